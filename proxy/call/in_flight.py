@@ -171,7 +171,7 @@ class InFlightRequest:
         self._waiting.clear()
 
     async def _grows_within(self, seconds: float) -> bool:
-        """Waits for an event or the end. Uses one future and one timer, as it runs for every frame of a stream."""
+        """Waits for an event or the end. Uses one future and one timer, as it runs for every event of a stream."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[bool] = loop.create_future()
         self._waiting.append(waiter)

@@ -1,7 +1,7 @@
 """Writes a reply to one client: as a stream while it grows, or complete at its end.
 
 Once a stream is open its status is sent, so a later failure can only cut the connection. A stream therefore opens with
-its first frame, or with the first keep-alive.
+its first event, or with the first keep-alive.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class StreamedReply:
         await self._open()
         await self._http.end(self._writer.write(self._flight.ended))
 
-    async def _write(self, frames: bytes) -> None:
-        if frames:
+    async def _write(self, data: bytes) -> None:
+        if data:
             await self._open()
-            await self._http.write(frames)
+            await self._http.write(data)
 
     async def _open(self) -> None:
         if not self._http.started:

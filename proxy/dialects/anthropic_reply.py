@@ -29,10 +29,10 @@ from rolltap.proxy.conversation.partial_json import whole_members
 from rolltap.proxy.dialects.anthropic_wire import UnparsedWrapper
 from rolltap.proxy.dialects.arguments import object_of
 from rolltap.proxy.dialects.base import WireReply
-from rolltap.proxy.dialects.json_reply import EVENT_STREAM, encode, error_reply, event_frame
+from rolltap.proxy.dialects.json_reply import EVENT_STREAM, encode, error_reply, named_event
 
-PING = event_frame("ping", {"type": "ping"})
-STOP = event_frame("message_stop", {"type": "message_stop"})
+PING = named_event("ping", {"type": "ping"})
+STOP = named_event("message_stop", {"type": "message_stop"})
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -138,8 +138,8 @@ class MessagesWriter:
             case TextDelta(text):
                 return self._ensure("text", TextOut("")) + self._delta({"type": "text_delta", "text": text})
             case ReasoningDelta(text):
-                frames = self._ensure("thinking", ThinkingOut("", ""))
-                return frames + self._delta({"type": "thinking_delta", "thinking": text})
+                opening = self._ensure("thinking", ThinkingOut("", ""))
+                return opening + self._delta({"type": "thinking_delta", "thinking": text})
             case ToolCallDelta():
                 return self._delta({"type": "input_json_delta", "partial_json": event.arguments})
             case ReplyStarted():
@@ -159,7 +159,7 @@ class MessagesWriter:
         self._signature = event.handle or event.call_id
         usage = UsageOut(event.prompt_tokens, 0)
         message = MessageOut(_message_id(event), self._model, [], None, None, usage)
-        return event_frame("message_start", {"type": "message_start", "message": message}) + PING
+        return named_event("message_start", {"type": "message_start", "message": message}) + PING
 
     def _ensure(self, kind: Literal["thinking", "text"], block: BlockOut) -> bytes:
         return b"" if self._open == kind else self._close() + self._start(kind, block)
@@ -168,11 +168,11 @@ class MessagesWriter:
         self._open = kind
         self._index += 1
         payload = {"type": "content_block_start", "index": self._index, "content_block": block}
-        return event_frame("content_block_start", payload)
+        return named_event("content_block_start", payload)
 
     def _delta(self, delta: dict[str, Any]) -> bytes:
         payload = {"type": "content_block_delta", "index": self._index, "delta": delta}
-        return event_frame("content_block_delta", payload)
+        return named_event("content_block_delta", payload)
 
     def _close(self) -> bytes:
         if self._open is None:
@@ -181,7 +181,7 @@ class MessagesWriter:
         if self._open == "thinking":
             signature = self._delta({"type": "signature_delta", "signature": self._signature})
         self._open = None
-        return signature + event_frame("content_block_stop", {"type": "content_block_stop", "index": self._index})
+        return signature + named_event("content_block_stop", {"type": "content_block_stop", "index": self._index})
 
     def _ended(self, event: ReplyEnded) -> bytes:
         reason, sequence = stop_reason(event.choices[0])
@@ -190,7 +190,7 @@ class MessagesWriter:
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
             "usage": usage_out(event.usage),
         }
-        return self._close() + event_frame("message_delta", payload) + STOP
+        return self._close() + named_event("message_delta", payload) + STOP
 
 
 def _overflow(error: ContextOverflow) -> str:

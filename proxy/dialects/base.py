@@ -84,11 +84,11 @@ class ReplyWriter(Protocol):
     content_type: str
 
     def write(self, event: ReplyEvent) -> bytes:
-        """Returns the event's frames; may be empty."""
+        """Returns the event as bytes of the stream; may be empty."""
         ...
 
     def keep_alive(self) -> bytes:
-        """Returns frames that keep the client from timing out and do not change the reply; may be empty."""
+        """Returns bytes that keep the client from timing out and do not change the reply; may be empty."""
         ...
 
 

@@ -33,7 +33,7 @@ from rolltap.proxy.conversation.chat import (
 from rolltap.proxy.dialects.anthropic_wire import UnparsedWrapper
 from rolltap.proxy.dialects.arguments import object_of
 from rolltap.proxy.dialects.base import WireReply
-from rolltap.proxy.dialects.json_reply import DEFAULT_RETRY_S, EVENT_STREAM, data_frame, encode, error_reply
+from rolltap.proxy.dialects.json_reply import DEFAULT_RETRY_S, EVENT_STREAM, encode, error_reply, unnamed_event
 
 _STATUSES = {
     401: "UNAUTHENTICATED",
@@ -190,16 +190,16 @@ class GeminiWriter:
         if event.index not in self._signed_choices:
             part.thought_signature = self._signature
             self._signed_choices.add(event.index)
-        frames = self._flush(event.index)
+        earlier = self._flush(event.index)
         self._delayed_calls[event.index] = part
-        return frames
+        return earlier
 
     def _part(self, index: int, part: PartOut) -> bytes:
-        return self._flush(index) + self._frame([CandidateOut(ContentOut([part]), index=index)])
+        return self._flush(index) + self._chunk([CandidateOut(ContentOut([part]), index=index)])
 
     def _flush(self, index: int) -> bytes:
         part = self._delayed_calls.pop(index, None)
-        return b"" if part is None else self._frame([CandidateOut(ContentOut([part]), index=index)])
+        return b"" if part is None else self._chunk([CandidateOut(ContentOut([part]), index=index)])
 
     def _ended(self, event: ReplyEnded) -> bytes:
         self._usage = usage_out(event.usage)
@@ -210,10 +210,10 @@ class GeminiWriter:
                 is_signed = choice.index in self._signed_choices
                 part = PartOut("", thought_signature=None if is_signed else self._signature)
             candidates.append(_candidate(choice, [part]))
-        return self._frame(candidates)
+        return self._chunk(candidates)
 
-    def _frame(self, candidates: list[CandidateOut]) -> bytes:
-        return data_frame(ResponseOut(candidates, self._usage, self._model, self._id))
+    def _chunk(self, candidates: list[CandidateOut]) -> bytes:
+        return unnamed_event(ResponseOut(candidates, self._usage, self._model, self._id))
 
 
 def gemini_error(error: RolltapError) -> WireReply:

@@ -30,12 +30,12 @@ FINAL = (Unauthenticated, Forbidden, NotFound, SessionClosed)
 encode = msgspec.json.Encoder().encode
 
 
-def data_frame(payload: Any) -> bytes:
+def unnamed_event(payload: Any) -> bytes:
     """A server-sent event without a name."""
     return b"data: " + encode(payload) + b"\n\n"
 
 
-def event_frame(name: str, payload: Any) -> bytes:
+def named_event(name: str, payload: Any) -> bytes:
     """A server-sent event with a name."""
     return b"event: " + name.encode() + b"\ndata: " + encode(payload) + b"\n\n"
 

@@ -22,7 +22,7 @@ from rolltap.proxy.conversation.chat import (
     Usage,
 )
 from rolltap.proxy.dialects import openai_chat_wire as wire
-from rolltap.proxy.dialects.json_reply import COMMENT, EVENT_STREAM, data_frame, encode
+from rolltap.proxy.dialects.json_reply import COMMENT, EVENT_STREAM, encode, unnamed_event
 
 DONE = b"data: [DONE]\n\n"
 
@@ -149,20 +149,20 @@ class ChatWriter:
         return self._delta(event.index, wire.Delta(tool_calls=[call]))
 
     def _ended(self, event: ReplyEnded) -> bytes:
-        frames = [
-            self._frame([wire.ChunkChoice(choice.index, wire.Delta(), choice.finish, logprobs_out(choice.logprobs))])
+        chunks = [
+            self._chunk([wire.ChunkChoice(choice.index, wire.Delta(), choice.finish, logprobs_out(choice.logprobs))])
             for choice in event.choices
         ]
         if self._usage:
-            frames.append(self._frame([], usage_out(event.usage)))
-        return b"".join([*frames, DONE])
+            chunks.append(self._chunk([], usage_out(event.usage)))
+        return b"".join([*chunks, DONE])
 
     def _delta(self, index: int, delta: wire.Delta) -> bytes:
-        return self._frame([wire.ChunkChoice(index, delta)])
+        return self._chunk([wire.ChunkChoice(index, delta)])
 
-    def _frame(self, choices: list[wire.ChunkChoice], usage: wire.UsageOut | None = None) -> bytes:
+    def _chunk(self, choices: list[wire.ChunkChoice], usage: wire.UsageOut | None = None) -> bytes:
         """Returns a chunk. If usage was requested, every chunk has the field; it is null in all but the last."""
         usage_field = usage if self._usage else msgspec.UNSET
-        return data_frame(
+        return unnamed_event(
             wire.Chunk(self._id, "chat.completion.chunk", self._created, self._model, choices, usage_field)
         )

@@ -28,7 +28,7 @@ from rolltap.proxy.conversation.chat import (
 )
 from rolltap.proxy.dialects.base import Dialect, Route, WireReply, WireRequest
 from rolltap.proxy.dialects.hints import read_hints
-from rolltap.proxy.dialects.json_reply import COMMENT, EVENT_STREAM, data_frame, encode
+from rolltap.proxy.dialects.json_reply import COMMENT, EVENT_STREAM, encode, unnamed_event
 from rolltap.proxy.dialects.json_request import cut, decode, entries, invalid
 from rolltap.proxy.dialects.openai_chat_reader import ChatReader
 from rolltap.proxy.dialects.openai_chat_reply import DONE, usage_out
@@ -195,16 +195,16 @@ class CompletionsWriter:
     def write(self, event: ReplyEvent) -> bytes:
         match event:
             case TextDelta(text, index):
-                return self._frame([ChoiceOut(text, index)])
+                return self._chunk([ChoiceOut(text, index)])
             case ReplyStarted():
                 self._base.id, self._base.created = _id(event), event.created
             case ReplyEnded():
-                frames = b"".join(self._frame([_choice(choice, "")]) for choice in event.choices)
-                return frames + (self._frame([], usage_out(event.usage)) if self._usage else b"") + DONE
+                chunks = b"".join(self._chunk([_choice(choice, "")]) for choice in event.choices)
+                return chunks + (self._chunk([], usage_out(event.usage)) if self._usage else b"") + DONE
         return b""
 
     def keep_alive(self) -> bytes:
         return COMMENT
 
-    def _frame(self, choices: list[ChoiceOut], usage: UsageOut | None = None) -> bytes:
-        return data_frame(msgspec.structs.replace(self._base, choices=choices, usage=usage))
+    def _chunk(self, choices: list[ChoiceOut], usage: UsageOut | None = None) -> bytes:
+        return unnamed_event(msgspec.structs.replace(self._base, choices=choices, usage=usage))

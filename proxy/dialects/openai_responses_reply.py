@@ -27,7 +27,7 @@ from rolltap.proxy.conversation.chat import (
 )
 from rolltap.proxy.dialects import openai_responses_wire as wire
 from rolltap.proxy.dialects.arguments import is_object
-from rolltap.proxy.dialects.json_reply import EVENT_STREAM, encode, event_frame
+from rolltap.proxy.dialects.json_reply import EVENT_STREAM, encode, named_event
 from rolltap.proxy.dialects.openai_chat_reply import logprobs_out
 from rolltap.proxy.dialects.openai_chat_wire import TokenLogprobOut
 
@@ -222,7 +222,7 @@ class ResponsesWriter:
     def _event(self, kind: str, **fields: Any) -> bytes:
         payload = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
-        return event_frame(kind, payload)
+        return named_event(kind, payload)
 
     def _lifecycle(self, kind: str) -> bytes:
         return self._event(kind, response=self.response)
@@ -240,34 +240,34 @@ class ResponsesWriter:
         return self._event("response.output_item.added", output_index=len(self._done), item=item)
 
     def _reasoning_delta(self, text: str) -> bytes:
-        frames = b""
+        events = b""
         if not isinstance(self._open, ReasoningOut):
-            frames = self._close("completed")
+            events = self._close("completed")
             item = ReasoningOut(self._item_id("rs"), [], None)
-            frames += self._start_item(item)
+            events += self._start_item(item)
             item.summary.append(SummaryText(""))
-            frames += self._item_event(
+            events += self._item_event(
                 "response.reasoning_summary_part.added", item, summary_index=0, part=item.summary[0]
             )
         item = self._open
         assert isinstance(item, ReasoningOut)
         self._texts.append(text)
-        return frames + self._item_event("response.reasoning_summary_text.delta", item, summary_index=0, delta=text)
+        return events + self._item_event("response.reasoning_summary_text.delta", item, summary_index=0, delta=text)
 
     def _start_message(self) -> bytes:
         item = MessageOut(self._item_id("msg"), "in_progress", [])
-        frames = self._start_item(item)
+        events = self._start_item(item)
         item.content.append(OutputText(""))
-        return frames + self._item_event("response.content_part.added", item, content_index=0, part=item.content[0])
+        return events + self._item_event("response.content_part.added", item, content_index=0, part=item.content[0])
 
     def _text_delta(self, text: str) -> bytes:
-        frames = b""
+        events = b""
         if not isinstance(self._open, MessageOut):
-            frames = self._close("completed") + self._start_message()
+            events = self._close("completed") + self._start_message()
         item = self._open
         assert isinstance(item, MessageOut)
         self._texts.append(text)
-        return frames + self._item_event("response.output_text.delta", item, content_index=0, delta=text, logprobs=[])
+        return events + self._item_event("response.output_text.delta", item, content_index=0, delta=text, logprobs=[])
 
     def _call_item(self, event: ToolCallStarted) -> OutputItem:
         namespace, name = self._namespaces.get(event.name, (None, event.name))
@@ -288,7 +288,7 @@ class ResponsesWriter:
     def _close(self, status: Status, logprobs: list[TokenLogprobOut] | None = None) -> bytes:
         """Returns the events that end the open item; empty if none is open."""
         item, text = self._open, "".join(self._texts)
-        frames = b""
+        events = b""
         match item:
             case None:
                 return b""
@@ -296,37 +296,37 @@ class ResponsesWriter:
                 item.encrypted_content = self._handle  # even unrequested: some clients echo only items that have it
                 part = item.summary[0]
                 part.text = text
-                frames += self._item_event(
+                events += self._item_event(
                     "response.reasoning_summary_text.done", item, summary_index=0, text=part.text
                 )
-                frames += self._item_event("response.reasoning_summary_part.done", item, summary_index=0, part=part)
+                events += self._item_event("response.reasoning_summary_part.done", item, summary_index=0, part=part)
             case MessageOut():
                 item.status = status
                 part = item.content[0]
                 part.text, part.logprobs = text, logprobs or []
-                frames += self._item_event(
+                events += self._item_event(
                     "response.output_text.done", item, content_index=0, text=part.text, logprobs=part.logprobs
                 )
-                frames += self._item_event("response.content_part.done", item, content_index=0, part=part)
+                events += self._item_event("response.content_part.done", item, content_index=0, part=part)
             case FunctionCallOut():
                 item.status, item.arguments = "incomplete" if _is_cut(text) else status, text
-                frames += self._item_event(
+                events += self._item_event(
                     "response.function_call_arguments.done", item, name=item.name, arguments=item.arguments
                 )
             case CustomCallOut():
                 item.status, item.input = status, text
-                frames += self._item_event("response.custom_tool_call_input.done", item, input=item.input)
-        frames += self._event("response.output_item.done", output_index=len(self._done), item=item)
+                events += self._item_event("response.custom_tool_call_input.done", item, input=item.input)
+        events += self._event("response.output_item.done", output_index=len(self._done), item=item)
         self._done.append(item)
         self._open, self._texts = None, []
-        return frames
+        return events
 
     def _ended(self, event: ReplyEnded) -> bytes:
         choice = event.choices[0]
-        frames = b"" if self._done or self._open is not None else self._start_message()
-        frames += self._close("incomplete" if choice.finish == "length" else "completed", _logprobs(choice.logprobs))
+        events = b"" if self._done or self._open is not None else self._start_message()
+        events += self._close("incomplete" if choice.finish == "length" else "completed", _logprobs(choice.logprobs))
         end_response(self.response, choice, event.usage, self._done)
-        return frames + self._lifecycle(f"response.{self.response.status}")
+        return events + self._lifecycle(f"response.{self.response.status}")
 
 
 def _is_cut(arguments: str) -> bool:

@@ -55,7 +55,7 @@ NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
 
 
 class SampleChunk(msgspec.Struct, frozen=True, eq=False):
-    """The next sampled tokens. (A struct, as one is made for every frame, at a sixth of a frozen dataclass's cost.)
+    """The next sampled tokens. (A struct, as one is made for every event, at a sixth of a frozen dataclass's cost.)
 
     `versions` come with the last chunk and cover the whole output; () there: the server's version is not a rolltap
     number; None: it returned none. A log-prob that is not a number is NaN. `prompt_ids` (first chunk): the prompt that

@@ -13,7 +13,7 @@ import msgspec
 from rolltap.proxy.conversation.chat import TOOL_ERROR, Image, Message, Part, Reasoning, Tool, ToolChoice
 from rolltap.proxy.conversation.openai_usage import OpenAIUsage
 from rolltap.proxy.engines.base import ChatCall
-from rolltap.proxy.engines.decode import Problem, frame_reader
+from rolltap.proxy.engines.decode import Problem, event_reader
 
 IdsBy = Literal["vllm", "sglang", "none"]
 
@@ -66,7 +66,7 @@ class SglExt(msgspec.Struct):
     output_ids: list[list[int]] | None = None
 
 
-class Frame(msgspec.Struct):
+class ChatEvent(msgspec.Struct):
     choices: list[Choice] = []
     prompt_token_ids: list[int] | None = None
     usage: OpenAIUsage | None = None
@@ -74,7 +74,7 @@ class Frame(msgspec.Struct):
     error: Problem | None = None
 
 
-read_frames = frame_reader(Frame)
+read_events = event_reader(ChatEvent)
 
 
 def headers_of(call: ChatCall, ids_by: IdsBy) -> dict[str, str]:

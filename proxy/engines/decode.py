@@ -61,7 +61,7 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
     return read
 
 
-def frame_reader(kind: type[T]) -> Callable[[Sequence[bytes]], Iterator[T]]:
+def event_reader(kind: type[T]) -> Callable[[Sequence[bytes]], Iterator[T]]:
     """Reads the events of one read as `kind`s, in one decoding where all are strict JSON; errors come in their turn."""
     read_one = decoder(kind)
     together = msgspec.json.Decoder(list[kind])
@@ -69,11 +69,11 @@ def frame_reader(kind: type[T]) -> Callable[[Sequence[bytes]], Iterator[T]]:
     def read(events: Sequence[bytes]) -> Iterator[T]:
         if len(events) > 1:
             try:
-                frames = together.decode(b"[" + b",".join(events) + b"]")
+                decoded = together.decode(b"[" + b",".join(events) + b"]")
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                frames = []
-            if len(frames) == len(events):  # else an event was not one JSON value
-                return iter(frames)
+                decoded = []
+            if len(decoded) == len(events):  # else an event was not one JSON value
+                return iter(decoded)
         return map(read_one, events)
 
     return read

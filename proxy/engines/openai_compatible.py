@@ -101,10 +101,10 @@ class OpenAiCompatibleEngine(FixedWeights):
 
         async def take_events(events: Sequence[bytes]) -> bool:
             nonlocal goes_on
-            for frame in wire.read_frames(events):
-                if frame.error is not None:
-                    raise problem(self.name, PATH, frame.error)
-                if (chunk := reply.take(frame)) is not None:
+            for event in wire.read_events(events):
+                if event.error is not None:
+                    raise problem(self.name, PATH, event.error)
+                if (chunk := reply.take(event)) is not None:
                     goes_on = await take(chunk)
             return goes_on
 
@@ -125,17 +125,17 @@ class _Reply:
         self._late_ids: list[int] | None = None
         self._late_prompt: list[int] | None = None
 
-    def take(self, frame: wire.Frame) -> ChatChunk | None:
+    def take(self, event: wire.ChatEvent) -> ChatChunk | None:
         """The chunk of an event; None if it says nothing."""
-        if frame.usage is not None:
-            self._usage = frame.usage.usage()
-        if frame.sglext is not None:
-            self._late_prompt = frame.sglext.input_ids or self._late_prompt
-            if frame.sglext.output_ids:
-                self._late_ids = frame.sglext.output_ids[0]
-        if not frame.choices:
+        if event.usage is not None:
+            self._usage = event.usage.usage()
+        if event.sglext is not None:
+            self._late_prompt = event.sglext.input_ids or self._late_prompt
+            if event.sglext.output_ids:
+                self._late_ids = event.sglext.output_ids[0]
+        if not event.choices:
             return None
-        choice = frame.choices[0]
+        choice = event.choices[0]
         if choice.finish_reason is not None:
             self.finish = finish_of(choice.finish_reason, wire.FINISHES)
         delta = choice.delta
@@ -146,7 +146,7 @@ class _Reply:
             tool_calls=tuple(_tool_delta(piece) for piece in delta.tool_calls or ()),
             token_ids=ids,
             logprobs=logprobs,
-            prompt_ids=frame.prompt_token_ids,
+            prompt_ids=event.prompt_token_ids,
         )
         says = chunk.reasoning or chunk.text or chunk.tool_calls or ids or chunk.prompt_ids is not None
         return chunk if says else None

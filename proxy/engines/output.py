@@ -1,4 +1,4 @@
-"""One request on its way through an engine's HTTP, from its body to its last token. A wire says how its frames read."""
+"""One request on its way through an engine's HTTP, from its body to its last token. Each API has a subclass."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rolltap.errors import EngineProtocolError, RolltapError
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take, join_chunks
 from rolltap.proxy.engines.http import EngineHttp
 
-Frame = TypeVar("Frame")
+Event = TypeVar("Event")
 
 
-class Output(ABC, Generic[Frame]):
+class Output(ABC, Generic[Event]):
     """One output as it grows. `finished` once the engine has said why it ended."""
 
     path: ClassVar[str]
-    frames: ClassVar[Callable[[Sequence[bytes]], Iterator[Any]]]
+    read_events: ClassVar[Callable[[Sequence[bytes]], Iterator[Any]]]
     """Reads events, or the one body of a reply that is not streamed."""
 
     def __init__(self, name: str, request: SampleRequest) -> None:
@@ -32,12 +32,12 @@ class Output(ABC, Generic[Frame]):
         """The request's body."""
 
     @abstractmethod
-    def abortion(self) -> tuple[str, dict[str, Any]]:
-        """Path and body of the call that cancels the request. A router may keep a closed connection to itself."""
+    def cancel_request(self) -> tuple[str, dict[str, Any]]:
+        """Path and body of the call that cancels the request: behind a router, closing the connection may not do it."""
 
     @abstractmethod
-    def take(self, frame: Frame) -> Iterable[SampleChunk]:
-        """What a frame brings; raises the error that it stands for."""
+    def take(self, event: Event) -> Iterable[SampleChunk]:
+        """The chunks of an event. Raises its error, if it is one."""
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -64,7 +64,7 @@ class Output(ABC, Generic[Frame]):
             raise
         finally:
             if not goes_on and not self.finished:
-                http.soon(*self.abortion())
+                http.soon(*self.cancel_request())
         if goes_on and not self.finished:
             raise EngineProtocolError(f"engine {self.name}: the stream ended before the output did")
 
@@ -73,8 +73,8 @@ class Output(ABC, Generic[Frame]):
         chunks: list[SampleChunk] = []
         failure: RolltapError | None = None
         try:
-            for frame in type(self).frames(events):
-                chunks += self.take(frame)
+            for event in type(self).read_events(events):
+                chunks += self.take(event)
         except RolltapError as error:
             failure = error
         if len(chunks) == 1 and failure is None:

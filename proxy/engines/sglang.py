@@ -25,8 +25,8 @@ from rolltap.proxy.engines.decode import (
     Problem,
     Span,
     check_prompt,
+    event_reader,
     finish_of,
-    frame_reader,
     problem,
     sampled_experts,
     sampling_mask,
@@ -71,7 +71,7 @@ class Meta(msgspec.Struct):
     routed_experts: str | None = None
 
 
-class Frame(msgspec.Struct):
+class SglangEvent(msgspec.Struct):
     output_ids: list[int] = []
     prompt_token_ids: msgspec.Raw = NOT_ECHOED
     meta_info: Meta | None = None
@@ -210,11 +210,11 @@ def _has_mask(request: SampleRequest) -> bool:
     return request.sampling_mask > 0 and request.temperature > 0 and cut
 
 
-class SglangOutput(Output[Frame]):
+class SglangOutput(Output[SglangEvent]):
     """Tells events that hold all of the output from those that hold what is new."""
 
     path = PATH
-    frames = frame_reader(Frame)
+    read_events = event_reader(SglangEvent)
 
     def __init__(self, name: str, request: SampleRequest) -> None:
         super().__init__(name, request)
@@ -223,27 +223,27 @@ class SglangOutput(Output[Frame]):
     def body(self) -> dict[str, Any]:
         return body_of(self.request)
 
-    def abortion(self) -> tuple[str, dict[str, Any]]:
+    def cancel_request(self) -> tuple[str, dict[str, Any]]:
         return "/abort_request", {"rid": self.request.id}
 
-    def take(self, frame: Frame) -> Iterator[SampleChunk]:
-        if frame.error is not None:
-            raise problem(self.name, PATH, frame.error)
-        meta = frame.meta_info
+    def take(self, event: SglangEvent) -> Iterator[SampleChunk]:
+        if event.error is not None:
+            raise problem(self.name, PATH, event.error)
+        meta = event.meta_info
         if meta is None:
             raise EngineProtocolError(f"engine {self.name} sent an event without meta_info")
         check_prompt(self.name, meta.prompt_tokens, self.request)
         finish = self._finish(meta.finish_reason)
-        total = meta.completion_tokens if meta.completion_tokens is not None else len(frame.output_ids)
+        total = meta.completion_tokens if meta.completion_tokens is not None else len(event.output_ids)
         new = total - self._count
-        if new < 0 or len(frame.output_ids) not in (new, total):
+        if new < 0 or len(event.output_ids) not in (new, total):
             raise EngineProtocolError(
-                f"engine {self.name} sent {len(frame.output_ids)} ids where {new} are new of {total}"
+                f"engine {self.name} sent {len(event.output_ids)} ids where {new} are new of {total}"
             )
         first = self._count == 0
         if not new and finish is None:
             return
-        ids = frame.output_ids[len(frame.output_ids) - new :]
+        ids = event.output_ids[len(event.output_ids) - new :]
         self._count = total
         logprobs, extras = self._logprobs(ids, meta, total)
         masks = _newest(meta.output_token_sampling_mask, new, total)
@@ -256,7 +256,7 @@ class SglangOutput(Output[Frame]):
             logprobs=logprobs,
             finish=finish,
             versions=_versions(meta, total) if finish else None,
-            prompt_ids=echoed_ids(frame.prompt_token_ids, self.request.prompt_ids) if first else None,
+            prompt_ids=echoed_ids(event.prompt_token_ids, self.request.prompt_ids) if first else None,
             extras=extras,
             whole=_routed_experts(meta.routed_experts, len(self.request.prompt_ids), total) if finish else {},
         )
@@ -283,7 +283,7 @@ class SglangOutput(Output[Frame]):
 
 def _scores(name: str, request: ScoreRequest, answer: bytes) -> TokenScores:
     try:
-        meta = msgspec.json.decode(answer, type=Frame).meta_info
+        meta = msgspec.json.decode(answer, type=SglangEvent).meta_info
     except msgspec.DecodeError as error:
         raise EngineProtocolError(f"engine {name}: its scores can't be read: {error}") from error
     rows = (meta.input_token_logprobs if meta else None) or []

@@ -20,8 +20,8 @@ from rolltap.proxy.engines.decode import (
     Problem,
     Span,
     check_prompt,
+    event_reader,
     finish_of,
-    frame_reader,
     npy,
     problem,
     sampled_experts,
@@ -77,14 +77,14 @@ class CompletionChoice(msgspec.Struct):
     routed_experts: str | None = None
 
 
-class GenerateFrame(msgspec.Struct):
+class GenerateEvent(msgspec.Struct):
     choices: list[GenerateChoice] = []
     prompt_token_ids: msgspec.Raw = NOT_ECHOED
     usage: Usage | None = None
     error: Problem | None = None
 
 
-class CompletionFrame(msgspec.Struct):
+class CompletionEvent(msgspec.Struct):
     choices: list[CompletionChoice] = []
     usage: Usage | None = None
     error: Problem | None = None
@@ -154,8 +154,8 @@ def _extra(request: SampleRequest) -> dict[str, Any]:
     return extra
 
 
-def generate_chunk(choice: GenerateChoice, frame: GenerateFrame, request: SampleRequest, count: int) -> SampleChunk:
-    """The chunk of a frame; `count` is how many ids the output has with it."""
+def generate_chunk(choice: GenerateChoice, event: GenerateEvent, request: SampleRequest, count: int) -> SampleChunk:
+    """The chunk of an event; `count` is how many ids the output has with it."""
     ids = choice.token_ids
     content = choice.logprobs.content if choice.logprobs is not None else None
     logprobs, extras = None, {}
@@ -171,16 +171,16 @@ def generate_chunk(choice: GenerateChoice, frame: GenerateFrame, request: Sample
         logprobs=logprobs if ids else [],
         finish=_finish(choice.finish_reason),
         versions=None if choice.weight_versions is None else spans(choice.weight_versions, count),
-        prompt_ids=echoed_ids(frame.prompt_token_ids, request.prompt_ids),
+        prompt_ids=echoed_ids(event.prompt_token_ids, request.prompt_ids),
         extras=extras,
         whole=_experts(choice.routed_experts, request, count),
     )
 
 
 def completion_chunk(
-    choice: CompletionChoice, frame: CompletionFrame, request: SampleRequest, count: int
+    choice: CompletionChoice, event: CompletionEvent, request: SampleRequest, count: int
 ) -> SampleChunk:
-    """The chunk of a frame; `count` is how many ids the output has with it."""
+    """The chunk of an event; `count` is how many ids the output has with it."""
     ids = choice.token_ids or []
     if choice.token_ids is None and choice.text:
         raise EngineProtocolError(
@@ -204,11 +204,11 @@ def completion_chunk(
     )
 
 
-class GenerateOutput(Output[GenerateFrame]):
+class GenerateOutput(Output[GenerateEvent]):
     """`/inference/v1/generate`."""
 
     path = "/inference/v1/generate"
-    frames = frame_reader(GenerateFrame)
+    read_events = event_reader(GenerateEvent)
     to_chunk: ClassVar[Callable[..., SampleChunk]] = staticmethod(generate_chunk)
 
     def __init__(self, name: str, request: SampleRequest) -> None:
@@ -222,17 +222,17 @@ class GenerateOutput(Output[GenerateFrame]):
     def headers(self) -> Mapping[str, str]:
         return {"x-session-id": self.request.session_id} if self.request.session_id else {}
 
-    def abortion(self) -> tuple[str, dict[str, Any]]:
+    def cancel_request(self) -> tuple[str, dict[str, Any]]:
         return "/inference/v1/abort_requests", {"request_ids": self._ids()}
 
-    def take(self, frame: GenerateFrame | CompletionFrame) -> Iterator[SampleChunk]:
-        if frame.error is not None:
-            raise problem(self.name, self.path, frame.error)
-        if frame.usage is not None:
-            check_prompt(self.name, frame.usage.prompt_tokens, self.request)
-        for choice in frame.choices:
+    def take(self, event: GenerateEvent | CompletionEvent) -> Iterator[SampleChunk]:
+        if event.error is not None:
+            raise problem(self.name, self.path, event.error)
+        if event.usage is not None:
+            check_prompt(self.name, event.usage.prompt_tokens, self.request)
+        for choice in event.choices:
             self._count += len(choice.token_ids or ())
-            chunk = self.to_chunk(choice, frame, self.request, self._count)
+            chunk = self.to_chunk(choice, event, self.request, self._count)
             self.finished = self.finished or chunk.finish is not None
             yield chunk
 
@@ -245,13 +245,13 @@ class CompletionOutput(GenerateOutput):
     """`/v1/completions` with a prompt of ids."""
 
     path = "/v1/completions"
-    frames = frame_reader(CompletionFrame)
+    read_events = event_reader(CompletionEvent)
     to_chunk = staticmethod(completion_chunk)
 
     def body(self) -> dict[str, Any]:
         return completion_body(self.request)
 
-    def abortion(self) -> tuple[str, dict[str, Any]]:
+    def cancel_request(self) -> tuple[str, dict[str, Any]]:
         return "/abort_requests", {"request_ids": self._ids()}
 
 

@@ -14,7 +14,7 @@ from rolltap.proxy.routes import answers
 from rolltap.proxy.routes.services import Services
 
 
-def frame(kind: str, data: Any, id: int | None = None) -> bytes:
+def sse_event(kind: str, data: Any, id: int | None = None) -> bytes:
     """One event of a stream."""
     numbered = "" if id is None else f"id: {id}\n"
     return f"{numbered}event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
@@ -29,10 +29,10 @@ def router(services: Services) -> APIRouter:
         """Streams new events. With `after` (the number of the last event received), also those since then."""
         start = await ledger.events.last() if after is None else after
 
-        async def frames() -> AsyncIterator[bytes]:
+        async def sse_events() -> AsyncIterator[bytes]:
             async for event in ledger.events.follow(start):
-                yield frame(event.kind, asdict(event), event.seq)
+                yield sse_event(event.kind, asdict(event), event.seq)
 
-        return StreamingResponse(frames(), media_type="text/event-stream")
+        return StreamingResponse(sse_events(), media_type="text/event-stream")
 
     return routes

@@ -13,7 +13,7 @@ from rolltap.ledger.base import Event
 from rolltap.ledger.submissions import Submission, SubmissionSpec
 from rolltap.proxy.routes import answers
 from rolltap.proxy.routes.answers import GroupList, SubmissionList
-from rolltap.proxy.routes.events import frame
+from rolltap.proxy.routes.events import sse_event
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import pausing, sliced
 from rolltap.proxy.routes.values import Limit
@@ -62,16 +62,16 @@ def router(services: Services) -> APIRouter:
         """Server-sent events: first `progress`, then the events of its groups and rollouts, last `ended`."""
         start = await ledger.events.last()
         first = await ledger.submissions.get(id)
-        return StreamingResponse(_frames(services, first, start), media_type="text/event-stream")
+        return StreamingResponse(_sse_events(services, first, start), media_type="text/event-stream")
 
     return routes
 
 
-async def _frames(services: Services, first: Submission, start: int) -> AsyncIterator[bytes]:
+async def _sse_events(services: Services, first: Submission, start: int) -> AsyncIterator[bytes]:
     ledger = services.ledger
-    yield frame("progress", asdict(first), start)
+    yield sse_event("progress", asdict(first), start)
     if first.ended:
-        yield frame("ended", asdict(first))
+        yield sse_event("ended", asdict(first))
         return
     known: dict[str, bool] = {}
     async for event in ledger.events.follow(start):
@@ -83,12 +83,12 @@ async def _frames(services: Services, first: Submission, start: int) -> AsyncIte
                 known[group_id] = await ledger.submissions.of_group(group_id) == first.id
             if not known[group_id]:
                 continue
-        yield frame(event.kind, asdict(event), event.seq)
+        yield sse_event(event.kind, asdict(event), event.seq)
         if event.kind in ("group_complete", "group_dropped", "submission_cancelled"):
             now = await ledger.submissions.get(first.id)
-            yield frame("progress", asdict(now), event.seq)
+            yield sse_event("progress", asdict(now), event.seq)
             if now.ended:
-                yield frame("ended", asdict(now))
+                yield sse_event("ended", asdict(now))
                 return
 
 

@@ -61,8 +61,8 @@ class ToldInJson(ToldEngine):
         output = CompletionOutput("told", request)
         sent = encoder.encode(output.body())
         prompt = sent[(at := sent.index(b'"prompt":') + 9) : sent.index(b"]", at) + 1]
-        (frame,) = CompletionOutput.frames([b'{"choices":[{"token_ids":[],"prompt_token_ids":%b}]}' % prompt])
-        for chunk in output.take(frame):
+        (event,) = CompletionOutput.read_events([b'{"choices":[{"token_ids":[],"prompt_token_ids":%b}]}' % prompt])
+        for chunk in output.take(event):
             await take(chunk)
         await super().sample(request, take)
 

@@ -199,8 +199,8 @@ def test_nothing_that_ends_a_stream_comes_before_its_end(dialect: Dialect) -> No
 
 
 def test_keep_alives_do_not_change_what_is_read(dialect: Dialect) -> None:
-    def read(frames: bytes) -> list[Any]:
-        events = [json.loads(line[6:]) for line in frames.splitlines() if line.startswith(b"data: {")]
+    def read(data: bytes) -> list[Any]:
+        events = [json.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
         ignored = ("response.in_progress", "ping")
         kept = [event for event in events if event.get("type") not in ignored]
         for event in kept:
@@ -215,8 +215,8 @@ def test_keep_alives_do_not_change_what_is_read(dialect: Dialect) -> None:
 
 def test_gemini_never_writes_a_comment() -> None:
     writer = DIALECTS["gemini"].writer(parsed("gemini"))
-    frames = b"".join(writer.keep_alive() + writer.write(event) for event in EVENTS)
-    assert not any(line.startswith(b":") for line in frames.splitlines())
+    data = b"".join(writer.keep_alive() + writer.write(event) for event in EVENTS)
+    assert not any(line.startswith(b":") for line in data.splitlines())
 
 
 ERRORS = [

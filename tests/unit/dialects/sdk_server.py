@@ -103,8 +103,8 @@ class Server:
             return WireReply(200, dialect.token_count(40), content)
         if chat.stream:
             writer = dialect.writer(chat)
-            frames = b"".join(writer.keep_alive() + writer.write(event) for event in events(self.choice))
-            return WireReply(200, frames, {"content-type": writer.content_type})
+            data = b"".join(writer.keep_alive() + writer.write(event) for event in events(self.choice))
+            return WireReply(200, data, {"content-type": writer.content_type})
         started, *_, ended = events(self.choice)
         assert isinstance(started, ReplyStarted)
         assert isinstance(ended, ReplyEnded)

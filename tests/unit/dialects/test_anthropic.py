@@ -99,9 +99,9 @@ def test_arguments_over_several_lines_stay_on_one(parse: Any) -> None:
     for event in (ReplyStarted("c", 0, "m"), ToolCallStarted(0, "t", "look"), ToolCallDelta(0, '{\n\r\n"a":\n1}')):
         writer.write(event)
     writer.write(ToolCallEnded(0))
-    frame = writer.write(ReplyEnded((Choice(Message("assistant"), "tool_calls"),), Usage()))
-    assert frame.count(b"\n") == 2
-    part = json.loads(frame[6:])["candidates"][0]["content"]["parts"][0]
+    last = writer.write(ReplyEnded((Choice(Message("assistant"), "tool_calls"),), Usage()))
+    assert last.count(b"\n") == 2
+    part = json.loads(last[6:])["candidates"][0]["content"]["parts"][0]
     assert part["functionCall"]["args"] == {"a": 1}
 
 

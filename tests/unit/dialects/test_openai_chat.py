@@ -216,8 +216,8 @@ def test_usage_is_sent_only_to_those_who_asked(parse: Any) -> None:
 def test_choices_are_told_apart(parse: Any) -> None:
     writer = DIALECTS["openai_chat"].writer(parse("openai_chat", stream=True, n=2))
     ended = ReplyEnded(tuple(Choice(Message("assistant"), "stop", index=i) for i in range(2)), Usage())
-    frames = [writer.write(event) for event in (ReplyStarted("c", 0, "m"), TextDelta("b", 1), TextDelta("a", 0), ended)]
-    chunks = [json.loads(line[6:]) for line in b"".join(frames).splitlines() if line.startswith(b"data: {")]
+    parts = [writer.write(event) for event in (ReplyStarted("c", 0, "m"), TextDelta("b", 1), TextDelta("a", 0), ended)]
+    chunks = [json.loads(line[6:]) for line in b"".join(parts).splitlines() if line.startswith(b"data: {")]
     texts = {0: "", 1: ""}
     for chunk in chunks:
         for choice in chunk["choices"]:

@@ -151,8 +151,8 @@ def test_an_error_inside_a_stream_failed_whatever_its_code():
 
 
 def generate(**choice: Any) -> Any:
-    frame = vllm.GenerateFrame(choices=[vllm.GenerateChoice(**choice)])
-    return vllm.generate_chunk(frame.choices[0], frame, request(), len(choice["token_ids"]))
+    event = vllm.GenerateEvent(choices=[vllm.GenerateChoice(**choice)])
+    return vllm.generate_chunk(event.choices[0], event, request(), len(choice["token_ids"]))
 
 
 def logprobs(*rows: tuple[int, float | None]) -> vllm.GenerateLogprobs:
@@ -182,7 +182,7 @@ def test_routed_experts_are_those_that_sampled_each_token():
 
 def routed(rows: np.ndarray) -> np.ndarray:
     choice = vllm.GenerateChoice(token_ids=[3, 4, 5], routed_experts=encoded(rows), finish_reason="stop")
-    chunk = vllm.generate_chunk(choice, vllm.GenerateFrame(choices=[choice]), request(routed_experts=True), 3)
+    chunk = vllm.generate_chunk(choice, vllm.GenerateEvent(choices=[choice]), request(routed_experts=True), 3)
     return chunk.whole["routed_experts"]
 
 
@@ -192,15 +192,15 @@ def test_an_unknown_finish_is_named():
 
 
 def test_a_server_that_ignores_return_token_ids_is_found_out():
-    frame = vllm.CompletionFrame(choices=[vllm.CompletionChoice(text="hello")])
+    event = vllm.CompletionEvent(choices=[vllm.CompletionChoice(text="hello")])
     with pytest.raises(EngineProtocolError, match="openai_compatible"):
-        vllm.completion_chunk(frame.choices[0], frame, request(), 0)
+        vllm.completion_chunk(event.choices[0], event, request(), 0)
 
 
 def test_nan_as_python_writes_it():
     data = b'{"choices": [{"token_ids": [1], "logprobs": {"token_logprobs": [NaN]}}]}'
-    frame = next(vllm.CompletionOutput.frames([data]))
-    chunk = vllm.completion_chunk(frame.choices[0], frame, request(), 1)
+    event = next(vllm.CompletionOutput.read_events([data]))
+    chunk = vllm.completion_chunk(event.choices[0], event, request(), 1)
     assert chunk.logprobs is not None
     assert math.isnan(chunk.logprobs[0])
 
@@ -208,13 +208,13 @@ def test_nan_as_python_writes_it():
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"choices": 3}', b'{"choices": [{"token_ids": ["a"]}]}', b"\xff"])
 def test_other_shapes_are_errors(data: bytes):
     with pytest.raises(EngineProtocolError):
-        next(vllm.GenerateOutput.frames([data]))
+        next(vllm.GenerateOutput.read_events([data]))
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(data: bytes):
     with suppress(EngineProtocolError):
-        next(vllm.GenerateOutput.frames([data]))
+        next(vllm.GenerateOutput.read_events([data]))
 
 
 def test_nothing_is_left_to_the_servers_defaults():

@@ -247,8 +247,8 @@ def serve(
 
 def text_sent(answer: Any) -> str:
     """The text of the deltas that the client has got."""
-    frames = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: {")]
-    return "".join(choice["delta"].get("content") or "" for frame in frames for choice in frame["choices"])
+    chunks = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: {")]
+    return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
 
 
 async def wait_for_text(answer: Any, text: str) -> None:

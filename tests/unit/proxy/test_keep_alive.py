@@ -70,8 +70,8 @@ async def test_codex_sees_numbered_events_and_no_comments(brisk: Any) -> None:
     answer, task = await kept_alive(brisk, RESPONSES, ALIVE["responses"])
     brisk.engine.hold.set()
     await task
-    frames = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: ")]
-    assert [frame["sequence_number"] for frame in frames] == list(range(len(frames)))
+    events = [json.loads(line[6:]) for line in answer.body.splitlines() if line.startswith(b"data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert not any(line.startswith(b":") for line in answer.body.splitlines())
 
 

@@ -30,7 +30,7 @@ each_wire = pytest.mark.parametrize("name", list(WIRES))
 
 @dataclass
 class Vendor:
-    """Answers as it is told; remembers what it was asked. `stop_after` frames of a stream it waits for `go`."""
+    """Answers as it is told; remembers what it was asked. `stop_after` events of a stream it waits for `go`."""
 
     wire: Wire
     status: int = 200
@@ -51,10 +51,10 @@ class Vendor:
             return web.json_response(self.wire.whole)
         response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-request-id": "r1"})
         await response.prepare(request)
-        for at, frame in enumerate(self.wire.frames):
+        for at, event in enumerate(self.wire.events):
             if at == self.stop_after:
                 await self._pause(request)
-            await response.write(frame)
+            await response.write(event)
         return response
 
     async def _pause(self, request: web.Request) -> None:
@@ -142,7 +142,7 @@ async def test_a_task_of_two_calls_goes_to_the_vendor_and_is_one_session(
         (session,) = await stage.app.call_log.sessions()
         one, two = await stage.rows()
         (asked, body), _ = stage.vendor.seen
-    told = b"".join(stage.wire.frames) if stream else json.dumps(stage.wire.whole).encode()
+    told = b"".join(stage.wire.events) if stream else json.dumps(stage.wire.whole).encode()
     assert (first.status_code, first.content, second.content) == (200, told, told)
     assert json.loads(body)[stage.wire.history] == stage.wire.ask[stage.wire.history]
     assert (asked.path, asked.query_string) == (stage.wire.stream_path if stream else stage.wire.path, stage.wire.query)
@@ -177,7 +177,7 @@ async def test_a_stream_comes_as_it_is_sent_and_its_end_waits_for_the_record(
         monkeypatch.setattr(stage.app.call_log, "append_completion", held)
         answer = await stage.client.send(stage.request(stream=True), stream=True)
         pieces = answer.aiter_raw()
-        early = b"".join(stage.wire.frames[: stage.wire.closing])
+        early = b"".join(stage.wire.events[: stage.wire.closing])
         got = b""
         while len(got) < len(early):
             got += await anext(pieces)
@@ -192,7 +192,7 @@ async def test_a_stream_comes_as_it_is_sent_and_its_end_waits_for_the_record(
         async for piece in pieces:
             got += piece
         await answer.aclose()
-    assert got == b"".join(stage.wire.frames)
+    assert got == b"".join(stage.wire.events)
 
 
 @each_wire

@@ -12,19 +12,19 @@ BASH = {"type": "object", "properties": {"command": {"type": "string"}}}
 
 
 def sse(*events: Any) -> list[bytes]:
-    """The frames of a stream; a mapping with a type is an event of that name."""
-    frames: list[bytes] = []
+    """The events of a stream; a mapping with a type is an event of that name."""
+    encoded: list[bytes] = []
     for event in events:
         name = b"event: " + event["type"].encode() + b"\n" if isinstance(event, dict) and "type" in event else b""
-        frames.append(name + b"data: " + (event if isinstance(event, bytes) else json.dumps(event).encode()) + b"\n\n")
-    return frames
+        encoded.append(name + b"data: " + (event if isinstance(event, bytes) else json.dumps(event).encode()) + b"\n\n")
+    return encoded
 
 
 @dataclass(frozen=True)
 class Wire:
     """A protocol as its vendor speaks it. Every reply says "I look." and calls `bash`; usage is 11 in, 7 out.
 
-    `closing` is the first frame that a client may take for the reply's end, `echo` the assistant's turn as a harness
+    `closing` is the first event that a client may take for the reply's end, `echo` the assistant's turn as a harness
     sends it back.
     """
 
@@ -34,7 +34,7 @@ class Wire:
     ask: Mapping[str, Any]
     stream: Mapping[str, Any]
     whole: Mapping[str, Any]
-    frames: list[bytes]
+    events: list[bytes]
     closing: int
     history: str
     echo: list[Any]
@@ -71,7 +71,7 @@ CHAT = Wire(
         "choices": [{"index": 0, "message": CHAT_TURN, "finish_reason": "tool_calls"}],
         "usage": CHAT_USAGE,
     },
-    frames=sse(
+    events=sse(
         chat_delta({"role": "assistant", "content": "", "refusal": None}),
         chat_delta({"content": "I "}),
         chat_delta({"content": "look."}),
@@ -128,7 +128,7 @@ RESPONSES = Wire(
     },
     stream={"stream": True},
     whole=RESPONSE,
-    frames=sse(
+    events=sse(
         {
             "type": "response.created",
             "sequence_number": 0,
@@ -171,7 +171,7 @@ ANTHROPIC = Wire(
             "output_tokens": 7,
         },
     },
-    frames=sse(
+    events=sse(
         {
             "type": "message_start",
             "message": {
@@ -226,7 +226,7 @@ GEMINI = Wire(
     },
     stream={},
     whole=candidate(PARTS, finishReason="STOP"),
-    frames=sse(candidate(PARTS[:1]), candidate(PARTS[1:], finishReason="STOP")),
+    events=sse(candidate(PARTS[:1]), candidate(PARTS[1:], finishReason="STOP")),
     closing=1,
     history="contents",
     echo=[
