@@ -200,9 +200,11 @@ def _build(
     SHARED.limit = int(settings.limits.cache_mb * 1_000_000)
     handles = Handles(settings.keys.secret.encode())
     policies, vendors = open_policies(settings, handles, http)
-    alone = call_log.database.dialect_name == "sqlite"  # which takes one writing process
+    single_process = call_log.database.dialect_name == "sqlite"  # which takes one writing process
     digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
-    live = SessionCache(call_log, digests, alone=alone, forest_bytes=int(settings.limits.forests_mb * 1_000_000))
+    live = SessionCache(
+        call_log, digests, single_process=single_process, forest_bytes=int(settings.limits.forests_mb * 1_000_000)
+    )
     recorder = Recorder(call_log, spans)
     sessions = SessionService(call_log, lambda: policies.names, settings.limits, closed=live.forget)
 
@@ -214,13 +216,13 @@ def _build(
         settings=LedgerSettings(trainer_silence=settings.queue.trainer_silence_s),
         tenants=policies.tenants,
     )
-    keyring = Keyring(settings.keys, ledger.keys, alone=alone)
+    keyring = Keyring(settings.keys, ledger.keys, single_process=single_process)
     ttl = settings.limits.session_ttl_s
     capture = Capture(settings.keys.project, call_log, live, policies, ttl, keyring.accounts)
     responses = ResponseStore(call_log, handles, policies)
     passthrough = Vendors(vendors, unnamed=is_loopback(settings.listen.host_of("agent")))
     admission = Admission(live, capture, policies, responses, keyring, passthrough)
-    versions = LocalVersions() if alone else LedgerVersions(policies, ledger.policies.list)
+    versions = LocalVersions() if single_process else LedgerVersions(policies, ledger.policies.list)
     path = CallPath(admission, live, recorder, handles, versions, settings.limits)
     tampering_counter = TamperingCounter(call_log, ledger.tampering.append)
     services = Services(

@@ -42,22 +42,22 @@ class CacheSpace:
         self.limit = limit
         self.lock = RLock()
         self._size = 0
-        self._caches: WeakSet[Kept[Any, Any]] = WeakSet()
+        self._caches: WeakSet[WeighedCache[Any, Any]] = WeakSet()
 
     @property
     def size(self) -> int:
         with self.lock:
             return sum(cache.size for cache in self._caches)
 
-    def add(self, cache: Kept[Any, Any]) -> None:
+    def add(self, cache: WeighedCache[Any, Any]) -> None:
         with self.lock:
             self._caches.add(cache)
 
-    def give(self, size: int) -> None:
+    def shrink(self, size: int) -> None:
         """Notes that a cache has shrunk by `size` bytes. Call it with the lock held."""
         self._size -= size
 
-    def take(self, size: int) -> None:
+    def grow(self, size: int) -> None:
         """Notes that a cache has grown by `size` bytes, and evicts down to the limit. Call it with the lock held."""
         self._size += size
         if self._size > self.limit:
@@ -70,7 +70,7 @@ SHARED = CacheSpace()
 """The space of this process. Caches exist from import on, so `limits.cache_mb` is set later."""
 
 
-class Kept(Generic[K, V]):
+class WeighedCache(Generic[K, V]):
     """An LRU cache in a `CacheSpace`. `weigh` returns a value's bytes, without `ENTRY_BYTES`."""
 
     def __init__(self, weigh: Callable[[V], int], space: CacheSpace = SHARED) -> None:
@@ -115,30 +115,30 @@ class Kept(Generic[K, V]):
                 self._entries[key] = value
                 self._sizes[key] = size
                 self.size += size
-                self._space.take(size)
+                self._space.grow(size)
 
     def pop(self, key: K) -> V | None:
         """Removes and returns a value, if it is cached."""
         with self._space.lock:
             value = self._entries.pop(key, None)
             if value is not None:
-                self._shrink(key)
+                self._forget_size(key)
             return value
 
     def drop_oldest(self) -> None:
         """Drops the least recently used entry. The cache must not be empty."""
         with self._space.lock:
-            self._shrink(self._entries.popitem(last=False)[0])
+            self._forget_size(self._entries.popitem(last=False)[0])
 
     def items(self) -> list[tuple[K, V]]:
         """All values with their keys, the most recently used first."""
         with self._space.lock:
             return list(reversed(self._entries.items()))
 
-    def _shrink(self, key: K) -> None:
+    def _forget_size(self, key: K) -> None:
         size = self._sizes.pop(key)
         self.size -= size
-        self._space.give(size)
+        self._space.shrink(size)
 
 
 def json_bytes(raw: bytes) -> int:

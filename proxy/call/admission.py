@@ -47,6 +47,14 @@ class VendorRoute:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Identity:
+    """What a key that is not a vendor's tells. If `session` is None, the calls of `project` decide the session."""
+
+    session: LiveSession | None
+    project: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Vendors:
     """The passthrough sources by policy.
 
@@ -83,24 +91,25 @@ class Admission:
 
         After an error, `has_session` tells if the session is known.
         """
-        relay = await self.relay(arrival.dialect, arrival.wire)
-        if relay is not None:
-            arrival.account = self._keyring.accounts.of(relay.project)
+        route = await self.vendor_route(arrival.dialect, arrival.wire)
+        if route is not None:
+            arrival.account = self._keyring.accounts.of(route.project)
             request = await self._bodies.read(arrival, read_request)
-            arrival.policy = self._policies[relay.policy]
-            relay.vendor.check_model(request.model, arrival.policy.settings.aliases)
-            arrival.take_session(relay.session or await self._capture.session(request, relay.project, relay.policy))
+            arrival.policy = self._policies[route.policy]
+            route.vendor.check_model(request.model, arrival.policy.settings.aliases)
+            arrival.set_session(route.session or await self._capture.session(request, route.project, route.policy))
             arrival.request = request
             return
-        admitted = await self.session(arrival.dialect, arrival.wire)
-        if isinstance(admitted, str):
-            arrival.account = self._keyring.accounts.of(admitted)
+        identity = await self.identify(arrival.dialect, arrival.wire)
+        session = identity.session
+        if session is not None:  # before the body is parsed, so that a refused body is recorded
+            arrival.set_session(session)
+            request = await self._bodies.read(arrival, parse_request)
         else:
-            arrival.take_session(admitted)
-        request = await self._bodies.read(arrival, parse_request)
-        session = await self._captured(request, admitted) if isinstance(admitted, str) else admitted
-        if session is not admitted:
-            arrival.take_session(session)
+            arrival.account = self._keyring.accounts.of(identity.project)
+            request = await self._bodies.read(arrival, parse_request)
+            session = await self._captured(request, identity.project)
+            arrival.set_session(session)
         arrival.request = in_role(session.session, await self._responses.fill(arrival.dialect, session, request))
         arrival.policy = self._policies.of_session(session.session, arrival.request.model)
         if arrival.policy.name in self._vendors:
@@ -108,17 +117,16 @@ class Admission:
 
     async def enter(self, dialect: Dialect, wire: WireRequest) -> BodySender:
         """Identifies the sender from the request's headers, before the body is read. Raises without a valid key."""
-        relay = await self.relay(dialect, wire)
-        admitted = relay.session if relay is not None else await self.session(dialect, wire)
-        if isinstance(admitted, str):
-            return BodySender(None, self._keyring.accounts.of(admitted))
-        return BodySender(admitted, self._keyring.accounts.of(relay.project) if relay is not None else None)
+        sender = await self.vendor_route(dialect, wire) or await self.identify(dialect, wire)
+        return BodySender(sender.session, self._keyring.accounts.of(sender.project))
 
-    async def session(self, dialect: Dialect, wire: WireRequest) -> LiveSession | str:
-        """The session of the request's key. For a project key: the project's id, as the calls decide the session."""
+    async def identify(self, dialect: Dialect, wire: WireRequest) -> Identity:
+        """The session of the request's key; for a project key the project."""
         key = dialect.key(wire)
         project = await self._project(key)
-        return project if project is not None else await self._sessions.enter(key, wire.path_params.get("session"))
+        if project is not None:
+            return Identity(None, project)
+        return Identity(await self._sessions.enter(key, wire.path_params.get("session")))
 
     async def session_of_reply(self, reply: str, project: str) -> LiveSession | None:
         """The project's captured session that produced the reply with this handle; None if there is none."""
@@ -134,26 +142,26 @@ class Admission:
     async def _captured(self, request: ChatRequest, project: str) -> LiveSession:
         """The session of a call with a project key: that of the reply it refers to, or else of its conversation."""
         session = await self._capture.session_of_call(self._responses.named(request), project)
-        return session or await self._capture.session(request, project, named=self._responses.last_named(request))
+        return session or await self._capture.session(request, project, call_ids=self._responses.last_named(request))
 
-    async def relay(self, dialect: Dialect, wire: WireRequest) -> VendorRoute | None:
+    async def vendor_route(self, dialect: Dialect, wire: WireRequest) -> VendorRoute | None:
         """The route to a vendor, or None if the request is not for a vendor."""
         key = dialect.key(wire) if self._vendors and dialect.reply_reader is not None else None
         if key is None:
             return None
         protocol = protocol_of(dialect.name, wire.headers)
-        named = wire.path_params.get("session")
+        url_session = wire.path_params.get("session")
         if self._is_ours(key):
-            return await self._under_our_key(key, named, protocol)
-        if named is not None:  # the URL prefix must hold the session's key here: its id is not secret
-            session = await self._sessions.enter(named, None)
-            return self._to(session.session.policy, protocol, session, keyed=False)
+            return await self._under_our_key(key, url_session, protocol)
+        if url_session is not None:  # the URL prefix must hold the session's key here: its id is not secret
+            session = await self._sessions.enter(url_session, None)
+            return self._route_to(session.session.policy, protocol, session, keyed=False)
         if not self._unnamed:
             return None
         act_for(DEFAULT_TENANT)  # a user of this machine
-        return self._first(protocol, keyed=False)
+        return self._first_route(protocol, keyed=False)
 
-    async def _under_our_key(self, key: str, named: str | None, protocol: str) -> VendorRoute | None:
+    async def _under_our_key(self, key: str, url_session_id: str | None, protocol: str) -> VendorRoute | None:
         """The route for a request with a rolltap key.
 
         A project key reaches a vendor only if all policies are vendors.
@@ -162,21 +170,21 @@ class Admission:
             vendor_policies = [policy for policy in self._vendors if policy in self._policies]
             if not vendor_policies or len(vendor_policies) < len(self._policies.names):
                 return None
-            policy, relay = vendor_policies[0], self._first(protocol, keyed=True)
-            relay = None if relay is None else replace(relay, project=project)
+            policy, route = vendor_policies[0], self._first_route(protocol, keyed=True)
+            route = None if route is None else replace(route, project=project)
         else:
-            session = await self._sessions.enter(key, named)
+            session = await self._sessions.enter(key, url_session_id)
             policy = session.session.policy
-            relay = self._to(policy, protocol, session, keyed=True)
-        if relay is None and policy in self._vendors:
+            route = self._route_to(policy, protocol, session, keyed=True)
+        if route is None and policy in self._vendors:
             raise self._vendors[policy].refusal()
-        return relay
+        return route
 
-    def _first(self, protocol: str, *, keyed: bool) -> VendorRoute | None:
-        relays = (self._to(policy, protocol, None, keyed=keyed) for policy in self._vendors)
-        return next((relay for relay in relays if relay is not None), None)
+    def _first_route(self, protocol: str, *, keyed: bool) -> VendorRoute | None:
+        routes = (self._route_to(policy, protocol, None, keyed=keyed) for policy in self._vendors)
+        return next((route for route in routes if route is not None), None)
 
-    def _to(self, policy: str, protocol: str, session: LiveSession | None, *, keyed: bool) -> VendorRoute | None:
+    def _route_to(self, policy: str, protocol: str, session: LiveSession | None, *, keyed: bool) -> VendorRoute | None:
         vendor = self._vendors.get(policy) if policy in self._policies else None
         if vendor is None or vendor.engine.keyed is not keyed or protocol not in vendor.engine.dialects:
             return None

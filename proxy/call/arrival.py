@@ -33,5 +33,5 @@ class Arrival:
     request: ChatRequest = field(init=False)
     policy: Policy = field(init=False)
 
-    def take_session(self, session: LiveSession) -> None:
+    def set_session(self, session: LiveSession) -> None:
         self.session, self.has_session = session, True

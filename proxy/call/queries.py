@@ -44,31 +44,31 @@ class Queries:
         if await self._forwarded(dialect, wire, http):
             return
         names = self._policies.names
-        if not isinstance(live := await self._admission.session(dialect, wire), str):
+        identity = await self._admission.identify(dialect, wire)
+        if (live := identity.session) is not None:
             names = [*roles_of(live.session), *self._policies.served(live.session.policy)]
         await http.reply(WireReply(200, dialect.models(names, wire.path_params.get("model")), JSON))
 
     async def retrieve(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:
         """Returns a recorded reply as it was delivered, to its own session only."""
-        relay = await self._admission.relay(dialect, wire)
-        if relay is not None and relay.vendor.engine.keyed:  # many sessions share the vendor's account
+        route = await self._admission.vendor_route(dialect, wire)
+        if route is not None and route.vendor.engine.keyed:  # many sessions share the vendor's account
             raise NotFound("what a vendor stores under the settings' key can't be read here")
-        if relay is not None:
-            await relay.vendor.forward(wire, http)
+        if route is not None:
+            await route.vendor.forward(wire, http)
             return
         for name in wire.query:
-            raise InvalidRequest(f"{name}: a recorded reply is given whole, as it was delivered", param=name)
+            raise InvalidRequest(f"{name}: not supported: a recorded reply is returned complete", param=name)
         reply = wire.path_params["reply"]
-        live = await self._admission.session(dialect, wire)
-        if isinstance(live, str):
-            live = await self._admission.session_of_reply(reply, project=live)
+        identity = await self._admission.identify(dialect, wire)
+        live = identity.session or await self._admission.session_of_reply(reply, identity.project)
         if live is None:
             raise NotFound(f"no completed reply {reply!r} is on record")
         request, started, ended = await self._responses.reply(dialect, live, reply)
         await http.reply(WireReply(200, dialect.reply(request, started, ended), JSON))
 
     async def _forwarded(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> bool:
-        relay = await self._admission.relay(dialect, wire)
-        if relay is not None:
-            await relay.vendor.forward(wire, http)
-        return relay is not None
+        route = await self._admission.vendor_route(dialect, wire)
+        if route is not None:
+            await route.vendor.forward(wire, http)
+        return route is not None

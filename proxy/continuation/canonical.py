@@ -23,11 +23,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltap.proxy.cache_space import ENTRY_BYTES, SHARED, CacheSpace, Kept, json_bytes, message_bytes
+from rolltap.proxy.cache_space import ENTRY_BYTES, SHARED, CacheSpace, WeighedCache, json_bytes, message_bytes
 from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Tool
 from rolltap.proxy.conversation.partial_json import whole_members
 
@@ -118,6 +118,16 @@ def thought_digest(message: Message) -> bytes:
     return blake2b(thought.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest() if thought else b""
 
 
+class CachedOutline(NamedTuple):
+    """An outline of a request, and what it holds for. `frame_bytes` is the size of the request's tools and system."""
+
+    policy: str
+    request: ChatRequest
+    outline: Any  # an `Outline` of forest.py, which imports this module
+    effort: str
+    frame_bytes: int
+
+
 class DigestCache:
     """Caches message digests by object identity, as dialects return one object per distinct history item.
 
@@ -129,16 +139,16 @@ class DigestCache:
         self, ignored: Mapping[str, Sequence[re.Pattern[str]]] | None = None, space: CacheSpace = SHARED
     ) -> None:
         self._ignored = ignored or {}
-        self._entries: Kept[int | tuple[int, str], tuple[Message, tuple[bytes, bytes]]] = Kept(
+        self._entries: WeighedCache[int | tuple[int, str], tuple[Message, tuple[bytes, bytes]]] = WeighedCache(
             lambda entry: message_bytes(entry[0]), space
         )
-        self.outlines: Kept[int, tuple[str, ChatRequest, Any, str, int]] = Kept(
-            lambda entry: entry[4] + _request_bytes(entry[1]), space
+        self.outlines: WeighedCache[int, CachedOutline] = WeighedCache(
+            lambda entry: entry.frame_bytes + _request_bytes(entry.request), space
         )
         self._numbers = count()
 
-    def keep_outline(self, entry: tuple[str, ChatRequest, Any, str, int]) -> int:
-        """Stores (policy, request, outline, effort, frame_bytes); returns the entry's key in `outlines`."""
+    def keep_outline(self, entry: CachedOutline) -> int:
+        """Stores an outline; returns its key in `outlines`."""
         number = next(self._numbers)
         self.outlines.put(number, entry)
         return number

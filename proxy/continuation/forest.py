@@ -22,6 +22,7 @@ from rolltap.calllog.base import CallRow
 from rolltap.proxy.continuation.call_node import CallNode, Lineage, Thought, same_context
 from rolltap.proxy.continuation.canonical import (
     DIGEST_BYTES,
+    CachedOutline,
     DigestCache,
     chain,
     extend_chain,
@@ -75,7 +76,7 @@ class Match:
     other_frame: CallNode | None = None
 
 
-class Alike:
+class SameContextCalls:
     """The completed calls of a forest with one context, the latest last. A session may repeat a request many times.
 
     `variants` has one call of each different token sequence, so that a look-up compares no tokens.
@@ -112,7 +113,7 @@ class Forest:
     def __init__(self, digests: DigestCache) -> None:
         self._digests = digests
         self.nodes: OrderedDict[str, CallNode] = OrderedDict()
-        self._contexts: dict[bytes, Alike] = {}
+        self._contexts: dict[bytes, SameContextCalls] = {}
         self._prefixes: dict[bytes, CallNode] = {}
         self.size = 0
         self._outlined: deque[int] = deque()  # keys in `digests.outlines`, the latest first
@@ -125,19 +126,20 @@ class Forest:
         outlines = self._digests.outlines
         for number in self._outlined:
             known = outlines.peek(number)
-            if known and known[0] == policy and known[3] == effort and _begins_with(request, known[1]):
-                outline, frame = self._longer(policy, known[1], known[2], request), known[4]
+            if known and known.policy == policy and known.effort == effort and _begins_with(request, known.request):
+                outline = self._extend_outline(policy, known.request, known.outline, request)
+                size = known.frame_bytes
                 self._outlined.remove(number)
                 outlines.pop(number)
                 break
         else:
-            outline, frame = self._whole(policy, request, effort), frame_bytes(request)
-        self._outlined.appendleft(self._digests.keep_outline((policy, request, outline, effort, frame)))
+            outline, size = self._outline_of(policy, request, effort), frame_bytes(request)
+        self._outlined.appendleft(self._digests.keep_outline(CachedOutline(policy, request, outline, effort, size)))
         if len(self._outlined) > OUTLINES:
             outlines.pop(self._outlined.pop())
         return outline
 
-    def _whole(self, policy: str, request: ChatRequest, effort: str) -> Outline:
+    def _outline_of(self, policy: str, request: ChatRequest, effort: str) -> Outline:
         lead = 0
         while lead < len(request.messages) and request.messages[lead].role in ("system", "developer"):
             lead += 1
@@ -151,22 +153,22 @@ class Forest:
             thoughts=_thoughts(digests[lead:], 0),
         )
 
-    def _longer(self, policy: str, former: ChatRequest, outline: Outline, request: ChatRequest) -> Outline:
+    def _extend_outline(self, policy: str, former: ChatRequest, outline: Outline, request: ChatRequest) -> Outline:
         """The outline of a request that extends the `former` one and has the same frame."""
         new = [self._digests.digests(message, policy) for message in request.messages[len(former.messages) :]]
         links = chain(outline.links[-1], (digest for digest, _ in new))
         thoughts = _thoughts(new, len(outline.links))
         return replace(outline, links=outline.links + tuple(links), thoughts=outline.thoughts + thoughts)
 
-    def find(self, outline: Outline, named: Sequence[str]) -> Match:
-        """The match for a request. `named` are the call ids in its handles."""
+    def find(self, outline: Outline, handle_ids: Sequence[str]) -> Match:
+        """The match for a request. `handle_ids` are the call ids in its handles."""
         node, proven, other_frame = None, 0, None
         thoughts = list(outline.thoughts)
         for count in range(len(outline.links), 0, -1):
             link = outline.links[count - 1]
             while thoughts and thoughts[-1][0] >= count:
                 thoughts.pop()
-            context, ambiguous = self._context(link + outline.frame, thoughts, named)
+            context, ambiguous = self._context(link + outline.frame, thoughts, handle_ids)
             if context is not None:
                 return Match(context, count, node or context, proven or count, ambiguous, other_frame)
             if node is None:
@@ -176,17 +178,19 @@ class Forest:
             other_frame = other_frame or self._prefixes.get(link)
         return Match(None, 0, node, proven, False, other_frame)
 
-    def _context(self, key: bytes, thoughts: Sequence[Thought], named: Sequence[str]) -> tuple[CallNode | None, bool]:
+    def _context(
+        self, key: bytes, thoughts: Sequence[Thought], handle_ids: Sequence[str]
+    ) -> tuple[CallNode | None, bool]:
         """The call with this context: by handle, or else the latest.
 
         Also whether others have different tokens, which a handle decides.
         """
-        alike = self._contexts.get(key)
-        if alike is None:
+        calls = self._contexts.get(key)
+        if calls is None:
             return None, False
-        by_handle = [node for call_id in named if (node := self.nodes.get(call_id)) and node.context_key == key]
+        by_handle = [node for call_id in handle_ids if (node := self.nodes.get(call_id)) and node.context_key == key]
         latest = max((node for node in by_handle if node.has_thoughts(thoughts)), key=_call_id, default=None)
-        return (latest, False) if latest is not None else alike.latest(thoughts)
+        return (latest, False) if latest is not None else calls.latest(thoughts)
 
     def is_continued(self, node: CallNode) -> bool:
         """Whether a call in flight or completed has the node's request and reply as the beginning of its request."""
@@ -231,7 +235,7 @@ class Forest:
         self._weigh(node)
         if node.continuable and reply is not None:
             node.context_digest = extend_chain(node.request_digest(), self._digests.digest(reply))
-            self._contexts.setdefault(node.context_key, Alike()).add(node)
+            self._contexts.setdefault(node.context_key, SameContextCalls()).add(node)
 
     @property
     def completed(self) -> set[str]:

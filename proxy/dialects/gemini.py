@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rolltap.errors import NotFound, RolltapError
-from rolltap.proxy.cache_space import Kept, message_bytes
+from rolltap.proxy.cache_space import WeighedCache, message_bytes
 from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Message,
@@ -76,7 +76,7 @@ class Gemini(Dialect):
         self._contents = ItemCache(parse_content)
         self._tools = ItemCache(parse_tools)
         self._system = ItemCache(parse_system)
-        self._turns: Kept[tuple[Message, ...], Message] = Kept(message_bytes)
+        self._turns: WeighedCache[tuple[Message, ...], Message] = WeighedCache(message_bytes)
         self._identify = Identifier()
         self._linker = Linker()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rolltap.proxy.cache_space import Kept, message_bytes
+from rolltap.proxy.cache_space import WeighedCache, message_bytes
 from rolltap.proxy.conversation.chat import Message
 
 
@@ -26,8 +26,8 @@ class Identifier:
     """
 
     def __init__(self) -> None:
-        self._calls_with_ids: Kept[tuple[Message, int], Message] = Kept(message_bytes)
-        self._responses_with_ids: Kept[tuple[Message, str], Message] = Kept(message_bytes)
+        self._calls_with_ids: WeighedCache[tuple[Message, int], Message] = WeighedCache(message_bytes)
+        self._responses_with_ids: WeighedCache[tuple[Message, str], Message] = WeighedCache(message_bytes)
 
     def __call__(self, messages: Sequence[Message], places: Sequence[str]) -> tuple[list[Message], list[str]]:
         open_calls: list[UnansweredCall] = []

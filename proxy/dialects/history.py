@@ -13,7 +13,7 @@ from itertools import count
 import msgspec
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.cache_space import SHARED, CacheSpace, Kept, message_bytes
+from rolltap.proxy.cache_space import SHARED, CacheSpace, WeighedCache, message_bytes
 from rolltap.proxy.conversation.chat import Message
 from rolltap.proxy.dialects.json_request import invalid
 
@@ -52,8 +52,8 @@ class Linker:
     """
 
     def __init__(self, space: CacheSpace = SHARED) -> None:
-        self._linked: Kept[tuple[Message, str, int], Message] = Kept(message_bytes, space)
-        self._last: Kept[int, LinkedHistory] = Kept(lambda linked: linked.size, space)
+        self._linked: WeighedCache[tuple[Message, str, int], Message] = WeighedCache(message_bytes, space)
+        self._last: WeighedCache[int, LinkedHistory] = WeighedCache(lambda linked: linked.size, space)
         self._numbers = count()
 
     def link(

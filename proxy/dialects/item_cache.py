@@ -15,7 +15,7 @@ from itertools import count
 from typing import Generic, TypeVar
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.cache_space import SHARED, CacheSpace, Kept, json_bytes
+from rolltap.proxy.cache_space import SHARED, CacheSpace, WeighedCache, json_bytes
 from rolltap.proxy.dialects.json_request import entries, within
 
 V = TypeVar("V")
@@ -52,9 +52,9 @@ class ItemCache(Generic[V]):
     """Caches parsed items. `parse` must be pure."""
 
     def __init__(self, parse: Callable[[bytes], V], space: CacheSpace = SHARED) -> None:
-        self._kept: Kept[bytes, tuple[bytes, V]] = Kept(lambda entry: json_bytes(entry[0]), space)
+        self._kept: WeighedCache[bytes, tuple[bytes, V]] = WeighedCache(lambda entry: json_bytes(entry[0]), space)
         self._make = lambda raw: (raw, parse(raw))
-        self._lists: Kept[int, ReadList[V]] = Kept(lambda read: read.size, space)
+        self._lists: WeighedCache[int, ReadList[V]] = WeighedCache(lambda read: read.size, space)
         self._numbers = count()
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rolltap.errors import RolltapError
-from rolltap.proxy.cache_space import Kept, message_bytes
+from rolltap.proxy.cache_space import WeighedCache, message_bytes
 from rolltap.proxy.conversation.chat import (
     ChatRequest,
     Message,
@@ -64,7 +64,7 @@ class OpenAIResponses(Dialect):
         self._items: ItemCache[ParsedItem] = ItemCache(parse_item)
         self._tools = ItemCache(lambda raw: parse_tools(decode(raw, list[wire.WireTool], "tools"), "tools"))
         self._instructions = ItemCache(parse_instructions)
-        self._turns: Kept[tuple[ContentPiece, ...], Message] = Kept(message_bytes)
+        self._turns: WeighedCache[tuple[ContentPiece, ...], Message] = WeighedCache(message_bytes)
         self._linker = Linker()
 
     def key(self, request: WireRequest) -> str | None:

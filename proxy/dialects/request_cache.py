@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.cache_space import ENTRY_BYTES, LARGEST, SHARED, CacheSpace, Kept, json_bytes
+from rolltap.proxy.cache_space import ENTRY_BYTES, LARGEST, SHARED, CacheSpace, WeighedCache, json_bytes
 from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.dialects.history import LinkedHistory
 from rolltap.proxy.dialects.json_request import check_utf8, entries
@@ -100,7 +100,7 @@ class RequestCache:
         self._field = field
         self._space = space
         # By the key's hash: a vendor's key must not be held longer than its request.
-        self._by_key: Kept[int, list[KnownRequest]] = Kept(_size, space)
+        self._by_key: WeighedCache[int, list[KnownRequest]] = WeighedCache(_size, space)
 
     def extended(self, key: str | None, body: bytes) -> tuple[KnownRequest, list[bytes]] | None:
         """Returns the longest known request that `body` extends, and the items that it adds; None without one."""

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from rolltap.errors import EngineProtocolError
-from rolltap.proxy.cache_space import SHARED, CacheSpace, Kept
+from rolltap.proxy.cache_space import SHARED, CacheSpace, WeighedCache
 from rolltap.types import Int32
 
 NOT_ECHOED = msgspec.Raw(b"null")
@@ -48,7 +48,9 @@ class Prompts:
     """Encodes prompts by extending their parents' JSON, which a bounded cache keeps by call id."""
 
     def __init__(self, space: CacheSpace = SHARED) -> None:
-        self.kept: Kept[str, EncodedPrompt] = Kept(lambda prompt: len(prompt.json) + prompt.ids.nbytes, space)
+        self.kept: WeighedCache[str, EncodedPrompt] = WeighedCache(
+            lambda prompt: len(prompt.json) + prompt.ids.nbytes, space
+        )
 
     def make(self, call_id: str, ids: Int32, parent: str | None = None) -> EncodedPrompt:
         """The prompt of a call. It replaces that of `parent` in the cache."""

@@ -57,18 +57,18 @@ class Capture:
         self._recent: defaultdict[str, OrderedDict[str, LiveSession]] = defaultdict(OrderedDict)  # by project
 
     async def session(
-        self, chat: ChatRequest, project: str = "", policy: str | None = None, named: Sequence[str] = ()
+        self, chat: ChatRequest, project: str = "", policy: str | None = None, call_ids: Sequence[str] = ()
     ) -> LiveSession:
         """The session of the request's conversation in the project, opened if it is new.
 
         `project` "" is the settings' project key. Without `policy` the model of the first call decides the policy.
-        `named` are the call ids in the request's handles.
+        `call_ids` are the calls that the request's handles identify.
         """
         conversation = chat.hints.conversation
         if conversation:
             live = await self._by_header(chat, conversation, project, policy)
         else:
-            live = await self._by_handles(named, project) or self._by_prefix(chat, project, policy)
+            live = await self._by_handles(call_ids, project) or self._by_prefix(chat, project, policy)
         if live is None:
             session = self._new(chat, key_hash(f"{self._secret}\0{secrets.token_hex(16)}"), project, policy)
             await self._log.open_session(session)

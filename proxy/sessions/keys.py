@@ -2,7 +2,7 @@
 
 The settings hold one key of each role. Admin keys mint more, whose hashes are in the store. This process caches the
 valid minted keys for `TRUST_S` seconds. So it sees changes by other proxies after that time, and its own at once. A
-proxy that is alone on its store reads them once. While the store is unavailable, known keys stay valid, as nobody can
+single process on its store reads them once. While the store is unavailable, known keys stay valid, as nobody can
 revoke one then.
 """
 
@@ -28,16 +28,16 @@ Working = dict[str, tuple[Caller, float]]
 
 
 class Keyring:
-    """The settings' keys and the minted keys. `alone`: no other process mints or revokes keys.
+    """The settings' keys and the minted keys. `single_process`: no other process mints or revokes keys.
 
     `accounts` holds the usage of the minted project keys.
     """
 
-    def __init__(self, settings: KeySettings, minted: Keys | None = None, *, alone: bool = False) -> None:
+    def __init__(self, settings: KeySettings, minted: Keys | None = None, *, single_process: bool = False) -> None:
         self._roots = [(Caller(role, role), getattr(settings, role).encode()) for role in ROLES]
         self._minted = minted
         self.accounts = KeyAccounts(minted)
-        self._alone = alone
+        self._single_process = single_process
         self._working: Working = {}
         self._asked_at = self._trusted_until = -math.inf
         self._reading = asyncio.Lock()
@@ -118,4 +118,4 @@ class Keyring:
                 hashed: (caller, math.inf if left is None else asked_at + left)
                 for hashed, (caller, left) in working.items()
             }
-            self._trusted_until = math.inf if self._alone else asked_at + TRUST_S
+            self._trusted_until = math.inf if self._single_process else asked_at + TRUST_S

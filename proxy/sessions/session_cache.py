@@ -1,8 +1,8 @@
 """The sessions in use, with their forests; authenticates session keys.
 
 The key is the identity: a session is looked up in the store by the SHA-256 of its key. The result is trusted for
-`TRUST_S` seconds, so a session closed by another replica is refused after at most that time. A proxy that is alone on
-its store looks a session up once. A session in use waits at most `ANSWERS_WITHIN_S` for a slow store.
+`TRUST_S` seconds, so a session closed by another replica is refused after at most that time. A single
+process on its store looks a session up once. A session in use waits at most `ANSWERS_WITHIN_S` for a slow store.
 """
 
 from __future__ import annotations
@@ -89,17 +89,17 @@ class SessionCache:
         log: CallLog,
         digests: DigestCache | None = None,
         *,
-        alone: bool = False,
+        single_process: bool = False,
         capacity: int = 4096,
         forest_bytes: int = FOREST_BYTES,
     ) -> None:
-        """`alone`: no other process opens sessions, closes them or records their calls.
+        """`single_process`: no other process opens sessions, closes them or records their calls.
 
         Limits: `capacity` sessions, and `forest_bytes` bytes for all forests. Sessions with calls in flight are never
         evicted.
         """
         self._log = log
-        self._alone = alone
+        self._single_process = single_process
         self._closed = 0
         self._capacity = capacity
         self._forest_bytes = forest_bytes
@@ -110,23 +110,23 @@ class SessionCache:
         self._ended: LRUCache[str, Session] = LRUCache(capacity)  # closed sessions: refused without asking the store
         self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key hash
 
-    async def enter(self, key: str | None, named: str | None) -> LiveSession:
-        """The session of `key`. `named` is the session id in a URL prefix, which must be the same session."""
+    async def enter(self, key: str | None, url_session_id: str | None) -> LiveSession:
+        """The session of `key`. `url_session_id` is the session id in a URL prefix, which must be the same session."""
         if not key:
             raise Unauthenticated("no API key was sent; use the session's key as the API key")
         hashed = key_hash(key)
         if (ended := self._ended.get(hashed)) is not None:
             self._drop(hashed)
-            _check(ended, named)
+            _check(ended, url_session_id)
         live = self._referenced.get(hashed)
         if live is None or live.trusted_until < time.monotonic():
-            live = await self._look_up(hashed, live, named)
-        _check(live.session, named)
+            live = await self._look_up(hashed, live, url_session_id)
+        _check(live.session, url_session_id)
         act_for(tenant_of(live.session.tags))
         self._touch(live)  # it may have been evicted during the lookup
         return live
 
-    async def _look_up(self, hashed: str, known: LiveSession | None, named: str | None) -> LiveSession:
+    async def _look_up(self, hashed: str, known: LiveSession | None, url_session_id: str | None) -> LiveSession:
         closed, now = self._closed, time.monotonic()
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S if known is not None else None):
@@ -139,13 +139,13 @@ class SessionCache:
             raise Unauthenticated("the API key is not known; open a session and use its key")
         if session.closed_at is not None:
             self._let_end(session)
-        _check(session, named)  # before its forest is loaded
+        _check(session, url_session_id)  # before its forest is loaded
         act_for(tenant_of(session.tags))
         live = known or await self.adopt(session)
         if live.session.closed_at is None:  # no session opens again
             live.session = session
         if closed == self._closed:  # else this session may have been closed after it was read
-            live.trusted_until = math.inf if self._alone else now + TRUST_S
+            live.trusted_until = math.inf if self._single_process else now + TRUST_S
         return live
 
     async def adopt(self, session: Session) -> LiveSession:
@@ -184,7 +184,7 @@ class SessionCache:
 
     async def refresh(self, live: LiveSession) -> bool:
         """Loads the calls that other replicas recorded; True if there were any. Does not wait for a slow store."""
-        if self._alone:
+        if self._single_process:
             return False
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S):
@@ -207,9 +207,9 @@ class SessionCache:
             live.session = session
 
 
-def _check(session: Session, named: str | None) -> None:
-    if named is not None and named != session.id:
-        raise Unauthenticated(f"the key does not belong to session {named!r} of the URL")
+def _check(session: Session, url_session_id: str | None) -> None:
+    if url_session_id is not None and url_session_id != session.id:
+        raise Unauthenticated(f"the key does not belong to session {url_session_id!r} of the URL")
     if session.closed_at is not None:
         raise SessionClosed(f"session {session.id} is closed; open a new one")
     if session.expires_at <= time.time():

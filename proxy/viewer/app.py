@@ -76,7 +76,7 @@ def mount(plane: FastAPI, viewer: FastAPI) -> FastAPI:
     return plane
 
 
-def alone(ask: AskRecord, access: Access, append: AppendNote) -> FastAPI:
+def standalone_app(ask: AskRecord, access: Access, append: AppendNote) -> FastAPI:
     """Returns the pages without a plane."""
     return mount(FastAPI(docs_url=None, redoc_url=None, openapi_url=None), viewer_app(ask, access, Viewers(), append))
 

@@ -55,7 +55,7 @@ async def test_a_cached_key_expires_without_another_look_at_the_store(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     minted = await world.ledger.keys.mint(MintKey("viewer", "v", ttl=60), ROOT)
-    keyring = ring(world, alone=True)
+    keyring = ring(world, single_process=True)
     assert await keyring.caller(minted.key)
     later = time.monotonic() + 61
     monkeypatch.setattr(keys_in_use, "time", SimpleNamespace(monotonic=lambda: later))
@@ -248,5 +248,5 @@ async def test_only_a_projects_key_has_a_budget(role: str) -> None:
         MintKey(role, "k", budget=KeyBudget(calls=1))  # type: ignore[arg-type]
 
 
-def ring(world: World, *, alone: bool = False) -> Keyring:
-    return Keyring(KeySettings(), world.ledger.keys, alone=alone)
+def ring(world: World, *, single_process: bool = False) -> Keyring:
+    return Keyring(KeySettings(), world.ledger.keys, single_process=single_process)

@@ -136,7 +136,7 @@ async def _serve(store: str, named: Sequence[str], settings: Settings, port: int
     from rolltap.proxy.reading_process.asking import AskHere
     from rolltap.proxy.server import bind, serve
     from rolltap.proxy.viewer.access import Access
-    from rolltap.proxy.viewer.app import alone
+    from rolltap.proxy.viewer.app import standalone_app
     from rolltap.proxy.viewer.one_file import SavedPages
     from rolltap.proxy.viewer.pages import Pages
     from rolltap.proxy.viewer.selection import Selections
@@ -150,7 +150,7 @@ async def _serve(store: str, named: Sequence[str], settings: Settings, port: int
         socket = bind("127.0.0.1", port)
         link = f"http://127.0.0.1:{socket.getsockname()[1]}/view/open?token={access.new_link()}"
         asyncio.get_running_loop().call_later(0.3, _show, link, browser)
-        await serve({"viewer": (alone(ask, access, reader.note), socket)}, asyncio.Event())
+        await serve({"viewer": (standalone_app(ask, access, reader.note), socket)}, asyncio.Event())
 
 
 async def _page(store: str, named: Sequence[str], settings: Settings, what: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolltap.proxy.cache_space import SHARED, CacheSpace, Kept
+from rolltap.proxy.cache_space import SHARED, CacheSpace, WeighedCache
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.dialects import DIALECTS
@@ -63,7 +63,7 @@ def request(name: str, body: Any, key: str) -> WireRequest:
 def test_large_requests_leave_the_caches_under_their_bound(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's own count of its memory, and the caches' own."""
     monkeypatch.setattr(SHARED, "limit", LIMIT)
-    SHARED.take(0)
+    SHARED.grow(0)
     digests = DigestCache()
     forests = [Forest(digests) for _ in range(30)]
     sent = 0
@@ -91,7 +91,7 @@ def test_large_requests_leave_the_caches_under_their_bound(shape: Shape, monkeyp
 
 def test_prompts_and_other_caches_share_the_bound() -> None:
     space = CacheSpace(1_000_000)
-    texts: Kept[int, bytes] = Kept(len, space)
+    texts: WeighedCache[int, bytes] = WeighedCache(len, space)
     prompts = Prompts(space)
     for number in range(200):
         prompts.make(f"call {number}", np.arange(2000, dtype=np.int32))
@@ -104,7 +104,7 @@ def test_prompts_and_other_caches_share_the_bound() -> None:
 
 def test_one_large_entry_takes_the_place_of_thousands() -> None:
     space = CacheSpace(8_000_000)
-    texts: Kept[int, bytes] = Kept(len, space)
+    texts: WeighedCache[int, bytes] = WeighedCache(len, space)
     for number in range(13_000):
         texts.put(number, b"")
     texts.put(-1, bytes(900_000))
@@ -116,12 +116,12 @@ def test_one_large_entry_takes_the_place_of_thousands() -> None:
 
 def test_a_cache_that_is_gone_takes_no_room() -> None:
     space = CacheSpace(1_000_000)
-    gone: Kept[int, bytes] = Kept(len, space)
+    gone: WeighedCache[int, bytes] = WeighedCache(len, space)
     for number in range(9):
         gone.put(number, bytes(100_000))
     del gone
     gc.collect()
-    others: Kept[int, bytes] = Kept(len, space)
+    others: WeighedCache[int, bytes] = WeighedCache(len, space)
     for number in range(9):
         others.put(number, bytes(100_000))
     assert len(others) == 9

@@ -102,7 +102,7 @@ async def test_sessions_with_large_forests_are_let_go_first_unless_they_are_in_u
     log = SlowLog()
     log.gate.set()
     one, two, three = [await opened(log, key) for key in ("one", "two", "three")]
-    live = SessionCache(log, alone=True, forest_bytes=1_000_000)
+    live = SessionCache(log, single_process=True, forest_bytes=1_000_000)
     for key in ("one", "two", "three"):
         grow(await live.enter(key, None), ids=100_000)  # 0.4 MB each, which counts from the next call on
     assert log.reading == {one.id: 1, two.id: 1, three.id: 1}
@@ -144,9 +144,9 @@ class CountingLog(MemoryCallLog):
 async def test_a_proxy_alone_on_its_store_looks_a_session_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CountingLog()
     session = await opened(log, "key")
-    for alone, look_ups in ((True, 1), (False, 3)):
+    for single_process, look_ups in ((True, 1), (False, 3)):
         log.looked_up = 0
-        live = SessionCache(log, alone=alone)
+        live = SessionCache(log, single_process=single_process)
         for later in (0.0, TRUST_S + 0.1, 2 * (TRUST_S + 0.1)):
             monkeypatch.setattr(
                 "rolltap.proxy.sessions.session_cache.time.monotonic", lambda later=later: 1000.0 + later
@@ -158,7 +158,7 @@ async def test_a_proxy_alone_on_its_store_looks_a_session_up_once(monkeypatch: p
 async def test_a_proxy_alone_on_its_store_refuses_a_session_that_it_closed() -> None:
     log = CountingLog()
     session = await opened(log, "key")
-    live = SessionCache(log, alone=True)
+    live = SessionCache(log, single_process=True)
     await live.enter("key", None)
     await log.close_through(live, session)
     with pytest.raises(SessionClosed):
@@ -168,7 +168,7 @@ async def test_a_proxy_alone_on_its_store_refuses_a_session_that_it_closed() -> 
 async def test_a_session_closed_here_is_refused_also_while_the_store_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CountingLog()
     session = await opened(log, "key")
-    live = SessionCache(log, alone=True)
+    live = SessionCache(log, single_process=True)
     await live.enter("key", None)
     await log.close_through(live, session)
     monkeypatch.setattr("rolltap.proxy.sessions.session_cache.ANSWERS_WITHIN_S", 0.02)
@@ -178,11 +178,11 @@ async def test_a_session_closed_here_is_refused_also_while_the_store_is_slow(mon
             await live.enter("key", None)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-async def test_a_closed_sessions_forest_is_let_go_when_its_last_call_ends(alone: bool) -> None:
+@pytest.mark.parametrize("single_process", [True, False])
+async def test_a_closed_sessions_forest_is_let_go_when_its_last_call_ends(single_process: bool) -> None:
     log = CountingLog()
     session = await opened(log, "key")
-    live = SessionCache(log, alone=alone)
+    live = SessionCache(log, single_process=single_process)
     in_use: list[LiveSession] = [await live.enter("key", None)]
     forest = weakref.ref(in_use[0])
     await log.close_through(live, session)
@@ -206,7 +206,7 @@ async def test_a_closed_sessions_forest_is_not_loaded_to_refuse_its_key() -> Non
 async def test_a_proxy_alone_has_one_forest_of_a_session_whoever_holds_it() -> None:
     log = CountingLog()
     one, two = await opened(log, "one"), await opened(log, "two")
-    live = SessionCache(log, alone=True, capacity=1)
+    live = SessionCache(log, single_process=True, capacity=1)
     held = await live.enter("one", None)  # before its call is counted in
     await live.adopt(two)
     assert await live.enter("one", None) is held
@@ -217,7 +217,7 @@ async def test_a_proxy_alone_has_one_forest_of_a_session_whoever_holds_it() -> N
 async def test_a_session_that_is_closed_while_it_is_looked_up_is_looked_up_again() -> None:
     log = CountingLog()
     session = await opened(log, "key")
-    live = SessionCache(log, alone=True)
+    live = SessionCache(log, single_process=True)
     log.gate.clear()
     entering = asyncio.create_task(live.enter("key", None))
     await settle()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rolltap.errors import BodyTooLarge, RateLimited
-from rolltap.proxy.cache_space import CacheSpace, Kept
+from rolltap.proxy.cache_space import CacheSpace, WeighedCache
 from rolltap.proxy.call import value_count
 from rolltap.proxy.call.body_reader import BodyRoom
 from rolltap.proxy.call.http_exchange import HttpExchange
@@ -171,7 +171,7 @@ async def test_bodies_on_their_way_hold_room(tmp_path: Path) -> None:
 
 def test_caches_may_be_used_in_several_threads() -> None:
     space = CacheSpace(100_000)
-    caches: list[Kept[int, bytes]] = [Kept(len, space) for _ in range(3)]
+    caches: list[WeighedCache[int, bytes]] = [WeighedCache(len, space) for _ in range(3)]
     done: list[int] = []
     interval = sys.getswitchinterval()
 
