@@ -37,7 +37,7 @@ class Problem(msgspec.Struct):
     code: int | str | None = None
 
 
-class Span(msgspec.Struct):
+class WireVersionSpan(msgspec.Struct):
     version: str | int
     start: int
     end: int
@@ -81,19 +81,19 @@ def event_reader(kind: type[T]) -> Callable[[Sequence[bytes]], Iterator[T]]:
 
 def _lenient(data: bytes, kind: type[T], cause: Exception) -> T:
     try:
-        return msgspec.convert(json.loads(data, object_hook=_prompt_as_it_came), kind)
+        return msgspec.convert(json.loads(data, object_hook=_raw_prompt_fields), kind)
     except (ValueError, RecursionError) as error:
         raise EngineProtocolError(f"the engine sent an event that is not JSON: {cause}") from error
 
 
-def _prompt_as_it_came(fields: dict[str, Any]) -> dict[str, Any]:
+def _raw_prompt_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of an object as the strict reader has them: a prompt's ids stay JSON."""
     name = "prompt_token_ids"
     return {**fields, name: msgspec.Raw(msgspec.json.encode(fields[name]))} if name in fields else fields
 
 
 def problem(name: str, path: str, error: Problem) -> RolltapError:
-    """The error that a stream's error event stands for. What was begun has failed, whatever its code says."""
+    """The error that a stream's error event stands for. The request has already started, so any code means failure."""
     code = error.code if isinstance(error.code, int) else 500
     error_of_code = failure(name, path, code, error.message)
     if isinstance(error_of_code, EngineUnavailable | RateLimited) or code == 400:
@@ -126,7 +126,7 @@ def version_number(version: str | int) -> int | None:
     return number if 0 <= number < VERSIONS else None
 
 
-def spans(stated: Sequence[Span], count: int) -> tuple[VersionSpan, ...]:
+def spans(stated: Sequence[WireVersionSpan], count: int) -> tuple[VersionSpan, ...]:
     """The spans of an output of `count` ids; () if they do not tile it or name a version that rolltap did not set."""
     numbered = [(version_number(span.version), span.start, span.end) for span in stated if span.start < span.end]
     edges = [0, *(end for _, _, end in numbered)]

@@ -152,17 +152,17 @@ class EngineHttp:
         Also returns when `take` returns False. Closes the connection unless the answer was read to its end.
         """
         response = await self._open(path, body, headers or {})
-        silence = Silence(response.read_some, response.close, self._first_byte_s)
+        timeout = IdleTimeout(response.read_some, response.close, self._first_byte_s)
         parser = SseParser()
         begun = False
         try:
-            while chunk := await silence.read():
+            while chunk := await timeout.read():
                 events = parser.feed(chunk)
                 if not events:
                     continue
                 if not begun:
                     begun = True
-                    silence.limit(self._idle_s)
+                    timeout.limit(self._idle_s)
                 done = DONE in events
                 if done:
                     events = events[: events.index(DONE)]
@@ -174,11 +174,11 @@ class EngineHttp:
             if parser.pending:
                 raise EngineProtocolError(f"engine {self.name}: the stream ended inside an event")
         except ConnectionBroken as error:
-            if silence.fired:
-                raise EngineTimeout(f"engine {self.name} was silent for {silence.limit_s:g} s") from None
+            if timeout.fired:
+                raise EngineTimeout(f"engine {self.name} was silent for {timeout.limit_s:g} s") from None
             raise self._lost(error) from error
         finally:
-            silence.stop()
+            timeout.stop()
             response.release()
 
     def soon(self, path: str, body: Any) -> None:
@@ -286,7 +286,7 @@ async def _reach_end(response: Response) -> None:
         return
 
 
-class Silence:
+class IdleTimeout:
     """Reads a reply with `read` and calls `close` when a read takes longer than `limit_s`.
 
     One timer per stream, which is restarted only when it fires, so a read costs only reading the clock.

@@ -9,7 +9,6 @@ Source: llama.cpp's `tools/server/README.md`, and seen in xllamacpp 2026.10.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,8 +18,8 @@ from rolltap.errors import ContextOverflow
 from rolltap.proxy.engines.base import EngineFacts, FixedWeights, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.decode import FinishReason, check_prompt, decoder, finish_of, top_k
 from rolltap.proxy.engines.http import EngineHttp
-from rolltap.proxy.engines.probing import try_out
-from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+from rolltap.proxy.engines.probing import probe_sampling
+from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
 from rolltap.settings import EngineSettings
 
 PATH = "/completion"
@@ -61,10 +60,10 @@ class LlamaCppEngine(FixedWeights):
     async def probe(self) -> EngineFacts:
         models = await self._http.models()
         props = await self._http.optional("GET", "/props") or {}
-        tried = await try_out(self.sample, models)
+        probed = await probe_sampling(self.sample, models)
         notes = ["weights can't be pushed: llama.cpp loads them at its start", "replies come in one piece"]
-        if tried.problem:
-            notes.append(tried.problem)
+        if probed.problem:
+            notes.append(probed.problem)
         return EngineFacts(
             kind=self.kind,
             url=self._http.base,
@@ -72,14 +71,12 @@ class LlamaCppEngine(FixedWeights):
             max_context=(props.get("default_generation_settings") or {}).get("n_ctx"),
             weight_versions=False,
             weight_updates=False,
-            logprobs_mode=tried.mode,
+            logprobs_mode=probed.mode,
             notes=tuple(notes),
         )
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
-        size = len(request.prompt_ids)
-        attempt = partial(self._attempt, request)
-        await retried(self.name, request.id, attempt, take, self._retries, prompt_tokens=size)
+        await retried_sample(self.name, request, self._attempt, take, self._retries)
 
     async def close(self) -> None:
         await self._http.close()

@@ -120,13 +120,13 @@ class _Reply:
     def __init__(self) -> None:
         self.finish: str | None = None
         self._usage: Usage | None = None
-        self._held: list[float] = []  # log-probs whose ids have not come
+        self._pending_logprobs: list[float] = []  # log-probs whose ids have not come
         self._count = 0  # ids given out
         self._late_ids: list[int] | None = None
         self._late_prompt: list[int] | None = None
 
     def take(self, event: wire.ChatEvent) -> ChatChunk | None:
-        """The chunk of an event; None if it says nothing."""
+        """The chunk of an event; None if it is empty."""
         if event.usage is not None:
             self._usage = event.usage.usage()
         if event.sglext is not None:
@@ -148,8 +148,8 @@ class _Reply:
             logprobs=logprobs,
             prompt_ids=event.prompt_token_ids,
         )
-        says = chunk.reasoning or chunk.text or chunk.tool_calls or ids or chunk.prompt_ids is not None
-        return chunk if says else None
+        has_content = chunk.reasoning or chunk.text or chunk.tool_calls or ids or chunk.prompt_ids is not None
+        return chunk if has_content else None
 
     def last(self) -> ChatChunk:
         """The chunk that ends the reply, with what SGLang says of tokens only now."""
@@ -157,7 +157,7 @@ class _Reply:
         logprobs: list[float] | None = []
         if self._late_ids is not None and not self._count:
             ids = self._late_ids
-            logprobs = self._held if len(self._held) == len(ids) else None
+            logprobs = self._pending_logprobs if len(self._pending_logprobs) == len(ids) else None
         total = self._count + len(ids)
         return ChatChunk(
             token_ids=ids,
@@ -174,7 +174,7 @@ class _Reply:
         values = [np.nan if token.logprob is None else token.logprob for token in content or ()]
         ids = choice.token_ids
         if ids is None:
-            self._held += values
+            self._pending_logprobs += values
             return [], []
         self._count += len(ids)
         return ids, (values if len(values) == len(ids) else None)

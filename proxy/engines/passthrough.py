@@ -20,7 +20,7 @@ from yarl import URL
 
 from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest
 from rolltap.proxy.engines.base import EngineFacts, FixedWeights
-from rolltap.proxy.engines.http import Silence
+from rolltap.proxy.engines.http import IdleTimeout
 from rolltap.settings import EngineSettings
 
 KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
@@ -87,7 +87,7 @@ def vendor_path(route: str, parameters: Mapping[str, str]) -> str:
     def fill(match: re.Match[str]) -> str:
         name, value = match[1], parameters[match[1]]
         if not _NAME.fullmatch(value) or ".." in value:
-            raise InvalidRequest(f"{name}: {value[:80]!r} is no name that a vendor gives", param=name)
+            raise InvalidRequest(f"{name}: {value[:80]!r} is not a valid name", param=name)
         return value
 
     return _PARAMETER.sub(fill, route)
@@ -95,12 +95,12 @@ def vendor_path(route: str, parameters: Mapping[str, str]) -> str:
 
 @dataclass(slots=True)
 class NativeReply:
-    """A reply while it arrives. `chunks` can be read once; `whole` is set when the body is complete."""
+    """A reply while it arrives. `chunks` can be read once; `complete` is set when the body is complete."""
 
     status: int
     headers: dict[str, str]
     chunks: AsyncIterator[bytes]
-    whole: bool = False
+    complete: bool = False
 
     @property
     def streamed(self) -> bool:
@@ -152,14 +152,14 @@ class PassthroughUpstream(FixedWeights):
         Raises `EngineUnavailable` or `EngineTimeout` only if there is no reply, also while reading `chunks`.
         """
         response = await self._open(request)
-        silence = Silence(response.content.readany, response.close, self._idle_s)
+        timeout = IdleTimeout(response.content.readany, response.close, self._idle_s)
         reply = NativeReply(response.status, _kept(response), _nothing())
-        reply.chunks = self._chunks(request, silence, reply)
+        reply.chunks = self._chunks(request, timeout, reply)
         try:
             yield reply
         finally:
-            silence.stop()
-            if reply.whole:
+            timeout.stop()
+            if reply.complete:
                 response.release()
             else:
                 response.close()
@@ -180,15 +180,17 @@ class PassthroughUpstream(FixedWeights):
             message = f"upstream {self.name} at {self._base} can't be reached: {_words(error, request)}"
             raise EngineUnavailable(message) from None
 
-    async def _chunks(self, request: NativeRequest, silence: Silence, reply: NativeReply) -> AsyncIterator[bytes]:
+    async def _chunks(self, request: NativeRequest, timeout: IdleTimeout, reply: NativeReply) -> AsyncIterator[bytes]:
         try:
-            while chunk := await silence.read():
+            while chunk := await timeout.read():
                 yield chunk
         except aiohttp.ClientError as error:
-            if silence.fired:
+            if timeout.fired:
                 raise EngineTimeout(f"upstream {self.name} was silent for {self._idle_s:g} s") from None
-            raise EngineUnavailable(f"upstream {self.name} broke off: {_words(error, request)}") from None
-        reply.whole = True
+            raise EngineUnavailable(
+                f"upstream {self.name} closed the connection during the reply: {_words(error, request)}"
+            ) from None
+        reply.complete = True
 
     def _url(self, request: NativeRequest) -> URL:
         """The vendor's URL of a path. The path must need no encoding, so that it cannot be misread."""

@@ -34,15 +34,15 @@ def _request(model: str, temperature: float, top_k: int) -> SampleRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class TriedOut:
-    """What two one-token calls showed. `problem` says why there were none."""
+class ProbeResult:
+    """What two one-token calls showed. `problem`: why they could not be made."""
 
     mode: LogprobsMode = "unknown"
     weight_versions: bool = False
     problem: str = ""
 
 
-async def try_out(sample: Sample, models: Sequence[ListedModel]) -> TriedOut:
+async def probe_sampling(sample: Sample, models: Sequence[ListedModel]) -> ProbeResult:
     """Samples a token at two temperatures.
 
     The likeliest token's log-prob is the same only where temperature is not in it: "raw" log-probs are those before
@@ -50,22 +50,22 @@ async def try_out(sample: Sample, models: Sequence[ListedModel]) -> TriedOut:
     with `--return-sampling-mask` refuses requests without top-k: two ids are enough to see it.
     """
     if not models:
-        return TriedOut(problem="the server lists no model")
+        return ProbeResult(problem="the server lists no model")
     try:
         return await _try_temperatures(sample, models[0].id, top_k=0)
     except EngineRefused as error:
         try:
             return await _try_temperatures(sample, models[0].id, top_k=2)
         except EngineRefused:
-            return TriedOut(problem=f"a one-token call is refused: {error.message}")
+            return ProbeResult(problem=f"a one-token call is refused: {error.message}")
 
 
-async def _try_temperatures(sample: Sample, model: str, top_k: int) -> TriedOut:
+async def _try_temperatures(sample: Sample, model: str, top_k: int) -> ProbeResult:
     cool, weight_versions = await _token(sample, _request(model, 1.0, top_k))
     warm, _ = await _token(sample, _request(model, 2.0, top_k))
     if cool is None or warm is None:
-        return TriedOut(weight_versions=weight_versions)
-    return TriedOut("raw" if abs(cool - warm) < 1e-4 else "processed", weight_versions)
+        return ProbeResult(weight_versions=weight_versions)
+    return ProbeResult("raw" if abs(cool - warm) < 1e-4 else "processed", weight_versions)
 
 
 def smallest_context(models: Sequence[ListedModel]) -> int | None:

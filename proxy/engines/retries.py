@@ -7,9 +7,11 @@ import logging
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from rolltap.errors import ContextOverflow, EngineUnavailable, RateLimited
+from rolltap.proxy.engines.base import SampleRequest, Take
 
 Chunk = TypeVar("Chunk")
 
@@ -37,6 +39,18 @@ class Retries:
 
 
 DEFAULT_RETRIES = Retries()
+
+
+async def retried_sample(
+    name: str,
+    request: SampleRequest,
+    attempt: Callable[[SampleRequest, Take], Awaitable[None]],
+    take: Take,
+    retries: Retries,
+) -> None:
+    """Runs an engine's `attempt` at a token request, as `retried` does."""
+    prompt_tokens = len(request.prompt_ids)
+    await retried(name, request.id, partial(attempt, request), take, retries, prompt_tokens=prompt_tokens)
 
 
 async def retried(

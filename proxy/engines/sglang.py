@@ -11,7 +11,6 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, Samp
 from rolltap.proxy.engines.decode import (
     FinishReason,
     Problem,
-    Span,
+    WireVersionSpan,
     check_prompt,
     event_reader,
     finish_of,
@@ -35,10 +34,10 @@ from rolltap.proxy.engines.decode import (
 )
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.output import Output
-from rolltap.proxy.engines.probing import smallest_context, try_out
+from rolltap.proxy.engines.probing import probe_sampling, smallest_context
 from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
 from rolltap.proxy.engines.receivers import SglangReceiver
-from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
 from rolltap.proxy.engines.scores import scores_of
 from rolltap.proxy.engines.stated_weights import SGLANG, served_version, stated_version
 from rolltap.settings import EngineSettings
@@ -61,7 +60,7 @@ class Meta(msgspec.Struct):
     completion_tokens: int | None = None
     finish_reason: SglangFinish | None = None
     weight_version: str | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[WireVersionSpan] | None = None
     output_token_logprobs: list[Row] | None = None
     output_top_logprobs: list[list[Row] | None] | None = None
     output_token_sampling_mask: list[list[int]] | None = None
@@ -96,19 +95,19 @@ class SglangEngine:
 
     async def probe(self) -> EngineFacts:
         models = await self._http.models()
-        tried = await try_out(self.sample, models)
+        probed = await probe_sampling(self.sample, models)
         info = await self._http.optional("GET", SGLANG)
-        notes = [tried.problem] if tried.problem else []
-        if tried.mode == "raw":
+        notes = [probed.problem] if probed.problem else []
+        if probed.mode == "raw":
             notes.append("log-probs are those before temperature: unset SGLANG_RETURN_ORIGINAL_LOGPROB")
         return EngineFacts(
             kind=self.kind,
             url=self._http.base,
             models=tuple(model.id for model in models),
             max_context=smallest_context(models),
-            weight_versions=tried.weight_versions,
+            weight_versions=probed.weight_versions,
             weight_updates=True,
-            logprobs_mode=tried.mode,
+            logprobs_mode=probed.mode,
             notes=tuple(notes),
             states_weights=stated_version(info) is not None,
         )
@@ -117,9 +116,7 @@ class SglangEngine:
         return await served_version(self._http, SGLANG)
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
-        size = len(request.prompt_ids)
-        attempt = partial(self._attempt, request)
-        await retried(self.name, request.id, attempt, take, self._retries, prompt_tokens=size)
+        await retried_sample(self.name, request, self._attempt, take, self._retries)
 
     async def score(self, request: ScoreRequest) -> TokenScores:
         """Nothing is sampled. The first row of the answer stands for the id before `start` and has no value."""

@@ -14,7 +14,6 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -25,8 +24,8 @@ from rolltap.errors import EngineProtocolError, EngineRefused, EngineTimeout, En
 from rolltap.proxy.engines.base import EngineFacts, FixedWeights, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.decode import FinishReason, top_k
 from rolltap.proxy.engines.http import SLOWEST_TOKENS_PER_S, EngineHttp, ListedModel, failure
-from rolltap.proxy.engines.probing import smallest_context, try_out
-from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+from rolltap.proxy.engines.probing import probe_sampling, smallest_context
+from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
 from rolltap.settings import EngineSettings
 from rolltap.types import VersionSpan
 
@@ -56,10 +55,10 @@ class TinkerEngine(FixedWeights):
 
     async def probe(self) -> EngineFacts:
         models = await self._models()
-        tried = await try_out(self.sample, models)
+        probed = await probe_sampling(self.sample, models)
         notes = ["weights can't be pushed: name a tinker:// path as the policy's model", "replies come in one piece"]
-        if tried.problem:
-            notes.append(tried.problem)
+        if probed.problem:
+            notes.append(probed.problem)
         return EngineFacts(
             kind=self.kind,
             url=self._http.base,
@@ -67,15 +66,13 @@ class TinkerEngine(FixedWeights):
             max_context=smallest_context(models),
             weight_versions=False,
             weight_updates=False,
-            logprobs_mode=tried.mode,
+            logprobs_mode=probed.mode,
             notes=tuple(notes),
             structured_output=False,
         )
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
-        attempt = partial(self._attempt, request)
-        size = len(request.prompt_ids)
-        await retried(self.name, request.id, attempt, take, self._retries, prompt_tokens=size)
+        await retried_sample(self.name, request, self._attempt, take, self._retries)
 
     async def close(self) -> None:
         for task in self._sessions.values():

@@ -8,15 +8,13 @@ Source: vLLM 0.32, `vllm/entrypoints/`.
 
 from __future__ import annotations
 
-from functools import partial
-
 from rolltap.contract.trainer import TokenScores
 from rolltap.errors import EngineRefused, EngineUnavailable
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleRequest, ScoreRequest, Take
 from rolltap.proxy.engines.http import EngineHttp
-from rolltap.proxy.engines.probing import smallest_context, try_out
+from rolltap.proxy.engines.probing import probe_sampling, smallest_context
 from rolltap.proxy.engines.receivers import VllmReceiver
-from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
+from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
 from rolltap.proxy.engines.stated_weights import VLLM, served_version, stated_version
 from rolltap.proxy.engines.vllm_wire import CompletionOutput, GenerateOutput, prompt_scores
 from rolltap.settings import EngineSettings
@@ -41,23 +39,23 @@ class VllmEngine:
     async def probe(self) -> EngineFacts:
         models = await self._http.models()
         self._output = GenerateOutput
-        tried = await try_out(self.sample, models)
+        probed = await probe_sampling(self.sample, models)
         info = await self._http.optional("GET", "/weight_info")
-        notes = [tried.problem] if tried.problem else []
+        notes = [probed.problem] if probed.problem else []
         if self._output is CompletionOutput:
             notes.append("no weight versions with the tokens: start vLLM with --enable-scale-out")
         if info is None:
             notes.append("weights can't be pushed: start vLLM with VLLM_SERVER_DEV_MODE=1")
-        if tried.mode == "raw":
+        if probed.mode == "raw":
             notes.append("log-probs are those before temperature: start vLLM with --logprobs-mode processed_logprobs")
         return EngineFacts(
             kind=self.kind,
             url=self._http.base,
             models=tuple(model.id for model in models),
             max_context=smallest_context(models),
-            weight_versions=tried.weight_versions,
+            weight_versions=probed.weight_versions,
             weight_updates=info is not None,
-            logprobs_mode=tried.mode,
+            logprobs_mode=probed.mode,
             notes=tuple(notes),
             structured_output=self._structured_output,
             states_weights=stated_version(info) is not None,
@@ -67,9 +65,7 @@ class VllmEngine:
         return await served_version(self._http, VLLM)
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
-        size = len(request.prompt_ids)
-        attempt = partial(self._attempt, request)
-        await retried(self.name, request.id, attempt, take, self._retries, prompt_tokens=size)
+        await retried_sample(self.name, request, self._attempt, take, self._retries)
 
     async def score(self, request: ScoreRequest) -> TokenScores:
         """By `/v1/completions`, which is never closed: the prompt's log-probs, and one token that is dropped."""

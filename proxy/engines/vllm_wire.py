@@ -18,7 +18,7 @@ from rolltap.proxy.engines.base import SampleChunk, SampleRequest, ScoreRequest
 from rolltap.proxy.engines.decode import (
     FinishReason,
     Problem,
-    Span,
+    WireVersionSpan,
     check_prompt,
     event_reader,
     finish_of,
@@ -63,7 +63,7 @@ class GenerateChoice(msgspec.Struct):
     token_ids: list[int] = []
     logprobs: GenerateLogprobs | None = None
     finish_reason: str | None = None
-    weight_versions: list[Span] | None = None
+    weight_versions: list[WireVersionSpan] | None = None
     sampling_mask: list[list[int]] | None = None
     routed_experts: str | None = None
 

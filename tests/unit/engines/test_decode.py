@@ -26,7 +26,7 @@ from rolltap.proxy.engines import vllm_wire as vllm
 from rolltap.proxy.engines.base import SampleRequest
 from rolltap.proxy.engines.decode import (
     Problem,
-    Span,
+    WireVersionSpan,
     npy,
     problem,
     sampling_mask,
@@ -60,7 +60,7 @@ def test_only_versions_that_rolltap_set_are_numbers(version: str | int, number: 
 def test_spans_tile_the_output(pieces: list[tuple[int, int]]):
     given_spans, at = [], 0
     for version, size in pieces:
-        given_spans.append(Span(str(version), at, at + size))
+        given_spans.append(WireVersionSpan(str(version), at, at + size))
         at += size
     found = spans(given_spans, at)
     assert [version for span in found for version in [span.version] * (span.end - span.start)] == [
@@ -71,9 +71,12 @@ def test_spans_tile_the_output(pieces: list[tuple[int, int]]):
 
 
 def test_a_foreign_version_is_not_guessed():
-    assert spans([Span("step-1", 0, 2)], 2) == ()
-    assert spans([Span("default", 0, 1), Span("3", 1, 2)], 2) == (VersionSpan(0, 0, 1), VersionSpan(3, 1, 2))
-    assert spans([Span("1", 0, 1), Span("2", 2, 3)], 3) == ()
+    assert spans([WireVersionSpan("step-1", 0, 2)], 2) == ()
+    assert spans([WireVersionSpan("default", 0, 1), WireVersionSpan("3", 1, 2)], 2) == (
+        VersionSpan(0, 0, 1),
+        VersionSpan(3, 1, 2),
+    )
+    assert spans([WireVersionSpan("1", 0, 1), WireVersionSpan("2", 2, 3)], 3) == ()
 
 
 def test_candidates_hold_the_sampled_token():

@@ -86,7 +86,7 @@ async def test_bytes_and_status_are_the_vendors(vendor: Vendor, http: aiohttp.Cl
 async def test_a_stream_comes_as_it_is_sent(vendor: Vendor, http: aiohttp.ClientSession):
     reply, body = await read(upstream(vendor, http), post("/v1/stream"))
     assert body == b"data: 1\n\ndata: 2\n\n"
-    assert reply.whole
+    assert reply.complete
     assert "set-cookie" not in reply.headers
 
 
@@ -122,7 +122,7 @@ async def test_leaving_closes_the_vendors_connection(vendor: Vendor, http: aioht
         assert await anext(reply.chunks) == b"data: 1\n\n"
     async with asyncio.timeout(5):
         await vendor.left.wait()
-    assert not reply.whole
+    assert not reply.complete
 
 
 async def test_silence_is_a_timeout(vendor: Vendor, http: aiohttp.ClientSession):
