@@ -59,7 +59,7 @@ def error_response(error: RolltapError) -> Response:
     return Response(msgspec.json.encode(wire_error), ERROR_STATUS, media_type="application/json")
 
 
-class Answering:
+class QuestionApp:
     """The ASGI application: calls the method that a path names."""
 
     def __init__(self, *responders: Any) -> None:
@@ -91,12 +91,12 @@ class Answering:
         return await asyncio.to_thread(encode, await self._methods[name](*values))
 
 
-class OfTenants:
+class TenantRouter:
     """Sends each tenant's questions to its own objects: nothing that they keep in memory is shown to another tenant."""
 
-    def __init__(self, make: Callable[[], Answering]) -> None:
+    def __init__(self, make: Callable[[], QuestionApp]) -> None:
         self._make = make
-        self._of_tenant: dict[str, Answering] = {}
+        self._of_tenant: dict[str, QuestionApp] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         tenant = dict(scope["headers"])[TENANT_HEADER.encode()].decode()
@@ -123,7 +123,7 @@ def rules_of(settings: Settings) -> Callable[[Session], Rules]:
     return rules
 
 
-class Refusing:
+class FailedApp:
     """The ASGI application if the record can't be opened: answers the question with the error, then sets `stop`."""
 
     def __init__(self, error: RolltapError, stop: asyncio.Event) -> None:
@@ -148,7 +148,7 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
             opened = opened_readers(settings.store_url, rules=rules, vocabulary=vocabulary)
             readers = await stack.enter_async_context(opened)
         except RolltapError as error:  # the store is unavailable: the next question starts a new process
-            await _serve(Refusing(error, stop), socket_fd, stop)
+            await _serve(FailedApp(error, stop), socket_fd, stop)
             return
 
         async def trajectories(session_ids: Sequence[str]) -> list[Trajectory]:
@@ -162,13 +162,13 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
 
             return await asyncio.to_thread(lambda: [rebuild(session_id) for session_id in session_ids])
 
-        def make_answering() -> Answering:
+        def make_answering() -> QuestionApp:
             reader, database = readers.own(), readers.log.database
             views, rebuilder = SessionViews(readers.log, trajectories), LocalRebuilder(database, trajectories)
             pages, saved, selections = Pages(reader, database.name), SavedPages(reader), Selections(reader)
-            return Answering(reader, pages, saved, selections, views, rebuilder)
+            return QuestionApp(reader, pages, saved, selections, views, rebuilder)
 
-        await _serve(OfTenants(make_answering), socket_fd, stop)
+        await _serve(TenantRouter(make_answering), socket_fd, stop)
 
 
 async def _serve(application: Any, socket_fd: int, stop: asyncio.Event) -> None:

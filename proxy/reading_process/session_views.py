@@ -25,7 +25,7 @@ class SessionViews:
         self._log = call_log
         self._trajectories = trajectories
 
-    async def shown(self, session_id: str) -> dict[str, Any]:
+    async def session_view(self, session_id: str) -> dict[str, Any]:
         """Returns the session's forest (each call's parent, break, tokens, outcome and purpose), and its findings."""
         rows = await self._log.rows(session_id)
         (trajectory,) = await self._trajectories([session_id])

@@ -31,7 +31,7 @@ class Part(NamedTuple):
     is_item: bool = False
 
 
-class NotCut(ValueError):
+class MalformedBody(ValueError):
     """The body is not a JSON object, or is malformed."""
 
 
@@ -43,11 +43,11 @@ def cut(body: bytes, lists: Collection[bytes]) -> Steps:
     """The parts of a body in order. `lists`: the names (as JSON) of the fields that are cut into items."""
     at = yield from _space(body, 0)
     if body[at : at + 1] != b"{":
-        raise NotCut
+        raise MalformedBody
     at = yield from _members(body, at + 1, b"}", lists)
     at = yield from _space(body, at)
     if at < len(body):
-        raise NotCut
+        raise MalformedBody
     return at
 
 
@@ -67,7 +67,7 @@ def _members(body: bytes, at: int, closing: bytes, lists: Collection[bytes], nam
         if after == closing:
             return at
         if after != b",":
-            raise NotCut
+            raise MalformedBody
         at = yield from _space(body, at)
 
 
@@ -76,7 +76,7 @@ def _field(body: bytes, at: int, lists: Collection[bytes]) -> Steps:
     name = body[start:at]
     at = yield from _space(body, at)
     if not name.startswith(b'"') or body[at : at + 1] != b":":
-        raise NotCut
+        raise MalformedBody
     at = yield from _space(body, at + 1)
     if name in lists and body[at : at + 1] == b"[":
         yield Part(name, at, at, is_item=True)
@@ -92,7 +92,7 @@ def _value(body: bytes, at: int) -> Steps:
     if first not in (b'"', b"[", b"{"):
         match = SCALAR.match(body, at, at + STEP_BYTES)
         if match is None or not 0 < match.end() - at < STEP_BYTES:
-            raise NotCut
+            raise MalformedBody
         return match.end()
     depth, marks, in_text = 0, 0, False
     while at < len(body):
@@ -113,7 +113,7 @@ def _value(body: bytes, at: int) -> Steps:
         if marks >= STEP_MARKS:
             marks = 0
             yield None
-    raise NotCut
+    raise MalformedBody
 
 
 def _space(body: bytes, at: int) -> Steps:

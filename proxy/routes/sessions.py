@@ -10,7 +10,7 @@ from fastapi import APIRouter
 
 from rolltap.contract.admin import ClosedSession, OpenSession, SessionKey
 from rolltap.contract.harness_log import HarnessLog, LogEntry
-from rolltap.errors import InvalidRequest, LedgerError, NotFound
+from rolltap.errors import InvalidRequest, LedgerError
 from rolltap.log_check import UNCHECKED, LogCheck
 from rolltap.proxy.call.turn_cap import cap_of
 from rolltap.proxy.front.access import By
@@ -53,16 +53,16 @@ def router(services: Services) -> APIRouter:
     @routes.get("/sessions/{session_id}", response_model=SessionForest)
     async def show_session(session_id: str) -> dict[str, Any]:
         """The session, its forest (each call's parent, break, tokens and outcome) and its findings."""
-        session = await _found(services, session_id)
+        session = await services.sessions.get(session_id)
         tried = count_by_kind(await services.ledger.tampering.of(session_id))
-        view = await _asked(services, SessionViews.shown, session_id)
+        view = await _ask_json(services, SessionViews.session_view, session_id)
         return {**_session(session), "tampering": tried, **view}
 
     @routes.get("/sessions/{session_id}/trajectory", response_model=TrajectoryReport)
     async def show_trajectory(session_id: str) -> dict[str, Any]:
         """The reconstruction report, with all findings of the session."""
-        await _found(services, session_id)
-        return await _asked(services, SessionViews.trajectory_report, session_id)
+        await services.sessions.get(session_id)
+        return await _ask_json(services, SessionViews.trajectory_report, session_id)
 
     @routes.post("/sessions/{session_id}/close", response_model=ClosedSession)
     async def close_session(session_id: str, by: By) -> dict[str, Any]:
@@ -70,16 +70,16 @@ def router(services: Services) -> APIRouter:
 
         `findings` are the session's current findings.
         """
-        session = await _found(services, session_id)
+        session = await services.sessions.get(session_id)
         await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
         await services.sessions.close(session_id)
-        ended = await _asked(services, SessionViews.ended, session_id, cap_of(session) > 0)
+        ended = await _ask_json(services, SessionViews.ended, session_id, cap_of(session) > 0)
         return {"session_id": session_id, **ended}
 
     @routes.post("/sessions/{session_id}/log")
     async def check_log(session_id: str, body: HarnessLog, by: By) -> LogCheck:
         """Compares the harness's own log with the record of a closed session. Only the first comparison counts."""
-        session = await _found(services, session_id)
+        session = await services.sessions.get(session_id)
         await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
         return await _checked(services, session, body)
 
@@ -94,18 +94,11 @@ async def _checked(services: Services, session: Session, log: HarnessLog) -> Log
     if session.rollout_id is not None and (await services.ledger.rollouts.get(session.rollout_id)).status.terminal:
         # What is trained was settled when the rollout ended.
         raise LedgerError(f"rollout {session.rollout_id} has ended; its harness's log is compared before")
-    check = await _asked(services, SessionViews.compared, session.id, asdict(log))
+    check = await _ask_json(services, SessionViews.compared, session.id, asdict(log))
     return await services.call_log.set_log_check(session.id, msgspec.convert(check, LogCheck))
 
 
-async def _found(services: Services, session_id: str) -> Session:
-    session = await services.call_log.session(session_id)
-    if session is None:
-        raise NotFound(f"no session {session_id!r}", param="session_id")
-    return session
-
-
-async def _asked(services: Services, question: Question[P], *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+async def _ask_json(services: Services, question: Question[P], *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
     return msgspec.json.decode(await (await services.ask(question, *args, **kwargs)).read())
 
 

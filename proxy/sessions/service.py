@@ -61,11 +61,16 @@ class SessionService:
         await self._log.open_session(session)
         return session, key
 
-    async def close(self, session_id: str) -> None:
-        """Closes a session: later calls with its key are refused. Closing it again has no effect."""
+    async def get(self, session_id: str) -> Session:
+        """The session with this id. Raises `NotFound`."""
         session = await self._log.session(session_id)
         if session is None:
             raise NotFound(f"no session {session_id!r}", param="session_id")
+        return session
+
+    async def close(self, session_id: str) -> None:
+        """Closes a session: later calls with its key are refused. Closing it again has no effect."""
+        session = await self.get(session_id)
         if session.closed_at is None:
             await self._log.close_session(session_id, time.time())
         self._closed(session)

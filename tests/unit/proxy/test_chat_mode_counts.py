@@ -35,7 +35,7 @@ async def test_the_upstreams_own_counts_are_shown_where_there_are_no_ids(tmp_pat
             async def trajectories(ids: list[str]) -> list[object]:
                 return [await reader.trajectory(id) for id in ids]
 
-            shown = await SessionViews(app.call_log, trajectories).shown(listed.id)  # type: ignore[arg-type]
+            shown = await SessionViews(app.call_log, trajectories).session_view(listed.id)  # type: ignore[arg-type]
         finally:
             await reader.close()
     assert all(prompt > 0 and output > 0 for prompt, output in usages)
