@@ -2,10 +2,10 @@
 
 A body's bytes count once it has arrived, even if the request is refused for another reason.
 
-When the budget of a session or its key is used up, its next `POLITE` calls are answered with 400 in the dialect's
-shape: harnesses stop on it and keep their results. Later calls are refused as if the session were closed. A session
-that is only too fast gets 429. A session's calls and tokens are counted from the record, so they survive a restart; its
-bytes and its rate are counted per process. `rolltap.proxy.sessions.key_accounts` counts a key's usage.
+When the budget of a session or its key is used up, its next `FINAL_ANSWERS` calls are answered with 400 in the
+dialect's shape: harnesses stop on it and keep their results. Later calls are refused as if the session were closed. A
+session that is only too fast gets 429. A session's calls and tokens are counted from the record, so they survive a
+restart; its bytes and its rate are counted per process. `rolltap.proxy.sessions.key_accounts` counts a key's usage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rolltap.counted import counted
 from rolltap.errors import InvalidRequest, RateLimited, SessionClosed
-from rolltap.proxy.call.turn_cap import POLITE
+from rolltap.proxy.call.turn_cap import FINAL_ANSWERS
 from rolltap.proxy.sessions.key_accounts import USED, KeyAccount
 from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.settings import LimitSettings
@@ -33,12 +33,12 @@ class BodySender:
     account: KeyAccount | None
 
     def check_bytes(self, limits: LimitSettings) -> None:
-        """Raises `SessionClosed` if the bytes exceed a budget by more than the polite answers' bodies can explain."""
-        polite = POLITE * limits.body_mb
+        """Raises `SessionClosed` if the bytes exceed a budget by more than `FINAL_ANSWERS` bodies."""
+        final_mb = FINAL_ANSWERS * limits.body_mb
         live, account = self.session, self.account
-        if live is not None and limits.session_mb and live.received_bytes > (limits.session_mb + polite) * 1_000_000:
+        if live is not None and limits.session_mb and live.received_bytes > (limits.session_mb + final_mb) * 1_000_000:
             raise SessionClosed(f"{USED}: this session has {limits.session_mb:g} MB of requests")
-        if account is not None and account.over_bytes(polite):
+        if account is not None and account.over_bytes(final_mb):
             raise SessionClosed(f"{USED}: this key has {account.budget.mb:g} MB of requests")
 
     def count(self, body_bytes: int) -> None:
@@ -59,22 +59,22 @@ def count_body(arrival: Arrival) -> None:
 def charge(live: LiveSession, limits: LimitSettings, calls: int = 1) -> None:
     """Charges a request's calls to the session and its key. Raises if one of them has no budget left."""
     if used := _used_up(live, limits):
-        _end(live, f"this session has {used}")
+        _refuse_over_budget(live, f"this session has {used}")
     account = live.account
     if account is None:
-        _take_turns(("session", live, limits.calls_per_minute))
+        _take_tokens(("session", live, limits.calls_per_minute))
         return
     if used := account.used_up(calls):
-        _end(live, f"this key has {used}")
-    _take_turns(("session", live, limits.calls_per_minute), ("key", account, account.budget.per_minute or 0))
+        _refuse_over_budget(live, f"this key has {used}")
+    _take_tokens(("session", live, limits.calls_per_minute), ("key", account, account.budget.per_minute or 0))
     account.count(calls=calls)
 
 
-def _end(live: LiveSession, why: str) -> NoReturn:
+def _refuse_over_budget(live: LiveSession, why: str) -> NoReturn:
     live.refused_turns += 1
-    if live.refused_turns > POLITE:
+    if live.refused_turns > FINAL_ANSWERS:
         raise SessionClosed(f"{USED}: the session is over")
-    raise InvalidRequest(f"{USED}: {why}; end with what you have")
+    raise InvalidRequest(f"{USED}: {why}; finish now with the work done so far")
 
 
 def _used_up(live: LiveSession, limits: LimitSettings) -> str:
@@ -91,12 +91,12 @@ def _used_up(live: LiveSession, limits: LimitSettings) -> str:
     return ""
 
 
-def _take_turns(*rates: tuple[str, LiveSession | KeyAccount, int]) -> None:
+def _take_tokens(*rates: tuple[str, LiveSession | KeyAccount, int]) -> None:
     """Takes one call from every rate's token bucket, or from none.
 
     A bucket holds a minute's calls and refills steadily.
     """
-    now, turns = time.monotonic(), []
+    now, takes = time.monotonic(), []
     for name, holder, per_minute in rates:
         if not per_minute:
             continue
@@ -104,6 +104,6 @@ def _take_turns(*rates: tuple[str, LiveSession | KeyAccount, int]) -> None:
         if full_at - now > 60 - every:
             wait = full_at - now - 60 + every
             raise RateLimited(f"this {name} makes {per_minute} calls a minute", retry_after=wait)
-        turns.append((holder, full_at + every))
-    for holder, full_at in turns:
+        takes.append((holder, full_at + every))
+    for holder, full_at in takes:
         holder.bucket_full_at = full_at

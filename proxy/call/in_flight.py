@@ -49,7 +49,7 @@ class InFlightRequest:
     error: RolltapError | None = None
     over: bool = False  # recorded, or failed
     readers: int = 0
-    closing: bool = False  # sampling has ended; the completions are being recorded
+    sampling_ended: bool = False  # the completions are being recorded
     task: asyncio.Task[None] | None = None
     _waiting: list[asyncio.Future[bool]] = field(default_factory=list)
 

@@ -57,7 +57,7 @@ class SampledTokens:
         else:
             self.logprobs += logprobs[:size]
 
-    def end_at(self, size: int) -> None:
+    def truncate(self, size: int) -> None:
         """Keeps the first `size` tokens. Used if a stop string is found only when the reply is complete."""
         if size >= len(self.ids):
             return
@@ -107,8 +107,8 @@ class OpenCall:
     prompt: Sequence[int]  # the prompt ids that the engine sees; empty until a chat upstream reports them
     started_at: float = field(default_factory=time.time)
     version: int | None = None  # the policy's weight version when the call began; None: not known
-    refused: bool = False  # the store did not accept the intent
-    whole: bool = False  # the reply is complete
+    intent_rejected: bool = False  # by the store
+    complete: bool = False  # the reply is complete
     sampled: SampledTokens = field(default_factory=SampledTokens)
     choice: Choice | None = None
     usage: Usage | None = None  # token counts that the upstream reports
@@ -116,11 +116,6 @@ class OpenCall:
     flaw: Flaw | None = None
     problem: str = ""  # why the call is an engine error although its client gets the reply
     withheld: bytes = b""  # the end of a relayed reply, sent after the call is recorded
-
-    @property
-    def begun(self) -> bool:
-        """Whether the intent is durable."""
-        return self.node.recorded
 
     def set_plan(self, plan: PromptPlan) -> None:
         """Replaces the plan by one with the prompt that the upstream reports."""

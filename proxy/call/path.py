@@ -1,5 +1,6 @@
 """The way of a call, from the harness's request to the end of its reply. Read it top to bottom.
 
+    enter        check the key by the headers, before a long body is read             routes/model.py
     admit        find the session, parse the request, choose the policy               admission.py
     place        find the parent, plan the prompt, check caps and budgets             sources/ (plan), _place
     intent       write the intent row, before the engine is asked                     _record_intent
@@ -65,7 +66,7 @@ class CallPath:
         arrival, flight = Arrival(dialect, wire), None
         try:
             await self._admission.admit(arrival)
-            http.release_room()
+            http.release_room()  # the body is parsed: its memory reservation ends
             arrival.policy.source.check(arrival.request)
             self._recorder.metrics.stage("admit", arrival.at)
             with arrival.session.slot(self._limits.calls_at_once):
@@ -108,6 +109,7 @@ class CallPath:
         async with session.planning:
             call_ids = [new_id() for _ in range(request.sampling.n)]
             plan = await source.plan(call_ids[0], session.forest, request)
+            # another process may have recorded the parent
             if source.may_lack_parent(plan, session.forest, request) and await self._sessions.refresh(session):
                 plan = await source.plan(call_ids[0], session.forest, request)
             check_turn(session, plan.parent)
@@ -134,7 +136,7 @@ class CallPath:
             flight.policy.served()
         except asyncio.CancelledError:
             client_left = True
-            if not all(call.whole for call in flight.calls):
+            if not all(call.complete for call in flight.calls):
                 error = EngineError("the call was cancelled: its client went away")
                 outcome, problem = Outcome.ABORTED, "the client went away"
         except RolltapError as failure:
@@ -145,7 +147,7 @@ class CallPath:
             log.exception("call %s: failed inside rolltap", flight.calls[0].id)
             error = RolltapError("internal error; the server's log has it")
             outcome, problem = Outcome.ENGINE_ERROR, f"internal_error: {failure}"
-        flight.closing = True
+        flight.sampling_ended = True
         try:
             await self._record_completions(flight, outcome, problem)
         except StoreError as failure:
@@ -179,7 +181,7 @@ class CallPath:
             raise errors.exceptions[0] from None
 
     async def _run_source(self, flight: InFlightRequest, arrival: Arrival, call: OpenCall) -> None:
-        call.version = await self._versions.at_begin(flight.policy)
+        call.version = await self._versions.version_at_start(flight.policy)
 
         async def begin() -> None:
             await self._record_intent(flight, call)
@@ -192,7 +194,9 @@ class CallPath:
             metrics.first_token(flight.policy.name, tokens.first_at - arrival.at)
         if tokens.versions:
             flight.policy.stated_version = tokens.versions[-1].version
-        elif tokens.ids and tokens.versions is None and await self._versions.behind(flight.policy, call.version):
+        elif (
+            tokens.ids and tokens.versions is None and await self._versions.all_sampled_at(flight.policy, call.version)
+        ):
             assert call.version is not None
             tokens.set_version(call.version)
 
@@ -201,7 +205,7 @@ class CallPath:
         try:
             await self._recorder.begin(flight.intent(call, self._recorder.process))
         except Exception:
-            call.refused = True
+            call.intent_rejected = True
             raise
         call.node.recorded = True
 
@@ -219,14 +223,14 @@ class CallPath:
             outcome, problem = Outcome.ENGINE_ERROR, call.problem
         forest, ids, end = flight.session.forest, call.node.output_ids, Outcome.ABORTED
         try:
-            if not call.begun and not call.refused:
+            if not call.node.recorded and not call.intent_rejected:
                 await self._record_intent(flight, call)
-            if call.begun:
+            if call.node.recorded:
                 completion = flight.completion(call, outcome, problem)
                 await self._recorder.complete(completion, flight.policy.name, call.counts())
                 ids, end = completion.output_ids, outcome
         finally:
-            if call.begun:
+            if call.node.recorded:
                 forest.complete(call.node, ids, call.choice.message if call.choice is not None else None, end)
             else:
                 forest.remove(call.node)
@@ -262,7 +266,7 @@ class CallPath:
         flight.readers -= 1
         if flight.readers or flight.task is None:
             return
-        if not flight.closing:
+        if not flight.sampling_ended:
             flight.session.drop(flight)
             flight.task.cancel()
             return

@@ -1,9 +1,9 @@
 """Enforces a session's turn cap for harnesses that do not stop by themselves.
 
 The session's tag `turns` holds the cap. A call beyond the cap of its conversation is answered with 400 in the dialect's
-shape: harnesses stop on it and keep their results. After `POLITE` such answers every call is refused as if the session
-were closed. The session as a whole may make `CONVERSATIONS` times as many calls, so editing the history to start new
-conversations does not avoid the cap.
+shape: harnesses stop on it and keep their results. After `FINAL_ANSWERS` such answers every call is refused as if the
+session were closed. The session as a whole may make `CONVERSATIONS` times as many calls, so editing the history to
+start new conversations does not avoid the cap.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.proxy.sessions.tags import TURNS
 from rolltap.types import Session
 
-POLITE = 3
+FINAL_ANSWERS = 3
 CONVERSATIONS = 4
 REACHED = "turn cap reached"
 
@@ -30,9 +30,9 @@ def check_turn(live: LiveSession, parent: CallNode | None) -> None:
     if not cap or (_depth(parent) < cap and len(live.forest.nodes) < CONVERSATIONS * cap):
         return
     live.refused_turns += 1
-    if live.refused_turns > POLITE:
+    if live.refused_turns > FINAL_ANSWERS:
         raise SessionClosed(f"{REACHED}: the rollout is over")
-    raise InvalidRequest(f"{REACHED}: this rollout has {cap} turns; end with what you have")
+    raise InvalidRequest(f"{REACHED}: this rollout has {cap} turns; finish now with the work done so far")
 
 
 def _depth(node: CallNode | None) -> int:

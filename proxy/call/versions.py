@@ -34,24 +34,24 @@ class Versions(Protocol):
         """The policy's version at some moment during this await; None if it is unknown."""
         ...
 
-    async def at_begin(self, policy: Policy) -> int | None:
+    async def version_at_start(self, policy: Policy) -> int | None:
         """The version at the start of a call; None if the engine should have stated it and did not."""
-        engine = _asked(policy)
+        engine = _engine_with_versions(policy)
         if engine is None:
             return policy.version
         return policy.stated_version if policy.weight_versions else await engine.served_weights()
 
-    async def behind(self, policy: Policy, version: int | None) -> bool:
+    async def all_sampled_at(self, policy: Policy, version: int | None) -> bool:
         """Whether all tokens of a call that began at `version` are certainly of that version."""
         if version is None:
             return False
-        if (engine := _asked(policy)) is not None:
+        if (engine := _engine_with_versions(policy)) is not None:
             return version == await engine.served_weights()
         stated = version if not policy.weight_versions else policy.stated_version
         return stated == version == await self.now(policy)
 
 
-def _asked(policy: Policy) -> StatesWeights | None:
+def _engine_with_versions(policy: Policy) -> StatesWeights | None:
     """The engine, if it can be asked for its version; else None."""
     return policy.engine if policy.states_weights and isinstance(policy.engine, StatesWeights) else None
 
@@ -64,16 +64,16 @@ class LocalVersions(Versions):
 
 
 @dataclass(slots=True)
-class _Readings:
-    """Ledger reads for one tenant: how many have begun, and the number of the last finished one."""
+class _LedgerReads:
+    """Ledger reads for one tenant: how many have started, and the number of the last finished one."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    begun: int = 0
+    started: int = 0
     done: int = 0
 
 
 class LedgerVersions(Versions):
-    """Versions for several proxies on one ledger. One read serves all calls of a tenant that asked before it began.
+    """Versions for several proxies on one ledger. One read serves all calls of a tenant that asked before it started.
 
     Each tenant is read separately: two tenants can have policies of the same name.
     """
@@ -81,25 +81,25 @@ class LedgerVersions(Versions):
     def __init__(self, policies: Policies, read: ReadPolicies) -> None:
         self._policies = policies
         self._read = read
-        self._of_tenant: defaultdict[str, _Readings] = defaultdict(_Readings)
+        self._of_tenant: defaultdict[str, _LedgerReads] = defaultdict(_LedgerReads)
 
     async def now(self, policy: Policy) -> int | None:
-        readings = self._of_tenant[policy.settings.tenant]
-        ticket = readings.begun
-        async with readings.lock:
+        reads = self._of_tenant[policy.settings.tenant]
+        ticket = reads.started
+        async with reads.lock:
             try:
-                if readings.done <= ticket:
+                if reads.done <= ticket:
                     with acting_for(policy.settings.tenant):
-                        await self._learn(readings)
+                        await self._read_ledger(reads)
             except StoreUnavailable:
                 return None
         return policy.version
 
-    async def _learn(self, readings: _Readings) -> None:
-        readings.begun += 1
-        reading = readings.begun
+    async def _read_ledger(self, reads: _LedgerReads) -> None:
+        reads.started += 1
+        number = reads.started
         states = {state.name: state for state in await self._read()}
         for policy in self._policies:
             if (state := states.get(policy.name)) is not None:
                 policy.learn_state(state)
-        readings.done = reading
+        reads.done = number

@@ -1,7 +1,7 @@
 """Plans a request's exact prompt tokens: finds the parent, proves it, and bridges; or renders in full with a `Break`.
 
-`Continuation.plan` never guesses. `shared` is counted by comparing token arrays. The prompt of a plan with a parent and
-without a `Break` begins with all tokens of the parent's prompt and output.
+`Continuation.steps` never guesses. `shared` is counted by comparing token arrays. The prompt of a plan with a parent
+and without a `Break` begins with all tokens of the parent's prompt and output.
 """
 
 from __future__ import annotations
@@ -179,22 +179,13 @@ class Continuation(ParentFinder):
         self.history = history
         self._drops_thinking = drops_thinking(renderer)
 
-    def plan(
-        self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool, effort: str = ""
-    ) -> PromptPlan:
-        """The plan for `request` as call `call_id`, with `effort` as the prompt's effort level."""
-        steps, result = self.steps(call_id, forest, request, thinking=thinking, effort=effort), None
-        while True:
-            try:
-                _, work = steps.send(result)
-            except StopIteration as end:
-                return end.value
-            result = work()
-
     def steps(
         self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool, effort: str = ""
     ) -> Rendering:
-        """`plan` in steps: the caller may run each yielded function in any thread."""
+        """Plans `request` as call `call_id`, with `effort` as the prompt's effort level.
+
+        The caller may run each yielded function in any thread.
+        """
         place, renderer = self._place(forest, request, effort), self._at_effort[effort]
         outline, match, duplicate = place
         if (

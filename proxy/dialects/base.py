@@ -117,10 +117,11 @@ class Dialect(Protocol):
     """One wire protocol. Subclasses set the attributes that have no value here and define the methods that have no
     body.
 
-    `items_field`: the body's field whose entries are `ChatRequest.items`. `stream_url`: path and query of a streamed
-    model call, with `{model}` where the protocol has the model's name in its URL. `field_names`: maps a field's name in
-    `openai_chat` to its name here, where they differ; error messages use the client's name. `reply_reader` creates a
-    reader for the vendor's replies; None: calls of this dialect are never passed through to a vendor.
+    `items_field`: the body's field whose entries are `ChatRequest.items`. `stream_url` (for the contract suite): path
+    and query of a streamed model call, with `{model}` where the protocol has the model's name in its URL.
+    `field_names`: maps a field's name in `openai_chat` to its name here, where they differ; error messages use the
+    client's name. `reply_reader` creates a reader for the vendor's replies; None: calls of this dialect are never
+    passed through to a vendor.
     """
 
     name: str

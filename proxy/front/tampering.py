@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+from cachetools import LRUCache
 
 from rolltap.calllog.base import CallLog
 from rolltap.contract.keys import MINTED, key_hash
@@ -21,7 +23,7 @@ from rolltap.tenants import acting_for, tenant_of
 log = logging.getLogger("rolltap.tampering")
 
 SESSIONS = 4096
-"""Number of sessions with counts in memory. The least recently counted are dropped and start again at 0."""
+"""Number of sessions with counts in memory. The least recently used are dropped and start again at 0."""
 MOST_COUNTED = 100
 AT_ONCE = 4
 SESSION_KEY = re.compile(r"rt-[\w-]{43}")
@@ -46,7 +48,7 @@ class TamperingCounter:
     def __init__(self, call_log: CallLog, append: Callable[[str, TamperingAct], Awaitable[None]]) -> None:
         self._log = call_log
         self._append = append
-        self._noted: OrderedDict[str, Counter[TamperingKind]] = OrderedDict()
+        self._noted: LRUCache[str, Counter[TamperingKind]] = LRUCache(SESSIONS)
         self._under_way = 0
 
     async def note(self, key: str, kind: TamperingKind, detail: str) -> None:
@@ -70,9 +72,6 @@ class TamperingCounter:
 
     def _count(self, hashed: str, kind: TamperingKind) -> None:
         self._noted.setdefault(hashed, Counter())[kind] += 1
-        self._noted.move_to_end(hashed)
-        while len(self._noted) > SESSIONS:
-            self._noted.popitem(last=False)
 
 
 def presented_key(headers: Any) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rolltap.errors import EngineProtocolError, InvalidRequest
 from rolltap.proxy.call.events import CallEvent
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.plan import PromptPlan
+from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
 from rolltap.proxy.conversation.chat import ChatRequest, TokenLogprob
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines.base import EngineFacts
@@ -104,6 +104,26 @@ class Source(Protocol):
     def reply(self, flight: InFlightRequest, arrival: Arrival, http: Any) -> ClientReply:
         """The writer of the reply to one client."""
         ...
+
+
+class UpstreamSource:
+    """The common part of chat and passthrough: the upstream renders the prompt, and rolltap only finds the parent."""
+
+    __slots__ = ()
+
+    parents: ParentFinder
+
+    def learn(self, facts: EngineFacts) -> None:
+        """Stores nothing: no fact matters here."""
+
+    def effort(self, request: ChatRequest) -> str:
+        return ""
+
+    async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
+        return self.parents.observe(call_id, forest, request)
+
+    def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
+        return None
 
 
 def refused(request: ChatRequest, field: str, why: str) -> InvalidRequest:

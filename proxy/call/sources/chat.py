@@ -19,20 +19,20 @@ from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.reply import ClientReply, dialect_reply
-from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, refused
+from rolltap.proxy.call.sources.base import Begin, Publish, UpstreamSource, check_ids, refused
 from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
 from rolltap.proxy.call.sources.image_hosts import foreign_image
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
-from rolltap.proxy.conversation.chat import ChatRequest, TokenLogprob
-from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine, EngineFacts
+from rolltap.proxy.conversation.chat import ChatRequest
+from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine
 from rolltap.proxy.sessions.tags import temperature_of
 from rolltap.settings import PolicySettings
 from rolltap.types import Flaw
 
 
 @dataclass(slots=True, eq=False)
-class ChatSource:
+class ChatSource(UpstreamSource):
     """A policy behind a chat upstream."""
 
     settings: PolicySettings
@@ -43,8 +43,6 @@ class ChatSource:
     sets_sampling: bool = True
     vocabulary: str = ""
 
-    def learn(self, facts: EngineFacts) -> None: ...
-
     def check(self, request: ChatRequest) -> None:
         if request.sampling.logprobs:
             raise refused(request, "logprobs", "this policy's model is behind a chat API; it gives no log-probs")
@@ -54,9 +52,6 @@ class ChatSource:
         if request.tool_choice.names and request.tool_choice.mode != "named":
             raise refused(request, "tool_choice", "this policy cannot restrict the choice to some of the tools")
 
-    def effort(self, request: ChatRequest) -> str:
-        return ""
-
     def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         sampling = request.sampling
         is_ignored = {
@@ -65,9 +60,6 @@ class ChatSource:
             "temperature": temperature is not None and sampling.temperature not in (None, temperature),
         }
         return tuple(field for field, ignored in is_ignored.items() if ignored)
-
-    async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
-        return self.parents.observe(call_id, forest, request)
 
     def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
         return self.parents.may_lack_parent(plan, forest, request)
@@ -89,7 +81,7 @@ class ChatSource:
             nonlocal last
             last = chunk
             check_ids(chunk.token_ids)
-            if chunk.prompt_ids is not None and not call.begun:
+            if chunk.prompt_ids is not None and not call.node.recorded:
                 call.set_plan(self.parents.with_prompt(call.plan, np.asarray(chunk.prompt_ids, np.int32)))
                 await begin()
             call.sampled.take_chat(chunk)
@@ -106,14 +98,11 @@ class ChatSource:
         elif parser.unparsable:
             call.flaw = Flaw.TOOL_CALL_UNPARSABLE
         events, call.choice = parser.finish(last.finish or "stop")
-        call.whole = True
+        call.complete = True
         publish(events)
 
     async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
         raise InvalidRequest(f"the model {request.model!r} is behind a chat API; rolltap cannot count its tokens")
-
-    def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
-        return None
 
     def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return dialect_reply(http, arrival.dialect, flight)

@@ -18,13 +18,13 @@ from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.policies import ANY_MODEL
 from rolltap.proxy.call.reply import ClientReply
-from rolltap.proxy.call.sources.base import Begin, Publish
+from rolltap.proxy.call.sources.base import Begin, Publish, UpstreamSource
 from rolltap.proxy.call.sources.passthrough_reply import RelayedReplyReader
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
-from rolltap.proxy.conversation.chat import ChatRequest, TokenLogprob
+from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.dialects.base import WireRequest
-from rolltap.proxy.engines.base import ChatCall, EngineFacts
+from rolltap.proxy.engines.base import ChatCall
 from rolltap.proxy.engines.passthrough import NativeRequest, PassthroughUpstream, vendor_path
 from rolltap.types import Flaw
 
@@ -32,7 +32,7 @@ log = logging.getLogger("rolltap.passthrough")
 
 
 @dataclass(slots=True, eq=False)
-class PassthroughSource:
+class PassthroughSource(UpstreamSource):
     """A vendor's models."""
 
     name: str
@@ -57,19 +57,11 @@ class PassthroughSource:
         if self.engine.keyed and allowed and model not in allowed and ANY_MODEL not in allowed:
             raise NotFound(f"the model {model[:80]!r} is not served here; served: {', '.join(allowed)}", param="model")
 
-    def learn(self, facts: EngineFacts) -> None: ...
-
     def check(self, request: ChatRequest) -> None:
         """Checks nothing: the vendor decides what it accepts."""
 
-    def effort(self, request: ChatRequest) -> str:
-        return ""
-
     def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         return ()
-
-    async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
-        return self.parents.observe(call_id, forest, request)
 
     def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
         return False
@@ -98,16 +90,13 @@ class PassthroughSource:
             log.error("call %s: relaying failed with %s", call.id, type(error).__name__)
             raise RolltapError("internal error; the server's log has it") from None
         finally:
-            call.whole, call.choice, call.usage = reader.ended, reader.choice(), reader.usage
+            call.complete, call.choice, call.usage = reader.ended, reader.choice(), reader.usage
             call.problem = native.without_key(reader.problem)
             call.flaw = None if call.problem else Flaw.TOKENS_MISSING
             call.withheld = reader.rest()
 
     async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
         raise InvalidRequest(f"the model {request.model!r} belongs to a vendor; rolltap cannot count its tokens")
-
-    def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
-        return None
 
     def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return RelayedReply(http, flight)

@@ -183,12 +183,12 @@ class TokenSource:
         if finish == "abort":
             raise EngineError("the engine aborted the request")
         events, choice = parser.finish(finish)
-        sampled.end_at(parser.consumed)
+        sampled.truncate(parser.consumed)
         logprobs = self.token_logprobs(sampled.ids, sampled.logprobs) if request.sampling.logprobs else None
         call.choice = msgspec.structs.replace(choice, logprobs=logprobs) if logprobs is not None else choice
         call.reasoning_tokens = parser.reasoning_ids
         call.flaw = Flaw.TOOL_CALL_UNPARSABLE if parser.unparsable else None
-        call.whole = True
+        call.complete = True
         publish(events)
 
     async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:

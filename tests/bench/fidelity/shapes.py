@@ -25,6 +25,7 @@ from rolltap.proxy.continuation.plan import Continuation
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
 from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Text, Tool, ToolCall
 from rolltap.types import Outcome
+from tests.unit.continuation.planning import run_steps
 
 TOOLS = (
     Tool("run", "Runs a command.", {"type": "object", "properties": {"command": {"type": "string"}}}),
@@ -74,7 +75,7 @@ class Driver:
         if self._thought and not reply.reasoning:
             reply = msgspec.structs.replace(reply, parts=(Reasoning(self._thought), *reply.parts))
         call_id = new_id()
-        plan = self._continuation.plan(call_id, self._forest, request, thinking=True)
+        plan = run_steps(self._continuation.steps(call_id, self._forest, request, thinking=True))
         self._count(plan, request, altered)
         node = plan.node(call_id)
         self._forest.add(node)

@@ -21,6 +21,8 @@ from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.conversation.chat import ChatRequest, Message, Sampling, Tool
 from rolltap.types import Outcome
 
+from .planning import run_steps
+
 BASH = Tool("bash", "Runs a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
 
 
@@ -49,7 +51,8 @@ class World:
 
     def plan(self, request: ChatRequest) -> PromptPlan:
         self._next = new_id()
-        self.planned = self.continuation.plan(self._next, self.forest, request, thinking=True, effort=self.effort)
+        steps = self.continuation.steps(self._next, self.forest, request, thinking=True, effort=self.effort)
+        self.planned = run_steps(steps)
         return self.planned
 
     def call(self, *messages: Message, output: str | list[int], outcome: Outcome = Outcome.COMPLETED) -> CallNode:

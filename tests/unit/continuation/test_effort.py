@@ -16,6 +16,7 @@ from rolltap.types import BreakReason
 
 from .conftest import World
 from .making import tokenizer_with, trl_template
+from .planning import run_steps
 
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 LOW, XHIGH = "Reasoning effort is set to low", "Reasoning effort is set to xhigh"
@@ -97,7 +98,8 @@ def plan(qwen: Any) -> tuple[World, Callable[..., Any]]:
     world = World(qwen, history="keep", tools=())
 
     def planned(level: str, *messages: Message) -> Any:
-        return world.continuation.plan("next", world.forest, world.request(*messages), thinking=True, effort=level)
+        request = world.request(*messages)
+        return run_steps(world.continuation.steps("next", world.forest, request, thinking=True, effort=level))
 
     return world, planned
 

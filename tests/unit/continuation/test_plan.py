@@ -22,6 +22,7 @@ from rolltap.types import BreakReason, Outcome
 
 from .conftest import World
 from .making import tokenizer_with, trl_template
+from .planning import run_steps
 
 TURN = '<tool_call>\n{"name":  "bash", "arguments": {"command": "ls",   "n": 1.0}}\n</tool_call><|im_end|>'
 
@@ -222,10 +223,10 @@ def test_a_sibling_of_a_named_reply_has_that_replys_tokens(world: Any) -> None:
 
 def test_a_sibling_that_does_not_think_has_a_prompt_of_its_own(world: Any) -> None:
     asked = world.request(user("list"))
-    unthinking = world.continuation.plan("one", world.forest, asked, thinking=False).prompt_ids
+    unthinking = run_steps(world.continuation.steps("one", world.forest, asked, thinking=False)).prompt_ids
     thinking = world.call(user("list"), output="ok<|im_end|>").prompt_ids
     assert unthinking.tolist() != thinking.tolist()
-    plan = world.continuation.plan("two", world.forest, asked, thinking=False)
+    plan = run_steps(world.continuation.steps("two", world.forest, asked, thinking=False))
     assert plan.prompt_ids.tolist() == unthinking.tolist()
     assert plan.parent is None
     assert plan.break_ is None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rolltap.proxy.call import budget
-from rolltap.proxy.call.turn_cap import POLITE
+from rolltap.proxy.call.turn_cap import FINAL_ANSWERS
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.settings import LimitSettings
 
@@ -33,10 +33,12 @@ async def test_a_budget_ends_politely(tokenizer: HubTokenizer, limits: Any, serv
     assert await statuses(plane, served) == [200] * served
     refusal = await plane.client.chat({**HELLO, "content": "one more"})
     assert refusal.status == 400
-    assert refusal.json()["error"]["message"] == f"budget used: this session has {told}" + (
-        " of requests; end with what you have" if "mb" in str(limits) else "; end with what you have"
+    assert refusal.json()["error"]["message"] == (
+        f"budget used: this session has {told}"
+        + (" of requests" if "mb" in str(limits) else "")
+        + "; finish now with the work done so far"
     )
-    assert await statuses(plane, POLITE) == [400] * (POLITE - 1) + [409]
+    assert await statuses(plane, FINAL_ANSWERS) == [400] * (FINAL_ANSWERS - 1) + [409]
     assert len(plane.engine.seen) == served
 
 

@@ -12,7 +12,7 @@ import pytest
 from rolltap.contract.keys import Caller, KeyBudget, KeyUsage, key_hash
 from rolltap.errors import StoreUnavailable
 from rolltap.proxy.call import budget
-from rolltap.proxy.call.turn_cap import POLITE
+from rolltap.proxy.call.turn_cap import FINAL_ANSWERS
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.sessions import key_accounts
 from rolltap.settings import LimitSettings
@@ -71,8 +71,9 @@ async def test_a_keys_budget_ends_politely_and_opens_no_more_sessions(
     assert [await status(plane, name) for name in "ab"[:served]] == [200] * served
     refusal = await answer(plane, "a")
     assert refusal.status == 400
-    assert refusal.json()["error"]["message"] == f"budget used: this key has {told}; end with what you have"
-    assert [await status(plane, "a") for _ in range(POLITE)] == [400] * (POLITE - 1) + [409]
+    message = refusal.json()["error"]["message"]
+    assert message == f"budget used: this key has {told}; finish now with the work done so far"
+    assert [await status(plane, "a") for _ in range(FINAL_ANSWERS)] == [400] * (FINAL_ANSWERS - 1) + [409]
     sessions = len(plane.log._sessions)
     assert [await status(plane, name) for name in ("x", "y", "z")] == [409] * 3
     assert len(plane.log._sessions) == sessions

@@ -220,7 +220,7 @@ async def test_a_vendor_that_dies_halfway_cuts_the_client_off(tmp_path: Path, na
             await stage.post(stream=True)
         (row,) = await stage.rows()
     assert row.completion.outcome is Outcome.ENGINE_ERROR
-    assert "broke off" in row.completion.error
+    assert "closed the connection" in row.completion.error
 
 
 @each_wire
