@@ -9,8 +9,18 @@ import pytest
 
 from .product import ROOT
 
+TOP = ("proxy", "reconstructor", "trainer_client", "harnesses")
+DESCRIBED = (*TOP, "examples", "src/rolltap/calllog", "src/rolltap/ledger", "proxy/continuation")
+"""Folders that must have a README: what is in them, the invariants, the limitations."""
+
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("src/**/README.md")]
+    {
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("*/README.md"),
+        *ROOT.glob("src/**/README.md"),
+        *(page for folder in TOP for page in ROOT.glob(f"{folder}/*/README.md")),
+    }
 )
 LINK = re.compile(r"\]\((?P<path>[^)#:]+)(?:#[^)]*)?\)")
 FILE = re.compile(
@@ -28,6 +38,11 @@ def test_links_and_named_files_exist(page: Path) -> None:
     missing = {link["path"] for link in LINK.finditer(text) if not (page.parent / link["path"]).exists()}
     missing |= {file["path"] for file in FILE.finditer(text) if not (ROOT / file["path"]).exists()}
     assert missing == set()
+
+
+@pytest.mark.parametrize("folder", DESCRIBED)
+def test_a_part_has_a_readme(folder: str) -> None:
+    assert (ROOT / folder / "README.md").read_text(encoding="utf-8").startswith("# ")
 
 
 def test_troubleshooting_quotes_what_is_printed() -> None:
