@@ -48,7 +48,7 @@ class VendorRoute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Identity:
-    """What a key that is not a vendor's tells. If `session` is None, the calls of `project` decide the session."""
+    """The sender of a call with a rolltap key. If `session` is None, the project's calls decide the session."""
 
     session: LiveSession | None
     project: str = ""

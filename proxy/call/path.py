@@ -181,22 +181,21 @@ class CallPath:
             raise errors.exceptions[0] from None
 
     async def _run_source(self, flight: InFlightRequest, arrival: Arrival, call: OpenCall) -> None:
-        call.version = await self._versions.version_at_start(flight.policy)
+        policy = flight.policy
+        call.version = await self._versions.version_at_start(policy)
 
         async def begin() -> None:
             await self._record_intent(flight, call)
 
         started, metrics = time.perf_counter(), self._recorder.metrics
-        await flight.policy.source.run(call, arrival, begin, flight.publish)
+        await policy.source.run(call, arrival, begin, flight.publish)
         metrics.stage("engine", started)
         tokens = call.sampled
         if tokens.first_at:
-            metrics.first_token(flight.policy.name, tokens.first_at - arrival.at)
+            metrics.first_token(policy.name, tokens.first_at - arrival.at)
         if tokens.versions:
-            flight.policy.stated_version = tokens.versions[-1].version
-        elif (
-            tokens.ids and tokens.versions is None and await self._versions.all_sampled_at(flight.policy, call.version)
-        ):
+            policy.stated_version = tokens.versions[-1].version
+        elif tokens.ids and tokens.versions is None and await self._versions.all_sampled_at(policy, call.version):
             assert call.version is not None
             tokens.set_version(call.version)
 
