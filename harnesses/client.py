@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from rolltap.contract.admin import (
     AssignedRollouts,
     AttemptKey,
+    ClaimRollouts,
     ClosedSession,
     FinishRollout,
     Heartbeat,
     HeldRollouts,
-    LeaseRollouts,
     NewReward,
     OpenGroup,
     OpenSession,
@@ -57,7 +57,7 @@ class ClaimedRollout:
 
 
 @dataclass(frozen=True, slots=True)
-class LeasedRollout:
+class ClaimedTask:
     """A rollout that a node has claimed, with its task."""
 
     claim: ClaimedRollout
@@ -145,17 +145,20 @@ class AdminClient(AsyncHttpClient):
             groups += page
         return groups
 
-    async def lease_rollouts(
+    async def claim_rollouts(
         self, node: str, capacity: int, *, ttl: float, wait: float, submission: str | None = None
-    ) -> list[LeasedRollout]:
+    ) -> list[ClaimedTask]:
         """Claims up to `capacity` rollouts for `node`. Claims expire `ttl` seconds after the node's last heartbeat.
 
         Waits up to `wait` seconds for the first rollout. With `submission`, claims only that submission's rollouts.
         """
-        body = LeaseRollouts(capacity, ttl, wait, submission)
-        path = f"/nodes/{node}/lease"
+        body = ClaimRollouts(capacity, ttl, wait, submission)
+        path = f"/nodes/{node}/claim"
         reply = await self.send(Request("POST", path, values_of(body), parse=read_as(AssignedRollouts), wait=wait))
-        return [LeasedRollout(ClaimedRollout(given.rollout_id, given.token), given.task) for given in reply.rollouts]
+        return [
+            ClaimedTask(ClaimedRollout(assigned.rollout_id, assigned.token), assigned.task)
+            for assigned in reply.rollouts
+        ]
 
     async def has_work(self) -> bool:
         """True while unclaimed work exists, including work blocked by backpressure."""

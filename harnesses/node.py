@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rolltap.contract.admin import FinishRollout
 from rolltap.errors import RolltapError
 from rolltap.harnesses.attempts import DEFAULT_SLOTS, Progress, Slots
-from rolltap.harnesses.client import AdminClient, ClaimedRollout, LeasedRollout
+from rolltap.harnesses.client import AdminClient, ClaimedRollout, ClaimedTask
 from rolltap.harnesses.lifecycle import RolloutRunner
 from rolltap.harnesses.specs import Defaults, build
 from rolltap.types import Cause, RolloutStatus
@@ -61,13 +61,13 @@ class NodeAgent:
         stopping = asyncio.create_task(stop.wait())
         try:
             while not stop.is_set():
-                leasing = asyncio.create_task(self._lease())
-                await asyncio.wait({leasing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if not leasing.done():
-                    leasing.cancel()
+                claiming = asyncio.create_task(self._claim())
+                await asyncio.wait({claiming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not claiming.done():
+                    claiming.cancel()
                     with suppress(asyncio.CancelledError):
-                        await leasing
-                elif until_idle and not leasing.result() and not self._running and not await self._has_work():
+                        await claiming
+                elif until_idle and not claiming.result() and not self._running and not await self._has_work():
                     break
         finally:
             stopping.cancel()
@@ -80,14 +80,14 @@ class NodeAgent:
             log.warning("no answer: %s", error.message)
             return True
 
-    async def _lease(self) -> int:
+    async def _claim(self) -> int:
         """Claims as many rollouts as there are free slots; waits while there are none. Returns their number."""
         slots = self._settings.slots
         while (room := slots.run + slots.ahead - len(self._running)) <= 0:
             self._changed.clear()
             await self._changed.wait()
         try:
-            leases = await self._client.lease_rollouts(
+            claimed = await self._client.claim_rollouts(
                 self._settings.name,
                 room,
                 ttl=self._settings.ttl,
@@ -95,42 +95,42 @@ class NodeAgent:
                 submission=self._settings.submission,
             )
         except RolltapError as error:
-            log.warning("no lease: %s", error.message)
+            log.warning("could not claim rollouts: %s", error.message)
             await asyncio.sleep(self._settings.wait)
             return 0
-        for leased in leases:
-            task = asyncio.create_task(self._take(leased))
-            self._running[leased.claim] = task
-            task.add_done_callback(lambda _, claim=leased.claim: self._ended(claim))
-        return len(leases)
+        for claimed_task in claimed:
+            task = asyncio.create_task(self._take(claimed_task))
+            self._running[claimed_task.claim] = task
+            task.add_done_callback(lambda _, claim=claimed_task.claim: self._ended(claim))
+        return len(claimed)
 
     def _ended(self, claim: ClaimedRollout) -> None:
         del self._running[claim]
         self._changed.set()
 
-    async def _take(self, leased: LeasedRollout) -> None:
+    async def _take(self, claimed: ClaimedTask) -> None:
         try:
-            assignment = build(leased.task, self._defaults, self._client)
+            assignment = build(claimed.task, self._defaults, self._client)
         except RolltapError as error:
-            await self._refuse(leased, error)
+            await self._refuse(claimed, error)
             return
         try:
-            await self._runner.run(leased.claim, assignment)
+            await self._runner.run(claimed.claim, assignment)
         except RolltapError as error:  # the report failed; the claim expires, and other nodes try the rollout
-            log.warning("rollout %s: %s", leased.claim.rollout_id, error.message)
+            log.warning("rollout %s: %s", claimed.claim.rollout_id, error.message)
 
-    async def _refuse(self, leased: LeasedRollout, error: RolltapError) -> None:
+    async def _refuse(self, claimed: ClaimedTask, error: RolltapError) -> None:
         """Ends a rollout as failed, with the reason, if its task can't run on this node."""
         with suppress(RolltapError):
-            session = await self._client.start_rollout(leased.claim, ttl=60, runner=self._name)
+            session = await self._client.start_rollout(claimed.claim, ttl=60, runner=self._name)
             end = FinishRollout(
                 RolloutStatus.FAILED,
                 session.attempt,
                 f"{error.code}: {error.message}",
-                node_token=leased.claim.token,
+                node_token=claimed.claim.token,
                 cause=Cause.INFRASTRUCTURE,
             )
-            await self._client.finish_rollout(leased.claim.rollout_id, end)
+            await self._client.finish_rollout(claimed.claim.rollout_id, end)
 
     @property
     def _name(self) -> str:

@@ -54,7 +54,7 @@ ADMIN_PLANE: Table = {
     "POST /rollouts/{rollout_id}/finish": RUN,
     "POST /rewards": ("admin", "evaluator", "runner"),
     "GET /nodes/waiting": ("admin", "viewer", "runner"),
-    "POST /nodes/{node}/lease": RUN,
+    "POST /nodes/{node}/claim": RUN,
     "POST /nodes/{node}/heartbeat": RUN,
     "POST /nodes/{node}/release": RUN,
     "GET /policies": READ,

@@ -6,9 +6,9 @@ from fastapi import APIRouter
 
 from rolltap.contract.admin import (
     AssignedRollouts,
+    ClaimRollouts,
     Heartbeat,
     HeldRollouts,
-    LeaseRollouts,
     ReleasedRollouts,
     WorkWaits,
 )
@@ -26,10 +26,10 @@ def router(services: Services) -> APIRouter:
         """True while unclaimed work exists, including work blocked by backpressure."""
         return WorkWaits(await nodes.has_work(submission))
 
-    @routes.post("/nodes/{node}/lease")
-    async def lease(node: str, body: LeaseRollouts, by: By) -> AssignedRollouts:
+    @routes.post("/nodes/{node}/claim")
+    async def claim(node: str, body: ClaimRollouts, by: By) -> AssignedRollouts:
         """Claims up to `capacity` rollouts for `ttl` seconds. Waits up to `wait` seconds for the first one."""
-        return AssignedRollouts(await nodes.lease(node, body, by))
+        return AssignedRollouts(await nodes.claim(node, body, by))
 
     @routes.post("/nodes/{node}/heartbeat")
     async def heartbeat(node: str, body: Heartbeat, by: By) -> HeldRollouts:

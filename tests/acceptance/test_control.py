@@ -44,7 +44,7 @@ class Node(Player):
     """Plays queued tasks as a node does: claims one rollout after the other."""
 
     def play(self) -> str | None:
-        claim = self._http.post("/nodes/node/lease", json={"capacity": 1, "ttl": 60}).raise_for_status().json()
+        claim = self._http.post("/nodes/node/claim", json={"capacity": 1, "ttl": 60}).raise_for_status().json()
         if not claim["rollouts"]:
             return None
         (given,) = claim["rollouts"]

@@ -10,7 +10,7 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
-from rolltap.contract.admin import GroupRule, LeaseRollouts
+from rolltap.contract.admin import ClaimRollouts, GroupRule
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Rewind
 from rolltap.errors import TrainerFenced, UnknownPolicy
@@ -43,9 +43,9 @@ async def submit(world: World, policy: str, n: int, *named: tuple[str, tuple[str
     return (await world.ledger.submissions.submit(spec)).id
 
 
-async def lease(world: World, capacity: int) -> list[str]:
+async def claim(world: World, capacity: int) -> list[str]:
     """The tasks of the rollouts that a node claims."""
-    return [one.task.id for one in await world.ledger.nodes.lease("node", LeaseRollouts(capacity))]
+    return [one.task.id for one in await world.ledger.nodes.claim("node", ClaimRollouts(capacity))]
 
 
 async def control(world: World, policy: str = "policy", **values: object) -> None:
@@ -91,14 +91,14 @@ async def test_only_the_owners_incarnation_sets_it(world: World) -> None:
 
 async def test_groups_opened_from_now_on_have_the_size_that_was_set(world: World) -> None:
     await submit(world, "policy", 2, ("a", ()), ("b", ()))
-    assert await lease(world, 2) == ["a", "a"]
+    assert await claim(world, 2) == ["a", "a"]
     await control(world, n=3)
-    assert await lease(world, 9) == ["b"] * 3
+    assert await claim(world, 9) == ["b"] * 3
     assert ((await group_of(world, "a")).n, (await group_of(world, "b")).n) == (2, 3)
     await submit(world, "policy", 4, ("ruled", ()), rule=GroupRule(usable=4))
     await submit(world, "policy", 1, ("measured", ()), tags=(EVALUATION_TAG,))
     await submit(world, "other", 1, ("foreign", ()))
-    assert sorted(await lease(world, 9)) == ["foreign", "measured"] + ["ruled"] * 4
+    assert sorted(await claim(world, 9)) == ["foreign", "measured"] + ["ruled"] * 4
 
 
 async def test_priority_moves_the_policys_tasks_among_all(world: World) -> None:
@@ -106,16 +106,16 @@ async def test_priority_moves_the_policys_tasks_among_all(world: World) -> None:
     await submit(world, "policy", 1, ("own", ()))
     await submit(world, "policy", 1, ("measured", ()), tags=(EVALUATION_TAG,))
     await control(world, priority=5)
-    assert await lease(world, 1) == ["own"]
+    assert await claim(world, 1) == ["own"]
     assert (await group_of(world, "own")).priority == 5
-    assert await lease(world, 9) == ["foreign", "foreign too", "measured"]
+    assert await claim(world, 9) == ["foreign", "foreign too", "measured"]
 
 
 async def test_a_priority_fits_into_every_store(world: World) -> None:
     for sign in (1, -1):
         await control(world, priority=sign * 1_000_000)
         await submit(world, "policy", 1, (f"far {sign}", ()), priority=sign * (2**31 - 2))
-        assert await lease(world, 1) == [f"far {sign}"]
+        assert await claim(world, 1) == [f"far {sign}"]
         assert (await group_of(world, f"far {sign}")).priority == sign * (2**31 - 1)
 
 
@@ -124,31 +124,31 @@ async def test_a_curriculum_holds_back_what_it_does_not_name(world: World) -> No
     await submit(world, "policy", 1, ("measured", ("hard",)), tags=(EVALUATION_TAG,))
     await submit(world, "other", 1, ("foreign", ("hard",)))
     await control(world, curriculum={"easy": 1.0})
-    assert await lease(world, 9) == ["b", "d", "measured", "foreign"]
-    assert await lease(world, 9) == []
+    assert await claim(world, 9) == ["b", "d", "measured", "foreign"]
+    assert await claim(world, 9) == []
     assert await world.ledger.nodes.has_work()
     waits = (await world.ledger.submissions.get(id)).waits_for
     assert waits == "the curriculum of policy policy: it names none of the 2 queued tasks"
     await control(world, curriculum={"c": 3.0})
-    assert await lease(world, 9) == ["c"]
+    assert await claim(world, 9) == ["c"]
     await control(world)
-    assert await lease(world, 9) == ["a"]
+    assert await claim(world, 9) == ["a"]
 
 
 async def test_unknown_tags_hold_everything_back_and_are_said(world: World) -> None:
     id = await submit(world, "policy", 1, ("a", ("easy",)))
     await control(world, curriculum={"esay": 1.0, "' OR 1=1 --": 1.0, "%": 1.0, '"easy"': 1.0})
-    assert await lease(world, 9) == []
+    assert await claim(world, 9) == []
     assert "it names none of the 1 queued task" in (await world.ledger.submissions.get(id)).waits_for
     await control(world, curriculum={"esay": 1.0, "*": 1.0})
-    assert await lease(world, 9) == ["a"]
+    assert await claim(world, 9) == ["a"]
 
 
 async def test_names_are_drawn_by_their_weights(world: World) -> None:
     named = [(f"{tag}{number}", (tag,)) for number in range(60) for tag in ("easy", "hard", "odd")]
     await submit(world, "policy", 1, *named)
     await control(world, curriculum={"hard": 3.0, "easy": 1.0, "*": 1e-6})
-    drawn = await lease(world, 40)
+    drawn = await claim(world, 40)
     counts = Counter(task.rstrip("0123456789") for task in drawn)
     assert counts["odd"] == 0
     assert counts["hard"] > counts["easy"] > 0  # P(otherwise) < 1e-5
@@ -161,11 +161,11 @@ async def test_the_greatest_priority_goes_before_the_curriculum(world: World) ->
     await submit(world, "policy", 1, ("wanted", ("easy",)))
     await submit(world, "policy", 1, ("urgent", ("hard",)), priority=1)
     await control(world, curriculum={"easy": 1e6, "hard": 1e-6})
-    assert await lease(world, 1) == ["urgent"]
+    assert await claim(world, 1) == ["urgent"]
 
 
 async def test_room_bounds_what_a_curriculum_opens(world: World) -> None:
     await world.ledger.trainers.lease(LeaseRequest("trainer", "policy", 1, max_staleness=0))  # room for one group
     await submit(world, "policy", 1, ("a", ("easy",)), ("b", ("easy",)))
     await control(world, curriculum={"easy": 1.0})
-    assert await lease(world, 9) == ["a"]
+    assert await claim(world, 9) == ["a"]

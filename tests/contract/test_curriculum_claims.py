@@ -11,7 +11,7 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
-from rolltap.contract.admin import LeaseRollouts
+from rolltap.contract.admin import ClaimRollouts
 from rolltap.contract.control import RolloutControl
 from rolltap.ledger import nodes, task_queue
 from rolltap.ledger.submissions import SubmissionSpec
@@ -33,9 +33,9 @@ async def world(database: Database) -> World:
     return world
 
 
-async def lease(world: World, capacity: int, node: str = "node", wait: float = 0.0) -> list[str]:
+async def claim(world: World, capacity: int, node: str = "node", wait: float = 0.0) -> list[str]:
     """The tasks of the rollouts that a node claims."""
-    return [one.task.id for one in await world.ledger.nodes.lease(node, LeaseRollouts(capacity, wait=wait))]
+    return [one.task.id for one in await world.ledger.nodes.claim(node, ClaimRollouts(capacity, wait=wait))]
 
 
 async def curriculum(world: World, **weights: float) -> None:
@@ -83,27 +83,27 @@ async def test_a_claim_reads_the_tasks_once_and_only_for_a_curriculum(
 ) -> None:
     with monkeypatch.context() as patch:
         statements = reads(patch)
-        assert len(await lease(world, 6)) == 6
+        assert len(await claim(world, 6)) == 6
         assert statements
         assert not any("tasks" in text for text in statements)
     await curriculum(world, easy=1.0, hard=1.0)
     with monkeypatch.context() as patch:
         statements = reads(patch)
-        assert len(await lease(world, 6)) == 6
+        assert len(await claim(world, 6)) == 6
         assert sum("JOIN tasks" in text for text in statements) == 1
 
 
 async def test_work_that_a_curriculum_holds_back_starts_no_claim(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     await curriculum(world, nothing=1.0)
     claims: list[str] = []
-    claim = nodes._lease
+    original = nodes._claim
 
     def counted(tx: Tx, node: str, *more: Any) -> Sequence[Any]:
         claims.append(node)
-        return claim(tx, node, *more)
+        return original(tx, node, *more)
 
-    monkeypatch.setattr(nodes, "_lease", counted)
-    waiting = asyncio.create_task(lease(world, 2, wait=10.0))
+    monkeypatch.setattr(nodes, "_claim", counted)
+    waiting = asyncio.create_task(claim(world, 2, wait=10.0))
     await asyncio.sleep(1.2)  # more than two polls
     assert claims == ["node"]
     assert await world.ledger.nodes.has_work()
@@ -118,10 +118,10 @@ async def test_a_submission_that_is_cancelled_after_the_queue_was_read_hands_out
     await curriculum(world, easy=1.0)
     with monkeypatch.context() as patch:
         cancelling = meanwhile(world, patch, lambda: world.ledger.submissions.cancel("s"))
-        own_claim = await lease(world, 2)
+        own_claim = await claim(world, 2)
     assert (await asyncio.wrap_future(cancelling[0])).ended
     assert own_claim in ([], ["easy0", "easy1"])  # on SQLite the claim comes first
-    assert await lease(world, 2) == []
+    assert await claim(world, 2) == []
 
 
 async def test_a_claim_reads_again_when_others_took_all_that_it_read(
@@ -129,7 +129,7 @@ async def test_a_claim_reads_again_when_others_took_all_that_it_read(
 ) -> None:
     await curriculum(world, easy=1.0)
     with monkeypatch.context() as patch:
-        others = meanwhile(world, patch, lambda: lease(world, 2, node="other"))
-        own_claim = await lease(world, 2)
+        others = meanwhile(world, patch, lambda: claim(world, 2, node="other"))
+        own_claim = await claim(world, 2)
     other_claim = await asyncio.wrap_future(others[0])
     assert sorted([*own_claim, *other_claim]) == ["easy0", "easy1", "easy2", "easy3"]

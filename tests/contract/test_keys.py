@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 
-from rolltap.contract.admin import FinishRollout, LeaseRollouts, NewReward
+from rolltap.contract.admin import ClaimRollouts, FinishRollout, NewReward
 from rolltap.contract.keys import Caller, KeyBudget, KeyUsage, MintKey, RotateKey
 from rolltap.errors import Forbidden, InvalidRequest, LeaseLost, LedgerError, NotFound, StoreUnavailable
 from rolltap.ids import new_id
@@ -168,8 +168,8 @@ async def test_a_runner_reaches_what_it_claimed_and_nothing_else(world: World) -
     ledger = world.ledger
     one, other = Caller("one", "runner"), Caller("other", "runner")
     await ledger.submissions.submit(SubmissionSpec("policy", 2, (Task("t", "do it"),)))
-    (mine,) = await ledger.nodes.lease("n1", LeaseRollouts(1), one)
-    (theirs,) = await ledger.nodes.lease("n2", LeaseRollouts(1), other)
+    (mine,) = await ledger.nodes.claim("n1", ClaimRollouts(1), one)
+    (theirs,) = await ledger.nodes.claim("n2", ClaimRollouts(1), other)
     assert await ledger.nodes.heartbeat([mine.token, theirs.token], 15.0, one) == [mine.rollout_id]
     with pytest.raises(Forbidden):  # even with the other's token
         await ledger.rollouts.start(theirs.rollout_id, new_id(), node_token=theirs.token, by=one)
@@ -197,17 +197,17 @@ async def test_a_runner_whose_claim_ran_out_is_told_who_has_the_rollout(world: W
     ledger = world.ledger
     one, other, third = (Caller(name, "runner") for name in ("one", "other", "third"))
     await ledger.submissions.submit(SubmissionSpec("policy", 1, (Task("t", "do it"),)))
-    (lost,) = await ledger.nodes.lease("n1", LeaseRollouts(1), one)
+    (lost,) = await ledger.nodes.claim("n1", ClaimRollouts(1), one)
     world.clock.ahead += 60
     await ledger.nodes.expire()
-    (claimed,) = await ledger.nodes.lease("n2", LeaseRollouts(1), other)
+    (claimed,) = await ledger.nodes.claim("n2", ClaimRollouts(1), other)
     assert claimed.rollout_id == lost.rollout_id
     with pytest.raises(LeaseLost, match="this node has lost rollout"):  # it had not begun
         await ledger.rollouts.start(lost.rollout_id, new_id(), node_token=lost.token, by=one)
     await ledger.rollouts.start(lost.rollout_id, "a", node_token=claimed.token, by=other)
     world.clock.ahead += 60
     await ledger.nodes.expire()
-    (again,) = await ledger.nodes.lease("n3", LeaseRollouts(1), third)
+    (again,) = await ledger.nodes.claim("n3", ClaimRollouts(1), third)
     with pytest.raises(LeaseLost, match="claim expired, and node 'n3' has it, with key third"):
         await ledger.rewards.append(NewReward(lost.rollout_id, 1.0), other)
     await ledger.rollouts.start(lost.rollout_id, "b", node_token=again.token, by=third)

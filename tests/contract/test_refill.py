@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.contract.admin import FinishRollout, LeaseRollouts, NewReward
+from rolltap.contract.admin import ClaimRollouts, FinishRollout, NewReward
 from rolltap.errors import LedgerError
 from rolltap.ids import new_id
 from rolltap.ledger.submissions import SubmissionSpec
@@ -113,9 +113,9 @@ async def test_what_never_began_is_tried_again_too_and_the_number_is_bounded(wor
 async def test_a_refilled_rollout_is_taken_by_any_node(world: World) -> None:
     spec = SubmissionSpec("policy", 1, (Task("t", "do it"),))
     await world.ledger.submissions.submit(spec, submission_id="s")
-    (given,) = await world.ledger.nodes.lease("one", LeaseRollouts(1, 15.0))
+    (given,) = await world.ledger.nodes.claim("one", ClaimRollouts(1, 15.0))
     began = (await world.ledger.rollouts.start(given.rollout_id, new_id(), node_token=given.token)).rollout
-    waiting = asyncio.create_task(world.ledger.nodes.lease("two", LeaseRollouts(1, 15.0, wait=10.0)))
+    waiting = asyncio.create_task(world.ledger.nodes.claim("two", ClaimRollouts(1, 15.0, wait=10.0)))
     await asyncio.sleep(0)
     await world.ledger.rollouts.finish(
         began.id, FinishRollout(RolloutStatus.FAILED, 1, node_token=given.token, cause=Cause.INFRASTRUCTURE)

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from rolltap.calllog.database import Database
-from rolltap.contract.admin import AssignedRollout, FinishRollout, GroupRule, LeaseRollouts, NewReward
+from rolltap.contract.admin import AssignedRollout, ClaimRollouts, FinishRollout, GroupRule, NewReward
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, NotFound
 from rolltap.ids import new_id
@@ -35,10 +35,10 @@ def spec(tasks: int = 2, n: int = 2, **more: object) -> SubmissionSpec:
     return SubmissionSpec("policy", n, tuple(Task(f"t{number}", "do it") for number in range(tasks)), **more)  # type: ignore[arg-type]
 
 
-async def lease(
+async def claim(
     world: World, node: str = "n1", capacity: int = 10, submission: str | None = None
 ) -> Sequence[AssignedRollout]:
-    return await world.ledger.nodes.lease(node, LeaseRollouts(capacity, 15.0, submission=submission))
+    return await world.ledger.nodes.claim(node, ClaimRollouts(capacity, 15.0, submission=submission))
 
 
 async def run(world: World, given: AssignedRollout, status: RolloutStatus = RolloutStatus.SUCCEEDED) -> None:
@@ -54,9 +54,9 @@ async def run(world: World, given: AssignedRollout, status: RolloutStatus = Roll
 async def test_a_submission_is_queued_leased_and_run_to_its_end(world: World) -> None:
     queued = await world.ledger.submissions.submit(spec(), submission_id="s")
     assert (queued.tasks, queued.queued, queued.ended) == (2, 2, False)
-    given = await lease(world)
+    given = await claim(world)
     assert sorted(one.task.id for one in given) == ["t0", "t0", "t1", "t1"]
-    assert await lease(world, "n2") == ()
+    assert await claim(world, "n2") == ()
     assert not await world.ledger.nodes.has_work()
     for one in given:
         await run(world, one)
@@ -89,7 +89,7 @@ async def test_what_cannot_be_submitted(world: World) -> None:
 async def test_two_nodes_never_get_the_same_rollout(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=8, n=4))
     given: list[AssignedRollout] = []
-    while came := await asyncio.gather(*(lease(world, f"n{node}", 3) for node in range(6))):
+    while came := await asyncio.gather(*(claim(world, f"n{node}", 3) for node in range(6))):
         if not any(came):
             break
         given += [one for part in came for one in part]
@@ -98,32 +98,32 @@ async def test_two_nodes_never_get_the_same_rollout(world: World) -> None:
 
 async def test_the_rollouts_of_a_group_that_its_own_runner_opened_are_not_given_out(world: World) -> None:
     await world.open(2)
-    assert await lease(world) == ()
+    assert await claim(world) == ()
 
 
 async def test_the_greater_priority_goes_first(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=1, n=2), submission_id="low")
-    (early,) = await lease(world, capacity=1)
+    (early,) = await claim(world, capacity=1)
     await world.ledger.submissions.submit(SubmissionSpec("policy", 1, (Task("urgent", "x"),), priority=5))
-    assert [early.task.id, *(one.task.id for one in await lease(world))] == ["t0", "urgent", "t0"]
+    assert [early.task.id, *(one.task.id for one in await claim(world))] == ["t0", "urgent", "t0"]
 
 
 async def test_a_node_may_ask_for_one_submission_only(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=1), submission_id="a")
     await world.ledger.submissions.submit(SubmissionSpec("policy", 1, (Task("mine", "x"),)), submission_id="b")
-    assert [one.task.id for one in await lease(world, submission="b")] == ["mine"]
+    assert [one.task.id for one in await claim(world, submission="b")] == ["mine"]
 
 
 async def test_groups_wait_in_the_queue_while_the_trainers_have_no_room(world: World) -> None:
     await world.ledger.trainers.lease(LeaseRequest("trainer", "policy", 1, max_staleness=0))  # room for one group
     await world.ledger.submissions.submit(spec(tasks=3, n=1), submission_id="s")
-    (only,) = await lease(world)
+    (only,) = await claim(world)
     await run(world, only)
-    assert await lease(world) == ()
+    assert await claim(world) == ()
     assert await world.ledger.nodes.has_work()
     claimed = await world.ledger.trainers.lease(LeaseRequest("trainer", "policy", 1, max_staleness=0))
     await world.ledger.trainers.acknowledge(key(claimed), 1)
-    assert len(await lease(world)) == 1
+    assert len(await claim(world)) == 1
     assert (await world.ledger.submissions.get("s")).queued == 1
 
 
@@ -136,9 +136,9 @@ async def test_a_submission_says_what_it_waits_for(world: World) -> None:
     await world.ledger.trainers.lease(trainer)  # room for one group
     await world.ledger.submissions.submit(spec(tasks=2, n=1), submission_id="s")
     assert await waits_for(world) == "a node: none asks for work (`rolltap node`)"
-    assert await lease(world, "of another submission", submission="t") == ()
+    assert await claim(world, "of another submission", submission="t") == ()
     assert (await waits_for(world)).startswith("a node: none")
-    (only,) = await lease(world, "n1")
+    (only,) = await claim(world, "n1")
     await run(world, only)
     told = await waits_for(world)
     assert "room at the trainers of policy: slow (last heard of at 20" in told
@@ -148,14 +148,14 @@ async def test_a_submission_says_what_it_waits_for(world: World) -> None:
     assert await waits_for(world) == "a free slot of n1"
     world.clock.ahead += 100
     assert "(`rolltap node`); the last one, n1, asked at 20" in await waits_for(world)
-    await lease(world, "n2")
+    await claim(world, "n2")
     assert await waits_for(world) == ""
 
 
 async def test_a_trainers_demand_ends_with_its_silence(world: World) -> None:
     for number in range(2):
         await world.ledger.submissions.submit(spec(tasks=1, n=1), submission_id=f"s{number}")
-        (given,) = await lease(world)
+        (given,) = await claim(world)
         await run(world, given)
     claimed = await world.ledger.trainers.lease(LeaseRequest("gone", "policy", 1, max_staleness=0))
     await world.ledger.submissions.submit(spec(tasks=1, n=1), submission_id="s")
@@ -163,14 +163,14 @@ async def test_a_trainers_demand_ends_with_its_silence(world: World) -> None:
     world.clock.ahead += silence - 100
     await world.ledger.trainers.extend(key(claimed), 2 * silence)
     world.clock.ahead += silence - 100
-    assert await lease(world) == ()
+    assert await claim(world) == ()
     world.clock.ahead += 200
-    assert len(await lease(world)) == 1
+    assert len(await claim(world)) == 1
 
 
 async def test_what_the_evaluator_saw_is_kept(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=1, n=2))
-    seen, unseen = await lease(world)
+    seen, unseen = await claim(world)
     text = "=== the tests ===\n\0 bytes of any kind \N{SNOWMAN}\n" * 1000
     for given, evaluation in ((seen, text), (unseen, "")):
         await world.ledger.rollouts.start(given.rollout_id, new_id(), node_token=given.token)
@@ -185,13 +185,13 @@ async def test_what_the_evaluator_saw_is_kept(world: World) -> None:
 
 async def test_a_dead_nodes_rollout_goes_to_another_and_the_dead_ones_key_and_results_are_refused(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=1, n=1))
-    (zombie,) = await lease(world, "dead")
+    (zombie,) = await claim(world, "dead")
     begun = await world.ledger.rollouts.start(zombie.rollout_id, "first", node_token=zombie.token)
     world.clock.ahead = 16.0
     assert await world.ledger.nodes.heartbeat([zombie.token], 15.0) == []
     await world.ledger.sweep()
     assert "first" in world.closed
-    (heir,) = await lease(world, "alive")
+    (heir,) = await claim(world, "alive")
     assert heir.rollout_id == zombie.rollout_id
     with pytest.raises(LeaseLost):
         await world.ledger.rollouts.start(zombie.rollout_id, "late", node_token=zombie.token)
@@ -210,13 +210,13 @@ async def test_a_dead_nodes_rollout_goes_to_another_and_the_dead_ones_key_and_re
 async def test_a_rollout_under_which_too_many_nodes_died_is_lost(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=1, n=2), submission_id="s")
     for time in (1, 2):
-        given = await lease(world, f"n{time}", 1)
+        given = await claim(world, f"n{time}", 1)
         world.clock.ahead = 16.0 * time
         await world.ledger.sweep()
     lost = await world.ledger.rollouts.get(given[0].rollout_id)
     assert lost.status is RolloutStatus.LOST
     assert lost.reason == "2 nodes died under it, the last one was n2"
-    (left,) = await lease(world)
+    (left,) = await claim(world)
     await run(world, left)
     ended = await world.ledger.submissions.get("s")
     assert ended.rollouts == {"lost": 1, "succeeded": 1}
@@ -225,7 +225,7 @@ async def test_a_rollout_under_which_too_many_nodes_died_is_lost(world: World) -
 
 async def test_a_heartbeat_keeps_a_claim(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=1, n=1))
-    (given,) = await lease(world)
+    (given,) = await claim(world)
     for beat in range(1, 4):
         world.clock.ahead = 10.0 * beat
         assert await world.ledger.nodes.heartbeat([given.token], 15.0) == [given.rollout_id]
@@ -236,17 +236,17 @@ async def test_a_heartbeat_keeps_a_claim(world: World) -> None:
 async def test_a_node_that_leaves_gives_back_without_a_failure_counted(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=1, n=1))
     for _ in range(4):  # more often than infra_retries
-        (given,) = await lease(world)
+        (given,) = await claim(world)
         await world.ledger.rollouts.start(given.rollout_id, new_id(), node_token=given.token)
         assert await world.ledger.nodes.release("n1") == 1
-    (given,) = await lease(world)
+    (given,) = await claim(world)
     await run(world, given)
     assert (await world.ledger.rollouts.get(given.rollout_id)).attempt == 5
 
 
 async def test_cancelling_ends_what_is_under_way_and_keeps_what_is_complete(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=3, n=1), submission_id="s")
-    done, running = await lease(world, capacity=2)
+    done, running = await claim(world, capacity=2)
     await run(world, done)
     await world.ledger.rollouts.start(running.rollout_id, "open", node_token=running.token)
     cancelled = await world.ledger.submissions.cancel("s")
@@ -254,14 +254,14 @@ async def test_cancelling_ends_what_is_under_way_and_keeps_what_is_complete(worl
     assert cancelled.groups == {"complete": 1, "dropped": 1}
     assert cancelled.rollouts == {"succeeded": 1, "cancelled": 1}
     assert "open" in world.closed
-    assert await lease(world) == ()
+    assert await claim(world) == ()
     assert await world.ledger.nodes.heartbeat([running.token], 15.0) == []
     assert await world.ledger.submissions.cancel("s") == cancelled
 
 
 async def test_enough_usable_rollouts_end_a_group_early(world: World) -> None:
     await world.ledger.submissions.submit(spec(tasks=1, n=4, rule=GroupRule(usable=2)), submission_id="s")
-    given = await lease(world)
+    given = await claim(world)
     for one in given[:2]:
         await run(world, one)
     ended = await world.ledger.submissions.get("s")
@@ -274,14 +274,14 @@ async def test_enough_usable_rollouts_end_a_group_early(world: World) -> None:
 async def test_a_group_that_replaces_one_without_variance_is_given_out_too(world: World) -> None:
     rule = GroupRule(zero_variance="replace")
     await world.ledger.submissions.submit(spec(tasks=1, n=2, rule=rule), submission_id="s")
-    for given in await lease(world):
+    for given in await claim(world):
         await run(world, given)
-    assert len(await lease(world)) == 2
+    assert len(await claim(world)) == 2
     assert not (await world.ledger.submissions.get("s")).ended
 
 
 async def test_a_waiting_node_gets_what_is_submitted(world: World) -> None:
-    waiting = asyncio.create_task(world.ledger.nodes.lease("n1", LeaseRollouts(1, 15.0, wait=10.0)))
+    waiting = asyncio.create_task(world.ledger.nodes.claim("n1", ClaimRollouts(1, 15.0, wait=10.0)))
     await asyncio.sleep(0)
     await world.ledger.submissions.submit(spec(tasks=1, n=1))
     assert len(await asyncio.wait_for(waiting, 5.0)) == 1
@@ -302,6 +302,6 @@ async def test_a_submission_that_is_cancelled_while_a_group_is_opened_hands_out_
 
     with monkeypatch.context() as patch:
         patch.setattr(task_queue, "locked_policy", slow)
-        given = await lease(world)
+        given = await claim(world)
     assert (await asyncio.wrap_future(cancelling[0])).ended
     assert given == () or await world.ledger.nodes.heartbeat([one.token for one in given], 15.0) == []

@@ -148,7 +148,7 @@ async def live(city: City, tenant: Tenant) -> None:
     note = {"kind": "comment", "value": tenant.canary, "session_id": started["session_id"]}
     await city.admin(tenant, "POST /read/notes", **note)
     await city.admin(tenant, f"POST /policies/{tenant.policy}/control", max_turns=7)
-    claimed = await city.admin(tenant, "POST /nodes/n/lease", capacity=1, ttl=600)
+    claimed = await city.admin(tenant, "POST /nodes/n/claim", capacity=1, ttl=600)
     assert len(claimed["rollouts"]) == 1
     answer = await city.send(
         "trainer", "POST /leases", tenant.keys["trainer"], json={"trainer": "w", "policy": tenant.policy, "groups": 1}
@@ -187,7 +187,7 @@ def bodies(victim: Tenant) -> Mapping[str, Any]:
         "POST /rollouts/{rollout_id}/start": {},
         "POST /rollouts/{rollout_id}/finish": {"status": "failed", "attempt": 1},
         "POST /rewards": {"rollout_id": ids["rollout_id"], "value": 1.0, "scope": "call:*"},
-        "POST /nodes/{node}/lease": {"capacity": 9, "ttl": 60},
+        "POST /nodes/{node}/claim": {"capacity": 9, "ttl": 60},
         "POST /nodes/{node}/heartbeat": {"tokens": ["x"], "ttl": 60},
         "POST /policies/{name}/control": {"max_turns": 1},
         "POST /read/notes": {"kind": "comment", "value": "x", "session_id": ids["session_id"]},

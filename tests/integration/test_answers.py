@@ -133,7 +133,7 @@ async def _tasks_and_nodes(admin: CheckedPlane) -> None:
     submitted = await admin.post("/tasks", {"policy": POLICY, "n": 1, "tasks": [task]})
     assert submitted["ended"] is False
     assert (await admin.get("/nodes/waiting"))["waiting"] is True
-    (assigned,) = (await admin.post("/nodes/{node}/lease", {"capacity": 1}, node="n"))["rollouts"]
+    (assigned,) = (await admin.post("/nodes/{node}/claim", {"capacity": 1}, node="n"))["rollouts"]
     assert assigned["task"]["spec"] == task["spec"]
     kept = await admin.post("/nodes/{node}/heartbeat", {"tokens": [assigned["token"]]}, node="n")
     assert kept["rollouts"] == [assigned["rollout_id"]]

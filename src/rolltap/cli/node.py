@@ -54,7 +54,7 @@ def node(
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Leases rollouts from the server and runs them on this machine, until stopped.
+    """Claims rollouts from the server and runs them on this machine, until stopped.
 
     The key is ROLLTAP_RUNNER_KEY, which gives access only to this node's claims; on the server's machine it may be left
     out.

@@ -237,7 +237,7 @@ class NewReward(RequestBody):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRollouts(RequestBody):
+class ClaimRollouts(RequestBody):
     """A node asks for up to `capacity` rollouts (of one `submission` only, if given) and waits up to `wait` seconds for
     the first. They are the node's for `ttl` seconds after its last heartbeat.
     """

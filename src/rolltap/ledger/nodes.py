@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.contract.admin import AssignedRollout, LeaseRollouts
+from rolltap.contract.admin import AssignedRollout, ClaimRollouts
 from rolltap.contract.base import check_ttl
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.ids import new_id
@@ -32,17 +32,17 @@ class Nodes:
     def __init__(self, uow: UnitOfWork) -> None:
         self._uow = uow
 
-    async def lease(self, node: str, request: LeaseRollouts, by: Caller = SERVER) -> Sequence[AssignedRollout]:
+    async def claim(self, node: str, request: ClaimRollouts, by: Caller = SERVER) -> Sequence[AssignedRollout]:
         """Claims rollouts for the node: highest priority first, then the longest waiting."""
         silence = self._uow.settings.trainer_silence
         deadline = time.monotonic() + request.wait
         ticket = self._uow.changed.ticket()
-        assigned = await self._uow.transact(lambda tx: _lease(tx, node, request, silence, by))
+        assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, silence, by))
         while not assigned and (remaining_s := deadline - time.monotonic()) > 0:
             await wait_for(ticket, min(remaining_s, self._uow.settings.poll))
             ticket = self._uow.changed.ticket()
             if await self._uow.query(lambda tx: _may_claim(tx, request.submission)):
-                assigned = await self._uow.transact(lambda tx: _lease(tx, node, request, silence, by))
+                assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, silence, by))
         return assigned
 
     async def has_work(self, submission: str | None = None) -> bool:
@@ -102,7 +102,7 @@ def _has_free(tx: Tx, submission: str | None) -> bool:
     return tx.first(sa.select(rollouts.c.id).select_from(JOINED).where(_waiting(submission)).limit(1)) is not None
 
 
-def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float, by: Caller) -> Sequence[AssignedRollout]:
+def _claim(tx: Tx, node: str, request: ClaimRollouts, silence: float, by: Caller) -> Sequence[AssignedRollout]:
     note_node(tx, node, request.submission)
     _open_what_is_due(tx, request, silence)
     candidates = (
@@ -125,7 +125,7 @@ def _lease(tx: Tx, node: str, request: LeaseRollouts, silence: float, by: Caller
     return [AssignedRollout(row.id, token, policies[row.group_id], tasks[row.group_id]) for row in waiting]
 
 
-def _open_what_is_due(tx: Tx, request: LeaseRollouts, silence: float) -> None:
+def _open_what_is_due(tx: Tx, request: ClaimRollouts, silence: float) -> None:
     """Opens groups of queued tasks until enough rollouts wait to fill the node."""
     queue = TaskQueue(tx, request.submission, silence, request.capacity)
     while (head := queue.next()) is not None:

@@ -19,7 +19,7 @@ from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import GroupStatus, RolloutStatus
 
 NODE_MEMORY = 60.0
-"""Seconds. A waiting node asks again sooner, as the longest wait of a lease is shorter."""
+"""Seconds. A waiting node asks again sooner, as the longest wait of a claim is shorter."""
 
 FORGOTTEN_AFTER = 86_400.0
 

@@ -53,7 +53,7 @@ class Stub:
     calls: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     pending: list[dict[str, Any]] = field(default_factory=list)  # rollouts for nodes: id and task
     held: dict[str, str] = field(default_factory=dict)  # rollout → node
-    leased: dict[str, dict[str, Any]] = field(default_factory=dict)
+    claimed: dict[str, dict[str, Any]] = field(default_factory=dict)
     released: list[str] = field(default_factory=list)
     late_calls: int = 0
     refusals: int = 0
@@ -97,17 +97,17 @@ class Stub:
         failures = self.failures.setdefault(rollout, [])
         if body.get("cause") == "infrastructure" and len(failures) < self.infra_retries:
             failures.append(body["reason"])
-            self.pending += [self.leased[rollout]] if rollout in self.leased else []
+            self.pending += [self.claimed[rollout]] if rollout in self.claimed else []
             return _rollout(rollout, "pending", body.get("attempt", 0) + 1)
         self.finished[rollout] = body
         return _rollout(rollout, body["status"], body.get("attempt", 0))
 
-    async def lease(self, request: web.Request) -> web.Response:
+    async def claim(self, request: web.Request) -> web.Response:
         node, asked = request.match_info["node"], await request.json()
         given, self.pending = self.pending[: asked["capacity"]], self.pending[asked["capacity"] :]
         for rollout in given:
             self.held[rollout["rollout_id"]] = node
-            self.leased[rollout["rollout_id"]] = rollout
+            self.claimed[rollout["rollout_id"]] = rollout
         if not given:
             await asyncio.sleep(min(asked["wait"], 0.02))
         return web.json_response({"rollouts": given})
@@ -172,7 +172,7 @@ class Stub:
                 web.post("/rollouts/{id}/start", self.start),
                 web.post("/rollouts/{id}/finish", self.finish),
                 web.get("/nodes/waiting", self.waiting),
-                web.post("/nodes/{node}/lease", self.lease),
+                web.post("/nodes/{node}/claim", self.claim),
                 web.post("/nodes/{node}/heartbeat", self.heartbeat),
                 web.post("/nodes/{node}/release", self.release),
                 web.get("/rollouts/{id}", self.show_rollout),

@@ -31,7 +31,7 @@ PLACEHOLDER = re.compile(r"\(\?P<(\w+)>[^)]*\)")
 
 RUNNERS = {
     "GET /nodes/waiting",
-    "POST /nodes/{node}/lease",
+    "POST /nodes/{node}/claim",
     "POST /nodes/{node}/heartbeat",
     "POST /nodes/{node}/release",
     "GET /rollouts/{rollout_id}",
