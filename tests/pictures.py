@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 from selenium.webdriver.common.keys import Keys
 
-from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
+from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
 from rolltap.engine.tiny import FOLDER
 from rolltap.tui.app import RecordApp
 
@@ -44,28 +44,30 @@ FAILURE = (
 )
 SCRIPT = Script(
     rules=(
-        Rule(when="Give a short title", turns=(Turn(say="Fix a failing parser test"),)),
+        Rule(when="Give a short title", turns=(ScriptedReply(say="Fix a failing parser test"),)),
         Rule(
             when="You look things up",
             turns=(
-                Turn(call=(ToolUse("read", {"path": "FORMAT.md"}),)),
-                Turn(say="The value may hold further signs: split once."),
+                ScriptedReply(call=(ToolUse("read", {"path": "FORMAT.md"}),)),
+                ScriptedReply(say="The value may hold further signs: split once."),
             ),
         ),
         Rule(
             when="careful coding agent",
             turns=(
-                Turn(
+                ScriptedReply(
                     think="Look at the failing test first, then at the parser.",
                     say="Let me look at the failing test.",
                     call=(ToolUse("bash", {"command": "python -m pytest -q tests/test_parser.py 2>&1 | tail -20"}),),
                 ),
-                Turn(call=(ToolUse("read", {"path": "parser.py"}), ToolUse("task", {"ask": "What says FORMAT.md?"}))),
-                Turn(
+                ScriptedReply(
+                    call=(ToolUse("read", {"path": "parser.py"}), ToolUse("task", {"ask": "What says FORMAT.md?"}))
+                ),
+                ScriptedReply(
                     say="Split once, and say what is wrong with a line without a value.",
                     call=(ToolUse("edit", {"patch": PATCH}),),
                 ),
-                Turn(say="The parser splits at the first sign only now; all 11 tests pass."),
+                ScriptedReply(say="The parser splits at the first sign only now; all 11 tests pass."),
             ),
         ),
     )

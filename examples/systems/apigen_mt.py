@@ -32,9 +32,9 @@ def reply(prompt):
         return "Thanks, bye." if "Ordered." in prompt.text else "I want 2 pears."
     if "Ordered" in prompt.last or "bye" in prompt.last:
         return "Ordered."
-    from rolltap.engine.scripted import ToolUse, Turn
+    from rolltap.engine.scripted import ScriptedReply, ToolUse
 
-    return Turn(call=(ToolUse("order", {"item": "pear", "count": 2}),))
+    return ScriptedReply(call=(ToolUse("order", {"item": "pear", "count": 2}),))
 
 
 def execute(stock: dict[str, int], calls: list[dict]) -> dict[str, int]:

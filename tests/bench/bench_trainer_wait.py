@@ -42,11 +42,11 @@ WARM_UP = 2
 
 SCRIPT = f"""
 import random
-from rolltap.engine.scripted.script import Turn
+from rolltap.engine.scripted.script import ScriptedReply
 
 def reply(prompt):
     ids = random.Random(prompt.session).choices(range(300, 800), k={TOKENS})
-    return Turn(ids=tuple(ids), delay_s=0.05, tokens_per_event={TOKENS})
+    return ScriptedReply(ids=tuple(ids), delay_s=0.05, tokens_per_event={TOKENS})
 """
 
 

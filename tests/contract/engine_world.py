@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rolltap.engine.scripted import Reply, ScriptedEngine, Turn, logprob_of, say
+from rolltap.engine.scripted import ReplyFunction, ScriptedEngine, ScriptedReply, logprob_of, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineError
 from rolltap.plugins import known_names, lookup
@@ -42,7 +42,7 @@ EXPERTS = {"vllm-experts": "vllm", "sglang": "sglang", "sglang-incremental": "sg
 MASKS = {"vllm-masks": "vllm", "sglang": "sglang", "sglang-without-masks": "sglang"}
 
 PROMPT = [5, 6, 7, 8]
-TURN = Turn(ids=(10, 11, 12, 13, 14))
+REPLY = ScriptedReply(ids=(10, 11, 12, 13, 14))
 
 
 async def collect(sample: Any, request: Any, chunks: list[Any] | None = None, wanted: int = 10_000) -> list[Any]:
@@ -89,7 +89,9 @@ def starter(wire: str) -> Start:
     kind: Any = {**WIRES, **EXPERTS, **MASKS}[wire]
 
     @asynccontextmanager
-    async def started(*turns: Turn | str | Reply, context: int = 4096, mode: Any = "processed", **settings: Any):
+    async def started(
+        *turns: ScriptedReply | str | ReplyFunction, context: int = 4096, mode: Any = "processed", **settings: Any
+    ):
         script: Any = turns[0] if callable(turns[0]) else say(*turns)  # type: ignore[arg-type]
         async with ScriptedEngine(script, FOLDER, wire=wire.rpartition(":")[2], context=context, mode=mode) as server:
             settled = EngineSettings(kind=kind, url=server.url, **settings)
@@ -109,4 +111,4 @@ def logprobs_of(chunks: list[SampleChunk]) -> list[float]:
     return [value for chunk in chunks for value in chunk.logprobs or ()]
 
 
-EXACT = [logprob_of(token, at) for at, token in enumerate(TURN.ids or ())]
+EXACT = [logprob_of(token, at) for at, token in enumerate(REPLY.ids or ())]

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolltap.engine.scripted import Turn
+from rolltap.engine.scripted import ScriptedReply
 from rolltap.engine.scripted.sampling import mask_of, masked_logprob_of
 from rolltap.proxy.engines.base import Scorer, ScoreRequest
 
-from .engine_world import EXACT, PROMPT, TURN, ids_of, logprobs_of, starter
+from .engine_world import EXACT, PROMPT, REPLY, ids_of, logprobs_of, starter
 
-IDS = list(TURN.ids or ())
+IDS = list(REPLY.ids or ())
 SGLANG = ["sglang", "sglang-incremental"]
 
 
@@ -26,7 +26,7 @@ def masks_of(chunks: list[Any]) -> list[list[int]]:
 @pytest.mark.parametrize("size", [1, 3, 100])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_every_token_has_its_mask(wire: str, size: int, stream: bool) -> None:
-    async with starter(wire)(Turn(ids=TURN.ids, tokens_per_event=size)) as world:
+    async with starter(wire)(ScriptedReply(ids=REPLY.ids, tokens_per_event=size)) as world:
         chunks = await world.sample(top_p=0.8, top_k=3, sampling_mask=3, stream=stream)
     assert ids_of(chunks) == IDS
     assert masks_of(chunks) == [mask_of(token, at) for at, token in enumerate(IDS)]
@@ -35,7 +35,7 @@ async def test_every_token_has_its_mask(wire: str, size: int, stream: bool) -> N
 @pytest.mark.parametrize("wire", SGLANG)
 async def test_sglangs_logprobs_are_those_of_the_mask(wire: str) -> None:
     """Its `output_token_logprobs` are of the whole vocabulary, whatever was left of it."""
-    async with starter(wire)(TURN) as world:
+    async with starter(wire)(REPLY) as world:
         chunks = await world.sample(top_p=0.8, sampling_mask=3, top_logprobs=2)
         without = await world.sample(top_p=0.8, top_logprobs=2)
     assert logprobs_of(chunks) == [masked_logprob_of(token, at) for at, token in enumerate(IDS)]
@@ -48,7 +48,7 @@ async def test_sglangs_logprobs_are_those_of_the_mask(wire: str) -> None:
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"temperature": 0.0, "top_k": 1}])
 async def test_sglang_is_asked_for_masks_only_where_there_is_one_to_replay(wire: str, sampling: dict[str, Any]) -> None:
     """It refuses a mask of the whole vocabulary, and no trainer replays greedy sampling."""
-    async with starter(wire)(TURN) as world:
+    async with starter(wire)(REPLY) as world:
         chunks = await world.sample(sampling_mask=3, **sampling)
     assert all("sampling_mask" not in chunk.extras for chunk in chunks)
     assert ids_of(chunks) == IDS
@@ -56,14 +56,14 @@ async def test_sglang_is_asked_for_masks_only_where_there_is_one_to_replay(wire:
 
 async def test_a_longer_mask_is_left_out_with_its_logprobs() -> None:
     """The call is then named as truncated; its log-probs stay those of what was sampled."""
-    async with starter("sglang")(Turn(ids=TURN.ids, tokens_per_event=100)) as world:
+    async with starter("sglang")(ScriptedReply(ids=REPLY.ids, tokens_per_event=100)) as world:
         (chunk,) = await world.sample(top_p=0.8, sampling_mask=2)
     assert "sampling_mask" not in chunk.extras
     assert chunk.logprobs == [masked_logprob_of(token, at) for at, token in enumerate(IDS)]
 
 
 async def test_an_sglang_without_masks_answers_without_them() -> None:
-    async with starter("sglang-without-masks")(TURN) as world:
+    async with starter("sglang-without-masks")(REPLY) as world:
         chunks = await world.sample(top_p=0.8, sampling_mask=3)
     assert all("sampling_mask" not in chunk.extras for chunk in chunks)
     assert logprobs_of(chunks) == EXACT
@@ -71,7 +71,7 @@ async def test_an_sglang_without_masks_answers_without_them() -> None:
 
 async def test_a_vllm_that_returns_masks_is_probed_and_scores() -> None:
     """It refuses every request without top-k."""
-    async with starter("vllm-masks")(TURN) as world:
+    async with starter("vllm-masks")(REPLY) as world:
         facts = await world.engine.probe()
         assert isinstance(world.engine, Scorer)
         scores = await world.engine.score(ScoreRequest("s", "scripted", PROMPT, 1))

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.engine.scripted import Turn
+from rolltap.engine.scripted import ScriptedReply
 from rolltap.errors import EngineRefused
 from rolltap.proxy.engines import ENGINES
 from rolltap.proxy.engines.retries import Retries
 from rolltap.settings import EngineSettings
 from rolltap.types import VersionSpan
 
-from .engine_world import TURN, Start, ids_of, starter
+from .engine_world import REPLY, Start, ids_of, starter
 
 
 async def test_a_pushed_version_is_on_every_token(start: Start, tmp_path: Path):
-    async with start(TURN, TURN) as world:
+    async with start(REPLY, REPLY) as world:
         await world.engine.pause("keep")
         await world.engine.load_weights(str(tmp_path), 7)
         await world.engine.resume()
@@ -36,7 +36,7 @@ async def test_a_pushed_version_is_on_every_token(start: Start, tmp_path: Path):
 
 
 async def test_a_swap_in_mid_output_splits_the_versions(start: Start, tmp_path: Path):
-    async with start(Turn(ids=TURN.ids, hold=2)) as world:
+    async with start(ScriptedReply(ids=REPLY.ids, hold=2)) as world:
         sampling = asyncio.create_task(world.sample())
         await world.server.journal.until(lambda entries: any(len(entry.output) == 2 for entry in entries))
         await world.engine.pause("keep")
@@ -44,7 +44,7 @@ async def test_a_swap_in_mid_output_splits_the_versions(start: Start, tmp_path: 
         world.server.release()
         await world.engine.resume()
         chunks = await sampling
-    assert ids_of(chunks) == list(TURN.ids or ())
+    assert ids_of(chunks) == list(REPLY.ids or ())
     if chunks[-1].versions is not None:
         assert chunks[-1].versions == (VersionSpan(0, 0, 2), VersionSpan(7, 2, 5))
 
@@ -59,7 +59,7 @@ def adapter_in(folder: Path) -> str:
 @pytest.mark.parametrize("wire", ["vllm", "vllm-completions"])
 async def test_an_adapter_is_loaded_in_place_of_the_former(wire: str, tmp_path: Path):
     first, second = adapter_in(tmp_path / "first"), adapter_in(tmp_path / "second")
-    async with starter(wire)(Turn(ids=TURN.ids, hold=2)) as world:
+    async with starter(wire)(ScriptedReply(ids=REPLY.ids, hold=2)) as world:
         await world.engine.load_weights(first, 6, "policy")
         sampling = asyncio.create_task(world.sample(model="policy"))
         await world.server.journal.until(lambda entries: any(len(entry.output) == 2 for entry in entries))
@@ -78,7 +78,7 @@ async def test_an_adapter_is_loaded_in_place_of_the_former(wire: str, tmp_path: 
 @pytest.mark.parametrize("name", ["policy", "scripted"])
 async def test_an_adapter_that_can_not_be_loaded_leaves_the_former(name: str, tmp_path: Path):
     adapter = adapter_in(tmp_path / "adapter")
-    async with starter("vllm")(TURN) as world:
+    async with starter("vllm")(REPLY) as world:
         await world.engine.load_weights(adapter, 6, "policy")
         path = str(tmp_path / "missing") if name == "policy" else adapter
         with pytest.raises(EngineRefused, match=rf"adapter '{name}' serves as before"):
@@ -87,20 +87,20 @@ async def test_an_adapter_that_can_not_be_loaded_leaves_the_former(name: str, tm
 
 
 async def test_a_server_that_loads_no_adapters_needs_its_flags():
-    async with starter("sglang")(TURN) as world:
+    async with starter("sglang")(REPLY) as world:
         settings = EngineSettings(kind="vllm", url=world.server.url)
         with pytest.raises(EngineRefused, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
             await ENGINES["vllm"]("main", settings, retries=Retries()).load_weights("folder", 7, "policy")
 
 
 async def test_only_vllm_loads_adapters(tmp_path: Path):
-    async with starter("sglang")(TURN) as world:
+    async with starter("sglang")(REPLY) as world:
         with pytest.raises(EngineRefused, match="by vLLM only; push merged weights"):
             await world.engine.load_weights(adapter_in(tmp_path / "adapter"), 1, "policy")
 
 
 async def test_draining_waits_for_what_is_under_way(start: Start):
-    async with start(Turn(ids=TURN.ids, hold=2)) as world:
+    async with start(ScriptedReply(ids=REPLY.ids, hold=2)) as world:
         sampling = asyncio.create_task(world.sample())
         await world.server.journal.until(lambda entries: any(len(entry.output) == 2 for entry in entries))
         draining = asyncio.create_task(world.engine.pause("drain"))
@@ -109,11 +109,11 @@ async def test_draining_waits_for_what_is_under_way(start: Start):
         assert world.server.journal.entries[0].outcome == "finished"
         assert (await sampling)[-1].finish == "stop"
         await world.engine.resume()
-        assert ids_of(await world.sample()) == list(TURN.ids or ())
+        assert ids_of(await world.sample()) == list(REPLY.ids or ())
 
 
 async def test_aborting_ends_what_is_under_way(start: Start):
-    async with start(Turn(ids=TURN.ids, hold=2)) as world:
+    async with start(ScriptedReply(ids=REPLY.ids, hold=2)) as world:
         sampling = asyncio.create_task(world.sample())
         await world.server.journal.until(lambda entries: any(len(entry.output) == 2 for entry in entries))
         await world.engine.pause("abort")

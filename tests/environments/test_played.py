@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rolltap.contract.admin import SubmitTasks
-from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
+from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
 from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults, resolve_paths
 from rolltap.harnesses.task_sources import SourceOptions, tasks_of
@@ -31,8 +31,8 @@ def answers(**replies: str) -> Script:
     """A model that answers by a word of its prompt."""
     words = {word.replace("_", " "): reply for word, reply in replies.items()}
     return Script(
-        rules=tuple(Rule(when=word, turns=(Turn(say=reply),)) for word, reply in words.items()),
-        otherwise=Turn(say="I don't know."),
+        rules=tuple(Rule(when=word, turns=(ScriptedReply(say=reply),)) for word, reply in words.items()),
+        otherwise=ScriptedReply(say="I don't know."),
     )
 
 
@@ -58,13 +58,15 @@ class Case:
 
 CAPITALS = answers(France="Paris.", Peru="It is Lima, the city of kings.")
 SUMS = answers(**{"2_+_2": "The answer is 4", "17_+_25": "The answer is 41"})
-DOORS = Script(rules=(Rule(turns=(Turn(say="0"), Turn(say="I take door 1."), Turn(say="2"))),))
+DOORS = Script(
+    rules=(Rule(turns=(ScriptedReply(say="0"), ScriptedReply(say="I take door 1."), ScriptedReply(say="2"))),)
+)
 WAYS = ("down", "down", "right", "right", "swim", "down", "right")
-LAKE = Script(rules=(Rule(turns=tuple(Turn(say=way) for way in WAYS)),))
+LAKE = Script(rules=(Rule(turns=tuple(ScriptedReply(say=way) for way in WAYS)),))
 WORDS = Script(
     rules=(
-        Rule(when="drawer", turns=(Turn(say="reward"),)),
-        Rule(when="stressed", turns=(Turn(say="stress"), Turn(say='{"word": "desserts"}'))),
+        Rule(when="drawer", turns=(ScriptedReply(say="reward"),)),
+        Rule(when="stressed", turns=(ScriptedReply(say="stress"), ScriptedReply(say='{"word": "desserts"}'))),
     )
 )
 COUNTS = Script(
@@ -72,17 +74,17 @@ COUNTS = Script(
         Rule(
             when="add 1 then add 2",
             turns=(
-                Turn(call=(ToolUse("increment_counter", {"count": 1}),)),
-                Turn(call=(ToolUse("increment_counter", {"count": 2}), ToolUse("get_counter_value", {}))),
-                Turn(say="The count is 6."),
+                ScriptedReply(call=(ToolUse("increment_counter", {"count": 1}),)),
+                ScriptedReply(call=(ToolUse("increment_counter", {"count": 2}), ToolUse("get_counter_value", {}))),
+                ScriptedReply(say="The count is 6."),
             ),
         ),
         Rule(
             when="add 4 then add 5",
             turns=(
-                Turn(call=(ToolUse("increment_counter", {"count": 4}),)),
-                Turn(call=(ToolUse("add_to_counter", {"count": 5}),)),
-                Turn(say="The count is 15."),
+                ScriptedReply(call=(ToolUse("increment_counter", {"count": 4}),)),
+                ScriptedReply(call=(ToolUse("add_to_counter", {"count": 5}),)),
+                ScriptedReply(say="The count is 15."),
             ),
         ),
     )
@@ -155,7 +157,7 @@ async def test_a_models_command_beside_the_scorer_forges_no_reward(
 ) -> None:
     """The task's own tool runs what the model says, within the sandbox where the scorer runs."""
     monkeypatch.chdir(HERE)
-    turns = (Turn(call=(ToolUse("shell", {"command": FORGE}),)), Turn(say="It is five."))
+    turns = (ScriptedReply(call=(ToolUse("shell", {"command": FORGE}),)), ScriptedReply(say="It is five."))
     case = Case("inspect:inspect/arithmetic.py@tools", "environments-1", Script(rules=(Rule(turns=turns),)), {"2+2": 0})
     rollouts, texts = await play(case, tmp_path)
     assert (rollouts["2+2"]["status"], rollouts["2+2"]["rewards"][0]["value"]) == ("succeeded", 0.0)
@@ -168,10 +170,10 @@ async def test_a_model_calls_the_tools_of_a_nemo_gym_server_and_none_of_its_othe
 ) -> None:
     monkeypatch.chdir(HERE)
     turns = (
-        Turn(call=(ToolUse("increment_counter", {"count": 1}),)),
-        Turn(call=(ToolUse("seed_session", {"initial_count": 100}), ToolUse("verify", {}))),
-        Turn(call=(ToolUse("increment_counter", {"count": 2}),)),
-        Turn(say="The count is 6."),
+        ScriptedReply(call=(ToolUse("increment_counter", {"count": 1}),)),
+        ScriptedReply(call=(ToolUse("seed_session", {"initial_count": 100}), ToolUse("verify", {}))),
+        ScriptedReply(call=(ToolUse("increment_counter", {"count": 2}),)),
+        ScriptedReply(say="The count is 6."),
     )
     script = Script(rules=(Rule(turns=turns),))
     case = Case("nemo-gym:example_session_state_mgmt", "python-3.12", script, {"0": 1.0})

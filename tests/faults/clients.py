@@ -58,7 +58,7 @@ class Told:
 
 
 def turn(text: str, **fields: Any) -> dict[str, Any]:
-    """A message that the engine answers with `fields` (see `rolltap.engine.scripted.Turn`)."""
+    """A message that the engine answers with `fields` (see `rolltap.engine.scripted.ScriptedReply`)."""
     return {"role": "user", "content": f"{text} {MARK}{json.dumps(fields or {'say': 'ok'})}"}
 
 

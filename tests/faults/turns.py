@@ -6,15 +6,15 @@ import json
 
 import msgspec
 
-from rolltap.engine.scripted import Turn
+from rolltap.engine.scripted import ScriptedReply
 from rolltap.engine.scripted.script import Prompt
 
 MARK = "turn="
 
 
-def reply(prompt: Prompt) -> Turn | str:
+def reply(prompt: Prompt) -> ScriptedReply | str:
     _, found, rest = prompt.last.rpartition(MARK)
     if not found:
         return "ok"
     value, _ = json.JSONDecoder().raw_decode(rest)
-    return msgspec.convert(value, Turn)
+    return msgspec.convert(value, ScriptedReply)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rolltap.engine.scripted import Fault, Rule, Script, ToolUse, Turn
+from rolltap.engine.scripted import Fault, Rule, Script, ScriptedReply, ToolUse
 
 PROMPT = "MAINTASK: use your shell tool to create out.txt containing hi, then show its content."
 SECOND_PROMPT = "PARTTWO: thanks, now say bye."
@@ -34,9 +34,9 @@ class Tools:
     def run(self, command: str) -> ToolUse:
         return ToolUse(tool=self.shell, arguments={self.argument: command, **self.more})
 
-    def end(self, text: str) -> Turn:
+    def end(self, text: str) -> ScriptedReply:
         """The task's last turn."""
-        return Turn(say=text, call=(self.run(self.finish),)) if self.finish else Turn(say=text)
+        return ScriptedReply(say=text, call=(self.run(self.finish),)) if self.finish else ScriptedReply(say=text)
 
 
 def task(name: str, **more: Any) -> ToolUse:
@@ -90,19 +90,19 @@ class Scenario:
     notice: bool = True
 
 
-def main_rule(*turns: Turn) -> Rule:
-    return Rule(when="MAINTASK", turns=turns, count="session", afterwards=Turn(say="All done."))
+def main_rule(*turns: ScriptedReply) -> Rule:
+    return Rule(when="MAINTASK", turns=turns, count="session", afterwards=ScriptedReply(say="All done."))
 
 
-def script_of(*turns: Turn, rules: tuple[Rule, ...] = ()) -> Script:
+def script_of(*turns: ScriptedReply, rules: tuple[Rule, ...] = ()) -> Script:
     """Side calls (titles, summaries) get a short answer."""
-    return Script(rules=(*rules, main_rule(*turns)), otherwise=Turn(say="Fine."))
+    return Script(rules=(*rules, main_rule(*turns)), otherwise=ScriptedReply(say="Fine."))
 
 
-def basic_turns(tools: Tools, fault: Fault | None = None, think: str = "I create it.") -> tuple[Turn, ...]:
+def basic_turns(tools: Tools, fault: Fault | None = None, think: str = "I create it.") -> tuple[ScriptedReply, ...]:
     return (
-        Turn(think=think, call=(tools.run("echo hi > out.txt"),)),
-        Turn(say="Now I look.", call=(tools.run("cat out.txt"),), fault=fault),
+        ScriptedReply(think=think, call=(tools.run("echo hi > out.txt"),)),
+        ScriptedReply(say="Now I look.", call=(tools.run("cat out.txt"),), fault=fault),
         tools.end("It holds hi."),
     )
 
@@ -112,28 +112,28 @@ def basic(tools: Tools) -> Script:
 
 
 def long(tools: Tools) -> Script:
-    steps = [Turn(call=(tools.run(f"echo {step} >> out.txt; tail -2 out.txt"),)) for step in range(LONG - 1)]
+    steps = [ScriptedReply(call=(tools.run(f"echo {step} >> out.txt; tail -2 out.txt"),)) for step in range(LONG - 1)]
     return script_of(*steps, tools.end("Counted."))
 
 
 def parallel(tools: Tools) -> Script:
     both = (tools.run("echo one > one.txt"), tools.run("echo two > two.txt"))
-    return script_of(Turn(say="Both at once.", call=both), tools.end("Both are there."))
+    return script_of(ScriptedReply(say="Both at once.", call=both), tools.end("Both are there."))
 
 
 def subagent(tools: Tools) -> Script:
     assert tools.agent is not None
     child = Rule(
         when="CHILDTASK",
-        turns=(Turn(call=(tools.run("echo child > child.txt"),)), Turn(say="child.txt is there.")),
+        turns=(ScriptedReply(call=(tools.run("echo child > child.txt"),)), ScriptedReply(say="child.txt is there.")),
     )
-    parent = main_rule(Turn(say="I delegate.", call=(tools.agent,)), Turn(say="It is done."))
-    return Script(rules=(parent, child), otherwise=Turn(say="Fine."))
+    parent = main_rule(ScriptedReply(say="I delegate.", call=(tools.agent,)), ScriptedReply(say="It is done."))
+    return Script(rules=(parent, child), otherwise=ScriptedReply(say="Fine."))
 
 
 def resume(tools: Tools) -> Script:
     """Without thinking, which the policy would rightly drop at a new user turn."""
-    second = Rule(last="PARTTWO", when="PARTTWO", turns=(Turn(say="Bye."),), count="session")
+    second = Rule(last="PARTTWO", when="PARTTWO", turns=(ScriptedReply(say="Bye."),), count="session")
     return script_of(*basic_turns(tools, think=""), rules=(second,))
 
 
@@ -142,9 +142,11 @@ def with_fault(**fault: Any) -> Callable[[Tools], Script]:
 
 
 def compaction(tools: Tools) -> Script:
-    floods = [Turn(say=f"I read the numbers, time {time}.", call=(tools.run("seq 1 1500"),)) for time in range(3)]
+    floods = [
+        ScriptedReply(say=f"I read the numbers, time {time}.", call=(tools.run("seq 1 1500"),)) for time in range(3)
+    ]
     told = [
-        Turn(say=f"<analysis>Long.</analysis>\n<summary>MAINTASK: numbers were read, part {part}.</summary>")
+        ScriptedReply(say=f"<analysis>Long.</analysis>\n<summary>MAINTASK: numbers were read, part {part}.</summary>")
         for part in range(9)
     ]
     summary = Rule(last=tools.asks_summary, turns=tuple(told), count="session")
@@ -152,7 +154,7 @@ def compaction(tools: Tools) -> Script:
 
 
 def endless(tools: Tools) -> Script:
-    return script_of(Turn(say="word " * 2000, token_delay_s=0.02))
+    return script_of(ScriptedReply(say="word " * 2000, token_delay_s=0.02))
 
 
 SCENARIOS: Mapping[str, Scenario] = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rolltap.engine.scripted import Rule, Script, Turn
+from rolltap.engine.scripted import Rule, Script, ScriptedReply
 from rolltap.harnesses.base import Command, Ending, Harness, Job, Launch, Package
 from rolltap.harnesses.install import Installation
 from rolltap.harnesses.registry import get_harness
@@ -63,8 +63,8 @@ class DefaultSetUp:
 
 
 SWITCHES = {"opencode": "--title", "gemini-cli": "-m"}
-TITLE = Rule(when="You are a title generator", turns=(Turn(say="A file that holds hi"),))
-CHOICE = Turn(say=json.dumps({"complexity_reasoning": "It is simple.", "complexity_score": 10}))
+TITLE = Rule(when="You are a title generator", turns=(ScriptedReply(say="A file that holds hi"),))
+CHOICE = ScriptedReply(say=json.dumps({"complexity_reasoning": "It is simple.", "complexity_score": 10}))
 ROUTER = Rule(when="You are a specialized Task Routing AI", turns=(CHOICE,), afterwards=CHOICE)
 ROUTER_AGAIN = msgspec.structs.replace(ROUTER, last="PARTTWO")
 

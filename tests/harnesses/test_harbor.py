@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rolltap.engine.scripted import Script, Turn
+from rolltap.engine.scripted import Script, ScriptedReply
 from rolltap.harnesses.install import Installation
 from rolltap.trainer_client.client import AsyncTrainerClient
 from rolltap.types import Segment
@@ -113,8 +113,8 @@ def migrated_terminal_bench(folder: Path, *words: str) -> Path:
 def script(agent: str, command: str = "echo hello > /app/out.txt") -> Script:
     tools = TOOLS[agent]
     return script_of(
-        Turn(think="I make it.", call=(tools.run(command),)),
-        Turn(say="Now I look.", call=(tools.run("cat /app/out.txt"),)),
+        ScriptedReply(think="I make it.", call=(tools.run(command),)),
+        ScriptedReply(say="Now I look.", call=(tools.run("cat /app/out.txt"),)),
         tools.end("It holds hello."),
     )
 

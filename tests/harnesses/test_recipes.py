@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rolltap.contract.harness_log import HarnessLog
-from rolltap.engine.scripted import Script, ToolUse, Turn
+from rolltap.engine.scripted import Script, ScriptedReply, ToolUse
 from rolltap.harnesses.base import Ending, Harness, Limits
 from rolltap.harnesses.install import Installation
 from rolltap.harnesses.registry import HARNESSES, get_harness
@@ -25,8 +25,10 @@ from .scenarios import PROMPT, SCENARIOS, TOOLS
 from .test_matrix import RUNS, through
 
 ONE_ANSWER = "one answer"
-SAYS_SO = Script(otherwise=Turn(say="It is done."))
-FINAL_ANSWER = Script(otherwise=Turn(call=(ToolUse(tool="final_answer", arguments={"answer": "It is done."}),)))
+SAYS_SO = Script(otherwise=ScriptedReply(say="It is done."))
+FINAL_ANSWER = Script(
+    otherwise=ScriptedReply(call=(ToolUse(tool="final_answer", arguments={"answer": "It is done."}),))
+)
 SCRIPTS = {
     "cline": SAYS_SO,
     "openhands": SAYS_SO,

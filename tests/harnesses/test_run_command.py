@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rolltap.engine.scripted import Script, Turn
+from rolltap.engine.scripted import Script, ScriptedReply
 from rolltap.harnesses.install import Installation
 
 from ..integration.service import Service, service, until
@@ -108,7 +108,9 @@ async def test_calls_show_as_they_end_and_ctrl_c_closes_what_was_opened(
 ) -> None:
     release("codex")
     tools = TOOLS["codex"]
-    script = script_of(Turn(call=(tools.run("echo hi > out.txt"),)), Turn(say="word " * 2000, token_delay_s=0.05))
+    script = script_of(
+        ScriptedReply(call=(tools.run("echo hi > out.txt"),)), ScriptedReply(say="word " * 2000, token_delay_s=0.05)
+    )
     async with started("codex", script, tmp_path, monkeypatch) as run:
         await run.printed("call 1: ")
         await run.until_calls(ended=1, begun=2)
@@ -143,8 +145,8 @@ async def test_a_run_goes_on_behind_a_killed_proxy_and_its_log_matches(
     release(name)
     tools = TOOLS[name]
     script = script_of(
-        Turn(call=(tools.run("echo hi > out.txt"),)),
-        Turn(say="Now I look.", call=(tools.run("cat out.txt"),), delay_s=SLOW_S),
+        ScriptedReply(call=(tools.run("echo hi > out.txt"),)),
+        ScriptedReply(say="Now I look.", call=(tools.run("cat out.txt"),), delay_s=SLOW_S),
         tools.end("It holds hi."),
     )
     async with started(name, script, tmp_path, monkeypatch) as run:

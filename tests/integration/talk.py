@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
+from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
 
 
 def look(place: str) -> ToolUse:
@@ -13,10 +13,12 @@ TALK = Script(
     rules=(
         Rule(
             turns=(
-                Turn(think="Two places, so two looks.", say="I look at both.", call=(look("shed"), look("pond"))),
-                Turn(think="One is left.", call=(look("roof"),), split="odd"),
-                Turn(think="That was all.", say="A frog.\nNothing else."),
-                Turn(say="Goodbye."),
+                ScriptedReply(
+                    think="Two places, so two looks.", say="I look at both.", call=(look("shed"), look("pond"))
+                ),
+                ScriptedReply(think="One is left.", call=(look("roof"),), split="odd"),
+                ScriptedReply(think="That was all.", say="A frog.\nNothing else."),
+                ScriptedReply(say="Goodbye."),
             )
         ),
     )

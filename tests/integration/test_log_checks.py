@@ -11,7 +11,7 @@ import pytest
 from rolltap.contract.harness_log import HarnessLog
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseOptions
-from rolltap.engine.scripted import Script, Turn
+from rolltap.engine.scripted import Script, ScriptedReply
 from rolltap.errors import InvalidRequest
 from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.session_completed import SessionCompleted
@@ -61,7 +61,7 @@ def leased(home: House) -> Lease:
     return lease
 
 
-SCRIPT = Script(otherwise=Turn(say="Hello."))
+SCRIPT = Script(otherwise=ScriptedReply(say="Hello."))
 DROPS_A_TURN = "del log['steps'][3]"
 
 

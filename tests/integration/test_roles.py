@@ -14,7 +14,7 @@ import pytest
 from rolltap.contract.admin import GroupRule, SubmitTasks
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest
-from rolltap.engine.scripted import Script, ScriptedEngine, Turn
+from rolltap.engine.scripted import Script, ScriptedEngine, ScriptedReply
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import InvalidRequest, TaskInvalid
 from rolltap.harnesses.client import AdminClient
@@ -52,7 +52,7 @@ def by_role(folder: Path) -> dict[str, float]:
 
 @pytest.fixture
 async def home(tmp_path: Path) -> AsyncIterator[tuple[Rolltap, AdminClient]]:
-    async with ScriptedEngine(Script(otherwise=Turn(say="Hello.")), FOLDER) as engine:
+    async with ScriptedEngine(Script(otherwise=ScriptedReply(say="Hello.")), FOLDER) as engine:
         asked: dict[str, Any] = dict(house_settings(tmp_path, engine.url))
         tiny = asked["policies"][POLICY]
         asked["policies"] = {POLICY: tiny, "frozen": {**tiny, "trainable": False}, "other": tiny}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rolltap.contract.control import RolloutControl
-from rolltap.engine.scripted import Rule, Script, ToolUse, Turn
+from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.attempts import Progress, Slots, Stage
 from rolltap.harnesses.base import Exit, Limits, Source
@@ -39,14 +39,14 @@ CURL = (
 """An agent in one line: it asks once."""
 
 
-def bash(command: str) -> Turn:
-    return Turn(call=(ToolUse(tool="bash", arguments={"command": command}),))
+def bash(command: str) -> ScriptedReply:
+    return ScriptedReply(call=(ToolUse(tool="bash", arguments={"command": command}),))
 
 
 @pytest.fixture
 async def home(tmp_path: Path) -> AsyncIterator[House]:
     script = Script(
-        rules=(Rule(when="Copy", turns=(bash("cp a.txt b.txt"), bash(SUBMIT))),), otherwise=Turn(say="Hello.")
+        rules=(Rule(when="Copy", turns=(bash("cp a.txt b.txt"), bash(SUBMIT))),), otherwise=ScriptedReply(say="Hello.")
     )
     async with house(script, tmp_path) as running:
         yield running

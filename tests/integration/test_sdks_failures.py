@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from rolltap.engine.scripted import Fault, Rule, Script, Turn
+from rolltap.engine.scripted import Fault, Rule, Script, ScriptedReply
 from rolltap.types import Outcome
 
 from ..harnesses.house import House, Run
@@ -29,11 +29,11 @@ NOISE = 5
 BUSY = Fault(kind="status", status=429, retry_after=0.05, times=2)
 SCRIPT = Script(
     rules=(
-        Rule(when="Where?", turns=(Turn(say="Here.", fault=BUSY),)),
-        Rule(when="Count.", turns=(Turn(say="one two three four five six", hold=6),)),
-        Rule(when="Say it once.", turns=(Turn(say="Once.", hold=1),)),
+        Rule(when="Where?", turns=(ScriptedReply(say="Here.", fault=BUSY),)),
+        Rule(when="Count.", turns=(ScriptedReply(say="one two three four five six", hold=6),)),
+        Rule(when="Say it once.", turns=(ScriptedReply(say="Once.", hold=1),)),
     ),
-    otherwise=Turn(say="Hello."),
+    otherwise=ScriptedReply(say="Hello."),
 )
 
 

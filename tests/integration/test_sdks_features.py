@@ -18,7 +18,7 @@ from google.genai import errors as genai_errors
 from google.genai import types as genai_types
 from pydantic import BaseModel
 
-from rolltap.engine.scripted import Rule, Script, ScriptedEngine, Turn
+from rolltap.engine.scripted import Rule, Script, ScriptedEngine, ScriptedReply
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.client import OpenedSession
 
@@ -32,11 +32,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 SCRIPT = Script(
     rules=(
-        Rule(when="As JSON", turns=(Turn(say='{"place": "pond", "frogs": 1}'),), afterwards=Turn(say="{}")),
-        Rule(when="Count.", turns=(Turn(say="one two three four five six"),)),
-        Rule(when="Wait.", turns=(Turn(say="Now.", hold=1),)),
+        Rule(
+            when="As JSON",
+            turns=(ScriptedReply(say='{"place": "pond", "frogs": 1}'),),
+            afterwards=ScriptedReply(say="{}"),
+        ),
+        Rule(when="Count.", turns=(ScriptedReply(say="one two three four five six"),)),
+        Rule(when="Wait.", turns=(ScriptedReply(say="Now.", hold=1),)),
     ),
-    otherwise=Turn(say="Hello."),
+    otherwise=ScriptedReply(say="Hello."),
 )
 
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from rolltap.engine.scripted.writing import ScriptTokenizer, TurnWriter
+from rolltap.engine.scripted.writing import ReplyWriter, ScriptTokenizer
 from rolltap.engine.tiny import FOLDER
 
 
 @pytest.fixture(scope="session")
-def writer() -> TurnWriter:
-    return TurnWriter(ScriptTokenizer(FOLDER))
+def writer() -> ReplyWriter:
+    return ReplyWriter(ScriptTokenizer(FOLDER))
 
 
 @pytest.fixture

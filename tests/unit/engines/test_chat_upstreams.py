@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rolltap.engine.scripted import Fault, ScriptedEngine, ToolUse, Turn, logprob_of, say
+from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, ToolUse, logprob_of, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineProtocolError, EngineRefused, EngineUnavailable
 from rolltap.proxy.conversation.chat import (
@@ -30,7 +30,9 @@ from ...contract.engine_world import collect
 
 BASH = Tool("bash", "Runs a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
 SAMPLING = Sampling(max_tokens=200)
-TURN = Turn(think="hm", say="look", call=(ToolUse("bash", {"command": "ls"}), ToolUse("bash", {"command": "pwd"})))
+REPLY = ScriptedReply(
+    think="hm", say="look", call=(ToolUse("bash", {"command": "ls"}), ToolUse("bash", {"command": "pwd"}))
+)
 
 
 def chat_call(*messages: Message, sampling: Sampling = SAMPLING, **fields: Any) -> ChatCall:
@@ -57,7 +59,7 @@ def said(chunks: list[ChatChunk]) -> tuple[str, str, dict[int, tuple[str, str]]]
 
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 async def test_the_reply_and_its_tokens(wire: str):
-    async with ScriptedEngine(say(TURN), FOLDER, wire=wire) as server:
+    async with ScriptedEngine(say(REPLY), FOLDER, wire=wire) as server:
         chunks = await ask(server)
         (entry, *_) = [entry for entry in server.journal.entries if entry.output]
     assert said(chunks) == ("hm", "look", {0: ("bash", '{"command": "ls"}'), 1: ("bash", '{"command": "pwd"}')})
@@ -74,7 +76,7 @@ async def test_the_reply_and_its_tokens(wire: str):
 
 
 async def test_an_upstream_without_ids_is_text_only():
-    async with ScriptedEngine(say(TURN), FOLDER, wire="openai") as server:
+    async with ScriptedEngine(say(REPLY), FOLDER, wire="openai") as server:
         facts = await client(server).probe()
         chunks = await ask(server)
     assert said(chunks)[1] == "look"
@@ -84,7 +86,7 @@ async def test_an_upstream_without_ids_is_text_only():
 
 
 async def test_the_way_to_ask_is_learned_once():
-    async with ScriptedEngine(say(TURN), FOLDER, wire="sglang") as server:
+    async with ScriptedEngine(say(REPLY), FOLDER, wire="sglang") as server:
         engine = client(server)
         for _ in range(3):
             chunks = await collect(engine.chat, chat_call())
@@ -94,8 +96,8 @@ async def test_the_way_to_ask_is_learned_once():
 
 async def test_continuity_is_seen_in_the_prompts_that_come_back():
     """The upstream's template keeps thinking within a tool cycle and drops it at the next user message."""
-    turn = Turn(think="a", call=(ToolUse("bash", {"command": "ls"}),))
-    async with ScriptedEngine(say(turn, Turn(think="b", say="two"), "three"), FOLDER) as server:
+    turn = ScriptedReply(think="a", call=(ToolUse("bash", {"command": "ls"}),))
+    async with ScriptedEngine(say(turn, ScriptedReply(think="b", say="two"), "three"), FOLDER) as server:
         history = [Message("user", (Text("hello"),))]
         first = await ask(server, chat_call(*history))
         history.append(Message("assistant", (Reasoning("a"),), (ToolCall("1", "bash", '{"command": "ls"}'),)))
@@ -119,13 +121,13 @@ async def test_continuity_is_seen_in_the_prompts_that_come_back():
     ],
 )
 async def test_broken_replies_are_no_answers(fault: Fault, error: type[Exception]):
-    async with ScriptedEngine(say(Turn(say="hello", fault=fault)), FOLDER) as server:
+    async with ScriptedEngine(say(ScriptedReply(say="hello", fault=fault)), FOLDER) as server:
         with pytest.raises(error):
             await ask(server)
 
 
 async def test_refusals_for_now_are_tried_again():
-    turn = Turn(say="hello", fault=Fault(kind="status", status=503, retry_after=0))
+    turn = ScriptedReply(say="hello", fault=Fault(kind="status", status=503, retry_after=0))
     async with ScriptedEngine(say(turn), FOLDER) as server:
         chunks = await ask(server)
     assert said(chunks)[1] == "hello"

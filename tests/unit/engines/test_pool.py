@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from rolltap.contract.trainer import Transfer
-from rolltap.engine.scripted import Fault, ScriptedEngine, Turn, say
+from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineError, EngineTimeout, EngineUnavailable, WeightsLost
 from rolltap.proxy.engines import open_chat_engine, open_engine
@@ -356,7 +356,7 @@ async def test_the_pool_says_what_all_can_do(pool: EnginePool, replicas: list[To
 
 
 async def test_several_urls_make_a_pool(tmp_path: Path):
-    turn = Turn(ids=(1, 2), fault=Fault(kind="status", status=503, times=1))
+    turn = ScriptedReply(ids=(1, 2), fault=Fault(kind="status", status=503, times=1))
     async with ScriptedEngine(say(turn), FOLDER) as first, ScriptedEngine(say(turn), FOLDER) as second:
         engine = open_engine("main", settings(f"{first.url}, {second.url}"))
         chunks = await collect(engine.sample, request("s"))

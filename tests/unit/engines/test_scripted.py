@@ -14,16 +14,16 @@ from rolltap.engine.scripted import (
     STUB,
     Journal,
     Prompt,
-    Reply,
+    ReplyFunction,
     Rule,
     Script,
     ScriptedEngine,
+    ScriptedReply,
     ToolUse,
-    Turn,
     load_script,
     say,
 )
-from rolltap.engine.scripted.writing import TurnWriter
+from rolltap.engine.scripted.writing import ReplyWriter
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
 
@@ -41,7 +41,7 @@ fault = { kind = "cut", after = 2 }
 Post = Any
 
 
-def text_of(writer: TurnWriter, ids: list[int]) -> str:
+def text_of(writer: ReplyWriter, ids: list[int]) -> str:
     return writer.tokenizer.decode(ids)
 
 
@@ -104,33 +104,35 @@ def test_unknown_wires_and_families_are_named():
 # Turns as tokens
 
 
-def test_a_turn_is_what_the_family_samples(writer: TurnWriter):
-    turn = Turn(think="hm", say="look:", call=(ToolUse("bash", {"command": "ls"}),))
+def test_a_turn_is_what_the_family_samples(writer: ReplyWriter):
+    turn = ScriptedReply(think="hm", say="look:", call=(ToolUse("bash", {"command": "ls"}),))
     assert text_of(writer, writer.write(turn, [])) == (
         "<think>\nhm\n</think>\n\nlook:\n<tool_call>\n"
         '{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
     )
 
 
-def test_what_the_prompt_has_opened_is_not_said_again(writer: TurnWriter):
+def test_what_the_prompt_has_opened_is_not_said_again(writer: ReplyWriter):
     encode = writer.tokenizer.encode
     closed = encode("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     opened = encode("<|im_start|>assistant\n<think>\n")
-    assert text_of(writer, writer.write(Turn(say="yes"), closed)) == "yes<|im_end|>"
-    assert text_of(writer, writer.write(Turn(think="hm", say="yes"), opened)) == "hm\n</think>\n\nyes<|im_end|>"
-    assert text_of(writer, writer.write(Turn(say="yes"), opened)) == "\n</think>\n\nyes<|im_end|>"
+    assert text_of(writer, writer.write(ScriptedReply(say="yes"), closed)) == "yes<|im_end|>"
+    assert (
+        text_of(writer, writer.write(ScriptedReply(think="hm", say="yes"), opened)) == "hm\n</think>\n\nyes<|im_end|>"
+    )
+    assert text_of(writer, writer.write(ScriptedReply(say="yes"), opened)) == "\n</think>\n\nyes<|im_end|>"
 
 
-def test_raw_turns(writer: TurnWriter):
-    assert writer.write(Turn(ids=(3, 2, 1)), []) == [3, 2, 1]
-    assert text_of(writer, writer.write(Turn(text="<tool_call>{", end=False), [])) == "<tool_call>{"
-    assert text_of(writer, writer.write(Turn(say="yes", end=False), [])).endswith("yes")
+def test_raw_turns(writer: ReplyWriter):
+    assert writer.write(ScriptedReply(ids=(3, 2, 1)), []) == [3, 2, 1]
+    assert text_of(writer, writer.write(ScriptedReply(text="<tool_call>{", end=False), [])) == "<tool_call>{"
+    assert text_of(writer, writer.write(ScriptedReply(say="yes", end=False), [])).endswith("yes")
 
 
 @given(st.text(max_size=40), st.sampled_from(["bytes", "odd"]))
-def test_odd_splits_give_the_same_text(writer: TurnWriter, text: str, split: Any):
-    usual = writer.write(Turn(text=text), [])
-    odd = writer.write(Turn(text=text, split=split), [])
+def test_odd_splits_give_the_same_text(writer: ReplyWriter, text: str, split: Any):
+    usual = writer.write(ScriptedReply(text=text), [])
+    odd = writer.write(ScriptedReply(text=text, split=split), [])
     assert text_of(writer, odd) == text_of(writer, usual)
     assert len(odd) >= len(usual)
 
@@ -184,12 +186,12 @@ async def completion(http: aiohttp.ClientSession, engine: ScriptedEngine, prompt
         return answer["choices"][0] if reply.status == 200 else answer
 
 
-async def test_rules_and_turns_are_chosen_by_lineage(http: aiohttp.ClientSession, writer: TurnWriter):
+async def test_rules_and_turns_are_chosen_by_lineage(http: aiohttp.ClientSession, writer: ReplyWriter):
     script = Script(
         rules=(
-            Rule(last="summarise", turns=(Turn(say="summary"),)),
-            Rule(when="files", turns=(Turn(say="one"), Turn(say="two"))),
-            Rule(when="words", turns=(Turn(say="three"),)),
+            Rule(last="summarise", turns=(ScriptedReply(say="summary"),)),
+            Rule(when="files", turns=(ScriptedReply(say="one"), ScriptedReply(say="two"))),
+            Rule(when="words", turns=(ScriptedReply(say="three"),)),
         )
     )
     encode = writer.tokenizer.encode
@@ -212,8 +214,12 @@ async def test_rules_and_turns_are_chosen_by_lineage(http: aiohttp.ClientSession
     assert "no rule of the script fits" in refused["error"]["message"]
 
 
-async def test_a_rule_may_count_by_session(http: aiohttp.ClientSession, writer: TurnWriter):
-    script = Script(rules=(Rule(turns=(Turn(ids=(1,)), Turn(ids=(2,)), Turn(ids=(3,))), count="session"),))
+async def test_a_rule_may_count_by_session(http: aiohttp.ClientSession, writer: ReplyWriter):
+    script = Script(
+        rules=(
+            Rule(turns=(ScriptedReply(ids=(1,)), ScriptedReply(ids=(2,)), ScriptedReply(ids=(3,))), count="session"),
+        )
+    )
     async with ScriptedEngine(script, FOLDER) as engine:
         said = [(await completion(http, engine, prompt))["token_ids"] for prompt in ([5], [6], [7])]
         elsewhere = (await completion(http, engine, [8], session="other"))["token_ids"]
@@ -221,14 +227,14 @@ async def test_a_rule_may_count_by_session(http: aiohttp.ClientSession, writer: 
     assert elsewhere == [1]
 
 
-async def test_a_function_may_reply(http: aiohttp.ClientSession, writer: TurnWriter):
+async def test_a_function_may_reply(http: aiohttp.ClientSession, writer: ReplyWriter):
     asked: list[Prompt] = []
 
-    def reply(prompt: Prompt) -> Turn | str:
+    def reply(prompt: Prompt) -> ScriptedReply | str:
         asked.append(prompt)
-        return Turn(ids=(1, 2)) if prompt.turn == 0 else "done"
+        return ScriptedReply(ids=(1, 2)) if prompt.turn == 0 else "done"
 
-    check: Reply = reply
+    check: ReplyFunction = reply
     async with ScriptedEngine(check, FOLDER) as engine:
         start = writer.tokenizer.encode("hello")
         await completion(http, engine, start)
@@ -239,7 +245,7 @@ async def test_a_function_may_reply(http: aiohttp.ClientSession, writer: TurnWri
 
 
 async def test_the_log_says_what_continues_what(http: aiohttp.ClientSession):
-    async with ScriptedEngine(say(Turn(ids=(7, 8))), FOLDER) as engine:
+    async with ScriptedEngine(say(ScriptedReply(ids=(7, 8))), FOLDER) as engine:
         for prompt in ([1, 2], [1, 2, 7, 8, 3], [1, 9]):
             await completion(http, engine, prompt)
         async with http.get(engine.url + "/scripted/log") as reply:
@@ -288,6 +294,6 @@ async def test_bad_bodies_are_refused_by_name(http: aiohttp.ClientSession, body:
 async def test_two_engines_say_the_same(http: aiohttp.ClientSession):
     said = []
     for _ in range(2):
-        async with ScriptedEngine(say(Turn(say="hello there", split="odd")), FOLDER) as engine:
+        async with ScriptedEngine(say(ScriptedReply(say="hello there", split="odd")), FOLDER) as engine:
             said.append(await completion(http, engine, [1, 2, 3]))
     assert said[0] == said[1]

@@ -13,7 +13,7 @@ import numpy as np
 import openai
 import pytest
 
-from rolltap.engine.scripted import Fault, ScriptedEngine, ToolUse, Turn, logprob_of, say
+from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, ToolUse, logprob_of, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
 from rolltap.proxy.app import Rolltap
@@ -30,7 +30,7 @@ BASH = {
     "function": {"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}},
 }
 USER = {"role": "user", "content": "count the files"}
-LOOK = Turn(think="hm", say="I look.", call=(ToolUse("bash", {"command": "ls | wc -l"}),))
+LOOK = ScriptedReply(think="hm", say="I look.", call=(ToolUse("bash", {"command": "ls | wc -l"}),))
 
 
 @asynccontextmanager
@@ -139,7 +139,7 @@ async def test_each_choice_of_a_chat_upstream_has_a_seed_of_its_own(tmp_path: Pa
 async def test_an_upstream_that_fails_has_its_status_and_its_record(tmp_path: Path) -> None:
     fault = Fault(kind="status", status=429, retry_after=30, times=9)
     async with (
-        ScriptedEngine(say(Turn(say="x", fault=fault)), FOLDER, wire="vllm") as engine,
+        ScriptedEngine(say(ScriptedReply(say="x", fault=fault)), FOLDER, wire="vllm") as engine,
         chat_mode_proxy(tmp_path, engine) as (app, url),
     ):
         async with client_of(app, url) as client:

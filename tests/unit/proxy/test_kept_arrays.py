@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolltap.engine.scripted import Fault, ScriptedEngine, Turn, logprob_of, say
+from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, logprob_of, say
 from rolltap.engine.scripted.sampling import experts_of, mask_of
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.engines import ENGINES
@@ -24,7 +24,7 @@ KEPT = {"top_logprobs": 3, "routed_experts": True}
 
 
 @asynccontextmanager
-async def served(plane: Any, wire: str, *turns: Turn | str, **settings: Any) -> AsyncIterator[Any]:
+async def served(plane: Any, wire: str, *turns: ScriptedReply | str, **settings: Any) -> AsyncIterator[Any]:
     """The plane before a scripted server of its own; `settings` are its policy's."""
     kind: Any = wire.partition("-")[0]
     async with ScriptedEngine(say(*turns), FOLDER, wire=wire) as server:
@@ -74,7 +74,7 @@ async def test_a_stop_string_cuts_the_candidates_with_the_tokens(plane: Any) -> 
 
 async def test_candidates_of_some_tokens_only_are_none(plane: Any) -> None:
     fault = Fault(kind="no_logprobs", after=2)
-    async with served(plane, "vllm-experts", Turn(ids=(10, 11, 12, 13), fault=fault), **KEPT):
+    async with served(plane, "vllm-experts", ScriptedReply(ids=(10, 11, 12, 13), fault=fault), **KEPT):
         await plane.client.chat(USER)
     (row,) = await plane.rows()
     assert set(row.completion.extras) == {"routed_experts"}

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rolltap.engine.scripted import ScriptedEngine, Turn, say
+from rolltap.engine.scripted import ScriptedEngine, ScriptedReply, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.types import Flaw
 
@@ -69,7 +69,7 @@ async def test_an_engine_that_can_be_asked_is_asked_where_a_reply_is_cut(plane: 
 
 async def stated(folder: Path, wire: str) -> list[Any]:
     """The versions on record of four chat-mode calls; somebody pushes 7 before the second, 8 during the third."""
-    script = say(Turn(say="one two three four five", hold=6))
+    script = say(ScriptedReply(say="one two three four five", hold=6))
     async with ScriptedEngine(script, FOLDER, wire=wire) as engine, chat_mode_proxy(folder, engine) as (app, url):
         engine.release()
         async with client_of(app, url) as client, httpx.AsyncClient(base_url=engine.url) as trainer:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from rolltap.calllog.open import open_call_log
-from rolltap.engine.scripted import ScriptedEngine, Turn
+from rolltap.engine.scripted import ScriptedEngine, ScriptedReply
 from rolltap.engine.scripted.script import Rule, Script
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import StoreUnavailable
@@ -93,8 +93,14 @@ async def test_what_begins_as_a_refused_call_does_is_found_all_the_same(
 
 async def test_a_chat_upstreams_call_does_not_rest_on_one_that_has_no_intent_yet(tmp_path: Path) -> None:
     """The intent of the first waits for the upstream's prompt. A reader sees what a kill of the proxy would leave."""
-    slow = Rule(when="list the files", turns=(Turn(say="slow", hold=0),))
-    script = Script(rules=(Rule(when="quickly", turns=(Turn(say="fast"),)), slow, Rule(turns=(Turn(say="probed"),))))
+    slow = Rule(when="list the files", turns=(ScriptedReply(say="slow", hold=0),))
+    script = Script(
+        rules=(
+            Rule(when="quickly", turns=(ScriptedReply(say="fast"),)),
+            slow,
+            Rule(turns=(ScriptedReply(say="probed"),)),
+        )
+    )
     async with ScriptedEngine(script, FOLDER, wire="vllm") as engine, chat_mode_proxy(tmp_path, engine) as (app, url):
         named = {"authorization": f"Bearer {app.settings.keys.project}", "x-session-id": "one"}
         async with httpx.AsyncClient(base_url=url, headers=named, timeout=30) as client:

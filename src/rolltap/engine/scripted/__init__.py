@@ -6,7 +6,18 @@ token continuity, `wires` speak as vLLM or SGLang do, `server` runs it (also ins
 
 from rolltap.engine.scripted.journal import Entry, Journal
 from rolltap.engine.scripted.sampling import logprob_of
-from rolltap.engine.scripted.script import STUB, Fault, Prompt, Reply, Rule, Script, ToolUse, Turn, load_script, say
+from rolltap.engine.scripted.script import (
+    STUB,
+    Fault,
+    Prompt,
+    ReplyFunction,
+    Rule,
+    Script,
+    ScriptedReply,
+    ToolUse,
+    load_script,
+    say,
+)
 from rolltap.engine.scripted.server import ScriptedEngine
 
 __all__ = [
@@ -15,12 +26,12 @@ __all__ = [
     "Fault",
     "Journal",
     "Prompt",
-    "Reply",
+    "ReplyFunction",
     "Rule",
     "Script",
     "ScriptedEngine",
+    "ScriptedReply",
     "ToolUse",
-    "Turn",
     "load_script",
     "logprob_of",
     "say",

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rolltap.engine.scripted.sampling import Blow, ConnectionCut, Model, Piece, Plan
+from rolltap.engine.scripted.sampling import BrokenEvent, ConnectionCut, Model, Piece, Plan
 from rolltap.engine.scripted.wires.base import Wire
 from rolltap.errors import InvalidRequest, RolltapError
 
@@ -60,14 +60,14 @@ class SamplingRoute:
             await self._whole(plan, sender)
 
     async def _refuse(self, plan: Plan, sender: Sender) -> None:
-        fault = plan.turn.fault
+        fault = plan.reply.fault
         assert fault is not None
         self._model.journal.end(plan.entry, "status")
         after = [] if fault.retry_after is None else [(b"retry-after", f"{fault.retry_after:g}".encode())]
         await sender.json(fault.status, error_body(fault.status, "as the script says"), after)
 
     async def _stream(self, plan: Plan, sender: Sender) -> None:
-        fault = plan.turn.fault
+        fault = plan.reply.fault
         sender.cut_at = fault.at_byte if plan.fault == "cut" and fault is not None else None
         try:
             async with aclosing(self._model.pieces(plan)) as pieces:  # type: ignore[type-var]
@@ -83,9 +83,9 @@ class SamplingRoute:
             await sender.write(DONE)
         await sender.end()
 
-    async def _say(self, plan: Plan, piece: Piece | Blow, sender: Sender) -> None:
-        if isinstance(piece, Blow):
-            await self._blow(piece, sender)
+    async def _say(self, plan: Plan, piece: Piece | BrokenEvent, sender: Sender) -> None:
+        if isinstance(piece, BrokenEvent):
+            await self._send_broken(piece, sender)
             return
         if not sender.started:
             await sender.start(200, STREAM_HEADERS)
@@ -93,19 +93,19 @@ class SamplingRoute:
                 await sender.write(event(first))
         await sender.write(event(self._wire.event(plan, piece), plan))
 
-    async def _blow(self, blow: Blow, sender: Sender) -> None:
+    async def _send_broken(self, broken: BrokenEvent, sender: Sender) -> None:
         if not sender.started:
             await sender.start(200, STREAM_HEADERS)
-        if blow.kind == "garbage":
+        if broken.kind == "garbage":
             await sender.write(GARBAGE)
-        elif blow.kind == "error":
+        elif broken.kind == "error":
             await sender.write(event(error_body(500, "as the script says")) + DONE)
 
     async def _whole(self, plan: Plan, sender: Sender) -> None:
         whole = Piece([], 0, None)
         async with aclosing(self._model.pieces(plan)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
-                if isinstance(piece, Blow):
+                if isinstance(piece, BrokenEvent):
                     await sender.json(500, error_body(500, "as the script says"))
                     return
                 whole.ids += piece.ids

@@ -76,29 +76,29 @@ class Journal:
         if self._keep:
             self._place(entry)
             self._add(entry)
-        self._notify()
+        self.entry_changed()
         return entry
 
     def end(self, entry: Entry, outcome: str) -> None:
         if entry.outcome == "running":
             entry.outcome = outcome
-            self._notify()
+            self.entry_changed()
 
     def parent_of(self, entry: Entry) -> Entry | None:
         """The entry that `entry` extends."""
         if not entry.extends:
             return None
-        return next((known for known in self._by_session[entry.session] if known.index == entry.parent), None)
+        return next((earlier for earlier in self._by_session[entry.session] if earlier.index == entry.parent), None)
 
     def replies(self, session: str, rule: int) -> int:
-        """How many different turns of a rule a session has got."""
-        turns = [entry.turn + 1 for entry in self._by_session[session] if entry.rule == rule and entry.output]
-        return max(turns, default=0)
+        """How many different replies of a rule a session has got."""
+        replies = [entry.turn + 1 for entry in self._by_session[session] if entry.rule == rule and entry.output]
+        return max(replies, default=0)
 
     def tries(self, entry: Entry) -> int:
         """How often the same prompt was sent in this session before `entry`."""
-        same = [known for known in self._by_session[entry.session] if known.prompt == entry.prompt]
-        return sum(known.index < entry.index for known in same)
+        same = [other for other in self._by_session[entry.session] if other.prompt == entry.prompt]
+        return sum(other.index < entry.index for other in same)
 
     async def until(self, met: Callable[[Sequence[Entry]], bool]) -> list[Entry]:
         """The entries, once `met` holds of them."""
@@ -115,23 +115,20 @@ class Journal:
         """The entries, once `count` requests have ended, however they did."""
         return await self.until(lambda entries: sum(entry.outcome != "running" for entry in entries) >= count)
 
-    def note(self) -> None:
-        """Something about an entry has changed that somebody may wait for."""
-        self._notify()
+    def entry_changed(self) -> None:
+        """Wakes waiters."""
+        self._changed.set()
 
     def as_json(self, *, first: int = 0) -> list[dict[str, Any]]:
         """The entries from index `first` on."""
         return [entry.as_json() for entry in self.entries if entry.index >= first]
 
-    def _notify(self) -> None:
-        self._changed.set()
-
     def _add(self, entry: Entry) -> None:
         if len(self.entries) == self.entries.maxlen:
             oldest = self.entries[0]
-            known = self._by_session[oldest.session]
-            known.remove(oldest)
-            if not known:
+            entries = self._by_session[oldest.session]
+            entries.remove(oldest)
+            if not entries:
                 del self._by_session[oldest.session]
         self.entries.append(entry)
         self._by_session[entry.session].append(entry)
@@ -139,8 +136,8 @@ class Journal:
     def _place(self, entry: Entry) -> None:
         """Finds the longest context that the prompt begins with, else the one it shares most with."""
         best: Entry | None = None
-        known = self._by_session[entry.session]
-        for other in known:
+        entries = self._by_session[entry.session]
+        for other in entries:
             size = len(other.prompt) + WIDTH * len(other.output)
             longer = best is None or size > entry.shared
             if longer and other.output and size <= len(entry.prompt) and entry.prompt.startswith(other.context):
@@ -148,8 +145,8 @@ class Journal:
         if best is not None:
             entry.parent, entry.extends, entry.shared = best.index, True, entry.shared // WIDTH
             entry.counts = {**best.counts}
-        elif known:
-            nearest = max(known[-NEAREST:], key=lambda other: _common(entry.prompt, other.context))
+        elif entries:
+            nearest = max(entries[-NEAREST:], key=lambda other: _common(entry.prompt, other.context))
             entry.parent, entry.extends = nearest.index, False
             entry.shared = _common(entry.prompt, nearest.context) // WIDTH
 

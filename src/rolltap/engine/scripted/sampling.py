@@ -1,4 +1,4 @@
-"""From a request to the pieces of its reply: which turn, which tokens, what goes wrong with them.
+"""From a request to the pieces of its reply: which scripted reply, which tokens, what goes wrong with them.
 
 Wires turn `Piece`s into their own JSON. Log-probs are a function of a token and its position, so that a test can say
 what must have been recorded (`logprob_of`).
@@ -14,9 +14,9 @@ from typing import Literal
 import numpy as np
 
 from rolltap.engine.scripted.journal import Entry, Journal
-from rolltap.engine.scripted.script import Prompt, Reply, Rule, Script, Turn
+from rolltap.engine.scripted.script import Prompt, ReplyFunction, Rule, Script, ScriptedReply
 from rolltap.engine.scripted.weights import WeightJob, Weights
-from rolltap.engine.scripted.writing import TurnWriter
+from rolltap.engine.scripted.writing import ReplyWriter
 from rolltap.errors import ContextOverflow, InvalidRequest
 
 STRIKING = ("hang", "cut", "garbage", "error", "unfinished")
@@ -82,29 +82,29 @@ class ConnectionCut(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
-    """Something else than tokens: an event of garbage, an error event, or an end without a finish."""
+class BrokenEvent:
+    """What a fault sends in place of tokens: an event of garbage, an error event, or an end without a finish."""
 
     kind: Literal["garbage", "error", "unfinished"]
 
 
 @dataclass(slots=True)
 class Plan:
-    """What a request will get, and what it has got. `fault` is the turn's, if it is this try's turn to fail."""
+    """What a request will get, and what it has got. `fault` is the reply's, if this try is to fail."""
 
     ask: Ask
     entry: Entry
-    turn: Turn
+    reply: ScriptedReply
     ids: list[int]
     finish: Literal["stop", "length"]
     fault: str = ""
-    said: list[Piece] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
 
 
 class Model:
     """Answers requests by a script or a function."""
 
-    def __init__(self, script: Script | Reply, writer: TurnWriter, journal: Journal, context: int) -> None:
+    def __init__(self, script: Script | ReplyFunction, writer: ReplyWriter, journal: Journal, context: int) -> None:
         self.writer = writer
         self.journal = journal
         self.weights = Weights()
@@ -113,7 +113,7 @@ class Model:
         self._script = script
 
     def plan(self, ask: Ask) -> Plan:
-        """Notes the request and chooses its turn; refuses a prompt that the script has no word for."""
+        """Notes the request and chooses its reply; refuses a prompt that the script has no reply for."""
         limit = self.context - len(ask.prompt_ids)
         if limit < 1:
             raise ContextOverflow(
@@ -122,19 +122,19 @@ class Model:
             )
         entry = self.journal.begin(ask.id, ask.session, ask.prompt_ids)
         try:
-            turn = self._choose(ask, entry)
+            reply = self._choose(ask, entry)
         except InvalidRequest:
             self.journal.end(entry, "refused")
             raise
-        ids = self.writer.write(turn, ask.prompt_ids)
+        ids = self.writer.write(reply, ask.prompt_ids)
         stop = next((at + 1 for at, token in enumerate(ids) if token in ask.stop_ids), len(ids))
         room = limit if ask.max_tokens is None else min(limit, ask.max_tokens)
-        finish: Literal["stop", "length"] = "stop" if turn.end and min(stop, len(ids)) <= room else "length"
-        fault = turn.fault
+        finish: Literal["stop", "length"] = "stop" if reply.end and min(stop, len(ids)) <= room else "length"
+        fault = reply.fault
         fails_now = fault is not None and (fault.times == 0 or self.journal.tries(entry) < fault.times)
-        return Plan(ask, entry, turn, ids[: min(stop, room)], finish, fault.kind if fails_now and fault else "")
+        return Plan(ask, entry, reply, ids[: min(stop, room)], finish, fault.kind if fails_now and fault else "")
 
-    async def pieces(self, plan: Plan) -> AsyncIterator[Piece | Blow]:
+    async def pieces(self, plan: Plan) -> AsyncIterator[Piece | BrokenEvent]:
         """The reply, as it is sampled. However it ends, the journal knows."""
         job = await self.weights.enter(plan.ask.id)
         outcome = "cancelled"
@@ -149,50 +149,50 @@ class Model:
             self.weights.leave(job)
             self.journal.end(plan.entry, outcome)
 
-    async def _sampled(self, plan: Plan, job: WeightJob) -> AsyncIterator[Piece | Blow]:
-        turn, ids, fault = plan.turn, plan.ids, plan.fault
-        after = turn.fault.after if turn.fault is not None and fault else -1
-        strikes = fault in STRIKING and turn.fault is not None and turn.fault.at_byte is None
+    async def _sampled(self, plan: Plan, job: WeightJob) -> AsyncIterator[Piece | BrokenEvent]:
+        reply, ids, fault = plan.reply, plan.ids, plan.fault
+        after = reply.fault.after if reply.fault is not None and fault else -1
+        strikes = fault in STRIKING and reply.fault is not None and reply.fault.at_byte is None
         before_finish = strikes and after == len(ids)
         at = 0
-        if turn.delay_s:
-            await asyncio.sleep(turn.delay_s)
+        if reply.delay_s:
+            await asyncio.sleep(reply.delay_s)
         while True:
-            if at == turn.hold:
+            if at == reply.hold:
                 await self.released.wait()
             await self.weights.ready(job)
             if job.aborted or (fault == "abort" and at >= after):
-                plan.said.append(Piece([], at, [], "abort", job.spans()))
-                yield plan.said[-1]
+                plan.pieces.append(Piece([], at, [], "abort", job.spans()))
+                yield plan.pieces[-1]
                 return
             if strikes and at == after:
-                blow = await _strike(fault)
-                yield blow
-                if blow.kind != "garbage":
+                broken = await _strike(fault)
+                yield broken
+                if broken.kind != "garbage":
                     return
                 strikes = False
-            end = min(at + turn.tokens_per_event, len(ids))
-            end = min([end, *(stop for stop in (after, turn.hold) if stop is not None and at < stop < end)])
+            end = min(at + reply.tokens_per_event, len(ids))
+            end = min([end, *(stop for stop in (after, reply.hold) if stop is not None and at < stop < end)])
             job.versions += [self.weights.version] * (end - at)
             plan.entry.output += ids[at:end]
             piece = Piece(ids[at:end], at, self._logprobs(plan, at, end))
             if end == len(ids) and not (before_finish and strikes):
                 piece.finish, piece.spans = plan.finish, job.spans()
-            plan.said.append(piece)
-            self.journal.note()
+            plan.pieces.append(piece)
+            self.journal.entry_changed()
             yield piece
             if piece.finish is not None:
                 return
             at = end
-            if turn.token_delay_s:
-                await asyncio.sleep(turn.token_delay_s)
+            if reply.token_delay_s:
+                await asyncio.sleep(reply.token_delay_s)
 
     def _logprobs(self, plan: Plan, start: int, end: int) -> list[float | None] | None:
-        ask, turn, fault = plan.ask, plan.turn, plan.fault
+        ask, reply, fault = plan.ask, plan.reply, plan.fault
         if not ask.logprobs:
             return None
         values: list[float | None] = [logprob_of(plan.ids[at], at) for at in range(start, end)]
-        if fault and turn.fault is not None and end > turn.fault.after:
+        if fault and reply.fault is not None and end > reply.fault.after:
             if fault == "no_logprobs":
                 return None
             if fault == "short_logprobs":
@@ -203,7 +203,7 @@ class Model:
                 return [None for _ in values]
         return values
 
-    def _choose(self, ask: Ask, entry: Entry) -> Turn:
+    def _choose(self, ask: Ask, entry: Entry) -> ScriptedReply:
         if not isinstance(self._script, Script):
             return self._ask(self._script, ask, entry)
         match = self._rule(self._script, ask, entry)
@@ -231,30 +231,30 @@ class Model:
             return parent.rule, script.rules[parent.rule]
         return next(((i, rule) for i, rule in enumerate(script.rules) if not rule.last and rule.when in text), None)
 
-    def _ask(self, reply: Reply, ask: Ask, entry: Entry) -> Turn:
+    def _ask(self, function: ReplyFunction, ask: Ask, entry: Entry) -> ScriptedReply:
         text, last = self._texts(ask, entry)
         entry.turn = entry.counts.get(0, 0)
         entry.counts = {0: entry.turn + 1}
-        answer = reply(Prompt(ask.prompt_ids, text, last, entry.turn, ask.session, ask.model))
-        return Turn(say=answer) if isinstance(answer, str) else answer
+        answer = function(Prompt(ask.prompt_ids, text, last, entry.turn, ask.session, ask.model))
+        return ScriptedReply(say=answer) if isinstance(answer, str) else answer
 
     def _texts(self, ask: Ask, entry: Entry) -> tuple[str, str]:
         """The whole prompt, and what came after the lineage's last reply. Only new tokens are decoded."""
         parent = self.journal.parent_of(entry)
-        known = parent.text if parent is not None else None
-        if parent is None or known is None:
+        parent_text = parent.text if parent is not None else None
+        if parent is None or parent_text is None:
             last = self.writer.tokenizer.decode(ask.prompt_ids)
             entry.text = last
         else:
             last = self.writer.tokenizer.decode(ask.prompt_ids[entry.shared :])
-            entry.text = known + self.writer.tokenizer.decode(parent.output) + last
+            entry.text = parent_text + self.writer.tokenizer.decode(parent.output) + last
         return entry.text, last
 
 
-async def _strike(fault: str) -> Blow:
+async def _strike(fault: str) -> BrokenEvent:
     """A fault that is not in the tokens themselves, now that its place is reached."""
     if fault == "hang":
         await asyncio.Event().wait()
     if fault == "cut":
         raise ConnectionCut
-    return Blow(fault)  # type: ignore[arg-type]
+    return BrokenEvent(fault)  # type: ignore[arg-type]

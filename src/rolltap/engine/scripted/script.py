@@ -1,4 +1,4 @@
-"""What a scripted engine says: rules of turns, read from TOML, JSON or Python.
+"""What a scripted engine says: rules with scripted replies (`turns`), read from TOML, JSON or Python.
 
     [[rules]]
     when = "count the files"              # the prompt's text holds this; without it, any prompt
@@ -9,8 +9,9 @@
     say = "There are three."
     fault = { kind = "cut", after = 2 }   # the first try breaks off after two tokens
 
-The first rule that fits is taken; its n-th turn is the n-th reply of a lineage (`rolltap.engine.scripted.journal`).
-After its last turn a rule says `afterwards`. A key that is not named here stops the start.
+The first rule that fits is taken; the n-th of its `turns` is the n-th reply of a lineage
+(`rolltap.engine.scripted.journal`).
+After the last of them a rule says `afterwards`. A key that is not named here stops the start.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ToolUse(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fault(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What goes wrong with a turn, on its first `times` tries of the same prompt (0: on every one).
+    """What goes wrong with a scripted reply, on its first `times` tries of the same prompt (0: on every one).
 
     `after` counts the tokens that are sampled well before it; `at_byte`, for "cut", the bytes of the streamed body.
 
@@ -77,8 +78,8 @@ class Fault(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     retry_after: float | None = None
 
 
-class Turn(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One reply. `think`, `say` and `call` are written as the model's family writes them.
+class ScriptedReply(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One reply of a scripted engine. `think`, `say` and `call` are written as the model's family writes them.
 
     `text` stands for them all: it is encoded as it is, special tokens included. `ids` are sampled as they are, with
     nothing added. `split` decides how the text becomes tokens: "usual" as the tokenizer does, "bytes" one token a
@@ -108,10 +109,10 @@ class Rule(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     instead of beginning anew (for harnesses that edit their history).
     """
 
-    turns: tuple[Turn, ...]
+    turns: tuple[ScriptedReply, ...]
     when: str = ""
     last: str = ""
-    afterwards: Turn = Turn(say="Done.")
+    afterwards: ScriptedReply = ScriptedReply(say="Done.")
     count: Literal["lineage", "session"] = "lineage"
 
 
@@ -119,7 +120,7 @@ class Script(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The rules, first fit first, and what a prompt gets that none fits (None: a refusal that says so)."""
 
     rules: tuple[Rule, ...] = ()
-    otherwise: Turn | None = None
+    otherwise: ScriptedReply | None = None
 
 
 class Prompt(Struct, frozen=True):
@@ -133,19 +134,21 @@ class Prompt(Struct, frozen=True):
     model: str
 
 
-Reply = Callable[[Prompt], Turn | str]
-"""Answers a prompt; text is what the turn says."""
+ReplyFunction = Callable[[Prompt], ScriptedReply | str]
+"""Answers a prompt; text is what the reply says."""
 
-STUB = Script(otherwise=Turn(text="x" * 256, tokens_per_event=256))
+STUB = Script(otherwise=ScriptedReply(text="x" * 256, tokens_per_event=256))
 """A fixed reply of 256 bytes in one event, for load tests."""
 
 
-def say(*turns: Turn | str) -> Script:
-    """The script of one rule that fits every prompt; text is what a turn says."""
-    return Script(rules=(Rule(turns=tuple(Turn(say=turn) if isinstance(turn, str) else turn for turn in turns)),))
+def say(*replies: ScriptedReply | str) -> Script:
+    """The script of one rule that fits every prompt; text is what a reply says."""
+    return Script(
+        rules=(Rule(turns=tuple(ScriptedReply(say=reply) if isinstance(reply, str) else reply for reply in replies)),)
+    )
 
 
-def load_script(path: Path) -> Script | Reply:
+def load_script(path: Path) -> Script | ReplyFunction:
     """The script in a `.toml`, `.json` or `.py` file (which defines `SCRIPT`, or a function `reply`)."""
     readers: dict[str, Callable[[Path], Any]] = {".toml": _toml, ".json": _json, ".py": _python}
     if path.suffix not in readers:
@@ -159,7 +162,7 @@ def load_script(path: Path) -> Script | Reply:
     if isinstance(loaded, Script):
         return loaded
     if callable(loaded):
-        reply: Reply = loaded  # type: ignore[assignment]
+        reply: ReplyFunction = loaded  # type: ignore[assignment]
         return reply
     try:
         return msgspec.convert(loaded, Script)

@@ -17,9 +17,9 @@ from rolltap.engine.scripted.control import Control
 from rolltap.engine.scripted.http import SamplingRoute
 from rolltap.engine.scripted.journal import Journal
 from rolltap.engine.scripted.sampling import Model
-from rolltap.engine.scripted.script import Reply, Script
+from rolltap.engine.scripted.script import ReplyFunction, Script
 from rolltap.engine.scripted.wires import sampling_routes
-from rolltap.engine.scripted.writing import ScriptTokenizer, TurnWriter
+from rolltap.engine.scripted.writing import ReplyWriter, ScriptTokenizer
 from rolltap.errors import ConfigError
 
 CONTEXT = 1 << 20
@@ -39,7 +39,7 @@ class ScriptedEngine:
 
     def __init__(
         self,
-        script: Script | Reply,
+        script: Script | ReplyFunction,
         tokenizer: Path,
         *,
         wire: str = "vllm",
@@ -50,7 +50,7 @@ class ScriptedEngine:
         keep: int = 20_000,
     ) -> None:
         self.journal = Journal(keep)
-        writer = TurnWriter(ScriptTokenizer(Path(tokenizer)), family)
+        writer = ReplyWriter(ScriptTokenizer(Path(tokenizer)), family)
         self.model = Model(script, writer, self.journal, context)
         control = Control(self.model, name, mode)
         sampling: list[BaseRoute] = [
@@ -68,11 +68,11 @@ class ScriptedEngine:
         return self.model.weights
 
     def release(self) -> None:
-        """Lets every turn go on that waits at its `hold`, now and later until `hold`."""
+        """Lets every reply go on that waits at its `hold`, now and later until `hold`."""
         self.model.released.set()
 
     def hold(self) -> None:
-        """Turns wait at their `hold` again."""
+        """Replies wait at their `hold` again."""
         self.model.released.clear()
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Turns as token ids of a real tokenizer, as a model of the family would have sampled them.
+"""Scripted replies as token ids of a real tokenizer, as a model of the family would have sampled them.
 
 The `renderers` package writes a conversation and says which of its tokens the model samples; those of the assistant's
 turn are the reply. What the generation prompt already holds (an opened or empty thinking block) is not said again.
@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rolltap.engine.scripted.script import Turn
+from rolltap.engine.scripted.script import ScriptedReply
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
 
@@ -57,8 +57,8 @@ class ScriptTokenizer:
         return [self.inner.token_to_id(token) for token in tokens]
 
 
-class TurnWriter:
-    """Writes turns for one family, by its name in `renderers` ("qwen3", "llama-3", "gpt-oss", ...)."""
+class ReplyWriter:
+    """Writes replies for one family, by its name in `renderers` ("qwen3", "llama-3", "gpt-oss", ...)."""
 
     def __init__(self, tokenizer: ScriptTokenizer, family: str = "qwen3") -> None:
         try:
@@ -77,19 +77,19 @@ class TurnWriter:
         self._encoded = lru_cache(maxsize=64)(tokenizer.encode)
         self.stop_ids: frozenset[int] = frozenset(self.renderer.get_stop_token_ids())
 
-    def write(self, turn: Turn, prompt: Sequence[int]) -> list[int]:
-        """The ids that `turn` samples after `prompt`."""
-        if turn.ids is not None:
-            return list(turn.ids)
-        if turn.text is not None:
-            ids = self._encoded(turn.text)
-            if turn.end and self.tokenizer.eos_token_id is not None:
+    def write(self, reply: ScriptedReply, prompt: Sequence[int]) -> list[int]:
+        """The ids that `reply` samples after `prompt`."""
+        if reply.ids is not None:
+            return list(reply.ids)
+        if reply.text is not None:
+            ids = self._encoded(reply.text)
+            if reply.end and self.tokenizer.eos_token_id is not None:
                 ids = [*ids, self.tokenizer.eos_token_id]
         else:
-            ids = self._unsaid(self._rendered(turn), prompt)
-            if not turn.end and ids and ids[-1] in self.stop_ids:
+            ids = self._unsaid(self._rendered(reply), prompt)
+            if not reply.end and ids and ids[-1] in self.stop_ids:
                 ids = ids[:-1]
-        return self._split(ids, turn.split)
+        return self._split(ids, reply.split)
 
     def prompt(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[int]:
         """The prompt of a conversation in OpenAI's form, for the chat route."""
@@ -97,31 +97,31 @@ class TurnWriter:
             list(messages), tools=list(tools) if tools else None, add_generation_prompt=True
         )
 
-    def _rendered(self, turn: Turn) -> list[int]:
-        message: dict[str, Any] = {"role": "assistant", "content": turn.say}
-        if turn.think:
-            message["reasoning_content"] = turn.think
-        if turn.call:
+    def _rendered(self, reply: ScriptedReply) -> list[int]:
+        message: dict[str, Any] = {"role": "assistant", "content": reply.say}
+        if reply.think:
+            message["reasoning_content"] = reply.think
+        if reply.call:
             message["tool_calls"] = [
                 {"id": f"call_{at}", "type": "function", "function": {"name": use.tool, "arguments": use.arguments}}
-                for at, use in enumerate(turn.call)
+                for at, use in enumerate(reply.call)
             ]
         whole = self.renderer.render([USER, message], tools=None, add_generation_prompt=False)
         if not whole.sampled_mask:
-            raise ConfigError("this family's renderer does not say which tokens are sampled; write turns as `text`")
+            raise ConfigError("this family's renderer does not say which tokens are sampled; write the reply as `text`")
         owned = zip(whole.token_ids, whole.message_indices, whole.sampled_mask, strict=True)
         return [token for token, owner, sampled in owned if owner == 1 and sampled]
 
-    def _unsaid(self, turn: list[int], prompt: Sequence[int]) -> list[int]:
-        """`turn` without what `prompt` ends with of its beginning, if that begins with a token of the markup."""
-        if not turn or turn[0] not in self.tokenizer.special:
-            return turn
-        prompt_text, text = self.tokenizer.decode(prompt[-LONGEST_OPENING:]), self.tokenizer.decode(turn)
-        opening = self.tokenizer.decode(turn[:1])
+    def _unsaid(self, reply: list[int], prompt: Sequence[int]) -> list[int]:
+        """`reply` without what `prompt` ends with of its beginning, if that begins with a token of the markup."""
+        if not reply or reply[0] not in self.tokenizer.special:
+            return reply
+        prompt_text, text = self.tokenizer.decode(prompt[-LONGEST_OPENING:]), self.tokenizer.decode(reply)
+        opening = self.tokenizer.decode(reply[:1])
         for at in range(max(0, len(prompt_text) - len(text)), len(prompt_text) - len(opening) + 1):
             if text.startswith(prompt_text[at:]):
                 return self.tokenizer.encode(text[len(prompt_text) - at :])
-        return turn
+        return reply
 
     def _split(self, ids: list[int], how: str) -> list[int]:
         if how == "usual":

@@ -17,7 +17,7 @@ import msgspec
 from rolltap.engine.scripted.sampling import Ask, Piece, Plan
 from rolltap.engine.scripted.wires.base import Reader, scaled, session_of
 from rolltap.engine.scripted.wires.vllm import usage
-from rolltap.engine.scripted.writing import TurnWriter
+from rolltap.engine.scripted.writing import ReplyWriter
 from rolltap.errors import InvalidRequest
 
 IdsBy = Literal["vllm", "sglang", "none"]
@@ -25,8 +25,8 @@ THINK = re.compile(r"\A\s*<think>(.*?)(?:</think>|\Z)", re.S)
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
 
 
-class Said(msgspec.Struct):
-    """What a text says so far."""
+class ParsedText(msgspec.Struct):
+    """The reasoning, the content and the tool calls of a reply's text so far."""
 
     reasoning: str = ""
     content: str = ""
@@ -38,7 +38,7 @@ class Chat:
 
     path = "/v1/chat/completions"
 
-    def __init__(self, mode: str, writer: TurnWriter, ids_by: IdsBy) -> None:
+    def __init__(self, mode: str, writer: ReplyWriter, ids_by: IdsBy) -> None:
         self._mode = mode
         self._writer = writer
         self._ids_by: IdsBy = ids_by
@@ -71,8 +71,8 @@ class Chat:
         return {**_head(plan), "prompt_token_ids": ids, "choices": [choice]}
 
     def event(self, plan: Plan, piece: Piece) -> Any:
-        before = self._said(plan.ids[: piece.start], final=False)
-        after = self._said(plan.ids[: piece.start + len(piece.ids)], final=piece.finish is not None)
+        before = self._parse(plan.ids[: piece.start], final=False)
+        after = self._parse(plan.ids[: piece.start + len(piece.ids)], final=piece.finish is not None)
         delta: dict[str, Any] = {}
         if reasoning := after.reasoning[len(before.reasoning) :]:
             delta["reasoning"] = reasoning
@@ -99,7 +99,7 @@ class Chat:
         return body
 
     def whole(self, plan: Plan, piece: Piece) -> Any:
-        parsed = self._said(piece.ids, final=True)
+        parsed = self._parse(piece.ids, final=True)
         content, reasoning, calls = parsed.content, parsed.reasoning, parsed.calls
         message = {"role": "assistant", "content": content, "reasoning": reasoning, "tool_calls": calls}
         choice = {"index": 0, "message": message, "finish_reason": piece.finish}
@@ -111,8 +111,8 @@ class Chat:
         pairs = zip(piece.ids, scaled(plan, piece.logprobs, self._mode), strict=False)
         return {"content": [{"token": f"token_id:{token}", "logprob": value} for token, value in pairs]}
 
-    def _said(self, ids: list[int], *, final: bool) -> Said:
-        """What `ids` say; half a character and half a tool call are held back unless nothing follows."""
+    def _parse(self, ids: list[int], *, final: bool) -> ParsedText:
+        """Parses the text of `ids`; half a character and half a tool call are held back unless nothing follows."""
         shown = [token for token in ids if token not in self._writer.stop_ids]
         text = self._writer.tokenizer.decode(shown)
         if not final:
@@ -122,7 +122,7 @@ class Chat:
         rest = text[thought.end() :] if thought else text
         calls = [call for block in CALL.findall(rest) if (call := _call(block)) is not None]
         content = CALL.sub("", rest).split("<tool_call>")[0].strip("\n")
-        return Said(reasoning, content, calls)
+        return ParsedText(reasoning, content, calls)
 
 
 def _call(block: str) -> dict[str, Any] | None:

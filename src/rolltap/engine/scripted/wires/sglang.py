@@ -67,7 +67,7 @@ class SglangGenerate:
             meta["routed_experts"] = base64.b64encode(experts(plan).tobytes()).decode()
         if plan.ask.scored_from is not None:
             meta |= _input_logprobs(plan)
-        pieces = [piece] if self._incremental else plan.said
+        pieces = [piece] if self._incremental else plan.pieces
         if piece.logprobs is not None:
             meta |= self._logprobs(plan, pieces)
         if plan.ask.masks:
@@ -82,7 +82,7 @@ class SglangGenerate:
         return None
 
     def whole(self, plan: Plan, piece: Piece) -> Any:
-        plan.said = [piece]
+        plan.pieces = [piece]
         return self.event(plan, piece)
 
     def _logprobs(self, plan: Plan, pieces: list[Piece]) -> dict[str, Any]:
