@@ -136,7 +136,7 @@ Launch = Command | PythonCall
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """The release of a harness that its recipe was tested with, and its package manager.
+    """The release of a harness that its definition was tested with, and its package manager.
 
     `executable` is looked up on PATH ("": a library without one). `also`: requirements that the release does not
     declare. `python` and `node`: the lowest versions that it supports.
@@ -152,7 +152,7 @@ class Package:
 
 
 class Harness(Protocol):
-    """A recipe for an agent that runs unmodified: one short file that points it at a session."""
+    """The definition of an agent that runs unmodified: one short file that points it at a session."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Any command, for agents without a recipe. Environment variables point it at its session."""
+"""Any command, for agents without a harness definition. Environment variables point it at its session."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ class Gptme:
     dialect = "openai_chat"
     quirks = (
         "Through its `openai` provider it speaks Responses, and merges tool output into `instructions`, which then "
-        "change every turn; the `local` provider of this recipe does not.",
+        "change every turn; the `local` provider of this definition does not.",
         "A conversation's name is asked for in a side call.",
     )
 

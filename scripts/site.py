@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from rolltap.cli.harness import recipe
+from rolltap.cli.harness import shell_lines
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job
 from rolltap.harnesses.registry import HARNESSES
 from rolltap.harnesses.tested import release_results
@@ -112,7 +112,7 @@ def _harness(harness: Harness) -> Iterator[str]:
     yield f"Speaks `{harness.dialect}` ([dialects](../dialects.md)). Of all harnesses: [harnesses](../harnesses.md).\n"
     launch = harness.launch(Job(ENDPOINT, "PROMPT", Path("/work"), Path("~")))
     if isinstance(launch, Command):
-        lines = "\n".join(recipe(launch))
+        lines = "\n".join(shell_lines(launch))
         yield "## Point your own at rolltap\n"
         yield f"`rolltap harness env {name}` opens a session of the running server and prints this, filled in:\n"
         yield f"```\n{lines}\n```\n"

@@ -36,7 +36,7 @@ from rolltap import wire
 from rolltap.errors import ConfigError, RuntimeFailed
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.harbor.environment import BubblewrapEnvironment
-from rolltap.harnesses.harbor.names import connection_to, recipe_of
+from rolltap.harnesses.harbor.names import connection_to, harness_of
 from rolltap.http_client import Request
 from rolltap.reading.types import CallTurn
 from rolltap.reconstructor.exporters.base import trained_spans
@@ -127,11 +127,11 @@ class CapturedAgent(BaseAgent):
         return agent
 
     async def _command_exists(self, environment: BaseEnvironment) -> bool:
-        """True if the agent's command is on PATH. False if we have no recipe that says which command it is."""
-        recipe = recipe_of(self._name)
-        if recipe is None or recipe.package is None:
+        """True if the agent's command is on PATH. False if no harness of ours says which command it is."""
+        harness = harness_of(self._name)
+        if harness is None or harness.package is None:
             return False
-        result = await environment.exec(f"command -v {recipe.package.executable}")
+        result = await environment.exec(f"command -v {harness.package.executable}")
         return result.return_code == 0
 
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:

@@ -1,4 +1,4 @@
-"""Reads a task's Dockerfile as a recipe for a sandbox that uses this machine's system.
+"""Reads a task's Dockerfile as build steps for a sandbox that uses this machine's system.
 
 `FROM` has no effect: the base is this machine's system. `WORKDIR`, `ENV`, and `COPY` (or `ADD`) of files of the task's
 folder are followed. `RUN` runs in the sandbox, so it can change only the task's folders. If it needs more, it fails,
@@ -42,7 +42,7 @@ class RunStep:
 
 
 @dataclass(slots=True)
-class EnvironmentRecipe:
+class BuildSteps:
     """How to build a task's environment: the steps in order, and its commands' working directory and variables."""
 
     workdir: PurePosixPath = WORKDIR
@@ -50,8 +50,8 @@ class EnvironmentRecipe:
     steps: list[CopyStep | RunStep] = field(default_factory=list)
 
 
-def read_recipe(folder: Path) -> EnvironmentRecipe:
-    """Reads the recipe of `folder`. Without a Dockerfile, all its files are copied to `/app`.
+def read_build_steps(folder: Path) -> BuildSteps:
+    """Reads the build steps of `folder`. Without a Dockerfile, all its files are copied to `/app`.
 
     Raises `TaskInvalid` for Docker Compose and, with the line, for an instruction that needs Docker.
     """
@@ -59,16 +59,16 @@ def read_recipe(folder: Path) -> EnvironmentRecipe:
     if (folder / "docker-compose.yaml").exists():
         raise TaskInvalid(f"{folder} is a Docker Compose environment: the sandbox has no services, use Docker")
     if not dockerfile.is_file():
-        return EnvironmentRecipe(steps=[CopyStep(folder, WORKDIR)] if folder.is_dir() else [])
-    recipe = EnvironmentRecipe()
+        return BuildSteps(steps=[CopyStep(folder, WORKDIR)] if folder.is_dir() else [])
+    build = BuildSteps()
     for number, line in instructions(dockerfile.read_text(encoding="utf-8")):
         name, _, rest = line.partition(" ")
         try:
-            _follow(recipe, folder, name.upper(), rest.strip())
+            _follow(build, folder, name.upper(), rest.strip())
         except (TaskInvalid, ValueError) as error:
             reason = error.message if isinstance(error, TaskInvalid) else str(error)
             raise TaskInvalid(f"{dockerfile}:{number}: {name} can't be followed without Docker: {reason}") from error
-    return recipe
+    return build
 
 
 def instructions(text: str) -> list[tuple[int, str]]:
@@ -92,29 +92,29 @@ def instructions(text: str) -> list[tuple[int, str]]:
     return entries
 
 
-def _follow(recipe: EnvironmentRecipe, folder: Path, name: str, rest: str) -> None:
-    """Adds an instruction to the recipe. Raises `TaskInvalid` or `ValueError` if it can't be followed."""
+def _follow(build: BuildSteps, folder: Path, name: str, rest: str) -> None:
+    """Adds an instruction to `build`. Raises `TaskInvalid` or `ValueError` if it can't be followed."""
     if name == "WORKDIR":
-        recipe.workdir /= _expand(rest, recipe.env)
+        build.workdir /= _expand(rest, build.env)
     elif name == "ENV":
-        recipe.env.update(_pairs(rest, recipe.env))
+        build.env.update(_pairs(rest, build.env))
     elif name in ("COPY", "ADD"):
-        recipe.steps += _copies(recipe, folder, rest)
+        build.steps += _copies(build, folder, rest)
     elif name == "RUN":
         if "<<" in rest or rest.startswith(("[", "--")):
             raise TaskInvalid("only a plain command is run")
-        recipe.steps.append(RunStep(rest, recipe.workdir))
+        build.steps.append(RunStep(rest, build.workdir))
     elif name not in WITHOUT_EFFECT and name != "FROM":
         raise TaskInvalid("it makes another system than this machine's")
 
 
-def _copies(recipe: EnvironmentRecipe, folder: Path, rest: str) -> list[CopyStep]:
+def _copies(build: BuildSteps, folder: Path, rest: str) -> list[CopyStep]:
     """The steps of a `COPY` or `ADD`."""
     words: list[str] = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     flags = [word for word in words if word.startswith("--")]
     if any(flag.startswith("--from") for flag in flags):
         raise TaskInvalid("there are no other images")
-    *names, target = [_expand(word, recipe.env) for word in words if word not in flags]
+    *names, target = [_expand(word, build.env) for word in words if word not in flags]
     sources: list[Path] = []
     for name in names:
         pattern = str(inside(name.lstrip("/") or "."))
@@ -122,7 +122,7 @@ def _copies(recipe: EnvironmentRecipe, folder: Path, rest: str) -> list[CopyStep
         if "://" in name or not matches:
             raise TaskInvalid(f"no file {name!r} in {folder}")
         sources += matches
-    path = recipe.workdir / target
+    path = build.workdir / target
     target_is_folder = len(sources) > 1 or target.endswith(("/", "."))
     return [
         CopyStep(source, path)

@@ -33,7 +33,7 @@ from harbor.models.task.config import EnvironmentConfig
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import OWN_CONFIGURATION, Command, Ending, Endpoint, Exit, Limits
-from rolltap.harnesses.harbor.dockerfile import CopyStep, EnvironmentRecipe, RunStep, read_recipe
+from rolltap.harnesses.harbor.dockerfile import BuildSteps, CopyStep, RunStep, read_build_steps
 from rolltap.harnesses.harbor.names import installation_of
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace
@@ -57,15 +57,15 @@ LONGEST_S = 7 * 24 * 3600.0
 Location = str | PurePosixPath
 
 
-def recipe_of(folder: Path, config: EnvironmentConfig) -> EnvironmentRecipe:
+def build_steps_of(folder: Path, config: EnvironmentConfig) -> BuildSteps:
     """Reads how to build the environment in `folder`. Raises `TaskInvalid` if the sandbox can't have it."""
     if image := config.docker_image:
         raise TaskInvalid(f"the task needs the image {image!r}, and the sandbox has this machine's system: use Docker")
-    recipe = read_recipe(folder)
+    build = read_build_steps(folder)
     if config.workdir:
-        recipe.workdir = PurePosixPath(config.workdir)
-    check_lasting(recipe.workdir)
-    return recipe
+        build.workdir = PurePosixPath(config.workdir)
+    check_lasting(build.workdir)
+    return build
 
 
 def check_lasting(path: PurePosixPath) -> None:
@@ -86,7 +86,7 @@ class BubblewrapEnvironment(BaseEnvironment):
     def __init__(self, *args: Any, harness: str = "", base: str | None = None, **kwargs: Any) -> None:
         self._runtime = self.runtime_for(harness, Path(base) if base else None)
         self._workspace: BubblewrapWorkspace | None = None
-        self._recipe = EnvironmentRecipe()
+        self._build_steps = BuildSteps()
         self._reach = ""
         self._used = False  # True if a command ran since the build or the last clean-up
         self._verifying = False
@@ -118,23 +118,23 @@ class BubblewrapEnvironment(BaseEnvironment):
         return EnvironmentResourceCapabilities(memory_limit=True)
 
     def _validate_definition(self) -> None:
-        self._recipe = recipe_of(self.environment_dir, self.task_env_config)
+        self._build_steps = build_steps_of(self.environment_dir, self.task_env_config)
 
     async def _apply_network_policy(self, network_policy: Any) -> None:
         """Does nothing: the sandbox never has a network, and no policy can be stricter."""
 
     async def start(self, force_build: bool) -> None:
-        """Creates the folders and follows the recipe. Every start builds anew, whatever `force_build` says."""
+        """Creates the folders and follows the build steps. Every start builds anew, whatever `force_build` says."""
         self._workspace = await self._runtime.prepare(Empty())
         for name in FOLDERS:
             (self._root / name).mkdir(parents=True, exist_ok=True)
-        self._make_lasting(self._recipe.workdir)
-        for step in self._recipe.steps:
+        self._make_lasting(self._build_steps.workdir)
+        for step in self._build_steps.steps:
             if isinstance(step, CopyStep):
                 await self._put(step)
             else:
-                await self._build(step)
-        await self._run(f"mkdir -p -- {quote(str(self._recipe.workdir))}", PurePosixPath("/"), {}, LONGEST_S)
+                await self._build_steps(step)
+        await self._run(f"mkdir -p -- {quote(str(self._build_steps.workdir))}", PurePosixPath("/"), {}, LONGEST_S)
         self._used = False
 
     async def _build(self, step: RunStep) -> None:
@@ -180,8 +180,8 @@ class BubblewrapEnvironment(BaseEnvironment):
             raise TaskInvalid(f"the sandbox has one user, and the task asks for {name!r}: use Docker")
         self._used = True
         configuration = OWN_CONFIGURATION if self._verifying else {}
-        variables = {**self._recipe.env, **configuration, **(self._merge_env(env) or {})}
-        workdir = PurePosixPath(cwd or self._recipe.workdir)
+        variables = {**self._build_steps.env, **configuration, **(self._merge_env(env) or {})}
+        workdir = PurePosixPath(cwd or self._build_steps.workdir)
         exit_ = await self._run(command, workdir, variables, float(timeout_sec or LONGEST_S))
         if exit_.ending is Ending.TIMED_OUT:
             raise RuntimeError(f"the command ran past {timeout_sec} s")

@@ -1,4 +1,4 @@
-"""Maps Harbor's agent names to our harness recipes and to the protocols that the agents speak."""
+"""Maps Harbor's agent names to our harnesses and to the protocols that the agents speak."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rolltap.harnesses.base import Endpoint, Harness
 from rolltap.harnesses.install import Installation, find, not_installed, own
 from rolltap.harnesses.registry import get_harness
 
-RECIPES = {"qwen-coder": "qwen-code", "cline-cli": "cline", "vibe": "mistral-vibe"}
-"""Our recipe by Harbor's agent name, where the two names differ."""
+OUR_NAMES = {"qwen-coder": "qwen-code", "cline-cli": "cline", "vibe": "mistral-vibe"}
+"""Our harness's name by Harbor's agent name, where the two names differ."""
 
 PROVIDERS = {"openai_chat": "openai", "openai_responses": "openai", "anthropic": "anthropic", "gemini": "gemini"}
 """Harbor's provider by dialect. It is a prefix of the model's name: `anthropic/NAME`."""
@@ -19,10 +19,10 @@ OF_ONE_PROTOCOL = {"claude-code": "anthropic", "codex": "openai_responses", "gem
 """The dialect of agents that speak only one. They take the model's name without a provider."""
 
 
-def recipe_of(agent: str) -> Harness | None:
-    """Our recipe for Harbor's `agent`; None if there is none, or if `agent` is empty."""
+def harness_of(agent: str) -> Harness | None:
+    """Our harness for Harbor's `agent`; None if there is none, or if `agent` is empty."""
     try:
-        return get_harness(RECIPES.get(agent, agent))
+        return get_harness(OUR_NAMES.get(agent, agent))
     except TaskInvalid:
         return None
 
@@ -30,10 +30,10 @@ def recipe_of(agent: str) -> Harness | None:
 def installation_of(agent: str) -> Installation | None:
     """The installation of `agent` on this machine: the tested release or, without it, the user's own.
 
-    None if there is no recipe for the agent, or the recipe has no package. Raises `RuntimeFailed` if nothing is
+    None if there is no harness for the agent, or the harness has no package. Raises `RuntimeFailed` if nothing is
     installed; the message says how to install it.
     """
-    harness = recipe_of(agent)
+    harness = harness_of(agent)
     if harness is None or harness.package is None:
         return None
     installation = find(harness.package) or own(harness.package)

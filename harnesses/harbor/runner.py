@@ -29,7 +29,7 @@ from rolltap.harnesses.attempts import AttemptRunner, RolloutState, Stage
 from rolltap.harnesses.base import Limits, Score, Verdict
 from rolltap.harnesses.evaluators.harbor import chosen_reward
 from rolltap.harnesses.harbor.agent import CapturedAgent
-from rolltap.harnesses.harbor.environment import SANDBOX, BubblewrapEnvironment, recipe_of
+from rolltap.harnesses.harbor.environment import SANDBOX, BubblewrapEnvironment, build_steps_of
 from rolltap.harnesses.harbor.names import connection_to
 from rolltap.harnesses.output import last_line
 from rolltap.harnesses.result import Result
@@ -158,7 +158,7 @@ def _work_of(folder: Path, player: Player, grader: Grader, environment: Environm
     if definition.has_steps:
         raise TaskInvalid(f"the task of {folder} has steps; a rollout is one run of an agent", param="steps")
     if environment.import_path:
-        recipe_of(definition.paths.environment_dir, definition.config.environment)
+        build_steps_of(definition.paths.environment_dir, definition.config.environment)
     task = harbor_task(folder, grader.reward_key)
     limits = parse_spec(task.spec).limits.build()
     limits = replace(limits, agent_s=limits.agent_s + SETUP_S)

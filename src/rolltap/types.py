@@ -319,7 +319,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An instruction, an environment recipe and an evaluator.
+    """An instruction, an environment and an evaluator.
 
     `spec` holds what the runner needs (harness, runtime, evaluator, limits); the ledger does not read it.
     """

@@ -1,6 +1,6 @@
 """What every harness promises, over the registry and over those that installed packages bring.
 
-A command's recipe is pure data that points the harness at the session, in HOME and nowhere else. A Python call is run
+A command's definition is pure data that points the harness at the session, in HOME and nowhere else. A Python call is run
 against a stand-in for the model.
 """
 

@@ -1,4 +1,4 @@
-"""The newest three releases of Codex, by the recipe and by the way of its own settings, without a line of error.
+"""The newest three releases of Codex, by the definition and by the way of its own settings, without a line of error.
 
 With its built-in provider Codex asks for a WebSocket first and is answered 426: it logs that once, and uses HTTP.
 """
@@ -32,7 +32,7 @@ REFUSED = ("rolltap_http_responses_total", {"plane": "agent", "status": "426"})
 
 
 class Release(Codex):
-    """The recipe with another release."""
+    """The definition with another release."""
 
     def __init__(self, version: str) -> None:
         self.package = replace(Codex.package, version=version)

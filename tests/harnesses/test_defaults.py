@@ -1,6 +1,6 @@
 """Harnesses as users start them: titles and choices of model are calls of their own, which are not trained.
 
-Each is the shipped recipe without the switch that keeps such calls away.
+Each is the shipped definition without the switch that keeps such calls away.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ MAIN, SIDE, SUMMARY = ("main", ""), ("auxiliary", "auxiliary"), ("summary", "sum
 
 @dataclass(frozen=True)
 class DefaultSetUp:
-    """A recipe's launch without `switch` and its value."""
+    """A harness's launch without `switch` and its value."""
 
-    recipe: Harness
+    shipped: Harness
     switch: str
 
     @property
     def name(self) -> str:
-        return self.recipe.name
+        return self.shipped.name
 
     @property
     def package(self) -> Package | None:
-        return self.recipe.package
+        return self.shipped.package
 
     @property
     def dialect(self) -> str:
-        return self.recipe.dialect
+        return self.shipped.dialect
 
     @property
     def quirks(self) -> tuple[str, ...]:
-        return self.recipe.quirks
+        return self.shipped.quirks
 
     def launch(self, job: Job) -> Launch:
-        launch = self.recipe.launch(job)
+        launch = self.shipped.launch(job)
         assert isinstance(launch, Command)
         argv = list(launch.argv)
         if self.switch in argv:  # a resumed run of OpenCode has a title already
             at = argv.index(self.switch)
             del argv[at : at + 2]
         else:
-            assert job.resume, f"the recipe of {self.name} has no {self.switch}"
+            assert job.resume, f"the definition of {self.name} has no {self.switch}"
         return replace(launch, argv=tuple(argv))
 
 

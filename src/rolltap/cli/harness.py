@@ -45,7 +45,7 @@ def list_() -> None:
         table.add_row(name, harness.dialect, package.version if package else "", *(ran or [""]), installed(harness))
     Screen().print(table)
     say("runs: how many went as expected with the tested release")
-    say("rolltap harness show NAME: its package, the days of the runs, its recipe")
+    say("rolltap harness show NAME: its package, the days of the runs, its launch")
     say("any other program: rolltap run command -- ARGV...")
 
 
@@ -67,7 +67,7 @@ def installed(harness: Harness) -> str:
 @app.command()
 @one_line_errors
 def show(name: HarnessArgument, dialect: DialectOption = "") -> None:
-    """Shows a harness's recipe: how it is launched, and its quirks."""
+    """Shows a harness's definition: how it is launched, and its quirks."""
     harness = get_harness(name, dialect=dialect)
     console = Screen(highlight=False, soft_wrap=True)
     console.print(f"{harness.name}: speaks {harness.dialect}")
@@ -79,7 +79,7 @@ def show(name: HarnessArgument, dialect: DialectOption = "") -> None:
     example = Endpoint("http://127.0.0.1:8710/s/SESSION", "KEY", "MODEL")
     launch = harness.launch(Job(example, "PROMPT", Path("WORKDIR"), Path("~"), Limits()))
     if isinstance(launch, Command):
-        for line in recipe(launch):
+        for line in shell_lines(launch):
             console.print(line)
     else:
         console.print("runs inside the runner, through its Python API")
@@ -137,11 +137,11 @@ def env(
     package = harness.package
     if package and shutil.which(package.executable) is None and (cached := find(package)):
         say(f'export PATH={shlex.quote(os.pathsep.join(map(str, cached.bins)))}:"$PATH"')
-    for line in recipe(launch):
+    for line in shell_lines(launch):
         say(line)
 
 
-def recipe(launch: Command) -> list[str]:
+def shell_lines(launch: Command) -> list[str]:
     """`launch` as lines of shell."""
     lines = [f"export {name}={shlex.quote(value)}" for name, value in launch.env.items()]
     for path, text in launch.files.items():

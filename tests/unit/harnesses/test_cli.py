@@ -27,7 +27,7 @@ def test_the_list_names_every_harness_with_its_tested_release() -> None:
     assert told.count("\n") > 20
 
 
-def test_show_prints_the_recipe_and_the_quirks() -> None:
+def test_show_prints_the_launch_and_the_quirks() -> None:
     told = output("show", "gemini-cli")
     assert "export GOOGLE_GEMINI_BASE_URL=http://127.0.0.1:8710/s/SESSION" in told
     assert "gemini --yolo" in told

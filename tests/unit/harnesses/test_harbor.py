@@ -15,7 +15,7 @@ from rolltap.errors import ConfigError, RuntimeFailed, TaskInvalid
 from rolltap.harnesses import harbor
 from rolltap.harnesses.base import Endpoint
 from rolltap.harnesses.harbor import UntestedHarbor, check_installed
-from rolltap.harnesses.harbor.dockerfile import CopyStep, RunStep, read_recipe
+from rolltap.harnesses.harbor.dockerfile import CopyStep, RunStep, read_build_steps
 from rolltap.harnesses.harbor.names import connection_to, installation_of
 
 ENDPOINT = Endpoint("http://127.0.0.1:1/s/x", "key", "tiny")
@@ -36,11 +36,11 @@ def test_a_dockerfile_is_followed_in_its_order(tmp_path: Path) -> None:
         "ADD a.txt b.txt\nRUN mkdir -p out && \\\n  # why\n  echo ${NAME} > out/name\nWORKDIR sub\nCOPY data /data\n"
         'CMD ["bash"]\n',
     )
-    recipe = read_recipe(path)
+    build = read_build_steps(path)
     srv = PurePosixPath("/srv")
-    assert recipe.workdir == srv / "sub"
-    assert recipe.env == {"ROOT": "/srv", "NAME": "a b"}
-    assert recipe.steps == [
+    assert build.workdir == srv / "sub"
+    assert build.env == {"ROOT": "/srv", "NAME": "a b"}
+    assert build.steps == [
         CopyStep(path / "a.txt", srv / "in", "a.txt"),
         CopyStep(path / "data", srv / "in"),
         CopyStep(path / "a.txt", srv, "b.txt"),
@@ -50,7 +50,7 @@ def test_a_dockerfile_is_followed_in_its_order(tmp_path: Path) -> None:
 
 
 def test_without_a_dockerfile_the_folder_is_copied(tmp_path: Path) -> None:
-    assert read_recipe(tmp_path).steps == [CopyStep(tmp_path, PurePosixPath("/app"))]
+    assert read_build_steps(tmp_path).steps == [CopyStep(tmp_path, PurePosixPath("/app"))]
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_without_a_dockerfile_the_folder_is_copied(tmp_path: Path) -> None:
 )
 def test_what_needs_docker_is_refused_with_its_line(line: str, reason: str, tmp_path: Path) -> None:
     with pytest.raises(TaskInvalid, match=reason) as refused:
-        read_recipe(folder(tmp_path, f"FROM x\n\n{line}\n"))
+        read_build_steps(folder(tmp_path, f"FROM x\n\n{line}\n"))
     assert f"Dockerfile:3: {line.split()[0]} can't be followed without Docker" in refused.value.message
 
 
 def test_compose_is_refused(tmp_path: Path) -> None:
     (tmp_path / "docker-compose.yaml").write_text("services: {}\n")
     with pytest.raises(TaskInvalid, match="no services"):
-        read_recipe(tmp_path)
+        read_build_steps(tmp_path)
 
 
 @pytest.mark.parametrize(

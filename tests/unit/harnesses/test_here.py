@@ -23,7 +23,7 @@ def installed(harness: Harness) -> Installation:
 
 
 @pytest.mark.parametrize("name", sorted(HARNESSES.keys() - RUNS_AS_THE_PERSON_DOES))
-def test_every_recipe_runs_in_the_sandbox_as_nobody_answers_it(name: str) -> None:
+def test_every_harness_runs_in_the_sandbox_as_nobody_answers_it(name: str) -> None:
     harness = get_harness(name)
     runtime, notice = runtime_here(harness, installed(harness), unsandboxed=False)
     assert runtime.sandbox is not None

@@ -66,10 +66,10 @@ def assignment(harness, runtime, evaluator, files=None, **limits) -> Assignment:
 
 
 class Surprise(Shell):
-    """A harness whose recipe is broken."""
+    """A harness whose definition is broken."""
 
     def launch(self, job: Job) -> Launch:
-        raise RuntimeError("the recipe is broken")
+        raise RuntimeError("the definition is broken")
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ async def test_what_nobody_expected_fails_its_rollout_and_no_other(server: Stub,
         broken, sound = await run_groups(client, jobs, policy="p", n=2)
     assert {rollout.status for rollout in sound.rollouts} == {"succeeded"}
     assert {(rollout.status, rollout.reason) for rollout in broken.rollouts} == {
-        ("failed", "internal_error: RuntimeError: the recipe is broken")
+        ("failed", "internal_error: RuntimeError: the definition is broken")
     }
     assert not workspaces_in(tmp_path)
 

@@ -1,4 +1,4 @@
-"""docs/harnesses.md says which releases ran, as the stage's results do; those of the recipes are among them."""
+"""docs/harnesses.md says which releases ran, as the stage's results do; those of the definitions are among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes that the matrix has not: each runs as it is shipped, and makes calls that are all answered.
+"""Harness definitions that the matrix lacks: each runs as it is shipped, and makes calls that are all answered.
 
 Also Qwen Code over Responses, and a log that lost a turn.
 """
@@ -43,7 +43,7 @@ SCRIPTS = {
 IN_PROCESS = "mini-swe-agent-inprocess"
 
 
-def test_every_shipped_recipe_runs_in_this_stage() -> None:
+def test_every_shipped_harness_runs_in_this_stage() -> None:
     assert sorted([*{name for name, _ in RUNS}, *SCRIPTS, IN_PROCESS]) == sorted(HARNESSES)
 
 
@@ -58,7 +58,7 @@ async def run_once(home: House, harness: Harness, installation: Installation) ->
 @pytest.mark.harness
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", SCRIPTS)
-async def test_a_recipe_makes_calls_that_are_answered(
+async def test_a_harness_makes_calls_that_are_answered(
     name: str, release: Callable[[str], Installation], note_cell: Callable[[Cell], None], tmp_path: Path
 ) -> None:
     async with house(SCRIPTS[name], tmp_path) as home:

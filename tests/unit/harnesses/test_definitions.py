@@ -1,4 +1,4 @@
-"""Every recipe: pure data that points the harness at the session, in HOME and nowhere else."""
+"""Every harness definition: pure data that points the harness at the session, in HOME and nowhere else."""
 
 from __future__ import annotations
 
