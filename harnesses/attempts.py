@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.errors import EvaluatorFailed, InvalidRequest, LedgerError, RolltapError
 from rolltap.harnesses.base import Limits, Score, Verdict
-from rolltap.harnesses.client import AdminClient, ClaimedRollout, OpenedSession, RolloutStanding
+from rolltap.harnesses.client import AdminClient, AttemptStatus, ClaimedRollout, OpenedSession
 from rolltap.harnesses.output import Transcript, storable, storable_detail
 from rolltap.harnesses.result import Result
 from rolltap.tampering import TamperingAct
@@ -227,17 +227,17 @@ class AttemptRunner(ABC, Generic[W]):
                 await self._reward(state, result.verdict)
             except InvalidRequest as error:  # an unknown scope
                 result = Result.by(EvaluatorFailed(error.message))
-            standing = await self._report_end(state, result)
+            current = await self._report_end(state, result)
         except LedgerError as error:
             return await self._ended_elsewhere(state, error)
-        if standing.status is RolloutStatus.PENDING:
-            state.attempt = standing.attempt
-            return self._summarise(state, replace(result, status=standing.status), None)
+        if current.status is RolloutStatus.PENDING:
+            state.attempt = current.attempt
+            return self._summarise(state, replace(result, status=current.status), None)
         scores = result.verdict.scores if result.verdict else ()
         values = [score.value for score in scores if score.scope == "rollout"]
         return self._summarise(state, result, sum(values) if values else None)
 
-    async def _report_end(self, state: RolloutState[W], result: Result) -> RolloutStanding:
+    async def _report_end(self, state: RolloutState[W], result: Result) -> AttemptStatus:
         """Reports the terminal state. If the server refuses what is said about it, reports the state alone."""
         end = FinishRollout(
             result.status,
@@ -277,9 +277,9 @@ class AttemptRunner(ABC, Generic[W]):
 
     async def _ended_elsewhere(self, state: RolloutState[W], error: LedgerError) -> RolloutSummary:
         """The summary with the ledger's status, after the ledger refused this runner's result."""
-        standing = await self._client.rollout_standing(state.claim.rollout_id)
-        state.attempt = standing.attempt
-        return self._summarise(state, Result(standing.status, error.message), None)
+        current = await self._client.attempt_status(state.claim.rollout_id)
+        state.attempt = current.attempt
+        return self._summarise(state, Result(current.status, error.message), None)
 
     def _summarise(self, state: RolloutState[W], result: Result, reward: float | None) -> RolloutSummary:
         summary = RolloutSummary(

@@ -73,7 +73,7 @@ class OpenedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutStanding:
+class AttemptStatus:
     """A rollout's status and current attempt in the ledger."""
 
     status: RolloutStatus
@@ -108,15 +108,15 @@ class AdminClient(AsyncHttpClient):
         key = await self._post(f"/rollouts/{claim.rollout_id}/start", body, AttemptKey)
         return OpenedSession(key.session_id, _endpoint(key, key.model, tuple(key.roles)), key.attempt, key.turns)
 
-    async def finish_rollout(self, rollout_id: str, end: FinishRollout) -> RolloutStanding:
+    async def finish_rollout(self, rollout_id: str, end: FinishRollout) -> AttemptStatus:
         """Ends the rollout and closes its session. Without `end.scoring` the ledger decides the scoring.
 
         After an infrastructure failure the rollout may be pending again, and needs a new attempt.
         """
-        return _standing(await self._post(f"/rollouts/{rollout_id}/finish", end, Rollout))
+        return _attempt_status(await self._post(f"/rollouts/{rollout_id}/finish", end, Rollout))
 
-    async def rollout_standing(self, rollout_id: str) -> RolloutStanding:
-        return _standing(await self.send(Request("GET", f"/rollouts/{rollout_id}", parse=read_as(Rollout))))
+    async def attempt_status(self, rollout_id: str) -> AttemptStatus:
+        return _attempt_status(await self.send(Request("GET", f"/rollouts/{rollout_id}", parse=read_as(Rollout))))
 
     async def reward(self, reward: NewReward) -> None:
         """Appends a reward. A reward for an earlier attempt is refused."""
@@ -199,8 +199,8 @@ class AdminClient(AsyncHttpClient):
         await self.send(Request("POST", path, {} if body is None else values_of(body), parse=no_content))
 
 
-def _standing(rollout: Rollout) -> RolloutStanding:
-    return RolloutStanding(rollout.status, rollout.attempt)
+def _attempt_status(rollout: Rollout) -> AttemptStatus:
+    return AttemptStatus(rollout.status, rollout.attempt)
 
 
 def _endpoint(key: SessionKey, model: str, roles: tuple[str, ...] = ()) -> Endpoint:

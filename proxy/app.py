@@ -44,7 +44,7 @@ from rolltap.proxy.front.gate import Gate
 from rolltap.proxy.front.tampering import CountTampering, TamperingCounter
 from rolltap.proxy.metrics.calls import Metrics
 from rolltap.proxy.metrics.loop_lag import watch_loop
-from rolltap.proxy.metrics.spans import CallSpans, otlp
+from rolltap.proxy.metrics.spans import CallTracer, otlp
 from rolltap.proxy.planes import admin_app, trainer_app
 from rolltap.proxy.reading_process.process import ReadingProcess
 from rolltap.proxy.reading_process.remote_rebuilder import RemoteRebuilder
@@ -186,7 +186,7 @@ async def _started_log(settings: Settings, spools: Sequence[Path], stack: AsyncE
     return call_log
 
 
-def _started_spans(settings: Settings, stack: AsyncExitStack) -> CallSpans | None:
+def _started_spans(settings: Settings, stack: AsyncExitStack) -> CallTracer | None:
     if not settings.tracing.otlp:
         return None
     spans = otlp(settings.tracing.otlp)
@@ -195,7 +195,7 @@ def _started_spans(settings: Settings, stack: AsyncExitStack) -> CallSpans | Non
 
 
 def _build(
-    settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSession, spans: CallSpans | None
+    settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSession, spans: CallTracer | None
 ) -> Rolltap:
     SHARED.limit = int(settings.limits.cache_mb * 1_000_000)
     handles = Handles(settings.keys.secret.encode())

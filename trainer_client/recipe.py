@@ -91,7 +91,7 @@ class ReadNetwork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """One reading of the batch before `credit`: which network is shown what. None shows the rows as they are."""
+    """One policy reading of the batch before `credit`: which network is shown what. None shows the rows as they are."""
 
     network: str = POLICY
     views: Sequence[RowView] | None = None
@@ -99,7 +99,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredPass:
-    """One reading of the batch before `credit`, by another policy of the server: its engine scores the rows.
+    """One policy reading of the batch before `credit`, by another policy of the server: its engine scores the rows.
 
     Its model is not in the trainer's memory. `views` as in `Pass`.
     """

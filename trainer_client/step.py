@@ -29,7 +29,7 @@ RowArrays = tuple[Float32, ...]
 
 Hint = str | Sequence[int]
 POLICY = "policy"
-"""The reading of the weights in training, as they are before the step."""
+"""The policy reading of the weights in training, as they are before the step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,7 +18,7 @@ from rolltap.errors import RolltapError
 from rolltap.ids import new_id
 from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.metrics.calls import CallCounts, Metrics
-from rolltap.proxy.metrics.spans import CallSpans
+from rolltap.proxy.metrics.spans import CallTracer
 from rolltap.types import CallKind, Finish, Outcome, Session
 
 log = logging.getLogger("rolltap.recorder")
@@ -31,7 +31,7 @@ SESSIONS_ANNOUNCED = 4096
 class Recorder:
     """The only writer of calls in a proxy process."""
 
-    def __init__(self, call_log: CallLog, spans: CallSpans | None = None) -> None:
+    def __init__(self, call_log: CallLog, spans: CallTracer | None = None) -> None:
         self._log = call_log
         self._spans = spans
         self.process = new_id()

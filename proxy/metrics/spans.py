@@ -24,7 +24,7 @@ REQUESTED = ("temperature", "top_p", "top_k", "max_tokens", "seed")
 """Sampling parameters that are recorded under the conventions' names."""
 
 
-class CallSpans:
+class CallTracer:
     """Creates a span for every call that ends. `exporter` sends the spans."""
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -94,7 +94,7 @@ def _requested(sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"gen_ai.request.{name}", value
 
 
-def otlp(url: str) -> CallSpans:
+def otlp(url: str) -> CallTracer:
     """Returns spans for the collector at `url` (OTLP over HTTP). Raises `ConfigError` if OpenTelemetry is not
     installed.
 
@@ -104,4 +104,4 @@ def otlp(url: str) -> CallSpans:
         exporters = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ModuleNotFoundError as error:
         raise ConfigError(f"settings: tracing.otlp needs OpenTelemetry: {install_line('otel')}") from error
-    return CallSpans(exporters.OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces"))
+    return CallTracer(exporters.OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces"))

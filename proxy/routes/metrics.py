@@ -1,23 +1,23 @@
-"""`GET /metrics` for Prometheus, by admin or viewer key: this process's counters, and how things stand."""
+"""`GET /metrics` for Prometheus, by admin or viewer key: this process's counters, and the state of the parts."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from rolltap.proxy.metrics.standing import StandingWatch, registry_of
+from rolltap.proxy.metrics.scrape_state import StateCollector, registry_of
 from rolltap.proxy.routes.answers import content_of
 from rolltap.proxy.routes.services import Services
 
 
 def router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["metrics"])
-    watch = StandingWatch(services)
+    collector = StateCollector(services)
 
     @routes.get("/metrics", response_class=Response, responses=content_of("text/plain", "Prometheus' text format"))
     async def metrics() -> Response:
         """Each process of `--workers` counts for itself; the ledger's series are the same from all of them."""
-        now = generate_latest(registry_of(await watch.look()))
+        now = generate_latest(registry_of(await collector.collect()))
         return Response(generate_latest(services.recorder.metrics.registry) + now, media_type=CONTENT_TYPE_LATEST)
 
     return routes

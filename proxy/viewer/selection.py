@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.datasets.record import Reading, chosen_groups
+from rolltap.datasets.record import ReadOptions, chosen_groups
 from rolltap.errors import InvalidRequest
 from rolltap.reading import RecordReader
 from rolltap.reading.types import SessionOrder, SessionQuery
@@ -47,8 +47,8 @@ class Selections:
         with tempfile.TemporaryDirectory(prefix="rolltap-") as folder:
             out = Path(folder) / "dataset"
             with DatasetWriter(out, exporter_named(format, {}), Query()) as writer:
-                reading = Reading("tree", self.reader.rules, lambda session: (), Grouping())
-                async for group in chosen_groups(log, reading, ids):
+                options = ReadOptions("tree", self.reader.rules, lambda session: (), Grouping())
+                async for group in chosen_groups(log, options, ids):
                     await asyncio.to_thread(writer.add, group)
                 await asyncio.to_thread(writer.finish)
             return await asyncio.to_thread(_zip_folder, out)

@@ -1,7 +1,7 @@
 """What every harness promises, over the registry and over those that installed packages bring.
 
-A command's definition is pure data that points the harness at the session, in HOME and nowhere else. A Python call is run
-against a stand-in for the model.
+A command's definition is pure data that points the harness at the session, in HOME and nowhere else. A Python call is
+run against a stand-in for the model.
 """
 
 from __future__ import annotations

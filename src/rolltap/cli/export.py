@@ -19,7 +19,7 @@ from rolltap.cli.common import ConfigOption, config_path, one_line_errors
 from rolltap.cli.screen import Screen
 from rolltap.counted import counted
 from rolltap.datasets import hub
-from rolltap.datasets.record import Reading, open_record, recorded_groups
+from rolltap.datasets.record import ReadOptions, open_record, recorded_groups
 from rolltap.errors import DatasetError
 from rolltap.extras import install_line
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
@@ -72,8 +72,8 @@ class ExportJob:
             raise DatasetError("--group-by groups all sessions, which --state never sees")
 
     @property
-    def reading(self) -> Reading:
-        return Reading(self.query.strategy, self.rules, self.ignored, self.query.grouping)
+    def read_options(self) -> ReadOptions:
+        return ReadOptions(self.query.strategy, self.rules, self.ignored, self.query.grouping)
 
     def writer(self, query: Query) -> DatasetWriter | GrowingDataset:
         """What takes the groups of this export."""
@@ -200,7 +200,7 @@ async def run_export(
         with job.writer(query) as writer:
             sessions = 0
             groups = 0
-            async for group in recorded_groups(call_log, job.reading):
+            async for group in recorded_groups(call_log, job.read_options):
                 await asyncio.to_thread(writer.add, group)
                 sessions += len(group)
                 groups += 1
@@ -213,7 +213,7 @@ async def run_export(
 async def _chosen(call_log: SqlCallLog, job: ExportJob) -> frozenset[str]:
     """The sessions that the job's selection leaves: the record is read once for them, and again for the rows."""
     first = FirstPass(job.exporter, job.query)
-    async for group in recorded_groups(call_log, job.reading):
+    async for group in recorded_groups(call_log, job.read_options):
         await asyncio.to_thread(first.take, group)
     return await asyncio.to_thread(first.chosen)
 

@@ -28,7 +28,7 @@ from rolltap.types import PURPOSE_TAG, Group, GroupStatus, Rollout, Session, Tas
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadOptions:
     """How sessions are read: the strategy's name, and the rules and volatile text of each session's policy.
 
     `grouping` is of sessions that belong to no rollout.
@@ -48,7 +48,7 @@ def open_record(store: str) -> SqlCallLog:
     return call_log
 
 
-async def recorded_groups(call_log: SqlCallLog, reading: Reading) -> AsyncIterator[list[ExportItem]]:
+async def recorded_groups(call_log: SqlCallLog, options: ReadOptions) -> AsyncIterator[list[ExportItem]]:
     """The rollouts of each group, oldest first; then the sessions that belong to no rollout.
 
     Each of these is by itself, or with the others of its group once all have been seen.
@@ -60,21 +60,21 @@ async def recorded_groups(call_log: SqlCallLog, reading: Reading) -> AsyncIterat
             session = await call_log.session(rollout.session_id) if rollout.session_id else None
             if session is not None:
                 in_groups.add(session.id)
-                items.append(await _item(call_log, session, reading, (group, rollout, task)))
+                items.append(await _item(call_log, session, options, (group, rollout, task)))
         if items:
             yield items
     alone: defaultdict[str, list[Session]] = defaultdict(list)
     async for session in call_log.all_sessions():
         if session.id in in_groups or session.rollout_id is not None:
             continue
-        item = await _item(call_log, session, reading, None)
-        group_name = _group_name(item, reading.grouping)
+        item = await _item(call_log, session, options, None)
+        group_name = _group_name(item, options.grouping)
         if group_name:
             alone[group_name].append(session)
         else:
             yield [item]
     for group_name, sessions in alone.items():
-        items = [await _item(call_log, session, reading, None) for session in sessions]
+        items = [await _item(call_log, session, options, None) for session in sessions]
         yield [replace(item, grouped=group_name) for item in items]
 
 
@@ -83,7 +83,7 @@ def _group_name(item: ExportItem, grouping: Grouping) -> str:
 
 
 async def chosen_groups(
-    call_log: SqlCallLog, reading: Reading, session_ids: Sequence[str]
+    call_log: SqlCallLog, options: ReadOptions, session_ids: Sequence[str]
 ) -> AsyncIterator[list[ExportItem]]:
     """The sessions, those of a group together, in the order of the groups' first; unknown ids are left out."""
     selection = [session for id in session_ids if (session := await call_log.session(id)) is not None]
@@ -99,13 +99,13 @@ async def chosen_groups(
             origin = origins.get(session.rollout_id or "")
             if origin is None or origin.rollout.session_id == session.id:  # earlier attempts are no rollout's
                 of = (origin.group, origin.rollout, origin.task) if origin else None
-                items.append(await _item(call_log, session, reading, of))
+                items.append(await _item(call_log, session, options, of))
         if items:
             yield items
 
 
 async def _item(
-    call_log: SqlCallLog, session: Session, reading: Reading, of: tuple[Group, Rollout, Task] | None
+    call_log: SqlCallLog, session: Session, options: ReadOptions, of: tuple[Group, Rollout, Task] | None
 ) -> ExportItem:
     notes = (await call_log.database.query(lambda connection: notes_of(connection, [session.id]))).get(session.id, [])
     purpose = {name: session.tags[name] for name in (PURPOSE_TAG,) if name in session.tags}
@@ -117,17 +117,17 @@ async def _item(
     totals = [reward.value for reward in rewards if reward.scope == "rollout"]
     return ExportItem(
         session=session,
-        trajectory=reconstruct(calls, strategy=reading.strategy, rules=reading.rules(session)),
+        trajectory=reconstruct(calls, strategy=options.strategy, rules=options.rules(session)),
         calls={call.id: call for call in calls},
         texts=call_texts(rows),
         rollout=rollout,
         task=task,
-        reward=_score(notes, reading.grouping.score) if of is None else sum(totals) if totals else None,
+        reward=_score(notes, options.grouping.score) if of is None else sum(totals) if totals else None,
         rewards=rewards,
         harness=harness_of(session.tags.get("harness"), task),
         tags=group.tags if group is not None else (),
         settled=_settled(session) if group is None else group.status is not GroupStatus.OPEN,
-        ignore=reading.ignored(session),
+        ignore=options.ignored(session),
     )
 
 

@@ -16,8 +16,9 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True, slots=True)
-class WeightSpan:
-    """Output tokens `[start, end)` were sampled from the weights named `version`."""
+class EngineVersionSpan:
+    """Output tokens `[start, end)` were sampled from the weights that the engine calls `version`. The proxy records it
+    as a `VersionSpan`."""
 
     version: str
     start: int
@@ -48,7 +49,7 @@ class TokenDelta:
     masks: tuple[tuple[int, ...], ...] = ()
     finish: FinishReason | None = None
     stop_reason: int | None = None
-    spans: tuple[WeightSpan, ...] = ()
+    spans: tuple[EngineVersionSpan, ...] = ()
     cached_tokens: int = 0
     experts: Tensor | None = None
 
@@ -99,7 +100,7 @@ class ActiveRequest:
     logprobs: list[float] = field(default_factory=list)
     tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     masks: list[tuple[int, ...]] = field(default_factory=list)
-    spans: list[WeightSpan] = field(default_factory=list)
+    spans: list[EngineVersionSpan] = field(default_factory=list)
     experts: list[Tensor] = field(default_factory=list)
     sent: int = 0
 
@@ -112,9 +113,9 @@ class ActiveRequest:
         """Notes the weights that the last token was sampled from."""
         count = len(self.ids)
         if self.spans and self.spans[-1].version == version:
-            self.spans[-1] = WeightSpan(version, self.spans[-1].start, count)
+            self.spans[-1] = EngineVersionSpan(version, self.spans[-1].start, count)
         else:
-            self.spans.append(WeightSpan(version, count - 1, count))
+            self.spans.append(EngineVersionSpan(version, count - 1, count))
 
     def take_delta(self, finish: FinishReason | None = None, stop_reason: int | None = None) -> TokenDelta:
         """The tokens sampled since the last call."""

@@ -28,6 +28,7 @@ from rolltap.errors import StoreError
 from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import CloseSession, LedgerSettings
 from rolltap.ledger.controls import Controls
+from rolltap.ledger.counts import LedgerCounts, count
 from rolltap.ledger.events import Events
 from rolltap.ledger.groups import Groups
 from rolltap.ledger.keys import Keys
@@ -37,7 +38,6 @@ from rolltap.ledger.policies import PolicyVersions
 from rolltap.ledger.rebuilding import Rebuilder
 from rolltap.ledger.rewards import Rewards
 from rolltap.ledger.rollouts import Rollouts
-from rolltap.ledger.standing import LedgerStanding, standing
 from rolltap.ledger.submissions import Submissions
 from rolltap.ledger.tampering import Tampering
 from rolltap.ledger.trainers import Trainers
@@ -92,9 +92,9 @@ class Ledger:
                 while await self.groups.settle_late():
                     pass
 
-    async def standing(self) -> LedgerStanding:
+    async def counts(self) -> LedgerCounts:
         """The current counts of queued tasks, leases and nodes."""
-        return await self._uow.query(standing)
+        return await self._uow.query(count)
 
     @asynccontextmanager
     async def sweeping(self, every: float = SWEEP_S) -> AsyncIterator[None]:

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from rolltap.engine.scripted.writing import ReplyWriter, ScriptTokenizer
+from rolltap.engine.scripted.writing import ScriptedReplyWriter, ScriptTokenizer
 from rolltap.engine.tiny import FOLDER
 
 
 @pytest.fixture(scope="session")
-def writer() -> ReplyWriter:
-    return ReplyWriter(ScriptTokenizer(FOLDER))
+def writer() -> ScriptedReplyWriter:
+    return ScriptedReplyWriter(ScriptTokenizer(FOLDER))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from rolltap.engine.scripted import (
     load_script,
     say,
 )
-from rolltap.engine.scripted.writing import ReplyWriter
+from rolltap.engine.scripted.writing import ScriptedReplyWriter
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
 
@@ -41,7 +41,7 @@ fault = { kind = "cut", after = 2 }
 Post = Any
 
 
-def text_of(writer: ReplyWriter, ids: list[int]) -> str:
+def text_of(writer: ScriptedReplyWriter, ids: list[int]) -> str:
     return writer.tokenizer.decode(ids)
 
 
@@ -104,7 +104,7 @@ def test_unknown_wires_and_families_are_named():
 # Turns as tokens
 
 
-def test_a_turn_is_what_the_family_samples(writer: ReplyWriter):
+def test_a_turn_is_what_the_family_samples(writer: ScriptedReplyWriter):
     turn = ScriptedReply(think="hm", say="look:", call=(ToolUse("bash", {"command": "ls"}),))
     assert text_of(writer, writer.write(turn, [])) == (
         "<think>\nhm\n</think>\n\nlook:\n<tool_call>\n"
@@ -112,7 +112,7 @@ def test_a_turn_is_what_the_family_samples(writer: ReplyWriter):
     )
 
 
-def test_what_the_prompt_has_opened_is_not_said_again(writer: ReplyWriter):
+def test_what_the_prompt_has_opened_is_not_said_again(writer: ScriptedReplyWriter):
     encode = writer.tokenizer.encode
     closed = encode("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     opened = encode("<|im_start|>assistant\n<think>\n")
@@ -123,14 +123,14 @@ def test_what_the_prompt_has_opened_is_not_said_again(writer: ReplyWriter):
     assert text_of(writer, writer.write(ScriptedReply(say="yes"), opened)) == "\n</think>\n\nyes<|im_end|>"
 
 
-def test_raw_turns(writer: ReplyWriter):
+def test_raw_turns(writer: ScriptedReplyWriter):
     assert writer.write(ScriptedReply(ids=(3, 2, 1)), []) == [3, 2, 1]
     assert text_of(writer, writer.write(ScriptedReply(text="<tool_call>{", end=False), [])) == "<tool_call>{"
     assert text_of(writer, writer.write(ScriptedReply(say="yes", end=False), [])).endswith("yes")
 
 
 @given(st.text(max_size=40), st.sampled_from(["bytes", "odd"]))
-def test_odd_splits_give_the_same_text(writer: ReplyWriter, text: str, split: Any):
+def test_odd_splits_give_the_same_text(writer: ScriptedReplyWriter, text: str, split: Any):
     usual = writer.write(ScriptedReply(text=text), [])
     odd = writer.write(ScriptedReply(text=text, split=split), [])
     assert text_of(writer, odd) == text_of(writer, usual)
@@ -186,7 +186,7 @@ async def completion(http: aiohttp.ClientSession, engine: ScriptedEngine, prompt
         return answer["choices"][0] if reply.status == 200 else answer
 
 
-async def test_rules_and_turns_are_chosen_by_lineage(http: aiohttp.ClientSession, writer: ReplyWriter):
+async def test_rules_and_turns_are_chosen_by_lineage(http: aiohttp.ClientSession, writer: ScriptedReplyWriter):
     script = Script(
         rules=(
             Rule(last="summarise", turns=(ScriptedReply(say="summary"),)),
@@ -214,7 +214,7 @@ async def test_rules_and_turns_are_chosen_by_lineage(http: aiohttp.ClientSession
     assert "no rule of the script fits" in refused["error"]["message"]
 
 
-async def test_a_rule_may_count_by_session(http: aiohttp.ClientSession, writer: ReplyWriter):
+async def test_a_rule_may_count_by_session(http: aiohttp.ClientSession, writer: ScriptedReplyWriter):
     script = Script(
         rules=(
             Rule(turns=(ScriptedReply(ids=(1,)), ScriptedReply(ids=(2,)), ScriptedReply(ids=(3,))), count="session"),
@@ -227,7 +227,7 @@ async def test_a_rule_may_count_by_session(http: aiohttp.ClientSession, writer: 
     assert elsewhere == [1]
 
 
-async def test_a_function_may_reply(http: aiohttp.ClientSession, writer: ReplyWriter):
+async def test_a_function_may_reply(http: aiohttp.ClientSession, writer: ScriptedReplyWriter):
     asked: list[Prompt] = []
 
     def reply(prompt: Prompt) -> ScriptedReply | str:

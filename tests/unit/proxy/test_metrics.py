@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from rolltap.calllog.base import Condition
 from rolltap.errors import EngineError, StoreUnavailable
-from rolltap.proxy.metrics.standing import Standing, registry_of
+from rolltap.proxy.metrics.scrape_state import ScrapeState, registry_of
 from rolltap.types import Outcome
 
 USER = {"role": "user", "content": "hi"}
 LINE = re.compile(r'[a-z_]+(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [0-9.e+-]+')
-NOW = Standing(Condition(store=True), waiting=0, forged=0, versions={}, engines={}, ledger=None)
+NOW = ScrapeState(Condition(store=True), waiting=0, forged=0, versions={}, engines={}, ledger=None)
 
 
 def series(registry: CollectorRegistry) -> dict[str, float]:

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from rolltap.engine.scripted import say
 from rolltap.errors import ConfigError, EngineError
-from rolltap.proxy.metrics.spans import CallSpans, otlp
+from rolltap.proxy.metrics.spans import CallTracer, otlp
 
 from ...harnesses.house import POLICY, house
 
@@ -27,7 +27,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 @pytest.fixture
 def spans(plane: Any) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
-    plane.recorder._spans = CallSpans(exporter)
+    plane.recorder._spans = CallTracer(exporter)
     return exporter
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from rolltap.engine.scripted.journal import Entry, Journal
 from rolltap.engine.scripted.script import Prompt, ReplyFunction, Rule, Script, ScriptedReply
 from rolltap.engine.scripted.weights import WeightJob, Weights
-from rolltap.engine.scripted.writing import ReplyWriter
+from rolltap.engine.scripted.writing import ScriptedReplyWriter
 from rolltap.errors import ContextOverflow, InvalidRequest
 
 STRIKING = ("hang", "cut", "garbage", "error", "unfinished")
@@ -104,7 +104,9 @@ class Plan:
 class Model:
     """Answers requests by a script or a function."""
 
-    def __init__(self, script: Script | ReplyFunction, writer: ReplyWriter, journal: Journal, context: int) -> None:
+    def __init__(
+        self, script: Script | ReplyFunction, writer: ScriptedReplyWriter, journal: Journal, context: int
+    ) -> None:
         self.writer = writer
         self.journal = journal
         self.weights = Weights()

@@ -19,7 +19,7 @@ from rolltap.engine.scripted.journal import Journal
 from rolltap.engine.scripted.sampling import Model
 from rolltap.engine.scripted.script import ReplyFunction, Script
 from rolltap.engine.scripted.wires import sampling_routes
-from rolltap.engine.scripted.writing import ReplyWriter, ScriptTokenizer
+from rolltap.engine.scripted.writing import ScriptedReplyWriter, ScriptTokenizer
 from rolltap.errors import ConfigError
 
 CONTEXT = 1 << 20
@@ -50,7 +50,7 @@ class ScriptedEngine:
         keep: int = 20_000,
     ) -> None:
         self.journal = Journal(keep)
-        writer = ReplyWriter(ScriptTokenizer(Path(tokenizer)), family)
+        writer = ScriptedReplyWriter(ScriptTokenizer(Path(tokenizer)), family)
         self.model = Model(script, writer, self.journal, context)
         control = Control(self.model, name, mode)
         sampling: list[BaseRoute] = [

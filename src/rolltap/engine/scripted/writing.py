@@ -57,7 +57,7 @@ class ScriptTokenizer:
         return [self.inner.token_to_id(token) for token in tokens]
 
 
-class ReplyWriter:
+class ScriptedReplyWriter:
     """Writes replies for one family, by its name in `renderers` ("qwen3", "llama-3", "gpt-oss", ...)."""
 
     def __init__(self, tokenizer: ScriptTokenizer, family: str = "qwen3") -> None:

@@ -10,10 +10,10 @@ from rolltap.engine.scripted.wires.llamacpp import Completion
 from rolltap.engine.scripted.wires.sglang import SglangGenerate
 from rolltap.engine.scripted.wires.tinker import Sample
 from rolltap.engine.scripted.wires.vllm import Completions, Generate
-from rolltap.engine.scripted.writing import ReplyWriter
+from rolltap.engine.scripted.writing import ScriptedReplyWriter
 from rolltap.errors import ConfigError
 
-WIRES: dict[str, Callable[[str, ReplyWriter], Sequence[Wire]]] = {
+WIRES: dict[str, Callable[[str, ScriptedReplyWriter], Sequence[Wire]]] = {
     "vllm": lambda mode, writer: (Generate(mode), Completions(mode), Chat(mode, writer, "vllm")),
     "vllm-completions": lambda mode, writer: (Completions(mode),),  # started without --enable-scale-out
     "vllm-experts": lambda mode, writer: (Generate(mode, experts=True), Completions(mode, experts=True)),
@@ -27,7 +27,7 @@ WIRES: dict[str, Callable[[str, ReplyWriter], Sequence[Wire]]] = {
 }
 
 
-def sampling_routes(wire: str, mode: str, writer: ReplyWriter) -> Sequence[Wire]:
+def sampling_routes(wire: str, mode: str, writer: ScriptedReplyWriter) -> Sequence[Wire]:
     """A server's sampling routes; `mode` is its log-probs mode ("processed" or "raw")."""
     if wire not in WIRES:
         raise ConfigError(f"no wire {wire!r}; known: {', '.join(WIRES)}")

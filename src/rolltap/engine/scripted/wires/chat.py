@@ -17,7 +17,7 @@ import msgspec
 from rolltap.engine.scripted.sampling import Ask, Piece, Plan
 from rolltap.engine.scripted.wires.base import Reader, scaled, session_of
 from rolltap.engine.scripted.wires.vllm import usage
-from rolltap.engine.scripted.writing import ReplyWriter
+from rolltap.engine.scripted.writing import ScriptedReplyWriter
 from rolltap.errors import InvalidRequest
 
 IdsBy = Literal["vllm", "sglang", "none"]
@@ -38,7 +38,7 @@ class Chat:
 
     path = "/v1/chat/completions"
 
-    def __init__(self, mode: str, writer: ReplyWriter, ids_by: IdsBy) -> None:
+    def __init__(self, mode: str, writer: ScriptedReplyWriter, ids_by: IdsBy) -> None:
         self._mode = mode
         self._writer = writer
         self._ids_by: IdsBy = ids_by

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from rolltap.calllog.base import Condition
 from rolltap.errors import RolltapError
 from rolltap.ledger.base import PolicyStats
-from rolltap.ledger.standing import LedgerStanding
+from rolltap.ledger.counts import LedgerCounts
 from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.engines.pool import EnginePool
 from rolltap.proxy.routes.services import Services
@@ -35,11 +35,11 @@ class FromLedger:
     """The ledger's counts: by policy, and those that belong to no policy."""
 
     policies: Mapping[str, PolicyStats]
-    standing: LedgerStanding
+    totals: LedgerCounts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Standing(Collector):
+class ScrapeState(Collector):
     """The result of a scrape. `ledger` is None while the ledger does not answer."""
 
     condition: Condition
@@ -63,13 +63,13 @@ class Standing(Collector):
             yield from _ledger_families(self.ledger)
 
 
-def registry_of(standing: Standing) -> CollectorRegistry:
+def registry_of(state: ScrapeState) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(standing)
+    registry.register(state)
     return registry
 
 
-class StandingWatch:
+class StateCollector:
     """Collects the current state of a server's parts."""
 
     def __init__(self, services: Services) -> None:
@@ -77,7 +77,7 @@ class StandingWatch:
         self._ledger_lock = asyncio.Lock()
         self._ledger_cache: tuple[float, FromLedger | None] = (float("-inf"), None)
 
-    async def look(self) -> Standing:
+    async def collect(self) -> ScrapeState:
         services = self._services
         policies = services.policies.all
         async with self._ledger_lock:
@@ -85,7 +85,7 @@ class StandingWatch:
             if time.monotonic() > read_at + KEPT_S:
                 ledger = await self._read_ledger(policies)
                 self._ledger_cache = (time.monotonic(), ledger)
-        return Standing(
+        return ScrapeState(
             condition=await services.call_log.condition(),
             waiting=getattr(services.call_log, "waiting", 0),
             forged=services.handles.forged,
@@ -103,7 +103,7 @@ class StandingWatch:
                     with acting_for(policy.settings.tenant):
                         counts[policy.name] = await ledger.policies.stats(policy.name)
                 with acting_for(EVERY_TENANT):
-                    return FromLedger(counts, await ledger.standing())
+                    return FromLedger(counts, await ledger.counts())
         except (RolltapError, TimeoutError):
             return None
 
@@ -116,9 +116,9 @@ def engines_up(policy: Policy) -> list[tuple[str, bool]]:
 
 
 def _ledger_families(ledger_state: FromLedger) -> Iterator[Family]:
-    yield _gauge("rolltap_tasks_queued", "Submitted tasks that wait for a node.", ledger_state.standing.queued)
-    yield _gauge("rolltap_nodes", "Nodes that asked for work within the last minute.", ledger_state.standing.nodes)
-    yield _gauge_by("rolltap_leases_open", "Leases that trainers hold.", "policy", ledger_state.standing.leases)
+    yield _gauge("rolltap_tasks_queued", "Submitted tasks that wait for a node.", ledger_state.totals.queued)
+    yield _gauge("rolltap_nodes", "Nodes that asked for work within the last minute.", ledger_state.totals.nodes)
+    yield _gauge_by("rolltap_leases_open", "Leases that trainers hold.", "policy", ledger_state.totals.leases)
     groups = GaugeMetricFamily("rolltap_groups", "Groups by status.", labels=["policy", "status"])
     rollouts = GaugeMetricFamily("rolltap_rollouts", "Rollouts by status.", labels=["policy", "status"])
     ready = GaugeMetricFamily(
