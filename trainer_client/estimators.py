@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rolltap.contract.leases import EVEN, LEAST_SIZE
+from rolltap.contract.leases import EQUAL_WITHIN, LEAST_SIZE
 
 Numbers = NDArray[Any]
 EPSILON = 1e-6
@@ -34,7 +34,9 @@ def mean(values: Numbers, keys: NDArray[np.int64]) -> Numbers:
 def centre(values: Numbers, keys: NDArray[np.int64]) -> Numbers:
     """What is left of the key's mean: [1, 0, 0, 1] of one key → [.5, -.5, -.5, .5]. Equal values give exactly 0."""
     average = mean(values, keys)
-    return np.where(np.abs(values - average) <= EVEN * np.maximum(np.abs(average), LEAST_SIZE), 0.0, values - average)
+    return np.where(
+        np.abs(values - average) <= EQUAL_WITHIN * np.maximum(np.abs(average), LEAST_SIZE), 0.0, values - average
+    )
 
 
 def spread(values: Numbers, keys: NDArray[np.int64], ddof: int = 1) -> Numbers:

@@ -29,7 +29,8 @@ def make_step(
 ) -> Step:
     """The tables that a recipe sees of the groups; rewards have the length penalty of the settings.
 
-    With `drop_zero_variance` even groups are left out, unless there are no others: they would dilute the loss.
+    With `drop_zero_variance` groups without variance are left out, unless there are no others: they would dilute the
+    loss.
     """
     if loss.drop_zero_variance:
         groups = [group for group in groups if group.replay or informative(group)] or groups

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rolltap.contract.leases import LeasedGroup, RolloutRecord, even
+from rolltap.contract.leases import LeasedGroup, RolloutRecord, all_equal
 from rolltap.errors import AlignmentError
 from rolltap.trainer_client.experts import ExpertShape
 from rolltap.trainer_client.sampling import check_masks
@@ -65,7 +65,7 @@ def baseline(group: LeasedGroup) -> list[RolloutRecord]:
 
 def informative(group: LeasedGroup) -> bool:
     """Whether the group's rewards differ: else no comparison teaches anything (DAPO's dynamic filter)."""
-    return not even([record.reward for record in baseline(group) if record.reward is not None])
+    return not all_equal([record.reward for record in baseline(group) if record.reward is not None])
 
 
 def trained_segments(record: RolloutRecord) -> tuple[Segment, ...]:

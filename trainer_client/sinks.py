@@ -53,7 +53,7 @@ class Terminal:
         time = " ".join(f"{part} {value:.2f}" for part, value in report.seconds.items())
         self._console.print(
             f"[bold]step {report.step}[/]  reward {report.reward:.3f} ({report.rollouts} rollouts, "
-            f"{report.groups_without_variance}/{report.groups} groups even)  entropy {report.entropy:.3f}  "
+            f"{report.groups_without_variance}/{report.groups} groups without variance)  entropy {report.entropy:.3f}  "
             f"clip {report.clip_fraction:.1%}  mismatch {mismatch}  "
             f"{report.tokens_per_second:,.0f} tok/s  [dim]s: {time}[/]",
             soft_wrap=True,

@@ -315,7 +315,7 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
     values = read_settings_file(path)
     values.pop("trainer", None)  # `rolltap train` reads that section
     check_file(Settings, values, "settings: ", PAGE)
-    check_environment(Settings, "ROLLTAP_", PAGE, apart=("trainer",))
+    check_environment(Settings, "ROLLTAP_", PAGE, other_sections=("trainer",))
     try:
         settings = Settings(**{**values, **overrides})
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Keys that no section of the settings has: a file or a variable with one is refused, with the key that is meant."""
+"""Refuses keys that no section of the settings has, in files and variables, and suggests the right key."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from pydantic import BaseModel
 from rolltap.errors import ConfigError
 
 NESTED = "__"
-"""Stands between a section and its key in a variable's name."""
+"""Separates section and key in a variable's name."""
 
 Path = tuple[str, ...]
 
 
 def check_file(model: type[BaseModel], values: Mapping[str, Any], head: str, page: str) -> None:
-    """`ConfigError` names, after `head`, the first key of `values` that `model` lacks, and the one that is meant, or
+    """`ConfigError` names, after `head`, the first key of `values` that `model` lacks and a suggestion, or
     else the `page` that lists them."""
     for path in _paths(values):
-        if (known := _end_of_known(model, path)) is not None:
-            meant = _meant(model, path, known)
-            hint = f"did you mean {'.'.join(meant)}?" if meant else f"the known ones are in {page}"
-            raise ConfigError(f"{head}{'.'.join(path[: known + 1])}: no such key; {hint}")
+        if (valid_depth := _valid_depth(model, path)) is not None:
+            suggestion = _suggestion(model, path, valid_depth)
+            hint = f"did you mean {'.'.join(suggestion)}?" if suggestion else f"the known ones are in {page}"
+            raise ConfigError(f"{head}{'.'.join(path[: valid_depth + 1])}: no such key; {hint}")
 
 
-def check_environment(model: type[BaseModel], prefix: str, page: str, *, apart: Sequence[str] = ()) -> None:
-    """The same for variables, `<prefix><SECTION>__<KEY>`. `apart`: sections that something else reads.
+def check_environment(model: type[BaseModel], prefix: str, page: str, *, other_sections: Sequence[str] = ()) -> None:
+    """The same for variables, `<prefix><SECTION>__<KEY>`. `other_sections`: sections that something else reads.
 
     With a prefix that ends in two underscores every variable is a setting. With another one, commands read some too:
     those without a section are refused only where they spell a section's key with one underscore.
     """
     for name in sorted(os.environ):
         path = tuple(name.upper().removeprefix(prefix).lower().split(NESTED))
-        if not name.upper().startswith(prefix) or path[0] in apart:
+        if not name.upper().startswith(prefix) or path[0] in other_sections:
             continue
         if len(path) == 1 and not prefix.endswith(NESTED):
-            if not (meant := _in_a_section(model, path[0])):
+            if not (suggestion := _in_a_section(model, path[0])):
                 continue
-        elif (known := _end_of_known(model, path)) is None:
+        elif (valid_depth := _valid_depth(model, path)) is None:
             continue
         else:
-            meant = _meant(model, path, known)
-        spelled = prefix + NESTED.join(meant).upper()
-        hint = f"did you mean {spelled}?" if meant else f"the known ones are in {page}"
+            suggestion = _suggestion(model, path, valid_depth)
+        spelled = prefix + NESTED.join(suggestion).upper()
+        hint = f"did you mean {spelled}?" if suggestion else f"the known ones are in {page}"
         raise ConfigError(f"{name}: no such setting; {hint}")
 
 
@@ -65,7 +65,7 @@ def _fields(kind: Any) -> Mapping[str, Any] | None:
     return None
 
 
-def _end_of_known(model: type[BaseModel], path: Path) -> int | None:
+def _valid_depth(model: type[BaseModel], path: Path) -> int | None:
     """The position of the first part of `path` that its section lacks."""
     kind: Any = model
     for position, part in enumerate(path):
@@ -81,7 +81,7 @@ def _end_of_known(model: type[BaseModel], path: Path) -> int | None:
     return None
 
 
-def _meant(model: type[BaseModel], path: Path, at: int) -> Path:
+def _suggestion(model: type[BaseModel], path: Path, at: int) -> Path:
     """The key of another section that has the name of `path[at]`, else the nearest one of the section that lacks it."""
     for name, kind in (_fields(model) or {}).items():
         if path[at] in (_fields(kind) or ()):

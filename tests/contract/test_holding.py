@@ -71,7 +71,7 @@ async def client_of(world: World, **more: Any) -> Any:
     return DirectClient(world, rewound.incarnation, **more)
 
 
-async def even_groups(world: World, count: int) -> Sequence[str]:
+async def equal_groups(world: World, count: int) -> Sequence[str]:
     ids = []
     for _ in range(count):
         group = await world.open(2)
@@ -81,10 +81,11 @@ async def even_groups(world: World, count: int) -> Sequence[str]:
     return ids
 
 
-async def test_even_groups_that_a_step_holds_leave_room_for_those_that_it_needs(world: World) -> None:
-    """A step of two at staleness 1 has room for four groups: four even ones filled it, and no others were opened."""
+async def test_groups_without_variance_that_a_step_holds_leave_room_for_those_that_it_needs(world: World) -> None:
+    """A step of two at staleness 1 has room for four groups: four without variance filled it, and no
+    others were opened."""
     client = await client_of(world)
-    await even_groups(world, 4)
+    await equal_groups(world, 4)
     asked = iter(range(4))
     options = LeaseOptions(max_staleness=1, wait=0.1)
     holder = LeaseHolder(client, "policy", options, keep_zero_variance=False, check=lambda group: None)
@@ -114,7 +115,7 @@ async def test_a_feed_that_loses_one_of_its_leases_gives_the_others_back(world: 
 async def test_groups_that_are_trained_in_any_case_are_acknowledged_once_the_server_is_back(world: World) -> None:
     """Else the lease would end by its time, and the groups be trained again."""
     client = await client_of(world)
-    ids = await even_groups(world, 2)
+    ids = await equal_groups(world, 2)
     acknowledge, away = client.ack, [StoreUnavailable("away"), ServerUnreachable("away")]
 
     def ack(lease: Lease, step: int) -> int:
@@ -135,7 +136,7 @@ async def test_groups_that_are_trained_in_any_case_are_acknowledged_once_the_ser
 
 async def test_a_trainer_that_lost_its_policy_keeps_no_lease_of_trained_groups(world: World) -> None:
     client = await client_of(world)
-    await even_groups(world, 1)
+    await equal_groups(world, 1)
     options = LeaseOptions(max_staleness=1, wait=0.1)
     with LeaseHolder(client, "policy", options, keep_zero_variance=True, check=lambda group: None) as holder:
         await asyncio.to_thread(holder.gather, 1, lambda: False)

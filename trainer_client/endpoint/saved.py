@@ -110,7 +110,7 @@ class Library:
         except (OSError, msgspec.DecodeError) as error:
             raise NotFound(f"{saved.path}: nothing is saved there, or no longer") from error
 
-    def claim(self, saved: SavedWeights, *, overwrite: bool = False) -> Path:
+    def reserve_name(self, saved: SavedWeights, *, overwrite: bool = False) -> Path:
         """The folder to save to; its parent exists afterwards. Also removes expired weights.
 
         Raises `InvalidRequest` if the name is in use, unless `overwrite` is set.

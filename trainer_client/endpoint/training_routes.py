@@ -103,14 +103,14 @@ class TrainingRoutes:
     def _save(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
         request = parse(body, types.SaveWeightsRequest)
         saved = _saved_weights(run, "weights", request.path or f"{request.seq_id}")
-        model.save_state(self._library.claim(saved, overwrite=request.overwrite), _about(run, request))
+        model.save_state(self._library.reserve_name(saved, overwrite=request.overwrite), _about(run, request))
         return ResultBody.of(types.SaveWeightsResponse(path=saved.path, type="save_weights"))
 
     def _save_for_sampler(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
         """Saves sampler weights. Also opens a sampling session on them if the request has a number for one."""
         request = parse(body, types.SaveWeightsForSamplerRequest)
         saved = _saved_weights(run, "sampler_weights", request.path or f"{EPHEMERAL}{request.seq_id}")
-        folder = self._library.claim(saved)
+        folder = self._library.reserve_name(saved)
         model.save_sampler(folder, _about(run, request))
         if request.sampling_session_seq_id is None:
             return ResultBody.of(types.SaveWeightsForSamplerResponseInternal(path=saved.path))

@@ -19,8 +19,8 @@ CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A reader's position: the time of its last look, the count and greatest id of its sessions, its open calls."""
+class ReaderPosition:
+    """A reader's last look: its time, the count and greatest id of its sessions, its open calls."""
 
     at: float
     sessions: int
@@ -43,23 +43,23 @@ class Changes:
     ended: Sequence[str]
 
 
-def changes_since(connection: sa.Connection, seen: Seen) -> Changes:
+def changes_since(connection: sa.Connection, position: ReaderPosition) -> Changes:
     columns = call_intents.c
     count = connection.scalar(sa.select(sa.func.count()).select_from(sessions)) or 0
-    newer = sa.select(sessions.c.id).where(sessions.c.id > seen.last_session).order_by(sessions.c.id)
-    new = [row[0] for row in connection.execute(newer)] if seen.sessions else []
-    recent = sa.select(columns.id, columns.session_id).where(columns.id >= first_id_at(seen.at - MARGIN_S))
-    closed = sa.select(sessions.c.id).where(sessions.c.closed_at >= seen.at - MARGIN_S)
+    newer = sa.select(sessions.c.id).where(sessions.c.id > position.last_session).order_by(sessions.c.id)
+    new = [row[0] for row in connection.execute(newer)] if position.sessions else []
+    recent = sa.select(columns.id, columns.session_id).where(columns.id >= first_id_at(position.at - MARGIN_S))
+    closed = sa.select(sessions.c.id).where(sessions.c.closed_at >= position.at - MARGIN_S)
     changed = [row[0] for row in connection.execute(closed)]
     if sa.inspect(connection).has_table(notes.name):
-        with_notes = sa.select(notes.c.session_id).where(notes.c.id >= first_id_at(seen.at - MARGIN_S)).distinct()
+        with_notes = sa.select(notes.c.session_id).where(notes.c.id >= first_id_at(position.at - MARGIN_S)).distinct()
         changed += [row[0] for row in connection.execute(with_notes)]
     return Changes(
         new_sessions=new,
-        missing=count > seen.sessions + len(new),
+        missing=count > position.sessions + len(new),
         changed_sessions=changed,
-        calls={row[0]: row[1] for row in connection.execute(recent)} if seen.sessions else {},
-        ended=_ended(connection, list(seen.open_calls)),
+        calls={row[0]: row[1] for row in connection.execute(recent)} if position.sessions else {},
+        ended=_ended(connection, list(position.open_calls)),
     )
 
 

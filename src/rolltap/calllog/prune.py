@@ -173,7 +173,9 @@ def _digest(connection: sa.Connection, session_id: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
+class PruneResult:
+    """The numbers of removed sessions, calls and parts."""
+
     sessions: int
     calls: int
     parts: int
@@ -186,7 +188,7 @@ async def prune(
     exported: Mapping[str, bytes],
     uses: GroupUses,
     show: Callable[[int], None] = lambda done: None,
-) -> Pruned:
+) -> PruneResult:
     """Removes what `plan_pruning` allows, one session per transaction, which makes the decision again."""
     plan = await plan_pruning(database, before=before, exported=exported, uses=uses)
     record = Insert(prunings, database.dialect, replace="true")
@@ -210,7 +212,7 @@ async def prune(
         calls += removed
         show(done)
     with acting_for(EVERY_TENANT):  # tenants share parts
-        return Pruned(removed_sessions, calls, await database.transact(_remove_parts) if removed_sessions else 0)
+        return PruneResult(removed_sessions, calls, await database.transact(_remove_parts) if removed_sessions else 0)
 
 
 def _remove(connection: sa.Connection, session_id: str) -> None:

@@ -35,7 +35,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from rolltap.calllog.fact_codec import EncodedFact, pack_fact, unpack_fact
-from rolltap.calllog.redis_checks import check_settings, claim
+from rolltap.calllog.redis_checks import check_settings, check_stream_owner
 from rolltap.calllog.writing import GroupWriter, SpoolState, known_parts
 from rolltap.crash import crash_point
 from rolltap.errors import RecordCorrupt, StoreUnavailable
@@ -143,7 +143,7 @@ class IngestWriter:
         try:
             await check_settings(self._redis, self._url)
             if self._store_id is not None:
-                await claim(self._redis, self._url, await self._store_id())
+                await check_stream_owner(self._redis, self._url, await self._store_id())
             await self._set_mark()
             await self._until_moved(0.0)
         except RedisError as error:

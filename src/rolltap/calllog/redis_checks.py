@@ -38,7 +38,7 @@ async def check_settings(redis: Redis, url: str) -> None:
         raise ConfigError(f"{url} cannot write its append-only file; see its log")
 
 
-async def claim(redis: Redis, url: str, store: str) -> None:
+async def check_stream_owner(redis: Redis, url: str, store: str) -> None:
     """Refuses the Redis of another store, as a sweep would write that store's calls to this one."""
     await redis.set(OWNER, store, nx=True)
     owner: Any = await redis.get(OWNER)

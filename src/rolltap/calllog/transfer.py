@@ -40,7 +40,7 @@ Show = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class TransferCounts:
     """The number of sessions and calls in the file, and of sessions that changed the store."""
 
     sessions: int
@@ -54,7 +54,7 @@ async def export_sessions(
     *,
     only: Sequence[str] = (),
     show: Show = lambda done, total: None,
-) -> Moved:
+) -> TransferCounts:
     """Writes the sessions of all tenants, or `only` these, to a new file at `path`."""
     written: set[bytes] = set()
     with ArchiveWriter(path) as archive, acting_for(EVERY_TENANT):
@@ -66,7 +66,7 @@ async def export_sessions(
             await asyncio.to_thread(archive.add, block)
             written.update(digest for digest, _ in block.parts)
             show(done, len(session_ids))
-    return Moved(archive.sessions, archive.calls, 0)
+    return TransferCounts(archive.sessions, archive.calls, 0)
 
 
 def read_block(connection: sa.Connection, session_id: str, known: Collection[bytes]) -> Block:
@@ -104,7 +104,9 @@ def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[list[Any]]:
     return [list(row) for row in connection.execute(query.order_by(first, second))]
 
 
-async def import_sessions(database: Database, path: Path, *, show: Callable[[int], None] = lambda done: None) -> Moved:
+async def import_sessions(
+    database: Database, path: Path, *, show: Callable[[int], None] = lambda done: None
+) -> TransferCounts:
     """Writes the file's sessions to the store."""
     loader = _Loader(database)
     blocks = read_archive(path)
@@ -115,7 +117,7 @@ async def import_sessions(database: Database, path: Path, *, show: Callable[[int
         done += 1
         calls += len(block.intents)
         show(done)
-    return Moved(done, calls, new)
+    return TransferCounts(done, calls, new)
 
 
 class _Loader:

@@ -29,7 +29,7 @@ KEPT = 1000
 
 
 @dataclass(slots=True)
-class Verified:
+class VerifyReport:
     """The number of checked items, and the problems."""
 
     sessions: int = 0
@@ -44,14 +44,14 @@ class Verified:
         self.problems += problems[: max(0, KEPT - len(self.problems))]
 
 
-async def verify(database: Database, show: Callable[[int, int], None] = lambda done, total: None) -> Verified:
+async def verify(database: Database, show: Callable[[int, int], None] = lambda done, total: None) -> VerifyReport:
     """Checks the log of all tenants. `show` gets the number of checked calls and parts, and of all."""
     with acting_for(EVERY_TENANT):
         return await _verify(database, show)
 
 
-async def _verify(database: Database, show: Callable[[int, int], None]) -> Verified:
-    report = Verified()
+async def _verify(database: Database, show: Callable[[int, int], None]) -> VerifyReport:
+    report = VerifyReport()
     total = await database.query(lambda connection: _count(connection, call_intents) + _count(connection, parts))
     async for page in _pages(database, sa.select(parts), parts.c.hash, b""):
         report.add(
@@ -68,7 +68,7 @@ async def _verify(database: Database, show: Callable[[int, int], None]) -> Verif
     return report
 
 
-async def _verify_session(database: Database, row: sa.Row[Any], report: Verified) -> list[str]:
+async def _verify_session(database: Database, row: sa.Row[Any], report: VerifyReport) -> list[str]:
     session_id = row[0]
     try:
         read_session(tuple(row))

@@ -51,7 +51,7 @@ def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOp
     from rolltap.calllog import verify as checks
     from rolltap.ledger.reward_chain import VerifiedRewards, verify_rewards
 
-    async def run(show: Callable[[int, int], None]) -> tuple[checks.Verified, VerifiedRewards]:
+    async def run(show: Callable[[int, int], None]) -> tuple[checks.VerifyReport, VerifiedRewards]:
         async with _opened(chosen_store(store, config), writable=False) as database:
             return await checks.verify(database, show), await verify_rewards(database)
 
@@ -108,7 +108,7 @@ def export(
     """Writes sessions to an archive file, row for row, for another store or for keeping."""
     from rolltap.calllog import transfer
 
-    async def run(show: Callable[[int, int], None]) -> transfer.Moved:
+    async def run(show: Callable[[int, int], None]) -> transfer.TransferCounts:
         async with _opened(chosen_store(store, config), writable=False) as database:
             return await transfer.export_sessions(database, out, only=session or (), show=show)
 
@@ -148,7 +148,7 @@ def import_(
     """Imports exported sessions into a store. Existing rows stay; conflicting rows are refused."""
     from rolltap.calllog import transfer
 
-    async def run() -> list[transfer.Moved]:
+    async def run() -> list[transfer.TransferCounts]:
         async with _opened(chosen_store(store, config, may_be_new=True), writable=True) as database:
             with console.status("importing") as status:
 
@@ -181,10 +181,10 @@ def prune(
 
     age = _age(older_than)
 
-    async def run() -> tuple[list[PruneDecision], retention.Pruned | None]:
+    async def run() -> tuple[list[PruneDecision], retention.PruneResult | None]:
         exported_ids = await asyncio.to_thread(retention.exported_in, exported or ())
         decisions: list[PruneDecision] = []
-        pruned = retention.Pruned(0, 0, 0)
+        pruned = retention.PruneResult(0, 0, 0)
         async with _opened(chosen_store(store, config), writable=not dry_run) as database:
             before = await database.now() - age
             for tenant in await database.query(tenants_on_record):
@@ -196,7 +196,7 @@ def prune(
                         continue
                     await database.transact(lambda connection: note_prune(connection, older_than, exported or ()))
                     more = await retention.prune(database, before=before, exported=exported_ids, uses=group_uses)
-                pruned = retention.Pruned(*map(sum, zip(astuple(pruned), astuple(more), strict=True)))
+                pruned = retention.PruneResult(*map(sum, zip(astuple(pruned), astuple(more), strict=True)))
         return decisions, None if dry_run else pruned
 
     with console.status("pruning"):

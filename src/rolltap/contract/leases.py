@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from rolltap.types import Group, Rollout, Task, Trajectory
 
-EVEN = 1e-9
+EQUAL_WITHIN = 1e-9
 """Rewards that differ by at most this share of their size are equal: their difference is rounding."""
 
 LEAST_SIZE = 1e-6
 """The size that rewards near 0 are given."""
 
 
-def even(rewards: Sequence[float]) -> bool:
+def all_equal(rewards: Sequence[float]) -> bool:
     """Whether no reward differs from another, so that comparing them teaches nothing; also where there are fewer than
     two. The ledger and the trainer ask this; recipes centre rewards by the same tolerance."""
     least, most = min(rewards, default=0.0), max(rewards, default=0.0)
-    return most - least <= EVEN * max(abs(least), abs(most), LEAST_SIZE)
+    return most - least <= EQUAL_WITHIN * max(abs(least), abs(most), LEAST_SIZE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from rolltap.contract.admin import EACH_CALL, WILDCARDS, GroupRule
-from rolltap.contract.leases import even
+from rolltap.contract.leases import all_equal
 from rolltap.types import RolloutStatus, Scoring
 
 
@@ -102,4 +102,4 @@ def usable_rewards(members: Sequence[Member], left_out: Sequence[str]) -> list[f
 
 def zero_variance(rewards: Sequence[float]) -> bool:
     """Whether there are at least two rewards and all are equal, so that the group has no gradient."""
-    return len(rewards) > 1 and even(rewards)
+    return len(rewards) > 1 and all_equal(rewards)

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from rolltap.calllog.changes import Seen, calls_by_session, changes_since, session_ids
+from rolltap.calllog.changes import ReaderPosition, calls_by_session, changes_since, session_ids
 from rolltap.calllog.database import Database
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.outline import call_words, fetch_summarized
@@ -99,8 +99,8 @@ class Indexer:
         looked_at, events_at = float(meta.get("looked_at", 0.0)), float(meta.get("events_at", 0.0))
         count, last = await asyncio.to_thread(self.index.newest)
         open_calls = await asyncio.to_thread(self.index.open_calls)
-        seen = Seen(looked_at, count, last, list(open_calls))
-        changes = await self._database.query(lambda connection: changes_since(connection, seen))
+        position = ReaderPosition(looked_at, count, last, list(open_calls))
+        changes = await self._database.query(lambda connection: changes_since(connection, position))
         ledger_changes = await self._database.query(
             lambda connection: ledger_changes_since(connection, events_at, self._events)
         )

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from rolltap.calllog import prune as retention
 from rolltap.calllog.base import RequestParts
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.prune import Pruned, Reason, exported_in, plan_pruning, prune
+from rolltap.calllog.prune import PruneResult, Reason, exported_in, plan_pruning, prune
 from rolltap.calllog.schema import parts, prunings
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.transfer import export_sessions, import_sessions
@@ -70,7 +70,7 @@ async def test_only_what_an_archive_holds_goes_and_comes_back_from_it(sql_log: S
     }
     assert await reasons(sql_log, exported=exported) == expected
     done = await prune(sql_log.database, before=100.0, exported=exported, uses=nobody)
-    assert done == Pruned(1, 1, 0)
+    assert done == PruneResult(1, 1, 0)
     assert [len(await sql_log.rows(session.id)) for session in (old, other, recent)] == [0, 1, 1]
     assert await sql_log.session_by_key(old.key_hash) == old
     del expected[old.id]
@@ -103,9 +103,9 @@ async def test_large_parts_go_with_their_last_call_but_not_while_a_writer_may_re
     exported = exported_in([path])
     monkeypatch.setattr(retention, "PART_SPARED_S", -60.0)
     only_first = {key: value for key, value in exported.items() if key != shared.id}
-    assert await prune(sql_log.database, before=100.0, exported=only_first, uses=nobody) == Pruned(1, 1, 0)
+    assert await prune(sql_log.database, before=100.0, exported=only_first, uses=nobody) == PruneResult(1, 1, 0)
     monkeypatch.undo()
-    assert await prune(sql_log.database, before=100.0, exported=exported, uses=nobody) == Pruned(1, 1, 0)
+    assert await prune(sql_log.database, before=100.0, exported=exported, uses=nobody) == PruneResult(1, 1, 0)
     monkeypatch.setattr(retention, "PART_SPARED_S", -60.0)
     await ended(sql_log)
     await sql_log.database.transact(lambda connection: connection.execute(sa.update(parts).values(hash=b"x" * 32)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rolltap.contract.leases import LeasedGroup, even
+from rolltap.contract.leases import LeasedGroup, all_equal
 from rolltap.errors import AlignmentError
 from rolltap.ledger.rules import zero_variance
 from rolltap.trainer_client import estimators
@@ -84,7 +84,7 @@ def test_groups_whose_rewards_are_equal_are_not_informative() -> None:
     ],
 )  # fmt: skip
 def test_ledger_leases_and_recipes_agree_on_equal_rewards(rewards: list[float], equal: bool) -> None:
-    assert even(rewards) is equal
+    assert all_equal(rewards) is equal
     assert zero_variance(rewards) is (equal and len(rewards) > 1)
     if not any(map(math.isnan, rewards)):
         assert informative(random_group("g", rewards)) is not equal

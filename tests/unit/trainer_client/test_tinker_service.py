@@ -291,7 +291,7 @@ def test_samples_that_nobody_waits_for_end(service: Service) -> None:
 def test_expired_weights_go_at_the_start(tmp_path: Path) -> None:
     library = Library(tmp_path)
     for name, expires in (("old", 1.0), ("new", time.time() + 100)):
-        folder = library.claim(SavedWeights("m", "weights", name))
+        folder = library.reserve_name(SavedWeights("m", "weights", name))
         folder.mkdir()
         (folder / ABOUT).write_text(json.dumps({"base_model": "b", "rank": 2, "expires": expires}))
     library.tidy()
