@@ -76,7 +76,7 @@ def swe_instances(where: str, options: SourceOptions) -> list[Task]:
     """Reads instances of the SWE-bench family from a file of JSON lines. Raises `TaskInvalid` for other tasks."""
     tasks = read_tasks(Path(where), options.repositories)
     if other_ids := [task.id for task in tasks if "repository" not in task.spec]:
-        raise TaskInvalid(f"{where}: {other_ids[0]} is no instance of the SWE-bench family")
+        raise TaskInvalid(f"{where}: {other_ids[0]} is not an instance of the SWE-bench family")
     return tasks[: options.take or None]
 
 

@@ -29,7 +29,7 @@ def read_messages(document: Mapping[str, Any], name: str) -> Trace:
     """Reads a line of an OpenAI-style log: `messages`; optionally `tools` (or JSON text), `id`, `reward`, `tags`."""
     messages = document.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise DatasetError(f"{name}: messages: want a list of chat messages")
+        raise DatasetError(f"{name}: messages: expected a list of chat messages")
     tools = document.get("tools") or []
     if isinstance(tools, str):
         tools = _json(tools, f"{name}: tools")
@@ -42,13 +42,13 @@ def read_messages(document: Mapping[str, Any], name: str) -> Trace:
 def read_atif(document: Mapping[str, Any], name: str) -> Trace:
     """Reads an ATIF document of any 1.x version, without its embedded subagents."""
     if not str(document.get("schema_version", "")).startswith("ATIF-v1."):
-        raise DatasetError(f"{name}: schema_version: want ATIF-v1.x, not {document.get('schema_version')!r}")
+        raise DatasetError(f"{name}: schema_version: expected ATIF-v1.x, not {document.get('schema_version')!r}")
     agent = document.get("agent") or {}
     messages: list[dict[str, Any]] = []
     for step in document.get("steps") or ():
         messages += _atif_step(step)
     if not messages:
-        raise DatasetError(f"{name}: steps: want at least one step")
+        raise DatasetError(f"{name}: steps: expected at least one step")
     stamps = [step["timestamp"] for step in document["steps"] if step.get("timestamp")]
     started = datetime.fromisoformat(stamps[0].replace("Z", "+00:00")).timestamp() if stamps else None
     tags = {"harness": str(agent["name"])} if agent.get("name") else {}
@@ -68,7 +68,7 @@ def read_traces(format: str, text: str, name: str) -> Iterator[Trace]:
         raise DatasetError(f"no trace format {format!r}; known: {', '.join(sorted(READERS))}")
     for place, document in _documents(text, name):
         if not isinstance(document, Mapping):
-            raise DatasetError(f"{place}: want a JSON object, not {type(document).__name__}")
+            raise DatasetError(f"{place}: expected a JSON object, not {type(document).__name__}")
         try:
             yield READERS[format](document, place)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -106,7 +106,7 @@ def _json(text: str, where: str) -> Any:
 def _message(message: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A chat message in wire form, with arguments as text."""
     if not isinstance(message, Mapping) or "role" not in message:
-        raise DatasetError(f"{name}: messages: want objects with a role")
+        raise DatasetError(f"{name}: messages: expected objects with a role")
     plain = {key: value for key, value in message.items() if value is not None}
     if "tool_calls" in plain:
         plain["tool_calls"] = [_wire_call(call) for call in plain["tool_calls"]]

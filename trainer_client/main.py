@@ -27,7 +27,7 @@ def run(settings: TrainerSettings) -> None:
     """Trains as `settings` say. SIGTERM and SIGINT end the run after the step under way."""
     if not (settings.model / "config.json").is_file():
         raise ConfigError(
-            f"--model {settings.model} is no model's folder: it holds no config.json{download_hint(settings.model)}"
+            f"--model {settings.model} is not a model's folder: it has no config.json{download_hint(settings.model)}"
         )
     if settings.compute.threads:
         torch.set_num_threads(settings.compute.threads)

@@ -174,7 +174,7 @@ class CapturedAgent(BaseAgent):
             try:
                 atif = with_tokens(path.read_text(encoding="utf-8"), self._turns, self._trajectory.segments)
             except ValueError as error:  # the agent may have written the file
-                self.logger.warning("trajectory.json is no trajectory of ATIF: %s", error)
+                self.logger.warning("trajectory.json is not an ATIF trajectory: %s", error)
                 return
             path.write_text(atif, encoding="utf-8")
 
@@ -231,7 +231,7 @@ def with_tokens(text: str, turns: Sequence[CallTurn], segments: Sequence[Segment
     """Adds the token ids and log-probs of trained calls to the agent steps of an ATIF trajectory. Returns its JSON.
 
     A step belongs to the call with the same tool-call ids or, if neither has tool calls, the same text. Each call
-    belongs to one step at most. Other steps stay unchanged. Raises `ValueError` if `text` is no ATIF trajectory.
+    belongs to one step at most. Other steps stay unchanged. Raises `ValueError` if `text` is not an ATIF trajectory.
     """
     trajectory = Atif.model_validate_json(text)
     spans = {span.call_id: (segment, span) for segment in segments for span in trained_spans(segment)}

@@ -71,7 +71,7 @@ def build_steps_of(folder: Path, config: EnvironmentConfig) -> BuildSteps:
 def check_lasting(path: PurePosixPath) -> None:
     """Raises `TaskInvalid` if `path` can't be a folder of the task, whose files last from command to command."""
     if not path.is_absolute() or ".." in path.parts:
-        raise TaskInvalid(f"{path} is no absolute path of the sandbox")
+        raise TaskInvalid(f"{path} is not an absolute path of the sandbox")
     if path.parts[1:2] and path.parts[1] in SYSTEM and not path.is_relative_to(bubblewrap.HOME):
         raise TaskInvalid(f"{path} is this machine's in the sandbox: nothing can be put there")
 
@@ -288,7 +288,7 @@ def _stage(source: Path, copy: Path) -> str:
 
 def _copy_regular(source: Path, target: Path) -> None:
     if not stat.S_ISREG(source.lstat().st_mode):
-        raise RuntimeFailed(f"{target.name} is no regular file in the sandbox")
+        raise RuntimeFailed(f"{target.name} is not a regular file in the sandbox")
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
 

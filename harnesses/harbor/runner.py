@@ -138,7 +138,7 @@ async def fetched(name: str) -> list[Path]:
         downloads = await TaskClient().download_tasks(task_ids=[config.get_task_id() for config in configs])
     except Exception as error:  # a boundary: Harbor's registry and the network raise many types
         reason = str(error) or type(error).__name__
-        raise TaskInvalid(f"{name} is no folder, and Harbor's registry does not give it: {reason}") from error
+        raise TaskInvalid(f"{name} is not a folder, and Harbor's registry does not give it: {reason}") from error
     return [result.path for result in downloads.results]
 
 

@@ -34,7 +34,7 @@ class LeftFiles:
     bytes_read: int = 0
 
     def find(self, folder: str, suffix: str) -> list[str]:
-        """The regular files below `folder` whose names end with `suffix`, oldest first; empty if it is no folder.
+        """The regular files below `folder` whose names end with `suffix`, oldest first; empty if it is not a folder.
 
         Raises `LogUnreadable` if there are more than `MAX_FILES` entries.
         """
@@ -67,7 +67,7 @@ class LeftFiles:
                 os.close(folder)
             with os.fdopen(descriptor, "rb") as file:
                 if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise LogUnreadable(f"{path} is no regular file")
+                    raise LogUnreadable(f"{path} is not a regular file")
                 data = file.read(MAX_BYTES - self.bytes_read + 1)
         except OSError as error:
             raise LogUnreadable(f"{path} can't be read: {error.strerror}") from error

@@ -39,7 +39,7 @@ def text_of(raw: msgspec.Raw, where: str) -> str:
     """Returns the arguments' text from a client's JSON object: the object as written, or the wrapper's content."""
     data = bytes(raw)
     if not data.startswith(b"{"):
-        raise invalid(where, "want an object")
+        raise invalid(where, "expected an object")
     wrapped = _unwrap(data) if _WRAPPER in data else None
     try:
         return check_arguments(data.decode() if wrapped is None else wrapped, where)

@@ -151,7 +151,7 @@ def check_image(url: str, where: str) -> str:
         return url
     prefix = _IMAGE.match(url)
     if prefix is None:
-        raise invalid(where, "want data:image/png|jpeg|gif|webp;base64,... or an http(s) URL")
+        raise invalid(where, "expected data:image/png|jpeg|gif|webp;base64,... or an http(s) URL")
     check_base64(url[prefix.end() :], where)
     return url
 

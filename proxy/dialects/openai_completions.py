@@ -154,7 +154,7 @@ def _prompt(raw: bytes) -> str:
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if not isinstance(value, str):
-        raise invalid("prompt", "want one text; token ids and several prompts are not supported")
+        raise invalid("prompt", "expected one text; token ids and several prompts are not supported")
     return value
 
 

@@ -98,7 +98,7 @@ def tool_choice(choice: str | wire.WireChoice | None, parallel: bool | None, too
             return ToolChoice((choice.mode or "auto") if names else "none", names, allow_parallel)
         case wire.WireChoice():
             return ToolChoice("named", (_declared_name(choice, tools, "tool_choice"),), allow_parallel)
-    raise invalid("tool_choice", "want none, auto, required or an object")
+    raise invalid("tool_choice", "expected none, auto, required or an object")
 
 
 def _declared_name(choice: wire.WireChoice, tools: ResponsesToolSet, where: str) -> str:

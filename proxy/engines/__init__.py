@@ -96,5 +96,5 @@ def open_vendor(
             raise ConfigError(f"engines.{name}.dialects: no dialect {dialect!r}; known: {known}")
     url = settings.url.strip()
     if "," in url or not url.startswith(("https://", "http://")):
-        raise ConfigError(f"engines.{name}.url: want the http(s) URL of one vendor, not {url!r}")
+        raise ConfigError(f"engines.{name}.url: expected the http(s) URL of one vendor, not {url!r}")
     return PassthroughUpstream(name, settings, http, settings.dialects or dialects)

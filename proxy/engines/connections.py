@@ -208,7 +208,7 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._break_off(f"the answer is no HTTP/1.1: {error}")
+            self._break_off(f"the answer is not HTTP/1.1: {error}")
             return
         if not self._head_complete and self._head_bytes > MAX_HEAD_BYTES:
             self._break_off(f"the answer's head has over {MAX_HEAD_BYTES} bytes")

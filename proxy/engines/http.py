@@ -138,7 +138,7 @@ class EngineHttp:
         try:
             return msgspec.convert(answer, _Models).data
         except msgspec.ValidationError as error:
-            raise EngineProtocolError(f"engine {self.name}: /v1/models is no list of models: {error}") from error
+            raise EngineProtocolError(f"engine {self.name}: /v1/models is not a list of models: {error}") from error
 
     async def stream(
         self,

@@ -166,7 +166,7 @@ class TinkerEngine(FixedWeights):
             finish = FINISHES[sequence.get(1, 0)]
             rows = _candidates(message(sequence[4])) if 4 in sequence else []
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise EngineProtocolError(f"engine {self.name}: the result is no SampleResponse: {error!r}") from error
+            raise EngineProtocolError(f"engine {self.name}: the result is not a SampleResponse: {error!r}") from error
         known = len(logprobs) == len(ids)
         extras = top_k(ids, logprobs, rows, request.top_logprobs) if known and len(rows) == len(ids) else {}
         return SampleChunk(

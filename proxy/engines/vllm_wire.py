@@ -184,7 +184,7 @@ def completion_chunk(
     ids = choice.token_ids or []
     if choice.token_ids is None and choice.text:
         raise EngineProtocolError(
-            "the engine returns text without token ids: it is no vLLM with `return_token_ids`; "
+            "the engine returns text without token ids: it is not a vLLM with `return_token_ids`; "
             "set engines.*.kind to openai_compatible or passthrough"
         )
     logprobs, extras = None, {}

@@ -45,7 +45,7 @@ MAX_TOKENS = 200_000
 Page = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 Position = Annotated[int, Query(ge=0, lt=2**31)]
 Where = Annotated[list[str], Query(description="conditions as `rolltap export --where` has them: reward>=0.5")]
-Search = Annotated[str, Query(max_length=1000, description="words that a call's new text holds; `word*` may go on")]
+Search = Annotated[str, Query(max_length=1000, description="words in a call's new text; `word*` is a prefix")]
 
 
 def router(services: Services) -> APIRouter:

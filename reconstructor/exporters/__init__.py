@@ -61,5 +61,5 @@ def exporter_named(name: str, options: Mapping[str, str] | None = None) -> Expor
         try:
             values[option] = known[option](text)
         except ValueError:
-            raise DatasetError(f"--option {option}: want a {known[option].__name__}, not {text!r}") from None
+            raise DatasetError(f"--option {option}: expected a {known[option].__name__}, not {text!r}") from None
     return make(**values)

@@ -27,7 +27,7 @@ SHORT_ID = "call{:05d}"
 def one_of(name: str, value: str, known: Iterable[str]) -> None:
     """Raises `DatasetError` if an option's value is not in `known`."""
     if value not in known:
-        raise DatasetError(f"--option {name}: want {' or '.join(known)}, not {value!r}")
+        raise DatasetError(f"--option {name}: expected {' or '.join(known)}, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class HeldOut:
 
     def __init__(self, files: Sequence[Path], words: int = NGRAM_WORDS) -> None:
         if words < 1:
-            raise DatasetError("--ngram: want a number of words, 1 or more")
+            raise DatasetError("--ngram: expected a number of words, 1 or more")
         self.files = [file.name for file in files]
         self.words = words
         self._grams: dict[int, int] = {}
@@ -65,7 +65,7 @@ def _texts_of(file: Path) -> Iterable[str]:
     try:
         return [text for line in lines if line.strip() for text in _strings(msgspec.json.decode(line))]
     except msgspec.DecodeError as error:
-        raise DatasetError(f"--decontaminate: {file} is no JSON: {error}") from error
+        raise DatasetError(f"--decontaminate: {file} is not JSON: {error}") from error
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -61,7 +61,7 @@ class NewFolder:
 
     def begin(self) -> None:
         if self._out.exists() and (not self._out.is_dir() or any(self._out.iterdir())):
-            raise DatasetError(f"{self._out} is there and not empty; name another folder or remove it")
+            raise DatasetError(f"{self._out} exists and is not empty; name another folder or remove it")
         self._out.parent.mkdir(parents=True, exist_ok=True)
         self.drop()
         self._part.mkdir(mode=0o700)

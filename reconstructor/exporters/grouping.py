@@ -23,7 +23,7 @@ class Grouping:
 
     def __post_init__(self) -> None:
         if self.by and self.by != BY_OPENING and not (self.by.startswith(BY_TAG) and self.tag):
-            raise DatasetError(f"--group-by: want opening or tag.NAME, not {self.by!r}")
+            raise DatasetError(f"--group-by: expected opening or tag.NAME, not {self.by!r}")
 
     @property
     def tag(self) -> str:

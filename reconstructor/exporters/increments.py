@@ -94,7 +94,7 @@ class ExportState:
             reason = "another export is using it" if "locked" in str(error) else error
             raise DatasetError(f"--state: {self._path}: {reason}") from None
         except sqlite3.DatabaseError as error:
-            raise DatasetError(f"--state: {self._path} is no state of an export: {error}") from None
+            raise DatasetError(f"--state: {self._path} is not a state of an export: {error}") from None
 
 
 class GrowingDataset:
@@ -183,7 +183,7 @@ class GrowingDataset:
         """Raises `DatasetError` if the folder or a file is not this state's, or the query is not the earlier parts'."""
         if not parts:
             if self._out.exists() and (not self._out.is_dir() or any(self._out.iterdir())):
-                raise DatasetError(f"{self._out} is there and not empty, and --state knows nothing of it")
+                raise DatasetError(f"{self._out} exists and is not empty, and --state knows nothing of it")
             return
         query = msgspec.json.decode(msgspec.json.encode(self._make(self._folder(0), set()).asked))
         for name, value in query.items():

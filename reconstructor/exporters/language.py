@@ -33,7 +33,7 @@ GRAMMAR = r"""
     VALUE: /"[^"]*"/ | /'[^']*'/ | /[^\s()"',]+/
     %ignore /\s+/
 """
-WANTED = "FIELD OP VALUE, as in reward>=0.5 or task in (a, 'b c'), joined by and, or, not and brackets"
+EXPECTED = "FIELD OP VALUE, as in reward>=0.5 or task in (a, 'b c'), joined by and, or, not and brackets"
 
 
 def parse(text: str, kinds: Mapping[str, Kind]) -> Expression:
@@ -44,7 +44,7 @@ def parse(text: str, kinds: Mapping[str, Kind]) -> Expression:
         ended = isinstance(error, UnexpectedToken) and error.token.type == "$END"
         at = len(text) if ended or error.pos_in_stream is None else error.pos_in_stream
         raise DatasetError(
-            f"where: can't read {text!r} from character {at + 1} on ({text[at : at + 20]!r}); want {WANTED}; "
+            f"where: can't read {text!r} from character {at + 1} on ({text[at : at + 20]!r}); expected {EXPECTED}; "
             f"fields: {', '.join(sorted(kinds))}, tag.NAME"
         ) from None
     except VisitError as error:
@@ -110,6 +110,6 @@ def _value(name: str, kind: Kind, text: str) -> Any:
                 return text
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except ValueError:
-        want = "a number" if kind == "number" else "an ISO date, as in 2026-03-01"
-        raise DatasetError(f"where: {name} wants {want}, not {text!r}") from None
+        expected = "a number" if kind == "number" else "an ISO date, as in 2026-03-01"
+        raise DatasetError(f"where: {name} needs {expected}, not {text!r}") from None
     return text

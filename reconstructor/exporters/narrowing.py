@@ -46,9 +46,9 @@ class Narrowing:
 
     def __post_init__(self) -> None:
         if self.balance not in get_args(BalanceBy):
-            raise DatasetError(f"--balance: want harness or task, not {self.balance!r}")
+            raise DatasetError(f"--balance: expected harness or task, not {self.balance!r}")
         if self.best < 0 or self.limit < 0:
-            raise DatasetError("--best and --limit: want a number of sessions, 1 or more")
+            raise DatasetError("--best and --limit: expected a number of sessions, 1 or more")
 
     def __bool__(self) -> bool:
         """True if there is any bound."""

@@ -33,7 +33,7 @@ class NearDuplicates:
     def __init__(self, similarity: float) -> None:
         if not 0.5 <= similarity <= 1:
             raise DatasetError(
-                f"--near-duplicates: want a share of equal runs of words from 0.5 to 1, not {similarity}"
+                f"--near-duplicates: expected a share of equal runs of words from 0.5 to 1, not {similarity}"
             )
         self._similarity = similarity
         random = np.random.default_rng(0)

@@ -136,7 +136,7 @@ def detectors_in(file: Path) -> list[Detector]:
         kinds = tomllib.loads(file.read_text(encoding="utf-8"))
         return [PatternDetector(kind, re.compile(pattern)) for kind, pattern in kinds.items()]
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, re.error, TypeError) as error:
-        raise DatasetError(f"--redact: {file}: want KIND = 'PATTERN' a line: {error}") from None
+        raise DatasetError(f"--redact: {file}: expected KIND = 'PATTERN' a line: {error}") from None
 
 
 class Redactor:

@@ -116,7 +116,7 @@ class ParquetFile:
             try:
                 arrow.scalar(cells[name], type=_type(arrow, kind))
             except (arrow.ArrowException, TypeError, ValueError) as error:
-                raise RowError(f"{name} is no {kind} of Parquet: {error}") from error
+                raise RowError(f"{name} is not a Parquet {kind}: {error}") from error
 
     def _flush(self) -> None:
         arrow = _arrow()

@@ -9,7 +9,7 @@ from rolltap.errors import ConfigError
 
 
 def server_url(url: str, what: str = "the server's URL") -> str:
-    """`url` without spaces and slashes around it; `ConfigError` names `what` if it is no http(s) URL with a host."""
+    """`url` without spaces and slashes around it; `ConfigError` names `what` if it is not an http(s) URL with a host."""
     text = url.strip()
     try:
         parts = urlsplit(text)
@@ -18,7 +18,7 @@ def server_url(url: str, what: str = "the server's URL") -> str:
         is_whole = False
     if not is_whole:
         example = f"http://{text}" if _has_port(text) else "http://HOST:PORT, as http://127.0.0.1:8712"
-        raise ConfigError(f"{what}: {url!r} is no http(s) URL; write {example}")
+        raise ConfigError(f"{what}: {url!r} is not an http(s) URL; write {example}")
     return text.rstrip("/")
 
 

@@ -104,7 +104,7 @@ class Request(Generic[T]):
 
 
 class _Target:
-    """A server's address and key, and how long to try. `ConfigError` for what is no http(s) URL."""
+    """A server's address and key, and how long to try. `ConfigError` for what is not an http(s) URL."""
 
     def __init__(self, url: str, key: str, *, timeout: float, patience: float) -> None:
         self.url = server_url(url)

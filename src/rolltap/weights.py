@@ -40,7 +40,7 @@ def push(
     """
     whole = isinstance(weights, Path)
     if whole and not weights.is_dir():
-        raise ConfigError(f"{weights} is no folder on this machine: weights are pushed from a folder")
+        raise ConfigError(f"{weights} is not a folder on this machine: weights are pushed from a folder")
     adapter = (weights / "adapter_config.json").exists() if whole else hasattr(weights, "peft_config")
     if isinstance(through, WeightSender):
         if adapter or whole:

@@ -105,7 +105,7 @@ async def test_an_end_says_whose_doing_it_was(
 
 async def test_an_end_has_a_cause_that_can_be() -> None:
     for ending, cause in ((RolloutStatus.SUCCEEDED, Cause.AGENT), (RolloutStatus.TIMED_OUT, Cause.EVALUATION)):
-        with pytest.raises(InvalidRequest, match="is no cause of"):
+        with pytest.raises(InvalidRequest, match="is not a cause of"):
             FinishRollout(ending, 1, cause=cause)
 
 

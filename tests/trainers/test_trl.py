@@ -69,6 +69,6 @@ def test_a_mistyped_checkpoint_is_named_and_nothing_leased(
     plane.offer(*groups(2))
     train = LeasedTrainer.train
     monkeypatch.setattr(LeasedTrainer, "train", lambda self: train(self, str(run.out / "chekpoint-1")))
-    with pytest.raises(CheckpointMismatch, match="chekpoint-1 is no complete checkpoint"):
+    with pytest.raises(CheckpointMismatch, match="chekpoint-1 is not a complete checkpoint"):
         TrlGrpo().run(run)
     assert plane.calls == []

@@ -179,7 +179,7 @@ def write_version(checkpoint: Path, policy: str, version: int) -> None:
 
 
 def read_version(checkpoint: Path, policy: str) -> int:
-    """The weight version of a checkpoint. Raises `CheckpointMismatch` if it is no checkpoint of this policy."""
+    """The weight version of a checkpoint. Raises `CheckpointMismatch` if it is not a checkpoint of this policy."""
     try:
         record = json.loads((checkpoint / ABOUT).read_text(encoding="utf-8"))
         saved_policy, version = str(record["policy"]), int(record["version"])

@@ -70,7 +70,7 @@ def _step_of_trainer(checkpoint: Path) -> int:
     try:
         return TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME)).global_step
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointMismatch(f"{checkpoint} is no complete checkpoint: {error}") from error
+        raise CheckpointMismatch(f"{checkpoint} is not a complete checkpoint: {error}") from error
 
 
 class _Contract(TrainerCallback):

@@ -42,7 +42,7 @@ def read_loss_request(body: bytes) -> pb.ForwardBackwardRequest:
     try:
         message.ParseFromString(body)
     except DecodeError as error:
-        raise InvalidRequest(f"the body is no ForwardBackwardRequest: {error}") from error
+        raise InvalidRequest(f"the body is not a ForwardBackwardRequest: {error}") from error
     return message
 
 

@@ -167,7 +167,8 @@ class IngestWriter:
         if not facts:
             return
         if self._held_bytes > HELD_BYTES:
-            raise StoreUnavailable("the store is unavailable and the memory for its facts is full", retry_after=1)
+            reason = f"the store is unavailable and the in-memory buffer ({HELD_BYTES >> 20} MB) is full"
+            raise StoreUnavailable(reason, retry_after=1)
         if self._away or not await self._append(facts):
             await self._drain()  # first, as a new call may have one of these as its parent
             await self._store.write(facts)

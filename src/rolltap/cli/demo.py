@@ -89,7 +89,7 @@ def check_installation() -> None:
 
 
 def prepare_folder(out: Path) -> None:
-    """Makes `out` an empty folder. Removes what a former demo wrote there; `ConfigError` if anything else is in it."""
+    """Makes `out` an empty folder. Removes what an earlier demo wrote there; `ConfigError` if anything else is in it."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is not a folder; choose another one with --out")
     entries = sorted(out.iterdir()) if out.exists() else []

@@ -160,7 +160,7 @@ def _named(sessions: Path | None) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"--sessions: {sessions} can't be read: {error}") from error
     if not ids or not all(id.isalnum() for id in ids):
-        raise DatasetError(f"--sessions: {sessions} is no list of sessions' ids, one a line")
+        raise DatasetError(f"--sessions: {sessions} is not a list of sessions' ids, one a line")
     return [f"session in ({', '.join(ids)})"]
 
 
@@ -245,7 +245,7 @@ def read_splits(text: str) -> dict[str, float]:
         try:
             splits[name] = float(share)
         except ValueError:
-            raise DatasetError(f"--split: {name} wants a share, as in 0.9, not {share!r}") from None
+            raise DatasetError(f"--split: {name} needs a share, as in 0.9, not {share!r}") from None
         if not name.isidentifier():
             raise DatasetError(f"--split: {name!r} can't name a file; use letters, digits and _")
     return splits or DEFAULT_SPLIT
@@ -297,7 +297,7 @@ def _pairs(texts: list[str], what: str) -> list[tuple[str, str]]:
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name.strip():
-            raise DatasetError(f"{what}: want NAME=VALUE, not {text!r}")
+            raise DatasetError(f"{what}: expected NAME=VALUE, not {text!r}")
         pairs.append((name.strip(), value.strip()))
     return pairs
 

@@ -20,7 +20,7 @@ from rolltap.ids import ID_LENGTH
 
 app = typer.Typer(help="Mint, list, rotate and revoke keys of a running server.", no_args_is_help=True)
 
-KeyArgument = Annotated[str, typer.Argument(help="its id, or what only its id begins with")]
+KeyArgument = Annotated[str, typer.Argument(help="id, or a unique prefix")]
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 TTL_HELP = "its life: 90s, 15m, 12h, 30d; default: no end (or that of the key you mint with)"
@@ -76,7 +76,7 @@ def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOpti
 def rotate(
     key: KeyArgument,
     overlap: Annotated[str, typer.Option(help="how long the previous secret stays valid: 90s, 15m, 12h, 30d")] = "1h",
-    ttl: Annotated[str, typer.Option(help="a new end of the key: 90s, 15m, 12h, 30d; default: as it was")] = "",
+    ttl: Annotated[str, typer.Option(help="new expiry: 90s, 15m, 12h, 30d; default: as it was")] = "",
     as_json: JsonOption = False,
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -111,7 +111,7 @@ def seconds_of(text: str, option: str) -> float:
     """Converts a duration like `15m` to seconds. Raises `ConfigError` with the option's name if it is invalid."""
     matched = DURATION.fullmatch(text)
     if matched is None:
-        raise ConfigError(f"{option}: {text!r} is no duration; write 90s, 15m, 12h or 30d")
+        raise ConfigError(f"{option}: {text!r} is not a duration; write 90s, 15m, 12h or 30d")
     return float(matched[1]) * UNITS[matched[2]]
 
 

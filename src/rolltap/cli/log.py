@@ -1,6 +1,6 @@
 """`rolltap log`: looks after a call log. It opens the store itself.
 
-On SQLite the commands that write (import, prune, upgrade) want the file to themselves: stop `rolltap serve` first.
+On SQLite the commands that write (import, prune, upgrade) need the file to themselves: stop `rolltap serve` first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rolltap.errors import ConfigError
 from rolltap.tenants import acting_for
 
 app = typer.Typer(
-    help="Look after the call log: verify, stats, backup, export, import, prune, upgrade.", no_args_is_help=True
+    help="Maintain the call log: verify, stats, backup, export, import, prune, upgrade.", no_args_is_help=True
 )
 console = Screen(stderr=True, highlight=False)
 
@@ -267,5 +267,5 @@ def _age(text: str) -> float:
     """Seconds of `90m`, `12h` or `30d`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
     if not match:
-        raise ConfigError(f"--older-than: want a number and m, h or d, as 30d, not {text!r}")
+        raise ConfigError(f"--older-than: expected a number and m, h or d, as 30d, not {text!r}")
     return float(match[1]) * _AGES[match[2]]

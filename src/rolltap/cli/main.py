@@ -141,7 +141,10 @@ def engine(
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port; 0 takes a free one")] = 8720,
     key: Annotated[
-        str, typer.Option(help="key that clients send; needed off loopback", envvar="ROLLTAP_ENGINE_KEY")
+        str,
+        typer.Option(
+            help="key that clients send; required unless the address is loopback", envvar="ROLLTAP_ENGINE_KEY"
+        ),
     ] = "",
 ) -> None:
     """Runs the embedded model server, or a scripted one (for dry runs)."""
@@ -174,7 +177,7 @@ def doctor(
 @one_line_errors
 def demo(
     seed: Annotated[list[int] | None, typer.Option(help="seed to run; repeat for several")] = None,
-    out: Annotated[Path, typer.Option(help="folder to write; a former demo's is replaced")] = Path("demo-out"),
+    out: Annotated[Path, typer.Option(help="folder to write; an earlier demo's output is replaced")] = Path("demo-out"),
     steps: Annotated[int, typer.Option(help="training steps; 0: the default")] = 0,
     held_out: Annotated[int, typer.Option(help="tasks to measure on before and after; 0: the default")] = 0,
     recipe: Annotated[str, typer.Option(help="method: a name of docs/recipes.md, or FILE.py")] = "grpo",

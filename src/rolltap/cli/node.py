@@ -26,12 +26,13 @@ from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults
 
 HarnessOption = Annotated[
-    str, typer.Option(help="the harness, where a task names none", autocompletion=complete_harness)
+    str, typer.Option(help="default harness, for tasks without one", autocompletion=complete_harness)
 ]
 RuntimeOption = Annotated[
     str,
     typer.Option(
-        help="runtime, where a task names none; auto: bubblewrap, or a refusal", autocompletion=complete_runtime
+        help="default runtime, for tasks without one; auto: bubblewrap; fails without it",
+        autocompletion=complete_runtime,
     ),
 ]
 SlotsOption = Annotated[int, typer.Option(min=1, help="agents at once")]

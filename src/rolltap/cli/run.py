@@ -16,7 +16,7 @@ from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
 from rolltap.cli.completion import complete_harness, complete_policy, complete_runtime, complete_target
 from rolltap.cli.harbor import TrialOrder, check_alone, run_harbor
 from rolltap.cli.screen import Screen, say
-from rolltap.cli.tasks import Work, run_tasks
+from rolltap.cli.tasks import RunRequest, run_tasks
 from rolltap.counted import counted
 from rolltap.errors import RolltapError, TaskInvalid
 from rolltap.harnesses.base import Ending, Exit, Harness, Job, Limits, PythonCall, Workspace
@@ -30,7 +30,7 @@ from rolltap.harnesses.specs import Defaults
 from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments
 
 POLL_S = 0.3
-RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bubblewrap, or a refusal"
+RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bubblewrap; fails without it"
 REWARD_KEY_HELP = "Harbor tasks: the key of reward.json that counts, where several are there and none is `reward`"
 HARBOR_HELP = "the target is a folder of Harbor tasks or a data set of its registry; Harbor runs its agent (-a) on it"
 POLICY_HELP = "policy that answers; default the only one; tasks: also ROLE=NAME,ROLE=NAME, where several play"
@@ -49,7 +49,7 @@ def run(
     harness: Annotated[
         str,
         typer.Option(
-            "--harness", "-a", help="tasks: the harness, where a task names none", autocompletion=complete_harness
+            "--harness", "-a", help="tasks: default harness, for tasks without one", autocompletion=complete_harness
         ),
     ] = "",
     policy: Annotated[str, typer.Option(help=POLICY_HELP, autocompletion=complete_policy)] = "",
@@ -60,17 +60,19 @@ def run(
     repositories: Annotated[Path | None, typer.Option(help="tasks: folder of SWE-style repositories")] = None,
     reward_key: Annotated[str, typer.Option(help=REWARD_KEY_HELP)] = "",
     python: Annotated[str, typer.Option(help="environments: the Python that has their package")] = "",
-    arg: Annotated[list[str] | None, typer.Option(help="environments: a setting of theirs, NAME=VALUE")] = None,
+    arg: Annotated[
+        list[str] | None, typer.Option(help="environments: a setting of the environment, NAME=VALUE")
+    ] = None,
     take: Annotated[int, typer.Option(min=0, help="environments: how many of their tasks; 0: all")] = 0,
     usable: Annotated[int | None, typer.Option(help="tasks: enough usable rollouts to end a group early")] = None,
-    priority: Annotated[int, typer.Option(help="tasks: the greater goes first")] = 0,
+    priority: Annotated[int, typer.Option(help="tasks: priority; higher runs first")] = 0,
     id: Annotated[str, typer.Option(help="tasks: the submission's id; a known id resumes that submission")] = "",
-    nodes: Annotated[bool, typer.Option("--nodes", help="tasks: leave the running to nodes, and follow")] = False,
+    nodes: Annotated[bool, typer.Option("--nodes", help="tasks: nodes run it; show progress")] = False,
     harbor: Annotated[bool, typer.Option("--harbor", help=HARBOR_HELP)] = False,
     no_sandbox: Annotated[
         bool, typer.Option("--no-sandbox", help="a harness: outside the sandbox, where it may do whatever you can")
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="tasks: submit for nodes, and end")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="tasks: submit for nodes and exit")] = False,
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -92,10 +94,10 @@ def run(
     if source or Path(target).exists():
         here = not (nodes or detach)
         options = SourceOptions(repositories, reward_key, python or sys.executable, parse_arguments(arg or ()), take)
-        work = Work(target, n, slots, policy, options, usable, priority, id, here, detach)
+        request = RunRequest(target, n, slots, policy, options, usable, priority, id, here, detach)
         defaults = Defaults(base=_folder(Path(target)), harness=harness, dialect=dialect, runtime=runtime,
                             argv=tuple(words or ()))  # fmt: skip
-        failed = asyncio.run(run_tasks(plane, work, defaults))
+        failed = asyncio.run(run_tasks(plane, request, defaults))
     else:
         agent = get_harness(target, dialect=dialect, argv=tuple(words or ()))
         prompt = "" if target == "command" else " ".join(words or ())

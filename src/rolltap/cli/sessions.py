@@ -30,9 +30,7 @@ WIDE_ENOUGH = 100
 WIDE_MISMATCH = 0.2
 """Mean |log(trainer / engine)| of a call that is shown as a warning."""
 
-SessionArgument = Annotated[
-    str, typer.Argument(help="its id, or what only its id begins with", autocompletion=complete_session)
-]
+SessionArgument = Annotated[str, typer.Argument(help="id, or a unique prefix", autocompletion=complete_session)]
 
 app = typer.Typer(help="Open, show, list and close sessions of a running server.", no_args_is_help=True)
 
@@ -51,7 +49,7 @@ def open_(
     """Opens a session and prints its key, which is shown only once."""
     for text in tag or []:
         if "=" not in text:
-            raise ConfigError(f"--tag: want NAME=VALUE, not {text!r}")
+            raise ConfigError(f"--tag: expected NAME=VALUE, not {text!r}")
     tags = dict(text.split("=", 1) for text in tag or [])
     body = {"tags": tags} | ({"policy": policy} if policy else {})
     session = connect("admin", config, url).call("POST", "/sessions", body)
@@ -78,8 +76,10 @@ def exports(session: dict[str, Any]) -> list[str]:
 @app.command("list")
 @one_line_errors
 def list_(
-    words: Annotated[str, typer.Argument(help="words that a call's text holds; `word*` may go on")] = "",
-    where: Annotated[list[str] | None, typer.Option(help="a condition as `rolltap export` has it: calls>=2")] = None,
+    words: Annotated[str, typer.Argument(help="words in a call's text; `word*` is a prefix")] = "",
+    where: Annotated[
+        list[str] | None, typer.Option(help="a condition, as in `rolltap export --where`: calls>=2")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="how many, the newest first")] = 100,
     as_json: JsonOption = False,
     url: UrlOption = None,

@@ -41,8 +41,8 @@ console = Screen(highlight=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """What `rolltap run TASKS` is to do. With `here` this process runs the rollouts, else nodes do."""
+class RunRequest:
+    """The arguments of `rolltap run TASKS`. With `here` this process runs the rollouts, else nodes do."""
 
     target: str
     n: int
@@ -56,72 +56,74 @@ class Work:
     detach: bool = False
 
 
-async def run_tasks(plane: PlaneClient, work: Work, defaults: Defaults) -> bool:
+async def run_tasks(plane: PlaneClient, request: RunRequest, defaults: Defaults) -> bool:
     """Submits the tasks, runs or follows them with progress bars; True if a rollout did not succeed."""
-    tasks = [resolve_paths(task, defaults) for task in tasks_of(work.target, work.options)]
+    tasks = [resolve_paths(task, defaults) for task in tasks_of(request.target, request.options)]
     async with AdminClient(plane.url, plane.key) as client:
         names = [policy["name"] for policy in (await client.get("/policies"))["policies"]]
-        policy = policy_or_roles(work.policy) or only(names)
+        policy = policy_or_roles(request.policy) or only(names)
         for task in tasks:
             check(task, names)
-            if work.here:
+            if request.here:
                 # what this machine lacks shows before anything is queued
                 check_installed(build(task, defaults, client))
-        submission_id = work.id or new_id()
-        rule = GroupRule(usable=work.usable)
-        await client.submit(SubmitTasks(policy, work.n, tasks, rule=rule, priority=work.priority, id=submission_id))
-        summary = f"{counted(len(tasks), 'task')}, {counted(work.n, 'rollout')} each · {work.policy or policy}"
+        submission_id = request.id or new_id()
+        rule = GroupRule(usable=request.usable)
+        await client.submit(
+            SubmitTasks(policy, request.n, tasks, rule=rule, priority=request.priority, id=submission_id)
+        )
+        summary = f"{counted(len(tasks), 'task')}, {counted(request.n, 'rollout')} each · {request.policy or policy}"
         console.print(f"submission {submission_id} · {summary}")
-        if work.detach:
+        if request.detach:
             return False
         started = time.monotonic()
         try:
             with bars() as shown:
-                board = Board(shown)
-                if work.here:
+                view = ProgressView(shown)
+                if request.here:
                     name = f"{socket.gethostname()}-{os.getpid()}"
-                    settings = NodeSettings(name, slots_of(work.slots), submission=submission_id)
-                    await _run_here(client, settings, defaults, submission_id, board)
+                    settings = NodeSettings(name, slots_of(request.slots), submission=submission_id)
+                    await _run_here(client, settings, defaults, submission_id, view)
                 else:
-                    await follow(client, submission_id, board)
+                    await follow(client, submission_id, view)
         except asyncio.CancelledError:  # Ctrl-C
-            state = "stopped" if work.here else "nodes go on"
+            state = "stopped" if request.here else "nodes go on"
             goes_on = f"the same command with --id {submission_id} goes on, rolltap cancel {submission_id} ends it"
             console.print(f"{state}; {goes_on}", soft_wrap=True)
             raise
-        return await tell_outcome(client, submission_id, time.monotonic() - started)
+        return await print_outcome(client, submission_id, time.monotonic() - started)
 
 
 async def _run_here(
-    client: AdminClient, settings: NodeSettings, defaults: Defaults, submission_id: str, board: Board
+    client: AdminClient, settings: NodeSettings, defaults: Defaults, submission_id: str, view: ProgressView
 ) -> None:
     stop = asyncio.Event()
-    node = NodeAgent(client, settings, defaults, board.step)
+    node = NodeAgent(client, settings, defaults, view.update_from_runner)
     running = asyncio.create_task(node.run(stop))
     try:
-        await follow(client, submission_id, board)
+        await follow(client, submission_id, view)
     finally:
         stop.set()
         await running
 
 
-async def follow(client: AdminClient, submission_id: str, board: Board) -> None:
+async def follow(client: AdminClient, submission_id: str, view: ProgressView) -> None:
     """Shows how far the submission has come, until it has ended."""
-    while not board.tell(await client.get(f"/tasks/{submission_id}")):  # noqa: ASYNC110  the event is the server's
+    while not view.update_from_server(await client.get(f"/tasks/{submission_id}")):  # noqa: ASYNC110  the event is the server's
         await asyncio.sleep(POLL_S)
 
 
-async def tell_outcome(client: AdminClient, submission_id: str, seconds: float) -> bool:
+async def print_outcome(client: AdminClient, submission_id: str, seconds: float) -> bool:
     """Prints the rewards of each group and why rollouts failed; True if one did not succeed."""
     groups = await client.submission_groups(submission_id)
     console.print(groups_table(groups))
-    failed = tell_failures(groups)
+    failed = print_failures(groups)
     count = sum(len(group["rollouts"]) for group in groups)
     console.print(f"{counted(count, 'rollout')} in {seconds:.1f} s, {failed} not succeeded")
     return bool(failed)
 
 
-def tell_failures(groups: Sequence[dict[str, Any]]) -> int:
+def print_failures(groups: Sequence[dict[str, Any]]) -> int:
     """Prints why the first ten rollouts that did not succeed did not, and where to read on; how many there are."""
     fine = (*OPEN, RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED)
     failed = [rollout for group in groups for rollout in group["rollouts"] if rollout["status"] not in fine]
@@ -162,7 +164,7 @@ def bars() -> Progress:
     )
 
 
-class Board:
+class ProgressView:
     """The progress bars: rollouts that have ended anywhere, how many are in each stage here, what others wait for."""
 
     def __init__(self, shown: Progress) -> None:
@@ -170,15 +172,15 @@ class Board:
         self._bar = shown.add_task("rollouts", total=None, waits="")
         self._stages: dict[str, Stage] = {}
 
-    def step(self, step: Step) -> None:
-        """What this process's runner says."""
+    def update_from_runner(self, step: Step) -> None:
+        """Updates the stages of this process's rollouts."""
         self._stages[step.rollout_id] = step.stage
         now = [stage for stage in self._stages.values() if stage in UNDER_WAY]
         stages = ", ".join(f"{now.count(stage)} {stage.value}" for stage in UNDER_WAY if stage in now)
         self._bars.update(self._bar, description=f"rollouts ({stages})" if stages else "rollouts")
 
-    def tell(self, submission: dict[str, Any]) -> bool:
-        """What the server says; whether the submission has ended."""
+    def update_from_server(self, submission: dict[str, Any]) -> bool:
+        """Updates the bars. Returns True if the submission has ended."""
         open_now, ended = _open_and_ended(submission)
         waits = f"waits for {submission['waits_for']}" if submission["waits_for"] else ""
         self._bars.update(self._bar, total=open_now + ended, completed=ended, waits=waits)
@@ -214,20 +216,20 @@ def _reward(rollout: dict[str, Any]) -> float | None:
 @one_line_errors
 def status(
     id: Annotated[str, typer.Argument(help="a submission; default: the latest ones")] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="stay until it has ended")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="wait until it has ended")] = False,
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Shows submitted tasks and how far they have come."""
     plane = connect("admin", config, url)
     if id:
-        asyncio.run(_status_of(plane, id, stay=follow))
+        asyncio.run(_status_of(plane, id, wait=follow))
         return
     submissions = plane.call("GET", "/tasks")["submissions"]
     if follow and submissions:
-        asyncio.run(_status_of(plane, submissions[0]["id"], stay=True))
+        asyncio.run(_status_of(plane, submissions[0]["id"], wait=True))
         return
-    tell_submissions(submissions)
+    print_submissions(submissions)
     for policy in plane.call("GET", "/policies")["policies"]:
         if stale := policy["groups"].get(GroupStatus.STALE, 0):
             console.print(f"{policy['name']}: {counted(stale, 'group')} became stale before a trainer took them")
@@ -238,22 +240,22 @@ def cancel(
     id: Annotated[str, typer.Argument(help="a submission")], url: UrlOption = None, config: ConfigOption = None
 ) -> None:
     """Cancels a submission: what is queued or under way. What is complete stays."""
-    tell_submissions([connect("admin", config, url).call("POST", f"/tasks/{id}/cancel", {})])
+    print_submissions([connect("admin", config, url).call("POST", f"/tasks/{id}/cancel", {})])
 
 
-async def _status_of(plane: PlaneClient, id: str, *, stay: bool) -> None:
+async def _status_of(plane: PlaneClient, id: str, *, wait: bool) -> None:
     async with AdminClient(plane.url, plane.key) as client:
-        if stay:
+        if wait:
             with bars() as shown, suppress(asyncio.CancelledError):
-                await follow(client, id, Board(shown))
+                await follow(client, id, ProgressView(shown))
         submission = await client.get(f"/tasks/{id}")
-        tell_submissions([submission])
+        print_submissions([submission])
         groups = await client.submission_groups(id)
         console.print(groups_table(groups))
-        tell_failures(groups)
+        print_failures(groups)
 
 
-def tell_submissions(submissions: Sequence[dict[str, Any]]) -> None:
+def print_submissions(submissions: Sequence[dict[str, Any]]) -> None:
     """Prints how far they have come, and what their work waits for."""
     console.print(submissions_table(submissions))
     for one in submissions:

@@ -15,7 +15,7 @@ from rolltap.extras import install_line
 @one_line_errors
 def tinker(
     model: Annotated[Path, typer.Option(help="folder of the base model; adapters are trained over it")],
-    out: Annotated[Path, typer.Option(help="folder of what clients save, and of the key")],
+    out: Annotated[Path, typer.Option(help="folder for saved weights and the key")],
     config: ConfigOption = None,
     name: Annotated[str, typer.Option(help="the base model's name for clients; empty: the folder's path")] = "",
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",

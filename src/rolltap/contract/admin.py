@@ -176,7 +176,9 @@ class FinishRollout(RequestBody):
         possible = CAUSES.get(self.status, ())
         if self.cause is not None and self.cause not in possible:
             causes = ", ".join(possible) or "none"
-            raise InvalidRequest(f"{self.cause.value!r} is no cause of {self.status.value!r}; {causes}", param="cause")
+            raise InvalidRequest(
+                f"{self.cause.value!r} is not a cause of {self.status.value!r}; {causes}", param="cause"
+            )
         if any(len(attempt.detail) > DETAIL_CHARS for attempt in self.tampering):
             raise InvalidRequest(f"an attempt's detail has up to {DETAIL_CHARS} characters", param="tampering")
 
@@ -223,7 +225,7 @@ class NewReward(RequestBody):
         try:
             size = len(json.dumps(self.detail, allow_nan=False))
         except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"detail is no JSON: {error}", param="detail") from error
+            raise InvalidRequest(f"detail is not JSON: {error}", param="detail") from error
         if size > DETAIL_BYTES:
             raise InvalidRequest(f"detail has {size} bytes, more than {DETAIL_BYTES}", param="detail")
         matched = SCOPE.fullmatch(self.scope)

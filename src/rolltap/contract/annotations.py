@@ -73,7 +73,8 @@ def _numbers(call_id: str, name: str, values: Sequence[float | None]) -> Float32
     numbers = np.array([value for value in values if value is not None], np.float64)
     if not np.isfinite(numbers).all():
         raise InvalidRequest(
-            f"call {call_id}: {name} has a value that is no finite number; send null where there is none", param="calls"
+            f"call {call_id}: {name} has a value that is not a finite number; send null where there is none",
+            param="calls",
         )
     with np.errstate(over="ignore"):
         stored = numbers.astype(np.float32)

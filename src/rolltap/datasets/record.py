@@ -44,7 +44,7 @@ def open_record(store: str) -> SqlCallLog:
     """The call log and the ledger of a store, for reading; not yet started."""
     call_log = open_call_log(store, writable=False)
     if not isinstance(call_log, SqlCallLog):
-        raise DatasetError(f"--store: {store} holds no record to read; want sqlite:///PATH or postgresql://...")
+        raise DatasetError(f"--store: {store} holds no record to read; expected sqlite:///PATH or postgresql://...")
     return call_log
 
 

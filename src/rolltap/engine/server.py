@@ -5,7 +5,7 @@ event loop all together. A client that disconnects has its request aborted befor
 shape, see `responses`.
 
 Limitations: no chat endpoint (the proxy renders), no penalties, stop strings or structured output, one key for
-everything, which is needed off loopback (`keyed`).
+everything, which is required unless the address is loopback (`keyed`).
 """
 
 from __future__ import annotations

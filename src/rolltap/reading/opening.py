@@ -81,7 +81,7 @@ async def opened_readers(
     """Opens the record once for reading, for all tenants. Raises `ConfigError` if the store holds no record."""
     log = open_call_log(store, writable=False)
     if not isinstance(log, LogWithDatabase):
-        raise ConfigError(f"{store} holds no record to read; want sqlite:///PATH or postgresql://...")
+        raise ConfigError(f"{store} holds no record to read; expected sqlite:///PATH or postgresql://...")
     await log.start()
     try:
         readers = Readers(log, lambda: reader_on(log, rules=rules, vocabulary=vocabulary))

@@ -63,7 +63,7 @@ async def opened_source(
     if url.startswith(("http://", "https://")):
         key = key or os.environ.get("ROLLTAP_ADMIN_KEY") or os.environ.get("ROLLTAP_VIEWER_KEY")
         if not key:
-            raise ConfigError(f"{url} wants a key: rolltap.open(URL, key=...), or set ROLLTAP_VIEWER_KEY")
+            raise ConfigError(f"{url} needs a key: rolltap.open(URL, key=...), or set ROLLTAP_VIEWER_KEY")
         async with AsyncHttpClient(url, key, timeout=300.0) as client:
             yield ServerSource(client)
         return

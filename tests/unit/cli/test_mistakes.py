@@ -176,10 +176,10 @@ VENDOR = '[engines.v]\nkind = "passthrough"\nurl = "https://vendor.example"\n'
         ('[engines.v]\nurl = "http://gpu"\ndialects = ["gemini"]\n', "engines.v.dialects: only kind passthrough"),
         (VENDOR + '[policies.p]\nengine = "v"\n[policies.p.pin]\ntemperature = 0.5\n', "policies.p.pin: passthrough"),
         (VENDOR + '[policies.p]\nengine = "v"\ntokenizer = "t"\n', "policies.p.tokenizer: passthrough"),
-        (VENDOR.replace("https:", "ftp:") + '[policies.p]\nengine = "v"\n', "engines.v.url: want the http(s) URL"),
+        (VENDOR.replace("https:", "ftp:") + '[policies.p]\nengine = "v"\n', "engines.v.url: expected the http(s) URL"),
         (
             VENDOR.replace(".example", ",http://b") + '[policies.p]\nengine = "v"\n',
-            "engines.v.url: want the http(s) URL",
+            "engines.v.url: expected the http(s) URL",
         ),
     ],
 )
@@ -313,7 +313,7 @@ def test_a_key_is_named_by_what_only_its_id_begins_with(monkeypatch: pytest.Monk
 
 
 def test_a_tag_without_a_value_is_refused() -> None:
-    assert "--tag: want NAME=VALUE, not 'nightly'" in said("sessions", "open", "--tag", "nightly")
+    assert "--tag: expected NAME=VALUE, not 'nightly'" in said("sessions", "open", "--tag", "nightly")
 
 
 def test_a_missing_file_to_import_is_named_once(tmp_path: Path) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from rolltap.cli.tasks import Board, bars
+from rolltap.cli.tasks import ProgressView, bars
 
 
 def test_it_says_what_the_work_waits_for_while_it_waits() -> None:
     shown = bars()
-    board = Board(shown)
+    view = ProgressView(shown)
 
     def line(waits_for: str) -> str:
-        board.tell({"rollouts": {}, "queued": 2, "n": 1, "ended": False, "waits_for": waits_for})
+        view.update_from_server({"rollouts": {}, "queued": 2, "n": 1, "ended": False, "waits_for": waits_for})
         console = Console(width=200)
         with console.capture() as captured:
             console.print(shown.get_renderable())

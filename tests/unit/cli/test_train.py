@@ -45,7 +45,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.
     given = ["--policy", "p", "--model", "nothere", "--out", "run", "--key", "k", "--url", "http://127.0.0.1:1"]
     result = CliRunner().invoke(app, ["train", *given])
     assert result.exit_code == 1
-    assert "--model nothere is no model's folder" in result.output
+    assert "--model nothere is not a model's folder" in result.output
     assert "hf download" not in result.output
     given[3] = "Qwen/Qwen3-8B"
     assert "hf download Qwen/Qwen3-8B --local-dir Qwen3-8B" in CliRunner().invoke(app, ["train", *given]).output

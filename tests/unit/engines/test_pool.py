@@ -372,7 +372,7 @@ def test_settings_are_checked(http: aiohttp.ClientSession):
         open_engine("main", settings(" , "))
     with pytest.raises(ConfigError, match=r"engines\.main\.url: '127\.0\.0\.1:8720' .* write http://127\.0\.0\.1:8720"):
         open_engine("main", settings("http://127.0.0.1:8000, 127.0.0.1:8720"))
-    with pytest.raises(ConfigError, match=r"engines\.main\.url: 'gpu' is no http\(s\) URL"):
+    with pytest.raises(ConfigError, match=r"engines\.main\.url: 'gpu' is not an http\(s\) URL"):
         open_chat_engine("main", EngineSettings(kind="openai_compatible", url="gpu"))
 
 

@@ -117,12 +117,12 @@ def test_a_condition_on_segments_drops_segments(world: World):
     ("where", "says_"),
     [
         ("reward>=1 and rewards>1", "no field 'rewards' \\(character 15\\); known: agent"),
-        ("task=a b", "from character 8 on \\('b'\\); want FIELD OP VALUE.*; fields: agent"),
+        ("task=a b", "from character 8 on \\('b'\\); expected FIELD OP VALUE.*; fields: agent"),
         ("(task=a or reward>1", "from character 20 on"),
         ("task in (a", "from character 11 on"),
-        ("reward>many", "reward wants a number"),
+        ("reward>many", "reward needs a number"),
         ("task>=a", "task knows = != ~, not >="),
-        ("date=soon", "date wants an ISO date"),
+        ("date=soon", "date needs an ISO date"),
         ("just words", "can't read 'just words'"),
     ],
 )
@@ -220,8 +220,8 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(many: list[ExportItem
     [
         ("csv", {}, "no format 'csv'; known: atif, harbor"),
         ("sft", {"colour": "red"}, "sft has no option 'colour'; known: arguments, reasoning"),
-        ("sft", {"reasoning": "some"}, "want keep or drop"),
-        ("preference", {"margin": "wide"}, "want a float"),
+        ("sft", {"reasoning": "some"}, "expected keep or drop"),
+        ("preference", {"margin": "wide"}, "expected a float"),
     ],
 )
 def test_unknown_formats_and_options_list_the_known_ones(name: str, options: dict[str, str], message: str):

@@ -114,7 +114,7 @@ def test_without_a_score_a_session_has_no_reward(store: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--group-by", "harness"], "--group-by: want opening or tag.NAME, not 'harness'"),
+        (["--group-by", "harness"], "--group-by: expected opening or tag.NAME, not 'harness'"),
         (["--group-by", "tag.run", "--state", "known"], "--group-by groups all sessions"),
         (["--score", "correct", "--state", "known"], "--score may come after a session's end"),
     ],

@@ -127,15 +127,15 @@ def test_importing_again_changes_nothing(store: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("document", "format", "message"),
     [
-        ({"messages": []}, "messages", "bad.jsonl:2: messages: want a list of chat messages"),
-        ({"messages": [{"content": "x"}]}, "messages", "bad.jsonl:2: messages: want objects with a role"),
+        ({"messages": []}, "messages", "bad.jsonl:2: messages: expected a list of chat messages"),
+        ({"messages": [{"content": "x"}]}, "messages", "bad.jsonl:2: messages: expected objects with a role"),
         ({"messages": [user("x"), {"role": "king", "content": "x"}, says("y")]}, "messages", "messages[1].role"),
         ({"messages": [user("x"), tool("c9", "y"), says("z")]}, "messages", "the call 'c9'"),
         ({"messages": [user("x")]}, "messages", "no assistant message"),
         ({"messages": CONVERSATION, "tools": "nonsense"}, "messages", "bad.jsonl:2: tools: not valid JSON"),
-        ({"schema_version": "2"}, "atif", "want ATIF-v1.x, not '2'"),
+        ({"schema_version": "2"}, "atif", "expected ATIF-v1.x, not '2'"),
         ({"schema_version": "ATIF-v1.4", "steps": [{"message": "x"}]}, "atif", "not a trace of format atif"),
-        ([1], "messages", "bad.jsonl:2: want a JSON object, not list"),
+        ([1], "messages", "bad.jsonl:2: expected a JSON object, not list"),
         ({}, "csv", "no trace format 'csv'; known: atif, messages"),
     ],
 )

@@ -137,7 +137,7 @@ def test_another_query_another_folder_or_a_second_export_is_refused(items: list[
     with pytest.raises(DatasetError, match="knows nothing of it"):
         grown(tmp_path / "other", items)
     (tmp_path / "words").write_text("no state at all, but a text of some length")
-    with pytest.raises(DatasetError, match="is no state of an export"):
+    with pytest.raises(DatasetError, match="is not a state of an export"):
         ExportState(tmp_path / "words")
 
 

@@ -245,7 +245,7 @@ def test_a_dry_run_needs_no_folder(store: str, tmp_path: Path, monkeypatch: pyte
         (["--format", "csv"], "no format 'csv'; known: atif"),
         (["--where", "wrd=1"], "no field 'wrd' (character 1); known: agent"),
         (["--split", "train=2"], "add up to 1"),
-        (["--split", "train"], "want NAME=VALUE"),
+        (["--split", "train"], "expected NAME=VALUE"),
         (["--strategy", "clever"], "no strategy 'clever'; known: per_call, prefix, tree"),
         (["--train", "undelivered"], "no rule 'undelivered'; switchable"),
         (["--container", "csv"], "is written as parquet or jsonl, not csv"),

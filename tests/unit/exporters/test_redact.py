@@ -68,7 +68,7 @@ def test_patterns_of_a_file(tmp_path: Path):
 @pytest.mark.parametrize("text", ["'ticket' = '('", "no toml", "'ticket' = 3"])
 def test_a_file_that_cannot_be_read_is_named(text: str, tmp_path: Path):
     (tmp_path / "own.toml").write_text(text)
-    with pytest.raises(DatasetError, match=r"own.toml: want KIND = 'PATTERN' a line"):
+    with pytest.raises(DatasetError, match=r"own.toml: expected KIND = 'PATTERN' a line"):
         detectors_in(tmp_path / "own.toml")
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from rolltap.cli.client import PlaneClient
 from rolltap.cli.main import app
 from rolltap.cli.rollouts import describe
-from rolltap.cli.tasks import Work, groups_table, policy_or_roles, run_tasks, submissions_table
+from rolltap.cli.tasks import RunRequest, groups_table, policy_or_roles, run_tasks, submissions_table
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.specs import Defaults
 
@@ -92,5 +92,7 @@ async def test_a_run_that_is_interrupted_says_how_it_goes_on(
     defaults = Defaults(harness="command", argv=("true",), runtime="process")
     replies = {"GET /policies": {"policies": [{"name": "p"}]}, "POST /tasks": {"id": "one"}}
     with stub_plane(replies) as plane, pytest.raises(asyncio.CancelledError):
-        await run_tasks(PlaneClient("admin", plane.url, "k"), Work(str(tasks), 1, 1, id="one", here=here), defaults)
+        await run_tasks(
+            PlaneClient("admin", plane.url, "k"), RunRequest(str(tasks), 1, 1, id="one", here=here), defaults
+        )
     assert f"{state}; the same command with --id one goes on, rolltap cancel one ends it" in capsys.readouterr().out

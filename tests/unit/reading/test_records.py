@@ -151,7 +151,7 @@ def test_what_cannot_be_opened_is_said(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=r"nowhere\.db: no store there"):
         rolltap.open("nowhere.db")
-    with pytest.raises(ConfigError, match="wants a key"):
+    with pytest.raises(ConfigError, match="needs a key"):
         rolltap.open("http://127.0.0.1:1")
 
 

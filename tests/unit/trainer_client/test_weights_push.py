@@ -87,6 +87,6 @@ def test_a_folder_that_is_not_here_is_named_and_the_engines_go_on(
     client: TrainerClient, plane: Plane, tmp_path: Path
 ) -> None:
     """Such as a hub's name of a base model."""
-    with pytest.raises(ConfigError, match=r"Qwen/Qwen3-0\.6B is no folder on this machine"):
+    with pytest.raises(ConfigError, match=r"Qwen/Qwen3-0\.6B is not a folder on this machine"):
         weights.push(client, "policy", Path("Qwen/Qwen3-0.6B"), 1, through=tmp_path)
     assert plane.calls == []

@@ -17,9 +17,9 @@ from rolltap.errors import ConfigError
 def run(
     tokenizer: Annotated[Path, typer.Option(help="A folder with tokenizer.json and tokenizer_config.json.")],
     script: Annotated[Path | None, typer.Option(help="TOML, JSON or Python; without it, 256 bytes of reply.")] = None,
-    wire: Annotated[str, typer.Option(help="The server to stand for: vllm, vllm-completions, sglang, ...")] = "vllm",
+    wire: Annotated[str, typer.Option(help="Server to imitate: vllm, vllm-completions, sglang, ...")] = "vllm",
     family: Annotated[str, typer.Option(help="The tokenizer's family, by its name in `renderers`.")] = "qwen3",
-    name: Annotated[str, typer.Option(help="What requests call the model.")] = "scripted",
+    name: Annotated[str, typer.Option(help="Model name in requests.")] = "scripted",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes a free one, printed on the first line.")] = 8101,
     context: Annotated[int, typer.Option(help="Longest sequence in tokens.")] = CONTEXT,

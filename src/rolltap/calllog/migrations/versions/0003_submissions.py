@@ -1,4 +1,4 @@
-"""Tasks wait in a queue: submissions, what was submitted with them, and the groups that came of it."""
+"""Tasks wait in a queue: submissions, their tasks, and their groups."""
 
 from __future__ import annotations
 

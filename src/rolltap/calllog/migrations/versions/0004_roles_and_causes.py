@@ -1,4 +1,4 @@
-"""Several policies play in a rollout, each in a role; what failed or timed out says whose doing it was."""
+"""Several policies play in a rollout, each in a role; a failed or timed-out rollout records who caused it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys are minted, each with a role; a claim and an attempt say whose key they are of."""
+"""Keys are minted, each with a role; a claim and an attempt record the key that made them."""
 
 from __future__ import annotations
 
