@@ -48,7 +48,7 @@ def refuse_twins(tasks: Sequence[Task], where: str) -> None:
 
 
 def task_folders(path: Path) -> list[Path]:
-    """The Harbor folder `path`, or those in it. Empty if `path` is not a folder; raises `TaskInvalid` if it has none."""
+    """The Harbor folder `path`, or those in it. Empty if it is not a folder; raises `TaskInvalid` if it has none."""
     if not path.is_dir():
         return []
     folders = [path] if (path / "task.toml").is_file() else sorted(p.parent for p in path.glob("*/task.toml"))

@@ -121,7 +121,7 @@ def _object(data: bytes, where: str) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise LogUnreadable(f"{where}: no JSON: {error}") from error
+        raise LogUnreadable(f"{where}: not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise LogUnreadable(f"{where}: no JSON object")
+        raise LogUnreadable(f"{where}: not a JSON object")
     return value

@@ -84,7 +84,9 @@ class TinkerEngine(FixedWeights):
         try:
             listed = msgspec.convert(answer, Capabilities).supported_models
         except msgspec.ValidationError as error:
-            raise EngineProtocolError(f"engine {self.name}: its capabilities are no list of models: {error}") from error
+            raise EngineProtocolError(
+                f"engine {self.name}: its capabilities are not a list of models: {error}"
+            ) from error
         return [ListedModel(model.model_name, model.max_context_length) for model in listed if model.sampleable]
 
     async def _attempt(self, request: SampleRequest, take: Take) -> None:

@@ -9,7 +9,7 @@ from rolltap.errors import ConfigError
 
 
 def server_url(url: str, what: str = "the server's URL") -> str:
-    """`url` without spaces and slashes around it; `ConfigError` names `what` if it is not an http(s) URL with a host."""
+    """`url` without spaces and slashes around it; `ConfigError` names `what` if it isn't an http(s) URL with a host."""
     text = url.strip()
     try:
         parts = urlsplit(text)

@@ -174,21 +174,21 @@ class RateLimited(RequestError):
 
 
 class EngineError(RolltapError):
-    """The model server failed."""
+    """The model server failed. `http_status`: its answer's status; None without an answer, or from another plane."""
 
     status = 502
     code = "engine_error"
 
-
-class EngineUnavailable(EngineError):
-    """The model server is unreachable or refuses work for now. `http_status` is its answer, if there was one."""
-
-    status = 503
-    code = "engine_unavailable"
-
     def __init__(self, message: str, *, http_status: int | None = None, **common: Unpack[Common]) -> None:
         super().__init__(message, **common)
         self.http_status = http_status
+
+
+class EngineUnavailable(EngineError):
+    """The model server is unreachable or refuses work for now."""
+
+    status = 503
+    code = "engine_unavailable"
 
 
 class EngineTimeout(EngineError):
@@ -199,16 +199,9 @@ class EngineTimeout(EngineError):
 
 
 class EngineRefused(EngineError):
-    """The model server does not accept the request: unknown route, model or field, or missing permission.
-
-    `http_status` is the server's own; None if the error came through another plane.
-    """
+    """The model server does not accept the request: unknown route, model or field, or missing permission."""
 
     code = "engine_refused"
-
-    def __init__(self, message: str, *, http_status: int | None = None, **common: Unpack[Common]) -> None:
-        super().__init__(message, **common)
-        self.http_status = http_status
 
 
 class ModelNotLoaded(EngineRefused):

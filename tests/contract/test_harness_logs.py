@@ -141,7 +141,7 @@ def test_a_line_that_was_cut_off_ends_a_log(left: Left) -> None:
     log = read("pi", left)
     assert [entry.role for entry in log.entries] == ["user", "assistant", "tool"]
     path.write_text(path.read_text().replace('"toolResult"', "{", 1))
-    assert "no JSON" in read("pi", left).problem
+    assert "not JSON" in read("pi", left).problem
 
 
 def test_entries_are_bounded(left: Left) -> None:

@@ -31,11 +31,12 @@ from rolltap.demo.learn import (
     SeedRunner,
     ShuffledRewards,
 )
-from rolltap.demo.show import closing_table, plot, progress_bars, sparkline, wilson_interval
+from rolltap.demo.show import closing_table, plot, progress_bars, sparkline
 from rolltap.demo.stack import DemoFailed, Stack
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
+from rolltap.reading.intervals import wilson
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import Query
 from rolltap.reconstructor.exporters.select import parse_where
@@ -89,7 +90,7 @@ def check_installation() -> None:
 
 
 def prepare_folder(out: Path) -> None:
-    """Makes `out` an empty folder. Removes what an earlier demo wrote there; `ConfigError` if anything else is in it."""
+    """Makes `out` an empty folder. Removes an earlier demo's output; `ConfigError` if anything else is in it."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out} is not a folder; choose another one with --out")
     entries = sorted(out.iterdir()) if out.exists() else []
@@ -168,8 +169,8 @@ def _report(
         "seeds": [result.seed for result in results],
         "success_before": [result.success_before for result in results],
         "success_after": [result.success_after for result in results],
-        "interval_before": [wilson_interval(result.success_before, result.held_out) for result in results],
-        "interval_after": [wilson_interval(result.success_after, result.held_out) for result in results],
+        "interval_before": [wilson(result.success_before, result.held_out) for result in results],
+        "interval_after": [wilson(result.success_after, result.held_out) for result in results],
         "seconds": sum(result.seconds for result in results),
         "cpu_seconds": sum(result.cpu_seconds for result in results),
         **counts,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rolltap.cli.client import PlaneClient
 from rolltap.cli.screen import Screen
-from rolltap.cli.tasks import bars, groups_table, only, policy_or_roles, tell_failures
+from rolltap.cli.tasks import bars, groups_table, only, policy_or_roles, print_failures
 from rolltap.counted import counted
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.attempts import Slots, Stage
@@ -73,7 +73,7 @@ async def run_harbor(plane: PlaneClient, order: TrialOrder) -> bool:
             done = await run_groups_by(runner, client, works, policy=policy, n=order.n)
         groups = await asyncio.gather(*(client.get(f"/groups/{group.group_id}") for group in done))
     console.print(groups_table(groups))
-    failed = tell_failures(groups)
+    failed = print_failures(groups)
     count = sum(len(group["rollouts"]) for group in groups)
     console.print(f"{counted(count, 'rollout')} in {time.monotonic() - started:.1f} s, {failed} not succeeded")
     return bool(failed)

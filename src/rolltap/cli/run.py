@@ -60,9 +60,7 @@ def run(
     repositories: Annotated[Path | None, typer.Option(help="tasks: folder of SWE-style repositories")] = None,
     reward_key: Annotated[str, typer.Option(help=REWARD_KEY_HELP)] = "",
     python: Annotated[str, typer.Option(help="environments: the Python that has their package")] = "",
-    arg: Annotated[
-        list[str] | None, typer.Option(help="environments: a setting of the environment, NAME=VALUE")
-    ] = None,
+    arg: Annotated[list[str] | None, typer.Option(help="a setting of the environment, NAME=VALUE")] = None,
     take: Annotated[int, typer.Option(min=0, help="environments: how many of their tasks; 0: all")] = 0,
     usable: Annotated[int | None, typer.Option(help="tasks: enough usable rollouts to end a group early")] = None,
     priority: Annotated[int, typer.Option(help="tasks: priority; higher runs first")] = 0,

@@ -77,9 +77,7 @@ def exports(session: dict[str, Any]) -> list[str]:
 @one_line_errors
 def list_(
     words: Annotated[str, typer.Argument(help="words in a call's text; `word*` is a prefix")] = "",
-    where: Annotated[
-        list[str] | None, typer.Option(help="a condition, as in `rolltap export --where`: calls>=2")
-    ] = None,
+    where: Annotated[list[str] | None, typer.Option(help="condition, as in `rolltap export --where`: calls>=2")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="how many, the newest first")] = 100,
     as_json: JsonOption = False,
     url: UrlOption = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from rolltap.reading.intervals import wilson
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -56,17 +57,9 @@ def plot(curves: dict[int, Sequence[float]], results: Sequence[dict[str, Any]], 
     pyplot.close(figure)
 
 
-def wilson_interval(success: float, n: int) -> tuple[float, float]:
-    """The 95% interval of a share `success` measured on `n` independent tasks (Wilson 1927, eq. 4)."""
-    z_squared = 1.959964**2
-    centre = (success + z_squared / (2 * n)) / (1 + z_squared / n)
-    half = math.sqrt(z_squared * (success * (1 - success) / n + z_squared / (4 * n * n))) / (1 + z_squared / n)
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
 def share(success: float, n: int) -> str:
     """A success rate with its 95% interval: `0.92 (0.83 to 0.97)`."""
-    low, high = wilson_interval(success, n)
+    low, high = wilson(success, n)
     return f"{success:.2f} ({low:.2f} to {high:.2f})"
 
 

@@ -1,4 +1,4 @@
-"""95% intervals of differences between two means, for few samples.
+"""95% intervals of a share and of differences between two means, for few samples.
 
 Shares (all values 0 or 1) use Newcombe's hybrid of Wilson's score intervals (Statistics in Medicine 17, 1998, method
 10), which stay valid at 0 of 4 and 4 of 4. Other values use Welch's t, paired differences Student's t.
@@ -58,7 +58,7 @@ def student(freedom: float) -> float:
 
 def _newcombe(first: Sequence[float], second: Sequence[float]) -> Interval:
     before, after = fmean(first), fmean(second)
-    (low_1, high_1), (low_2, high_2) = _wilson(before, len(first)), _wilson(after, len(second))
+    (low_1, high_1), (low_2, high_2) = wilson(before, len(first)), wilson(after, len(second))
     middle = after - before
     return (
         middle - math.hypot(after - low_2, high_1 - before),
@@ -66,7 +66,9 @@ def _newcombe(first: Sequence[float], second: Sequence[float]) -> Interval:
     )
 
 
-def _wilson(share: float, count: int) -> Interval:
+def wilson(share: float, count: int) -> Interval:
+    """Returns the score interval of a share of `count` independent samples (Wilson 1927, eq. 4)."""
     middle = share + Z**2 / (2 * count)
     reach = Z * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
-    return (middle - reach) / (1 + Z**2 / count), (middle + reach) / (1 + Z**2 / count)
+    low, high = (middle - reach) / (1 + Z**2 / count), (middle + reach) / (1 + Z**2 / count)
+    return max(0.0, low), min(1.0, high)

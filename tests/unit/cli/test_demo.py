@@ -11,9 +11,10 @@ import pytest
 from rolltap.cli import demo
 from rolltap.cli.demo import MARKER, prepare_folder
 from rolltap.demo.learn import DemoRecipe
-from rolltap.demo.show import share, wilson_interval
+from rolltap.demo.show import share
 from rolltap.demo.stack import free_ports
 from rolltap.errors import ConfigError
+from rolltap.reading.intervals import wilson
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -69,7 +70,7 @@ def test_the_report_goes_into_the_demos_folder(tmp_path: Path, monkeypatch: pyte
     ("success", "n", "low", "high"), [(0.5, 10, 0.2366, 0.7634), (0.0, 10, 0.0, 0.2775), (54 / 64, 64, 0.7360, 0.9128)]
 )
 def test_the_interval_is_wilsons(success: float, n: int, low: float, high: float) -> None:
-    assert wilson_interval(success, n) == pytest.approx((low, high), abs=1e-3)
+    assert wilson(success, n) == pytest.approx((low, high), abs=1e-3)
 
 
 def test_a_share_is_shown_with_its_interval() -> None:
