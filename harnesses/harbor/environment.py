@@ -133,7 +133,7 @@ class BubblewrapEnvironment(BaseEnvironment):
             if isinstance(step, CopyStep):
                 await self._put(step)
             else:
-                await self._build_steps(step)
+                await self._build(step)
         await self._run(f"mkdir -p -- {quote(str(self._build_steps.workdir))}", PurePosixPath("/"), {}, LONGEST_S)
         self._used = False
 
