@@ -150,7 +150,7 @@ class CallPath:
         flight.sampling_ended = True
         try:
             await self._record_completions(flight, outcome, problem)
-        except StoreError as failure:
+        except StoreError as failure:  # some of the completions may be stored all the same
             error = error or failure
         except BaseException:  # shutdown, or a defect: readers must not treat the reply as recorded
             flight.finish(RolltapError("the call could not be recorded"))
@@ -160,8 +160,9 @@ class CallPath:
             await self._versions.now(flight.policy)
             error = flight.policy.missing(error)
         flight.finish(error)
-        if client_left:
-            self._recorder.delivered(flight.call_ids, False)
+        if client_left or isinstance(error, StoreError):
+            recorded = [call.id for call in flight.calls if call.node.recorded]
+            self._recorder.delivered(recorded, False)
 
     async def _sample(self, flight: InFlightRequest, arrival: Arrival) -> None:
         """Runs the source for all choices concurrently. The first error ends all of them.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rolltap.contract.harness_log import LogEntry
-from rolltap.engine.scripted import Script, Turn
+from rolltap.engine.scripted import Script, ScriptedReply
 from rolltap.harnesses.base import Evaluator, Evidence, Score, Verdict
 from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.command import CommandCheck
@@ -40,7 +40,7 @@ class Details:
 
 @pytest.fixture
 async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(Script(otherwise=Turn(say="Hello.")), tmp_path) as running:
+    async with house(Script(otherwise=ScriptedReply(say="Hello.")), tmp_path) as running:
         yield running
 
 

@@ -291,6 +291,24 @@ async def test_structured_output_reaches_the_engine_or_is_refused_by_name(plane:
         assert plane.engine.seen == []
 
 
+async def test_a_commit_that_was_reported_as_failed_trains_no_reply_that_nobody_got(
+    plane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The completion is stored, but its commit's answer is lost: the client gets an error and gives up."""
+    append = plane.log.append_completion
+
+    async def lose_the_answer(completion: Any) -> None:
+        await append(completion)
+        raise StoreUnavailable("the connection was closed in the middle of an operation")
+
+    monkeypatch.setattr(plane.log, "append_completion", lose_the_answer)
+    assert (await plane.client.chat(USER)).status == 503
+    (row,) = await plane.rows()
+    assert row.completion.outcome is Outcome.COMPLETED
+    assert row.delivered is False
+    assert reconstruct([row.call()]).counts["trained_calls"] == 0
+
+
 async def test_an_unrecorded_reply_is_no_part_of_a_later_prompts_record(
     plane: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
