@@ -132,7 +132,7 @@ class AttemptRunner(ABC, Generic[W]):
         progress: Callable[[Progress], None] = lambda _: None,
     ) -> None:
         self.at_once = slots.run
-        self._client = client
+        self.client = client
         self._name = name
         self._progress = progress
         self._leftovers: set[asyncio.Task[None]] = set()
@@ -208,7 +208,7 @@ class AttemptRunner(ABC, Generic[W]):
         """Begins an attempt. If cancelled, still waits for the attempt's number, which is needed to end the attempt."""
         limits = state.assignment.limits
         ttl = limits.agent_s + KEY_MARGIN_S
-        start = self._client.start_rollout(state.claim, ttl=ttl, runner=self._name, turns=limits.turns)
+        start = self.client.start_rollout(state.claim, ttl=ttl, runner=self._name, turns=limits.turns)
         starting = asyncio.ensure_future(start)
         try:
             session = await asyncio.shield(starting)
@@ -250,12 +250,12 @@ class AttemptRunner(ABC, Generic[W]):
             tampering=state.tampering,
         )
         try:
-            return await self._client.finish_rollout(state.claim.rollout_id, end)
+            return await self.client.finish_rollout(state.claim.rollout_id, end)
         except InvalidRequest as error:
             log.warning("rollout %s: its report was refused: %s", state.claim.rollout_id, error.message)
             reason = f"the report was refused: {storable(error.message)}"
             alone = replace(end, reason=reason, evaluation="", tampering=())
-            return await self._client.finish_rollout(state.claim.rollout_id, alone)
+            return await self.client.finish_rollout(state.claim.rollout_id, alone)
 
     async def _reward(self, state: RolloutState[W], verdict: Verdict | None) -> None:
         """Appends one reward per scope: the sum of its scores, with the scores in its detail."""
@@ -273,11 +273,11 @@ class AttemptRunner(ABC, Generic[W]):
                 attempt=state.attempt,
                 id=f"{state.claim.rollout_id}-{state.attempt}-{number}",
             )
-            await self._client.reward(reward)
+            await self.client.reward(reward)
 
     async def _ended_elsewhere(self, state: RolloutState[W], error: LedgerError) -> RolloutSummary:
         """The summary with the ledger's status, after the ledger refused this runner's result."""
-        current = await self._client.attempt_status(state.claim.rollout_id)
+        current = await self.client.attempt_status(state.claim.rollout_id)
         state.attempt = current.attempt
         return self._summarise(state, Result(current.status, error.message), None)
 

@@ -70,9 +70,9 @@ class RolloutRunner(AttemptRunner[Assignment]):
                 before = await _look(assignment, workspace)
                 session = await self._open(state)
                 exit_ = await self._run_agent(assignment, session, workspace)
-                if await self._client.close_session(session.session_id) and exit_.ending is Ending.CRASHED:
+                if await self.client.close_session(session.session_id) and exit_.ending is Ending.CRASHED:
                     exit_ = replace(exit_, ending=Ending.LIMIT)
-                await check_log(self._client, session, assignment.harness, workspace, exit_)
+                await check_log(self.client, session, assignment.harness, workspace, exit_)
             async with self._stage(state, Stage.EVALUATE):
                 state.tampering = (await _look(assignment, workspace)).acts_since(before)
                 if exit_.excess:

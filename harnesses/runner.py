@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from rolltap.contract.admin import PolicyOrRoles
 from rolltap.errors import RateLimited
-from rolltap.harnesses.attempts import DEFAULT_SLOTS, AttemptRunner, Progress, RolloutSummary, RolloutWork, Slots, W
+from rolltap.harnesses.attempts import AttemptRunner, RolloutSummary, RolloutWork, W
 from rolltap.harnesses.client import AdminClient, ClaimedRollout, OpenedGroup
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 
 BACKPRESSURE_WAIT_S = 1.0
 """Seconds to wait if the ledger limits the rate without a `retry_after`."""
@@ -29,35 +28,19 @@ class GroupSummary:
 
 
 async def run_groups(
-    client: AdminClient,
-    assignments: Iterable[Assignment],
-    *,
-    policy: PolicyOrRoles,
-    n: int,
-    slots: Slots = DEFAULT_SLOTS,
-    tags: tuple[str, ...] = (),
-    progress: Callable[[Progress], None] = lambda _: None,
-) -> list[GroupSummary]:
-    """Runs a group of `n` rollouts for each assignment. Returns the summaries in the assignments' order.
-
-    `assignments` is read while there is room, so it may be a generator that runs until the training ends. While the
-    ledger reports too many outstanding groups, no more are opened. Cancelling this call ends every running rollout as
-    cancelled.
-    """
-    runner = RolloutRunner(client, slots, progress=progress)
-    return await run_groups_by(runner, client, assignments, policy=policy, n=n, tags=tags)
-
-
-async def run_groups_by(
     runner: AttemptRunner[W],
-    client: AdminClient,
     assignments: Iterable[W],
     *,
     policy: PolicyOrRoles,
     n: int,
     tags: tuple[str, ...] = (),
 ) -> list[GroupSummary]:
-    """`run_groups` with a given runner."""
+    """Opens a group of `n` rollouts for each assignment and runs it. Returns the summaries in the assignments' order.
+
+    `assignments` is read while there is room, so it may be a generator that runs until the training ends. While the
+    ledger reports too many outstanding groups, no more are opened. Cancelling this call ends every running rollout as
+    cancelled.
+    """
     room = asyncio.Semaphore(max(2, -(-2 * runner.at_once // n)))
     running: list[asyncio.Task[GroupSummary]] = []
     try:
@@ -68,7 +51,7 @@ async def run_groups_by(
                 assignment = next(feed, None)
                 if assignment is None:
                     break
-                group = await _open(client, assignment, policy=policy, n=n, tags=tags)
+                group = await _open(runner.client, assignment, policy=policy, n=n, tags=tags)
                 task = tasks.create_task(_run_group(runner, group, assignment))
                 task.add_done_callback(lambda _: room.release())
                 running.append(task)

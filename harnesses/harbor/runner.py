@@ -174,7 +174,7 @@ class HarborRunner(AttemptRunner[TrialWork]):
             agent = trial.agent
             if not isinstance(agent, CapturedAgent):
                 raise RuntimeFailed(f"Harbor made {type(agent).__name__} of the agent")
-            agent.serve(self._client, lambda: self._open(state))
+            agent.serve(self.client, lambda: self._open(state))
             result = await trial.run()
         state.seen.add("trial", str(trial.paths.trial_dir))
         return outcome(result, state.assignment.evaluator, capped=agent.capped)

@@ -37,7 +37,7 @@ from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment
+from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runner import GroupSummary, run_groups
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
@@ -128,11 +128,10 @@ async def throughput(url: str, key: str, runtime: Runtime, rollouts: int) -> dic
     started = time.monotonic()
     async with AdminClient(url, key) as client:
         groups = await run_groups(
-            client,
+            RolloutRunner(client, Slots(prepare=4, run=8, evaluate=4, ahead=8)),
             assignments(runtime, rollouts, "exit 0", SessionCompleted()),
             policy="bench",
             n=GROUP,
-            slots=Slots(prepare=4, run=8, evaluate=4, ahead=8),
         )
     seconds = time.monotonic() - started
     spent = os.times()
@@ -153,7 +152,8 @@ async def busy_share(url: str, key: str, runtime: Runtime, rollouts: int) -> flo
     busy = Busy(slots.run)
     async with AdminClient(url, key) as client:
         jobs = assignments(runtime, rollouts, f"sleep {AGENT_S}", CommandCheck(f"sleep {AGENT_S}"))
-        ended(await run_groups(client, jobs, policy="bench", n=GROUP, slots=slots, progress=busy.step))
+        runner = RolloutRunner(client, slots, progress=busy.step)
+        ended(await run_groups(runner, jobs, policy="bench", n=GROUP))
     return busy.share
 
 

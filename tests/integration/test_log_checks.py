@@ -15,7 +15,7 @@ from rolltap.engine.scripted import Script, ScriptedReply
 from rolltap.errors import InvalidRequest
 from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment
+from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.sources import Files
@@ -47,7 +47,7 @@ async def session_of(home: House, change: str) -> dict[str, Any]:
     agent = AnyCommand(("/usr/bin/python3", "-c", AGENT, change))
     runtime = ProcessRuntime(home.workspaces)
     assignment = Assignment(Task("talk", "hi"), Files({}), agent, runtime, SessionCompleted())
-    (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=1)
+    (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=1)
     (rollout,) = group.rollouts
     assert rollout.status == "succeeded", rollout.reason
     return await home.client.get(f"/sessions/{rollout.session_id}")

@@ -18,7 +18,7 @@ from rolltap.harnesses.base import Exit, Limits, Source
 from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment
+from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
@@ -57,7 +57,7 @@ async def test_a_group_of_mini_swe_agents_becomes_ready_to_train(home: House, tm
     task = Task("copy", "Copy a.txt to b.txt.", tags=("easy",))
     runtime = ThreadRuntime(tmp_path / "workspaces")
     assignment = Assignment(task, Files({"a.txt": "hello"}), MiniSweAgentInProcess(), runtime, check)
-    (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=4)
+    (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=4)
     assert group.rewards == (1.0,) * 4
     kept = await home.client.get(f"/groups/{group.group_id}")
     assert kept["status"] == "complete"
@@ -78,7 +78,7 @@ async def test_an_agent_of_ones_own_reaches_its_session_from_every_runtime(
 ) -> None:
     agent = AnyCommand(("/usr/bin/python3", "-c", CURL))
     assignment = Assignment(Task("ask", "hi"), Files({}), agent, kind(tmp_path / "workspaces"), SessionCompleted())
-    (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=2)
+    (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=2)
     assert [rollout.status for rollout in group.rollouts] == ["succeeded"] * 2, group
     sessions = [await home.client.get(f"/sessions/{rollout.session_id}") for rollout in group.rollouts]
     assert [len(session["calls"]) for session in sessions] == [1, 1]
@@ -110,7 +110,7 @@ async def test_a_rollout_that_lost_its_place_is_made_again_and_only_the_new_one_
     agent = AnyCommand(("/usr/bin/python3", "-c", CURL))
     runtime = LosesItsPlace(tmp_path / "workspaces", losses=2)
     assignment = Assignment(Task("ask", "hi"), Files({}), agent, runtime, SessionCompleted())
-    (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=3, slots=Slots(run=1))
+    (group,) = await run_groups(RolloutRunner(home.client, Slots(run=1)), [assignment], policy=POLICY, n=3)
     assert [(rollout.status, rollout.reward) for rollout in group.rollouts] == [("succeeded", 1.0)] * 3
     assert sorted(rollout.attempt for rollout in group.rollouts) in ([1, 1, 3], [1, 2, 2])
     kept = await home.client.get(f"/groups/{group.group_id}")
@@ -123,7 +123,7 @@ async def test_what_a_harness_did_before_its_time_was_up_is_kept(home: House, tm
     limits = Limits(agent_s=2.0)
     runtime = ProcessRuntime(tmp_path / "workspaces")
     assignment = Assignment(Task("slow", "hi"), Files({}), agent, runtime, SessionCompleted(), limits)
-    (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=1)
+    (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=1)
     (rollout,) = group.rollouts
     kept = await home.client.get(f"/rollouts/{rollout.rollout_id}")
     assert (kept["status"], kept["scoring"]) == ("timed_out", "masked")
@@ -155,7 +155,7 @@ async def test_the_cap_of_turns_is_held_by_the_proxy_and_lowered_while_training(
     async def run(turns: int) -> list[str]:
         limits = Limits(turns=turns)
         assignment = Assignment(Task("talk", "hi"), Files({}), agent, runtime, SessionCompleted(), limits)
-        (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=1)
+        (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=1)
         (rollout,) = group.rollouts
         assert rollout.status == ("succeeded" if turns else "failed"), rollout.reason
         session = await home.client.get(f"/sessions/{rollout.session_id}")
@@ -181,7 +181,9 @@ async def test_a_group_that_an_operator_cancels(home: House, tmp_path: Path) -> 
             runs.set()
 
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(run_groups(home.client, [assignment], policy=POLICY, n=2, progress=progress))
+        running = tasks.create_task(
+            run_groups(RolloutRunner(home.client, progress=progress), [assignment], policy=POLICY, n=2)
+        )
         await runs.wait()
         (open_group,) = (await home.client.get("/groups"))["groups"]
         await home.client.cancel_group(open_group["id"])

@@ -17,7 +17,7 @@ from rolltap.errors import TaskInvalid
 from rolltap.harnesses.attempts import Slots, Stage
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.harbor import check_installed
-from rolltap.harnesses.runner import run_groups_by
+from rolltap.harnesses.runner import run_groups
 
 console = Screen(highlight=False)
 JOBS = Path("jobs")
@@ -70,7 +70,7 @@ async def run_harbor(plane: PlaneClient, order: TrialOrder) -> bool:
                 Slots(run=order.slots),
                 progress=lambda step: shown.advance(bar) if step.stage is Stage.ENDED else None,
             )
-            done = await run_groups_by(runner, client, works, policy=policy, n=order.n)
+            done = await run_groups(runner, works, policy=policy, n=order.n)
         groups = await asyncio.gather(*(client.get(f"/groups/{group.group_id}") for group in done))
     console.print(groups_table(groups))
     failed = print_failures(groups)

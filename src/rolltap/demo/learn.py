@@ -18,7 +18,7 @@ from rolltap.harnesses.attempts import Progress, RolloutSummary, Slots, Stage
 from rolltap.harnesses.base import Limits
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.python_check import PythonCheck
-from rolltap.harnesses.lifecycle import Assignment
+from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
@@ -131,7 +131,8 @@ class SeedRunner:
                 self._note(when, len(rewards), f"success {sum(rewards) / len(rewards):.2f}")
 
         assignments = [self._assignment(task, when) for task in tasks]
-        await run_groups(client, assignments, policy=FROZEN, n=1, slots=SLOTS, tags=(when,), progress=progress)
+        runner = RolloutRunner(client, SLOTS, progress=progress)
+        await run_groups(runner, assignments, policy=FROZEN, n=1, tags=(when,))
         return sum(rewards) / len(rewards)
 
     async def _train(self, client: AdminClient) -> None:
@@ -145,13 +146,11 @@ class SeedRunner:
 
         rollouts = asyncio.create_task(
             run_groups(
-                client,
+                RolloutRunner(client, SLOTS, progress=progress),
                 self._training_tasks(),
                 policy=POLICY,
                 n=self._recipe.rollouts,
-                slots=SLOTS,
                 tags=("train",),
-                progress=progress,
             )
         )
         try:

@@ -31,7 +31,7 @@ from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment
+from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.process import ProcessRuntime, ProcessWorkspace
@@ -84,7 +84,7 @@ async def test_mini_swe_agent_runs_tasks_in_threads_and_is_rewarded(server: Stub
     check = PythonCheck(lambda folder: float((folder / "b.txt").read_text() == "hello"))
     job = assignment(MiniSweAgentInProcess(), ThreadRuntime(tmp_path), check, {"a.txt": "hello"})
     async with AdminClient(server.url, "admin") as client:
-        (group,) = await run_groups(client, [job], policy="tiny", n=4)
+        (group,) = await run_groups(RolloutRunner(client), [job], policy="tiny", n=4)
     assert group.rewards == (1.0,) * 4
     assert [body["status"] for body in server.finished.values()] == ["succeeded"] * 4
     assert all(len(calls) == 2 and calls[0]["model"] == "tiny" for calls in server.calls.values())
@@ -97,7 +97,7 @@ async def test_mini_swe_agent_endings_become_statuses(server: Stub, tmp_path: Pa
     server.reply = lambda messages: {"role": "assistant", "content": "I can't."}
     job = assignment(MiniSweAgentInProcess(), ThreadRuntime(tmp_path), SessionCompleted())
     async with AdminClient(server.url, "admin") as client:
-        (group,) = await run_groups(client, [job], policy="tiny", n=1)
+        (group,) = await run_groups(RolloutRunner(client), [job], policy="tiny", n=1)
     (rollout,) = group.rollouts
     assert (rollout.status, rollout.reward) == ("succeeded", 0.0)
     assert rollout.reason == "agent limit: RepeatedFormatError"
@@ -116,7 +116,7 @@ async def test_processes_are_kept_from_the_runners_environment(
 
     job = assignment(harness, ProcessRuntime(tmp_path), PythonCheck(check))
     async with AdminClient(server.url, "admin") as client:
-        (group,) = await run_groups(client, [job], policy="p", n=1)
+        (group,) = await run_groups(RolloutRunner(client), [job], policy="p", n=1)
     assert group.rollouts[0].status == "succeeded"
     assert "hush" not in seen["env"]
     assert f"HOME={tmp_path}" in seen["env"]
@@ -131,7 +131,7 @@ async def test_a_harness_out_of_time_is_killed_with_its_daemons_and_still_evalua
     )
     job = assignment(harness, ProcessRuntime(tmp_path), check, agent_s=2.0)
     async with AdminClient(server.url, "admin") as client:
-        (group,) = await run_groups(client, [job], policy="p", n=1)
+        (group,) = await run_groups(RolloutRunner(client), [job], policy="p", n=1)
     (rollout,) = group.rollouts
     assert (rollout.status, rollout.cause, rollout.reward) == ("timed_out", "agent", 0.5)
     assert rollout.seconds[Stage.RUN] < 30
@@ -140,7 +140,7 @@ async def test_a_harness_out_of_time_is_killed_with_its_daemons_and_still_evalua
 async def test_a_crash_is_a_failed_rollout_with_its_reason_and_its_reward(server: Stub, tmp_path: Path) -> None:
     job = assignment(Shell("echo boom >&2; exit 3"), ProcessRuntime(tmp_path), SessionCompleted())
     async with AdminClient(server.url, "admin") as client:
-        await run_groups(client, [job], policy="p", n=1)
+        await run_groups(RolloutRunner(client), [job], policy="p", n=1)
     (body,) = server.finished.values()
     assert (body["status"], body["cause"]) == ("failed", "agent")
     assert body["reason"] == "agent crashed (exit code 3): boom"
@@ -151,7 +151,7 @@ async def test_a_crash_is_a_failed_rollout_with_its_reason_and_its_reward(server
 async def test_an_unusable_reward_fails_the_rollout(server: Stub, tmp_path: Path, value: object, reason: str) -> None:
     job = assignment(Shell("true"), ProcessRuntime(tmp_path), PythonCheck(lambda _: value))  # type: ignore[arg-type,return-value]
     async with AdminClient(server.url, "admin") as client:
-        await run_groups(client, [job], policy="p", n=1)
+        await run_groups(RolloutRunner(client), [job], policy="p", n=1)
     (body,) = server.finished.values()
     assert (body["status"], body["cause"]) == ("failed", "evaluation")
     assert "scoring" not in body, "the ledger's rule for failed rollouts decides"
@@ -163,7 +163,7 @@ async def test_an_unusable_reward_fails_the_rollout(server: Stub, tmp_path: Path
 async def test_a_reward_of_an_unknown_scope_fails_the_rollout(server: Stub, tmp_path: Path) -> None:
     job = assignment(Shell("true"), ProcessRuntime(tmp_path), PythonCheck(lambda _: {"nowhere": 1.0}))
     async with AdminClient(server.url, "admin") as client:
-        await run_groups(client, [job], policy="p", n=1)
+        await run_groups(RolloutRunner(client), [job], policy="p", n=1)
     (body,) = server.finished.values()
     assert (body["status"], body["cause"]) == ("failed", "evaluation")
     assert "no reward scope 'nowhere'" in body["reason"]
@@ -193,7 +193,7 @@ async def test_a_lost_place_is_tried_again_with_a_new_key(
 ) -> None:
     job = assignment(Shell("true"), Flaky(tmp_path, failures), SessionCompleted())
     async with AdminClient(server.url, "admin") as client:
-        await run_groups(client, [job], policy="p", n=1)
+        await run_groups(RolloutRunner(client), [job], policy="p", n=1)
     (body,) = server.finished.values()
     assert (body["status"], body["attempt"]) == (status, attempts)
     assert len(server.sessions) == attempts
@@ -223,7 +223,7 @@ async def test_a_setup_that_raises_or_hangs_ends_its_rollout_only(server: Stub, 
 
     async with AdminClient(server.url, "admin") as client:
         jobs = [with_source(broken), with_source(slow, setup_s=0.2), with_source(Files({}))]
-        groups = await run_groups(client, jobs, policy="p", n=1, progress=progress)
+        groups = await run_groups(RolloutRunner(client, progress=progress), jobs, policy="p", n=1)
     ends = [group.rollouts[0] for group in groups]
     assert [(end.status, end.cause) for end in ends] == [
         ("failed", "infrastructure"),
@@ -252,7 +252,7 @@ async def test_a_setup_that_hangs_once_is_tried_again(server: Stub, tmp_path: Pa
     )
     async with AdminClient(server.url, "admin") as client:
         (group,) = await run_groups(
-            client, [job], policy="p", n=1, progress=lambda step: step.summary and release.set()
+            RolloutRunner(client, progress=lambda step: step.summary and release.set()), [job], policy="p", n=1
         )
     assert group.rollouts[0].status == "succeeded"
     assert not workspaces_in(tmp_path)
@@ -264,7 +264,7 @@ async def test_what_nobody_expected_fails_its_rollout_and_no_other(server: Stub,
         for harness in (Surprise("true"), Shell("true"))
     ]
     async with AdminClient(server.url, "admin") as client:
-        broken, sound = await run_groups(client, jobs, policy="p", n=2)
+        broken, sound = await run_groups(RolloutRunner(client), jobs, policy="p", n=2)
     assert {rollout.status for rollout in sound.rollouts} == {"succeeded"}
     assert {(rollout.status, rollout.reason) for rollout in broken.rollouts} == {
         ("failed", "internal_error: RuntimeError: the definition is broken")
@@ -299,7 +299,9 @@ async def test_cancelling_ends_every_rollout_as_cancelled(server: Stub, tmp_path
 
     job = assignment(Shell("sleep 60"), ProcessRuntime(tmp_path), SessionCompleted())
     async with AdminClient(server.url, "admin") as client:
-        work = asyncio.create_task(run_groups(client, [job], policy="p", n=3, slots=Slots(run=2), progress=progress))
+        work = asyncio.create_task(
+            run_groups(RolloutRunner(client, Slots(run=2), progress=progress), [job], policy="p", n=3)
+        )
         await running_now.wait()
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -325,7 +327,7 @@ async def test_a_rollout_that_is_cancelled_as_it_begins_is_ended_by_its_attempt(
     job = assignment(Shell("sleep 60"), ProcessRuntime(tmp_path), SessionCompleted())
     async with SlowToStart(server.url, "admin") as client:
         client.began, client.released = asyncio.Event(), asyncio.Event()
-        work = asyncio.create_task(run_groups(client, [job], policy="p", n=1))
+        work = asyncio.create_task(run_groups(RolloutRunner(client), [job], policy="p", n=1))
         await client.began.wait()
         work.cancel()
         asyncio.get_running_loop().call_soon(client.released.set)
@@ -338,7 +340,7 @@ async def test_a_rollout_that_is_ended_elsewhere_is_left_alone(server: Stub, tmp
     job = assignment(Shell("true"), ProcessRuntime(tmp_path), SessionCompleted())
     server.refuse_finish = "cancelled"
     async with AdminClient(server.url, "admin") as client:
-        (group,) = await run_groups(client, [job], policy="p", n=1)
+        (group,) = await run_groups(RolloutRunner(client), [job], policy="p", n=1)
     (rollout,) = group.rollouts
     assert (rollout.status, rollout.reason) == ("cancelled", "the rollout has ended as cancelled")
 
@@ -373,7 +375,7 @@ async def test_a_slow_evaluation_does_not_block_the_next_agent(server: Stub, tmp
     meeting = Meeting()
     job = assignment(meeting, ThreadRuntime(tmp_path), meeting)
     async with AdminClient(server.url, "admin") as client:
-        (group,) = await run_groups(client, [job], policy="p", n=2, slots=Slots(prepare=1, run=1, evaluate=1))
+        (group,) = await run_groups(RolloutRunner(client, Slots(prepare=1, run=1, evaluate=1)), [job], policy="p", n=2)
     assert group.rewards == (1.0, 1.0)
 
 
@@ -381,6 +383,6 @@ async def test_groups_wait_for_the_ledger(server: Stub, tmp_path: Path) -> None:
     server.groups_allowed = 1
     jobs = [assignment(Shell("true"), ProcessRuntime(tmp_path), SessionCompleted()) for _ in range(4)]
     async with AdminClient(server.url, "admin") as client:
-        groups = await run_groups(client, jobs, policy="p", n=2)
+        groups = await run_groups(RolloutRunner(client), jobs, policy="p", n=2)
     assert len(groups) == 4
     assert server.refusals > 0
