@@ -31,7 +31,7 @@ from rolltap.harnesses.runtimes.machine import task_limit
 from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited
 from rolltap.harnesses.runtimes.relay import HANDOFF, Relay, Target
 from rolltap.harnesses.runtimes.seccomp import filter_file
-from rolltap.harnesses.runtimes.tree import MARK, Share, run_tree
+from rolltap.harnesses.runtimes.tree import MARK, Share, TreeCommand, run_tree
 
 WORKDIR = Path("/workspace")
 HOME = Path("/home/agent")
@@ -98,16 +98,15 @@ class BubblewrapWorkspace(FolderWorkspace):
                 stack.enter_context(calls)
                 guard = ["--seccomp", str(calls.fileno())]
                 descriptors = (*descriptors, calls.fileno())
-            code, ending, excess = await run_tree(
+            command = TreeCommand(
                 [*self._walls(launch.mounts, limits), *guard, "--", *inner],
                 env=env,
                 cwd=self._folders.root,
                 stdin=launch.stdin,
-                out=self._folders.out,
-                timeout=timeout,
-                share=Share(limits, (self.folder, self._folders.home, *launch.mounts.values())),
                 pass_fds=descriptors,
             )
+            share = Share(limits, (self.folder, self._folders.home, *launch.mounts.values()))
+            code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
         seconds = time.monotonic() - started
         output = self._folders.output()
         if code == 1 and output.startswith("bwrap: "):

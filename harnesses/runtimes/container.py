@@ -18,7 +18,7 @@ from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace
 from rolltap.harnesses.runtimes.process import clean_environment
-from rolltap.harnesses.runtimes.tree import MARK, Share, run_tree
+from rolltap.harnesses.runtimes.tree import MARK, Share, TreeCommand, run_tree
 
 WORKDIR = Path("/workspace")
 HOME = Path("/home/agent")
@@ -80,17 +80,16 @@ class ContainerWorkspace(FolderWorkspace):
         self._folders.write_home(launch.files)
         inside = {**clean_environment(HOME, Path("/tmp"), IMAGE_PATH), **launch.env}
         client_env = {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
+        command = TreeCommand(
+            self.command_line(launch, inside, limits),
+            env={**client_env, **self.client_environment(inside), MARK: self.container},
+            cwd=self._folders.root,
+            stdin=launch.stdin,
+        )
+        share = Share(limits, (self.folder, self.home_folder))
         started = time.monotonic()
         try:
-            code, ending, excess = await run_tree(
-                self.command_line(launch, inside, limits),
-                env={**client_env, **self.client_environment(inside), MARK: self.container},
-                cwd=self._folders.root,
-                stdin=launch.stdin,
-                out=self._folders.out,
-                timeout=timeout,
-                share=Share(limits, (self.folder, self.home_folder)),
-            )
+            code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
         finally:
             await self.remove_container()
         output = self._folders.output()

@@ -18,7 +18,7 @@ from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Exit, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.refusals import refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
-from rolltap.harnesses.runtimes.tree import MARK, Share, run_tree
+from rolltap.harnesses.runtimes.tree import MARK, Share, TreeCommand, run_tree
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -80,16 +80,10 @@ class ProcessWorkspace(FolderWorkspace):
             **launch.env,
             MARK: self._mark,
         }
+        command = TreeCommand(limited(launch.argv, limits), env, self.folder, launch.stdin)
+        share = Share(limits, (self.folder, self.home_folder, self._folders.tmp))
         started = time.monotonic()
-        code, ending, excess = await run_tree(
-            limited(launch.argv, limits),
-            env=env,
-            cwd=self.folder,
-            stdin=launch.stdin,
-            out=self._folders.out,
-            timeout=timeout,
-            share=Share(limits, (self.folder, self.home_folder, self._folders.tmp)),
-        )
+        code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
         seconds = time.monotonic() - started
         return Exit(ending or launch.ending(code), seconds, code, self._folders.output(), excess)
 

@@ -35,6 +35,18 @@ class Share:
     folders: tuple[Path, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TreeCommand:
+    """The first process of a tree: its command, exactly its environment (with `MARK`), its folder, the text of its
+    standard input, and the descriptors that it inherits."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    stdin: str = ""
+    pass_fds: tuple[int, ...] = ()
+
+
 class TreeEnd(NamedTuple):
     """How a tree ended: the exit code of its first process (negative: the signal that ended it), or no code and
     `Ending.TIMED_OUT` after its timeout; and the limit that it exceeded ("": none)."""
@@ -44,40 +56,30 @@ class TreeEnd(NamedTuple):
     excess: str
 
 
-async def run_tree(
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    cwd: Path,
-    stdin: str,
-    out: Path,
-    timeout: float,
-    share: Share,
-    pass_fds: tuple[int, ...] = (),
-) -> TreeEnd:
-    """Runs `argv` with exactly `env`. `out` gets its output, and a line of ours if it exceeded a limit.
+async def run_tree(command: TreeCommand, share: Share, *, out: Path, timeout: float) -> TreeEnd:
+    """Runs `command`. `out` gets its output, and a line of ours if it exceeded a limit.
 
     No process of the run is alive when this returns or raises. Raises `RuntimeFailed` if the command can't start.
     """
-    mark = f"{MARK}={env[MARK]}".encode()
+    mark = f"{MARK}={command.env[MARK]}".encode()
     group = run_group(share.limits)
     try:
-        with out.open("wb") as output, _readable(stdin) as standard_input:
+        with out.open("wb") as output, _readable(command.stdin) as standard_input:
             process = await asyncio.create_subprocess_exec(
-                *(group.enter(argv) if group else argv),
-                env=dict(env),
-                cwd=cwd,
+                *(group.enter(command.argv) if group else command.argv),
+                env=dict(command.env),
+                cwd=command.cwd,
                 stdin=standard_input,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                pass_fds=pass_fds,
+                pass_fds=command.pass_fds,
             )
     except OSError as error:
         end_tree(mark, group)
         if isinstance(error, FileNotFoundError):
             raise RuntimeFailed(f"no command {error.filename!r}; install it or add it to PATH") from error
-        raise RuntimeFailed(f"can't start {argv[0]!r}: {error}") from error
+        raise RuntimeFailed(f"can't start {command.argv[0]!r}: {error}") from error
     run = WatchedRun(process.pid, share.limits, share.folders, lambda: kill_group(process.pid))
     WATCHDOG.watch(run)
     code, ending = None, None
