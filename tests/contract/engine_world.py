@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from rolltap.engine.scripted import ReplyFunction, ScriptedEngine, ScriptedReply, logprob_of, say
+from rolltap.engine.scripted import ReplyFunction, ScriptedEngine, ScriptedReply, ServedModel, logprob_of, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineError
 from rolltap.plugins import known_names, lookup
@@ -93,7 +93,8 @@ def starter(wire: str) -> Start:
         *turns: ScriptedReply | str | ReplyFunction, context: int = 4096, mode: Any = "processed", **settings: Any
     ):
         script: Any = turns[0] if callable(turns[0]) else say(*turns)  # type: ignore[arg-type]
-        async with ScriptedEngine(script, FOLDER, wire=wire.rpartition(":")[2], context=context, mode=mode) as server:
+        served = ServedModel(mode=mode, context=context)
+        async with ScriptedEngine(script, FOLDER, wire=wire.rpartition(":")[2], served=served) as server:
             settled = EngineSettings(kind=kind, url=server.url, **settings)
             client = maker(kind)("main", settled, retries=Retries(first_wait_s=0))
             yield World(server, client)

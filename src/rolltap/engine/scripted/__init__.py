@@ -18,7 +18,7 @@ from rolltap.engine.scripted.script import (
     load_script,
     say,
 )
-from rolltap.engine.scripted.server import ScriptedEngine
+from rolltap.engine.scripted.server import ScriptedEngine, ServedModel
 
 __all__ = [
     "STUB",
@@ -31,6 +31,7 @@ __all__ = [
     "Script",
     "ScriptedEngine",
     "ScriptedReply",
+    "ServedModel",
     "ToolUse",
     "load_script",
     "logprob_of",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from rolltap.engine.scripted.script import STUB, load_script
-from rolltap.engine.scripted.server import CONTEXT, ScriptedEngine
+from rolltap.engine.scripted.server import CONTEXT, ScriptedEngine, ServedModel
 from rolltap.errors import ConfigError
 
 
@@ -28,7 +28,8 @@ def run(
     """Serves a script by token ids."""
     try:
         loaded = STUB if script is None else load_script(script)
-        engine = ScriptedEngine(loaded, tokenizer, wire=wire, family=family, name=name, context=context, keep=keep)
+        served = ServedModel(name, context=context)
+        engine = ScriptedEngine(loaded, tokenizer, wire=wire, family=family, served=served, keep=keep)
         engine.run(host, port, os.environ.get("ROLLTAP_ENGINE_KEY", ""))
     except ConfigError as error:
         sys.exit(f"rolltap engine: {error}")

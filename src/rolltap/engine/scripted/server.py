@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,6 +26,22 @@ from rolltap.errors import ConfigError
 CONTEXT = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model that a scripted engine says it serves.
+
+    `name` is what requests call it, `context` its longest sequence in tokens, `mode` whether its log-probs are those
+    after ("processed") or before ("raw") temperature.
+    """
+
+    name: str = "scripted"
+    mode: Literal["processed", "raw"] = "processed"
+    context: int = CONTEXT
+
+
+SCRIPTED = ServedModel()
+
+
 class ScriptedEngine:
     """An engine that says what it is told.
 
@@ -33,8 +50,7 @@ class ScriptedEngine:
             assert all(entry.extends is not False for entry in engine.journal.entries)
 
     `tokenizer` is a folder with `tokenizer.json`, `family` its name in `renderers`, `wire` the kind of server it
-    stands for, `mode` whether its log-probs are those after ("processed") or before ("raw") temperature, `keep` how
-    many requests the journal holds (0: no continuity check, for load tests).
+    stands for, `keep` how many requests the journal holds (0: no continuity check, for load tests).
     """
 
     def __init__(
@@ -44,21 +60,19 @@ class ScriptedEngine:
         *,
         wire: str = "vllm",
         family: str = "qwen3",
-        name: str = "scripted",
-        mode: Literal["processed", "raw"] = "processed",
-        context: int = CONTEXT,
+        served: ServedModel = SCRIPTED,
         keep: int = 20_000,
     ) -> None:
         self.journal = Journal(keep)
         writer = ScriptedReplyWriter(ScriptTokenizer(Path(tokenizer)), family)
-        self.model = Model(script, writer, self.journal, context)
-        control = Control(self.model, name, mode)
+        self.model = Model(script, writer, self.journal, served.context)
+        control = Control(self.model, served.name, served.mode)
         sampling: list[BaseRoute] = [
             Route(route.path, SamplingRoute(route, self.model), methods=["POST"])
-            for route in sampling_routes(wire, mode, writer)
+            for route in sampling_routes(wire, served.mode, writer)
         ]
         self.app = Starlette(routes=[*sampling, *control.routes(wire)])
-        self.name = name
+        self.name = served.name
         self.url = ""
         self._server: asyncio.Server | None = None
         self._state = ServerState()
