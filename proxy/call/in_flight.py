@@ -86,7 +86,8 @@ class InFlightRequest:
         return Usage(len(first.prompt), output, first.plan.shared, reasoning)
 
     def intent(self, call: OpenCall, process: str) -> CallIntent:
-        """The intent row of a call, written before the engine is asked."""
+        """The intent row of a call. It is written before the engine is asked; in chat mode, when the upstream has
+        reported its prompt, at the latest with the completion."""
         plan, request, session = call.plan, self.request, self.session.session
         temperature = temperature_of(session, self.policy.name)
         return CallIntent(

@@ -3,7 +3,7 @@
     enter        check the key by the headers, before a long body is read             routes/model.py
     admit        find the session, parse the request, choose the policy               admission.py
     place        find the parent, plan the prompt, check caps and budgets             sources/ (plan), _place
-    intent       write the intent row, before the engine is asked                     _record_intent
+    intent       write the intent row, before the engine is asked (chat mode: in run) _record_intent
     run          get the source's reply and publish its events to the readers         sources/ (run), in_flight.py
     completion   write the completion row and update the session's forest             _record_completion
     release      send the reply's terminal bytes, now that the call is durable        reply.py

@@ -1,9 +1,10 @@
 """The call log: durable facts about sessions and calls, behind one narrow interface.
 
-Facts are append-only. A call has an intent row, written before its engine is asked; a completion row, written when it
-ends; and a delivery row, written when the proxy knows whether the reply reached the client. Prompts are stored as
-deltas: the first `shared` prompt tokens equal the parent's prompt and output, and the intent holds only the rest. The
-same holds for request items and `items_shared`.
+Facts are append-only. A call has an intent row, written before its engine is asked (in chat mode: when the upstream has
+reported its prompt, at the latest with the completion); a completion row, written when it ends; and a delivery row,
+written when the proxy knows whether the reply reached the client. Prompts are stored as deltas: the first `shared`
+prompt tokens equal the parent's prompt and output, and the intent holds only the rest. The same holds for request items
+and `items_shared`.
 
 Invariants, held by every store and checked by the contract suite (`tests/contract/test_calllog.py`):
 
@@ -61,7 +62,10 @@ class RequestParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallIntent:
-    """The facts known before the engine is asked. `new_ids` are the prompt's tokens from index `shared` on."""
+    """The facts known before the engine is asked, or in chat mode, when the upstream has reported its prompt.
+
+    `new_ids` are the prompt's tokens from index `shared` on.
+    """
 
     id: str
     session_id: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import openai
 import pytest
 
-from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, ToolUse, logprob_of, say
+from rolltap.engine.scripted import Fault, Prompt, ScriptedEngine, ScriptedReply, ToolUse, logprob_of, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
 from rolltap.proxy.app import Rolltap
@@ -23,6 +24,7 @@ from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.engines.base import ChatChunk, ToolDelta
 from rolltap.proxy.server import bind, serve
 from rolltap.settings import Settings
+from rolltap.store_urls import DATABASE
 from rolltap.types import Flaw, Outcome
 
 BASH = {
@@ -123,6 +125,37 @@ async def test_text_alone_is_recorded_and_never_trained(tmp_path: Path) -> None:
         assert not row.call().trainable
         assert row.completion.message
     assert one.completion.usage["output"] > 0
+
+
+@pytest.mark.parametrize(("wire", "intents_at_first_event"), [("vllm", 1), ("openai", 0)])
+async def test_the_intent_is_durable_once_the_prompt_is_reported(
+    tmp_path: Path, wire: str, intents_at_first_event: int
+) -> None:
+    """vLLM reports the prompt before the first byte of its reply. Without a report the completion brings the intent."""
+    intents_at_request: list[int] = []
+
+    def reply(_: Prompt) -> Turn:
+        intents_at_request.append(intents_in(tmp_path))
+        return Turn(say="one two three", hold=2)
+
+    async with ScriptedEngine(reply, FOLDER, wire=wire) as engine, captured(tmp_path, engine) as (app, url):
+        async with client_of(app, url) as client:
+            asked: Any = {"model": "default", "messages": [USER], "stream": True}
+            reply_events = await client.chat.completions.create(**asked)
+            await anext(reply_events)
+            intents = intents_in(tmp_path)
+            engine.release()
+            async for _ in reply_events:
+                pass
+        assert intents_in(tmp_path) == 1
+    assert intents == intents_at_first_event
+    assert set(intents_at_request) == {0}
+
+
+def intents_in(folder: Path) -> int:
+    """The intents that the store in `folder` has on disk."""
+    with closing(sqlite3.connect(folder / DATABASE)) as store:
+        return store.execute("SELECT count(*) FROM call_intents").fetchone()[0]
 
 
 async def test_each_choice_of_a_chat_upstream_has_a_seed_of_its_own(tmp_path: Path) -> None:
