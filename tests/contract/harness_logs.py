@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from rolltap.harnesses.logs.registry import log_reader
 
 CALL = "call_01m82bxckjqjh7d0j05d00g2h3tnb4fyn3"
 FIRST, LAST = "call_01m82bxckjqjh7d0j05dzzrhzet2zbfnq2", "call_01m82bxd3jq07qzan0d3zz2p1w17y749mb"
@@ -151,6 +154,16 @@ LOGS: Mapping[str, Mapping[str, str]] = {
     "command": {"trajectory.json": json.dumps(ATIF)},
 }
 """Harness → path below HOME → text. OpenCode's is a database: `write_opencode`."""
+
+
+def logs_of(name: str) -> Mapping[str, str]:
+    """The small log of a harness: ours above; that of another package's reader in `golden/` beside its module."""
+    module = getattr(log_reader(name), "__module__", "")
+    if module.startswith("rolltap."):
+        return LOGS.get(name, {})
+    golden = Path(str(sys.modules[module].__file__)).parent / "golden"
+    return {str(path.relative_to(golden)): path.read_text() for path in golden.rglob("*") if path.is_file()}
+
 
 OPENCODE_PARTS = [
     ("m1", {"role": "user"}, {"type": "text", "text": "Do it."}),

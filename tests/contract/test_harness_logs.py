@@ -18,7 +18,7 @@ from rolltap.harnesses.logs.registry import ENTRY_POINTS, LOG_READERS
 from rolltap.plugins import known_names
 from rolltap.reading.log_check import RecordedReply, compare
 
-from .harness_logs import CALL, LOGS, write_opencode
+from .harness_logs import CALL, logs_of, write_opencode
 
 NAMES = known_names(LOG_READERS, ENTRY_POINTS)
 RECORD = [
@@ -51,7 +51,7 @@ def read(name: str, left: Left) -> HarnessLog:
 def write(name: str, left: Left) -> None:
     if name == "opencode":
         write_opencode(left.home_folder)
-    for path, text in LOGS.get(name, {}).items():
+    for path, text in logs_of(name).items():
         (left.home_folder / path).parent.mkdir(parents=True, exist_ok=True)
         (left.home_folder / path).write_text(text)
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_too_large_is_not_read(name: str, left: Left, monkeypatch
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("strange", [None, 3, "x" * 300, [3], {"a": 1}, "\udcff"], ids=repr)
 def test_values_of_other_kinds_raise_nothing(name: str, strange: Any, left: Left) -> None:
-    for path, text in LOGS.get(name, {}).items():
+    for path, text in logs_of(name).items():
         target = left.home_folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         mutations = [_mutations(json.loads(line), strange) for line in text.splitlines()]

@@ -17,6 +17,7 @@ import pytest
 from rolltap.errors import ConfigError
 from rolltap.plugins import known_names, lookup
 
+from .harness_logs import LOGS
 from .outsider import install_distribution
 
 
@@ -137,7 +138,42 @@ class TOY(Sft):
     name: ClassVar[str] = "toy"
 """
 
+TOY_CHAT_ENGINE = """
+from rolltap.proxy.engines.openai_compatible import OpenAiCompatibleEngine
+
+class TOY(OpenAiCompatibleEngine):
+    pass
+"""
+
+TOY_LOG = """
+from rolltap.harnesses.logs.pi import read_pi
+
+def TOY(folders):
+    return read_pi(folders)
+"""
+
+TOY_DETECTOR = """
+class Names:
+    kind = "name"
+
+    def spans(self, text):
+        at = text.find("Ada")
+        return [(at, at + 3)] if at >= 0 else []
+
+def TOY():
+    return [Names()]
+"""
+
+TOY_STRATEGY = """
+from rolltap.reconstructor.strategies import SegmentPlan
+
+class TOY:
+    def plans(self, kept):
+        return [SegmentPlan((node,), 0) for node in reversed(kept.nodes)]
+"""
+
 CONTRACT = Path(__file__).parent
+UNIT = CONTRACT.parent / "unit"
 GOLDEN = CONTRACT.parent / "golden" / "dialects"
 
 
@@ -171,6 +207,15 @@ def test_an_engine_of_another_package_passes_the_contract(tmp_path: Path) -> Non
     assert contract_passes(site, "test_engines.py", "test_engine_failures.py") > 10
 
 
+def test_a_log_reader_of_another_package_passes_the_contract(tmp_path: Path) -> None:
+    site = install_distribution(tmp_path, "rolltap.harness_logs", "toy", TOY_LOG)
+    for path, text in LOGS["pi"].items():
+        file = site / "golden" / path
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    assert contract_passes(site, "test_harness_logs.py") > 10
+
+
 @pytest.mark.parametrize(
     ("group", "name", "source", "suite", "tests"),
     [
@@ -180,6 +225,9 @@ def test_an_engine_of_another_package_passes_the_contract(tmp_path: Path) -> Non
         ("rolltap.harnesses", "toy-call", TOY_CALL, "test_harnesses.py", 3),
         ("rolltap.task_sources", "toy", TOY_SOURCE, "test_task_sources.py", 2),
         ("rolltap.exporters", "toy", TOY_EXPORTER, "test_exporters.py", 7),
+        ("rolltap.chat_engines", "toy", TOY_CHAT_ENGINE, "test_chat_engines.py", 7),
+        ("rolltap.detectors", "toy", TOY_DETECTOR, str(UNIT / "exporters" / "test_redact.py"), 1),
+        ("rolltap.strategies", "toy", TOY_STRATEGY, str(UNIT / "reconstructor" / "test_properties.py"), 3),
     ],
 )
 def test_what_another_package_registers_passes_its_contract(

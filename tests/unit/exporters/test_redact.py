@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltap.errors import DatasetError
-from rolltap.reconstructor.exporters.redact import KEYS, PatternDetector, Redactor, detectors_in, detectors_named
+from rolltap.plugins import known_names
+from rolltap.reconstructor.exporters.redact import (
+    DETECTORS,
+    ENTRY_POINTS,
+    KEYS,
+    PatternDetector,
+    Redactor,
+    detectors_in,
+    detectors_named,
+)
 
 
 @given(st.data())
@@ -49,6 +58,15 @@ def test_personal_data_is_replaced_and_counted_by_kind(text: str, kind: str):
 )  # fmt: skip
 def test_what_only_looks_like_personal_data_stays(text: str):
     assert Redactor(more=detectors_named(["personal"])).clean(text) == text
+
+
+@pytest.mark.parametrize("name", known_names(DETECTORS, ENTRY_POINTS))
+@given(text=st.text() | st.from_regex(r"(Ada |a@b\.org |\+49 30 1234567 |AKIA[A-Z0-9]{16} |token=\"x\" )+"))
+def test_a_detectors_matches_are_in_order_and_apart(name: str, text: str):
+    for detector in detectors_named([name]):
+        assert detector.kind
+        ends = [0, *(at for span in detector.spans(text) for at in span), len(text)]
+        assert ends == sorted(ends)
 
 
 @pytest.mark.parametrize("text", ["a" * 200_000, "a@" * 100_000, "4 " * 100_000, "AB12 " * 40_000, "+1 " * 60_000])

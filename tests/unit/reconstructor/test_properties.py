@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rolltap.plugins import known_names
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import SWITCHABLE, Rules
-from rolltap.reconstructor.strategies import STRATEGIES
+from rolltap.reconstructor.strategies import ENTRY_POINTS, STRATEGIES
 from rolltap.types import NO_VERSION, Call, CallKind, Finish, Flaw, Outcome, Trajectory
 from rolltap.wire import pack
 
 from .forests import sessions
 
-names = st.sampled_from(sorted(STRATEGIES))
+by_every_strategy = pytest.mark.parametrize("strategy", known_names(STRATEGIES, ENTRY_POINTS))
 rule_sets = st.builds(lambda off: Rules().train(*off), st.sets(st.sampled_from(sorted(SWITCHABLE))))
 
 
@@ -76,7 +77,8 @@ def may_train(call: Call, rules: Rules) -> bool:
     )
 
 
-@given(sessions(), names, rule_sets)
+@by_every_strategy
+@given(calls=sessions(), rules=rule_sets)
 def test_the_trained_tokens_are_the_sampled_tokens_of_the_trained_calls_once_each(calls, strategy, rules):
     trajectory = reconstruct(calls, strategy=strategy, rules=rules)
     found = trained_tokens(trajectory)
@@ -96,7 +98,8 @@ def test_the_trained_tokens_are_the_sampled_tokens_of_the_trained_calls_once_eac
         assert twins, "only a call that was retried may be left out beyond the rules"
 
 
-@given(sessions(), names)
+@by_every_strategy
+@given(calls=sessions())
 def test_every_turn_stands_behind_the_prompt_that_the_engine_saw(calls, strategy):
     by_id = {call.id: call for call in calls}
     for segment in reconstruct(calls, strategy=strategy).segments:
@@ -117,7 +120,8 @@ def test_segments_follow_the_longest_proven_parent(calls):
             parent = context(by_id[turn.call_id])
 
 
-@given(sessions(), names, st.data())
+@by_every_strategy
+@given(calls=sessions(), data=st.data())
 def test_order_and_duplicates_change_nothing(calls, strategy, data):
     plain = pack(reconstruct(calls, strategy=strategy))
     again = data.draw(st.lists(st.sampled_from(calls), max_size=4))
@@ -148,7 +152,8 @@ def test_a_break_stands_before_every_call_that_extends_none_and_is_measured(call
         assert not (rest[0] and rest[1]) or rest[0][0] != rest[1][0]
 
 
-@given(sessions(), names)
+@by_every_strategy
+@given(calls=sessions())
 def test_the_counts_add_up(calls, strategy):
     trajectory = reconstruct(calls, strategy=strategy)
     counts = trajectory.counts
