@@ -153,7 +153,7 @@ def signed_result(output: str, key: str) -> Mapping[str, Any] | None:
         if hmac.compare_digest(proof.encode(), expected.encode()):
             found.add(result)
     if len(found) > 1:
-        raise EvaluatorFailed("the environment's output has different signed results: it is tampered with")
+        raise EvaluatorFailed("the environment's output has different signed results: it was tampered with")
     return json.loads(found.pop()) if found else None
 
 

@@ -28,7 +28,7 @@ from rolltap.harnesses.base import (
 from rolltap.harnesses.client import OpenedSession
 from rolltap.harnesses.logs.check import check_log
 from rolltap.harnesses.result import CAUSES, STATUSES, Result, reason_of
-from rolltap.harnesses.tampering import Look, look_at
+from rolltap.harnesses.tampering import WorkspaceSnapshot, take_snapshot
 from rolltap.tampering import MOST_ACTS, TamperingAct, TamperingKind
 from rolltap.types import Task
 
@@ -67,14 +67,14 @@ class RolloutRunner(AttemptRunner[Assignment]):
             async with self._stage(state, Stage.RUN):
                 if assignment.evaluator.needs_clean_workspace:
                     workspaces.clean = asyncio.create_task(self._prepare_clean(assignment))
-                before = await _look(assignment, workspace)
+                before = await _snapshot(assignment, workspace)
                 session = await self._open(state)
                 exit_ = await self._run_agent(assignment, session, workspace)
                 if await self.client.close_session(session.session_id) and exit_.ending is Ending.CRASHED:
                     exit_ = replace(exit_, ending=Ending.LIMIT)
                 await check_log(self.client, session, assignment.harness, workspace, exit_)
             async with self._stage(state, Stage.EVALUATE):
-                state.tampering = (await _look(assignment, workspace)).acts_since(before)
+                state.tampering = (await _snapshot(assignment, workspace)).acts_since(before)
                 if exit_.excess:
                     excess = TamperingAct.at(TamperingKind.LIMITS, exit_.excess)
                     state.tampering = [*state.tampering[: MOST_ACTS - 1], excess]
@@ -147,9 +147,9 @@ class RolloutRunner(AttemptRunner[Assignment]):
             raise EvaluatorFailed(f"the evaluation ran past {limits.evaluate_s:g} s") from None
 
 
-async def _look(assignment: Assignment, workspace: Workspace) -> Look:
+async def _snapshot(assignment: Assignment, workspace: Workspace) -> WorkspaceSnapshot:
     folders = workspace.folder, workspace.home_folder
-    return await asyncio.to_thread(look_at, *folders, assignment.evaluator.reward_files)
+    return await asyncio.to_thread(take_snapshot, *folders, assignment.evaluator.reward_files)
 
 
 async def _close_when_prepared(preparing: asyncio.Future[Workspace]) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rolltap.contract.harness_log import LogEntry
-from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
 NAME = "trajectory.json"
 
 
-def read_atif(remains: Remains) -> Iterator[LogEntry]:
-    for files in (remains.home, remains.work):
+def read_atif(run_folders: RunFolders) -> Iterator[LogEntry]:
+    for files in (run_folders.home, run_folders.work):
         if not files.has(NAME):
             continue
         log = files.json(NAME)

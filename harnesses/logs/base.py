@@ -11,14 +11,14 @@ from rolltap.harnesses.logs.files import LeftFiles
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
+class RunFolders:
     """The folders of an ended run: its HOME and its working copy."""
 
     home: LeftFiles
     work: LeftFiles
 
 
-LogReader = Callable[[Remains], Iterable[LogEntry]]
+LogReader = Callable[[RunFolders], Iterable[LogEntry]]
 """Returns the entries of the main conversation in a harness's log, in order; nothing if there is no log.
 
 Raises `LogUnreadable` if it can't parse the log. Wrong types and missing fields may also raise `LookupError`,

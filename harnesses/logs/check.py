@@ -9,7 +9,7 @@ from rolltap.contract.harness_log import ID_CHARS, MAX_ENTRIES, PROBLEM_CHARS, T
 from rolltap.errors import InvalidRequest, LogUnreadable, capped
 from rolltap.harnesses.base import Ending, Exit, Harness, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
-from rolltap.harnesses.logs.base import Remains
+from rolltap.harnesses.logs.base import RunFolders
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.logs.registry import log_reader
 from rolltap.harnesses.output import storable
@@ -46,7 +46,7 @@ def read_log(harness: str, workspace: Workspace) -> HarnessLog | None:
     if reader is None:
         return None
     try:
-        log_entries = reader(Remains(LeftFiles(workspace.home_folder), LeftFiles(workspace.folder)))
+        log_entries = reader(RunFolders(LeftFiles(workspace.home_folder), LeftFiles(workspace.folder)))
         entries = list(islice(log_entries, MAX_ENTRIES + 1))
     except LogUnreadable as error:
         return HarnessLog(problem=capped(storable(error.message), PROBLEM_CHARS))

@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rolltap.contract.harness_log import LogEntry
-from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
 FOLDER = ".claude/projects"
 SYNTHETIC = "<synthetic>"
 """The `model` of messages that no model wrote: errors shown to the user."""
 
 
-def read_claude_code(remains: Remains) -> Iterator[LogEntry]:
-    for path in remains.home.find(FOLDER, ".jsonl"):
+def read_claude_code(run_folders: RunFolders) -> Iterator[LogEntry]:
+    for path in run_folders.home.find(FOLDER, ".jsonl"):
         if path.count("/") == FOLDER.count("/") + 2:
-            yield from _entries(remains.home.lines(path))
+            yield from _entries(run_folders.home.lines(path))
 
 
 def _entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rolltap.contract.harness_log import LogEntry
-from rolltap.harnesses.logs.base import Remains, count, mapping, text
+from rolltap.harnesses.logs.base import RunFolders, count, mapping, text
 
 FOLDER = ".codex/sessions"
 CALLS = ("function_call", "custom_tool_call", "local_shell_call", "tool_search_call")
 RESULTS = ("function_call_output", "custom_tool_call_output", "tool_search_output")
 
 
-def read_codex(remains: Remains) -> Iterator[LogEntry]:
-    for path in remains.home.find(FOLDER, ".jsonl"):
-        lines = list(remains.home.lines(path))
+def read_codex(run_folders: RunFolders) -> Iterator[LogEntry]:
+    for path in run_folders.home.find(FOLDER, ".jsonl"):
+        lines = list(run_folders.home.lines(path))
         first = mapping(lines[0].get("payload")) if lines else {}
         if not isinstance(first.get("source"), dict):  # {"subagent": ...}
             yield from _entries(lines)

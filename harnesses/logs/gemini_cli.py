@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rolltap.contract.harness_log import LogEntry
-from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
 FOLDER = ".gemini/tmp"
 
 
-def read_gemini_cli(remains: Remains) -> Iterator[LogEntry]:
+def read_gemini_cli(run_folders: RunFolders) -> Iterator[LogEntry]:
     messages: dict[str, Mapping[str, Any]] = {}
-    for path in remains.home.find(FOLDER, ".jsonl"):
+    for path in run_folders.home.find(FOLDER, ".jsonl"):
         if path.split("/")[-2] != "chats":
             continue
-        for line in remains.home.lines(path):
+        for line in run_folders.home.lines(path):
             for message in [*items(mapping(line.get("$set")).get("messages")), line]:
                 if id := text(message.get("id")):
                     messages[id] = {**messages.get(id, {}), **message}

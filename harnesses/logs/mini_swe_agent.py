@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rolltap.contract.harness_log import LogEntry
-from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
 FOLDER = ".config/mini-swe-agent"
 NAME = "last_mini_run.traj.json"
 
 
-def read_mini_swe_agent(remains: Remains) -> Iterator[LogEntry]:
-    if not remains.home.has(f"{FOLDER}/{NAME}"):
+def read_mini_swe_agent(run_folders: RunFolders) -> Iterator[LogEntry]:
+    if not run_folders.home.has(f"{FOLDER}/{NAME}"):
         return
-    for message in items(remains.home.json(f"{FOLDER}/{NAME}").get("messages")):
+    for message in items(run_folders.home.json(f"{FOLDER}/{NAME}").get("messages")):
         match message.get("role"):
             case "assistant":
                 response = mapping(mapping(message.get("extra")).get("response"))

@@ -15,7 +15,7 @@ import msgspec
 
 from rolltap.contract.harness_log import LogEntry
 from rolltap.errors import LogUnreadable
-from rolltap.harnesses.logs.base import Remains, count, mapping, text
+from rolltap.harnesses.logs.base import RunFolders, count, mapping, text
 from rolltap.harnesses.logs.files import LeftFiles
 
 FOLDER = ".local/share/opencode"
@@ -34,11 +34,11 @@ MESSAGES = """
 ENDED = ("completed", "error")
 
 
-def read_opencode(remains: Remains) -> list[LogEntry]:
-    if not remains.home.has(f"{FOLDER}/{NAME}"):
+def read_opencode(run_folders: RunFolders) -> list[LogEntry]:
+    if not run_folders.home.has(f"{FOLDER}/{NAME}"):
         return []
     try:
-        return list(_entries(_rows(remains.home)))
+        return list(_entries(_rows(run_folders.home)))
     except (sqlite3.Error, msgspec.DecodeError) as error:
         raise LogUnreadable(f"{FOLDER}/{NAME}: {error}") from error
 

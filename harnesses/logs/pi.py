@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rolltap.contract.harness_log import LogEntry
-from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
 FOLDER = ".pi/agent/sessions"
 FAILED = ("error", "aborted")
 """Stop reasons of an interrupted reply. Pi removes the reply from its history and sends the request again."""
 
 
-def read_pi(remains: Remains) -> Iterator[LogEntry]:
-    for path in remains.home.find(FOLDER, ".jsonl"):
-        for line in remains.home.lines(path):
+def read_pi(run_folders: RunFolders) -> Iterator[LogEntry]:
+    for path in run_folders.home.find(FOLDER, ".jsonl"):
+        for line in run_folders.home.lines(path):
             message = mapping(line.get("message"))
             role = message.get("role")
             if line.get("type") != "message" or message.get("stopReason") in FAILED:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rolltap.contract.harness_log import LogEntry
-from rolltap.harnesses.logs.base import Remains, count, items, mapping, text
+from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
 FOLDER = ".qwen/projects"
 
 
-def read_qwen_code(remains: Remains) -> Iterator[LogEntry]:
-    for path in remains.home.find(FOLDER, ".jsonl"):
+def read_qwen_code(run_folders: RunFolders) -> Iterator[LogEntry]:
+    for path in run_folders.home.find(FOLDER, ".jsonl"):
         if path.split("/")[-2] != "chats":
             continue
-        for line in remains.home.lines(path):
+        for line in run_folders.home.lines(path):
             parts = items(mapping(line.get("message")).get("parts"))
             if line.get("type") == "assistant":
                 calls = tuple(text(mapping(part["functionCall"]).get("id")) for part in parts if "functionCall" in part)

@@ -48,7 +48,9 @@ def acts_unasked(harness: Harness) -> str:
     return "" if isinstance(harness, AnyCommand) else "without asking"
 
 
-def runtime_here(harness: Harness, installation: Installation | None, *, unsandboxed: bool) -> tuple[HereRuntime, str]:
+def runtime_here(
+    harness: Harness, installation: Installation | None, *, unsandboxed: bool
+) -> tuple[CurrentFolderRuntime, str]:
     """The runtime for this folder, and a notice for the person. Raises `RuntimeFailed` if there is no sandbox or the
     harness is not installed."""
     folder, bins = Path.cwd(), installation.bins if installation else ()
@@ -58,7 +60,7 @@ def runtime_here(harness: Harness, installation: Installation | None, *, unsandb
         raise RuntimeFailed(not_installed(harness))
     if not how or unsandboxed:
         notice = f"{harness.name} runs {how or 'without a sandbox'}: it may do whatever you can"
-        return HereRuntime(folder, bins), notice
+        return CurrentFolderRuntime(folder, bins), notice
     if refusal := bubblewrap.refusal():
         raise RuntimeFailed(
             f"{harness.name} is started {how} and no sandbox can be made here ({refusal.splitlines()[0]}): "
@@ -74,11 +76,11 @@ def runtime_here(harness: Harness, installation: Installation | None, *, unsandb
         f"{harness.name} runs in a sandbox: it sees this folder, without rolltap's keys and records, and the proxy "
         "only (--no-sandbox: all you see)"
     )
-    return HereRuntime(folder, bins, BubblewrapRuntime(None, bins, needs)), notice
+    return CurrentFolderRuntime(folder, bins, BubblewrapRuntime(None, bins, needs)), notice
 
 
 @dataclass(frozen=True, slots=True)
-class HereRuntime:
+class CurrentFolderRuntime:
     """Runs in `folder`: in `sandbox`, else with the caller's own PATH after `bins`. The folder is not filled from the
     source."""
 

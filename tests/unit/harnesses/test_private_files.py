@@ -12,7 +12,7 @@ from rolltap.harnesses.base import Command, Limits
 from rolltap.harnesses.environments import own_folder
 from rolltap.harnesses.private_files import private_paths
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
-from rolltap.harnesses.runtimes.here import HereRuntime
+from rolltap.harnesses.runtimes.here import CurrentFolderRuntime
 from rolltap.harnesses.sources import Empty, Folder
 
 SECRETS = {
@@ -60,7 +60,7 @@ def test_data_settings_and_stores_are_found(project: Path) -> None:
 
 
 async def test_a_sandbox_in_the_servers_folder_hides_them(project: Path) -> None:
-    workspace = await HereRuntime(project, sandbox=BubblewrapRuntime()).prepare(Empty())
+    workspace = await CurrentFolderRuntime(project, sandbox=BubblewrapRuntime()).prepare(Empty())
     try:
         attack = "grep -rs SECRET . && exit 1; rm -rf rolltap-data rolltap.toml; touch rolltap-data/x; cat sub/notes.md"
         result = await workspace.run(Command(("/bin/sh", "-c", attack)), Limits(), 30)

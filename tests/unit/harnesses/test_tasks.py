@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from rolltap.errors import TaskInvalid
+from rolltap.harnesses.base import Limits
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.docker import DockerRuntime
-from rolltap.harnesses.specs import Defaults, build, resolve_paths
+from rolltap.harnesses.specs import Defaults, LimitsSpec, build, resolve_paths
 from rolltap.harnesses.tasks import read_tasks
 
 CLIENT = AdminClient("http://127.0.0.1:1", "k")
@@ -34,6 +36,10 @@ def lines(tmp_path: Path, *tasks: object) -> Path:
     path = tmp_path / "tasks.jsonl"
     path.write_text("\n".join(task if isinstance(task, str) else json.dumps(task) for task in tasks))
     return path
+
+
+def test_a_task_may_set_every_limit() -> None:
+    assert LimitsSpec.__struct_fields__ == tuple(limit.name for limit in fields(Limits))
 
 
 def test_a_line_becomes_an_assignment(tmp_path: Path) -> None:
