@@ -96,7 +96,7 @@ def _follows_stated_summary(forest: TokenForest, node: PrefixNode, by_call: Mapp
     if recorded is None or recorded.reason is not BreakReason.COMPACTION:
         return False
     named = [forest.get(call_id) for call_id in (recorded.parent_id, node.call.parent_id, *node.call.shape.quotes)]
-    return any(each is not None and by_call[each.id].kind is CallKind.SUMMARY for each in named)
+    return any(call is not None and by_call[call.id].kind is CallKind.SUMMARY for call in named)
 
 
 def _is_aside(node: PrefixNode, threads: Threads) -> bool:
@@ -128,52 +128,60 @@ def _summaries(forest: TokenForest, threads: Threads) -> dict[str, str]:
     """The calls whose reply replaced a history, by id, with the call that continues after it."""
     summaries: dict[str, str] = {}
     nodes = forest.nodes
-    for position, later in enumerate(nodes):
-        if later.parent is not None:
+    for position, next_node in enumerate(nodes):
+        if next_node.parent is not None:
             continue
-        kept = _kept_beside_a_summary(forest, later, threads)
-        goes_on = later.id in threads.before and later.call.shape.replies
-        named = [forest.get(call_id) for call_id in later.call.shape.quotes]
+        retained_node = _kept_beside_a_summary(forest, next_node, threads)
+        is_continuation = next_node.id in threads.before and next_node.call.shape.replies
+        named = [forest.get(call_id) for call_id in next_node.call.shape.quotes]
         previous = nodes[position - 1] if position else None
         for node in [*named, previous]:
-            if node is None or node.id >= later.id or node.id in threads.followers or node.id in summaries:
+            if node is None or node.id >= next_node.id or node.id in threads.followers or node.id in summaries:
                 continue
-            quoted = node.id in later.call.shape.quotes
-            pasted = kept is not None and not threads.by_call[node.id].toolsets
-            if goes_on and not (quoted and (pasted or threads.by_call[node.id] is threads.by_call[later.id])):
+            quoted = node.id in next_node.call.shape.quotes
+            pasted = retained_node is not None and not threads.by_call[node.id].toolsets
+            if is_continuation and not (
+                quoted and (pasted or threads.by_call[node.id] is threads.by_call[next_node.id])
+            ):
                 continue
-            if (quoted or node.call.shape.tools == 0) and _replaces(node, later, kept, threads):
-                summaries[node.id] = later.id
-                summaries.update((each.id, later.id) for each in _thrown_away(node, later, kept, threads))
+            if (quoted or node.call.shape.tools == 0) and _replaces(node, next_node, retained_node, threads):
+                summaries[node.id] = next_node.id
+                summaries.update(
+                    (call.id, next_node.id) for call in _thrown_away(node, next_node, retained_node, threads)
+                )
     return summaries
 
 
-def _kept_beside_a_summary(forest: TokenForest, later: PrefixNode, threads: Threads) -> PrefixNode | None:
-    """The call whose reply `later` seems to contain without all of the earlier replies."""
-    recorded = later.call.break_
-    kept = forest.get(recorded.parent_id) if recorded is not None else None
-    return kept if kept is not None and 0 < threads.depths[later.id] <= threads.depths[kept.id] else None
+def _kept_beside_a_summary(forest: TokenForest, next_node: PrefixNode, threads: Threads) -> PrefixNode | None:
+    """The call whose reply `next_node` seems to contain without all of the earlier replies."""
+    recorded = next_node.call.break_
+    retained_node = forest.get(recorded.parent_id) if recorded is not None else None
+    if retained_node is None or not 0 < threads.depths[next_node.id] <= threads.depths[retained_node.id]:
+        return None
+    return retained_node
 
 
-def _replaces(node: PrefixNode, later: PrefixNode, kept: PrefixNode | None, threads: Threads) -> bool:
-    """Whether `later` is a call of the same agent with a shorter history than `node`'s."""
+def _replaces(node: PrefixNode, next_node: PrefixNode, retained_node: PrefixNode | None, threads: Threads) -> bool:
+    """Whether `next_node` is a call of the same agent with a shorter history than `node`'s."""
     thread = threads.by_call[node.id]
-    quoted = node.id in later.call.shape.quotes
-    shown = threads.depths[node.id] > threads.depths[later.id]
-    if not thread.toolsets and later.call.shape.tools:  # a history pasted into one message, without tools
+    quoted = node.id in next_node.call.shape.quotes
+    has_longer_history = threads.depths[node.id] > threads.depths[next_node.id]
+    if not thread.toolsets and next_node.call.shape.tools:  # a history pasted into one message, without tools
         earlier = [other for other in threads.threads if other.first.id < node.id]
-        return quoted and any(later.call.shape.toolset in other.toolsets for other in earlier)
+        return quoted and any(next_node.call.shape.toolset in other.toolsets for other in earlier)
     if thread.toolsets:
-        lacks_some = kept is not None and threads.by_call[kept.id] is thread
-        withheld = node.call.shape.tools == 0 and later.id not in threads.before
+        lacks_some = retained_node is not None and threads.by_call[retained_node.id] is thread
+        withheld = node.call.shape.tools == 0 and next_node.id not in threads.before
         if quoted and (lacks_some or withheld):
-            shown = threads.depths[node.id] > 0
-        return shown and later.call.shape.toolset in thread.toolsets
-    return shown and quoted and later.call.shape.system in thread.systems
+            has_longer_history = threads.depths[node.id] > 0
+        return has_longer_history and next_node.call.shape.toolset in thread.toolsets
+    return has_longer_history and quoted and next_node.call.shape.system in thread.systems
 
 
-def _thrown_away(summary: PrefixNode, later: PrefixNode, kept: PrefixNode | None, threads: Threads) -> list[PrefixNode]:
-    """Discarded attempts at `summary` after the same reply: no call continues them, and `later` lacks their reply.
+def _thrown_away(
+    summary: PrefixNode, next_node: PrefixNode, retained_node: PrefixNode | None, threads: Threads
+) -> list[PrefixNode]:
+    """Discarded attempts at `summary` after the same reply: no call continues them, and `next_node` lacks their reply.
 
     Only the end of a reply is compared, as its thinking may have been dropped.
     """
@@ -181,9 +189,9 @@ def _thrown_away(summary: PrefixNode, later: PrefixNode, kept: PrefixNode | None
     return [
         node
         for node in tries
-        if node.id < summary.id and node is not kept and node.id not in threads.followers
+        if node.id < summary.id and node is not retained_node and node.id not in threads.followers
         if node.call.agent == summary.call.agent and len(node.call.output_ids)
-        if quoted_share(later.call.prompt_ids, node.call.output_ids[-REPLY_END:]) < STANDS
+        if quoted_share(next_node.call.prompt_ids, node.call.output_ids[-REPLY_END:]) < STANDS
     ]
 
 

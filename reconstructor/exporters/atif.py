@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import CallText, Container, ExportItem, Message, Row, Skipped
+from rolltap.reconstructor.exporters.base import CallText, Container, ExportItem, Message, Row, SkippedItem
 from rolltap.reconstructor.exporters.transitions import versions_of
 from rolltap.types import Call, CallSpan, Segment
 
@@ -36,11 +36,11 @@ class Atif:
     def schema(self) -> Mapping[str, str]:
         return {}
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             readable = [segment for segment in item.rows if all(turn.call_id in item.texts for turn in segment.turns)]
             if not readable:
-                yield Skipped("no tokens that may be trained")
+                yield SkippedItem("no tokens that may be trained")
                 continue
             first_agent = next((segment.agent for segment in readable if not segment.agent), readable[0].agent)
             main = [segment for segment in readable if segment.agent == first_agent]

@@ -8,6 +8,7 @@ arguments are an object if they are JSON.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +135,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedItem:
     """A rollout or segment without a row in this format. The manifest counts them by `reason`."""
 
     reason: str
@@ -151,7 +152,7 @@ class Exporter(Protocol):
     faithful: ClassVar[bool]
     for_training: ClassVar[bool]
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         """The rows of the rollouts of one group (or of one session that has no group)."""
         ...
 
@@ -179,11 +180,16 @@ def last_span(segment: Segment) -> CallSpan:
     return (trained or segment.turns)[-1]
 
 
-def only_segment(item: ExportItem) -> Segment | Skipped:
+def stable_number(name: str) -> int:
+    """48 bits of an id's hash: a number that does not depend on what else is exported."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
+
+
+def only_segment(item: ExportItem) -> Segment | SkippedItem:
     """The only segment with loss of a session, for formats in which a rollout is one run of tokens."""
     if len(item.rows) == 1:
         return item.rows[0]
-    return Skipped("more than one run of tokens" if item.rows else "no tokens that may be trained")
+    return SkippedItem("more than one run of tokens" if item.rows else "no tokens that may be trained")
 
 
 def trained_spans(segment: Segment) -> list[CallSpan]:

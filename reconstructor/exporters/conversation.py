@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rolltap.errors import DatasetError
-from rolltap.reconstructor.exporters.base import CallText, ExportItem, Message, Rendered, Skipped, last_span
+from rolltap.reconstructor.exporters.base import CallText, ExportItem, Message, Rendered, SkippedItem, last_span
 from rolltap.types import NO_VERSION, Call, CallKind, Finish, Flaw, Outcome, Segment
 
 ReasoningUse = Literal["keep", "drop"]
@@ -46,7 +46,7 @@ class MessageForm:
 
 
 AS_RECORDED = MessageForm()
-UNTRAINED = Skipped("a reply that may not be trained")
+UNTRAINED = SkippedItem("a reply that may not be trained")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,25 +76,25 @@ class Conversation:
     @property
     def opening(self) -> int:
         """The number of messages before the first sampled one."""
-        return next(index for index, each in enumerate(self.recorded) if each.call_id is not None)
+        return next(index for index, message in enumerate(self.recorded) if message.call_id is not None)
 
     @property
     def all_trained(self) -> bool:
         """True if this row trains every assistant message after the opening."""
         later = self.recorded[self.opening :]
-        return all(each.train for each in later if each.message["role"] == "assistant")
+        return all(reply.train for reply in later if reply.message["role"] == "assistant")
 
     def messages(self, form: MessageForm = AS_RECORDED) -> list[dict[str, Any]]:
         """The messages with short tool-call ids."""
         ids: dict[str, str] = {}
-        return [_plain(each.message, form, ids) for each in self.recorded]
+        return [_plain(recorded.message, form, ids) for recorded in self.recorded]
 
     def weighted(self, form: MessageForm = AS_RECORDED) -> list[dict[str, Any]]:
         """The messages. Each assistant message has a `weight`: 1 if it is trained, else 0."""
         pairs = zip(self.messages(form), self.recorded, strict=True)
         return [
-            {**message, "weight": int(each.train)} if message["role"] == "assistant" else message
-            for message, each in pairs
+            {**message, "weight": int(recorded.train)} if message["role"] == "assistant" else message
+            for message, recorded in pairs
         ]
 
     def targets(self, targets: Targets, form: MessageForm = AS_RECORDED) -> list[list[dict[str, Any]]]:
@@ -103,15 +103,15 @@ class Conversation:
             return [self.weighted(form)]
         messages = self.messages(form)
         if targets == "split":
-            return [messages[: index + 1] for index, each in enumerate(self.recorded) if each.train]
-        replies = (each for each in self.recorded if each.message["role"] == "assistant")
-        return [messages] if all(each.train for each in replies) else []
+            return [messages[: index + 1] for index, message in enumerate(self.recorded) if message.train]
+        replies = (message for message in self.recorded if message.message["role"] == "assistant")
+        return [messages] if all(reply.train for reply in replies) else []
 
     def rendered(self) -> Rendered | None:
         if self.segment is None:
             return None
         end = last_span(self.segment).end
-        return Rendered([each.message for each in self.recorded], self.tools, self.segment.token_ids[:end])
+        return Rendered([recorded.message for recorded in self.recorded], self.tools, self.segment.token_ids[:end])
 
 
 def recorded_messages(item: ExportItem, chain: Sequence[tuple[str, bool]]) -> list[RecordedMessage] | None:
@@ -145,20 +145,20 @@ def conversations(item: ExportItem) -> Iterator[Conversation]:
     trained: set[str] = set()
     for call_id in _last_calls(item):
         chain = _text_chain(item, call_id)
-        marked = [(each, each not in trained and _is_whole(item.calls[each])) for each in chain]
+        marked = [(link, link not in trained and _is_whole(item.calls[link])) for link in chain]
         trained.update(chain)
         recorded = recorded_messages(item, marked)
         if recorded is not None and any(train for _, train in marked):
             yield Conversation(recorded, item.texts[call_id].tools, None, item.agents.get(call_id, ""))
 
 
-def rewarded(item: ExportItem) -> tuple[float, Conversation] | Skipped:
+def rewarded(item: ExportItem) -> tuple[float, Conversation] | SkippedItem:
     """The item's reward and its only main conversation, or the reason why a format of whole conversations skips it."""
     if item.reward is None:
-        return Skipped("no reward")
+        return SkippedItem("no reward")
     main = [conversation for conversation in conversations(item) if not conversation.agent]
     if len(main) != 1:
-        return Skipped("not one main conversation")
+        return SkippedItem("not one main conversation")
     return (item.reward, main[0]) if main[0].all_trained else UNTRAINED
 
 

@@ -19,16 +19,16 @@ import msgspec
 
 from rolltap.errors import DatasetError, RowError
 from rolltap.reconstructor.exporters.admission import LEFT_OUT, left_out
-from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem, Rendered, Row, Skipped
-from rolltap.reconstructor.exporters.decontaminate import HeldOut
-from rolltap.reconstructor.exporters.destinations import Destination, NewFolder, Nowhere, SplitRows
+from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem, Rendered, Row, SkippedItem
+from rolltap.reconstructor.exporters.decontaminate import NgramIndex
+from rolltap.reconstructor.exporters.destinations import Destination, DryRun, NewFolder, SplitRows
 from rolltap.reconstructor.exporters.failures import Failures
 from rolltap.reconstructor.exporters.figures import SCHEMA_VERSION, Figures
 from rolltap.reconstructor.exporters.grouping import Grouping
-from rolltap.reconstructor.exporters.narrowing import Eligible, Narrowing
 from rolltap.reconstructor.exporters.near_duplicates import NearDuplicates
 from rolltap.reconstructor.exporters.redact import Detector, Redactor, token_arrays
 from rolltap.reconstructor.exporters.select import Where
+from rolltap.reconstructor.exporters.session_filter import Eligible, SessionFilter
 from rolltap.reconstructor.exporters.writers import disk_errors
 from rolltap.reconstructor.report import Report, report_of, total
 
@@ -47,10 +47,10 @@ class Query:
     """The selection and settings of a dataset. `splits`: shares by name, with a sum of 1. `seed` reshuffles the tasks.
 
     `include`: reasons of `admission.LEFT_OUT` that don't exclude a session. `duplicates` keeps rows with equal content.
-    `shard_mb`: a file of this size (MB) is followed by a new one. `chosen`: the session ids that `narrowing` selects,
-    which needs a pass of its own (`FirstPass`). Sessions that overlap with `held_out` are left out. `tokenizer`: hashes
-    of the tokenizer and of its chat template, for the manifest. `near`: rows of at least this similarity are
-    near-duplicates; 0 keeps them. `grouping` applies to sessions without a rollout.
+    `shard_mb`: a file of this size (MB) is followed by a new one. `chosen`: the session ids that `session_filter`
+    selects, which needs a pass of its own (`FirstPass`). Sessions that overlap with `held_out` are left out.
+    `tokenizer`: hashes of the tokenizer and of its chat template, for the manifest. `near`: rows of at least this
+    similarity are near-duplicates; 0 keeps them. `grouping` applies to sessions without a rollout.
     """
 
     where: Where = field(default_factory=Where)
@@ -63,9 +63,9 @@ class Query:
     detectors: Sequence[Detector] = ()
     shard_mb: float = 256.0
     strategy: str = "tree"
-    narrowing: Narrowing = field(default_factory=Narrowing)
+    session_filter: SessionFilter = field(default_factory=SessionFilter)
     chosen: frozenset[str] | None = None
-    held_out: HeldOut | None = None
+    held_out: NgramIndex | None = None
     tokenizer: Mapping[str, str] | None = None
     near: float = 0.0
     grouping: Grouping = field(default_factory=Grouping)
@@ -92,7 +92,7 @@ class Query:
 
 
 class FirstPass:
-    """Selects the sessions for `Query.narrowing` from those that the dataset may hold."""
+    """Selects the sessions for `Query.session_filter` from those that the dataset may hold."""
 
     def __init__(self, exporter: Exporter, query: Query) -> None:
         self._query = query
@@ -109,7 +109,7 @@ class FirstPass:
                 self._seen.append(Eligible.of(item))
 
     def chosen(self) -> frozenset[str]:
-        return self._query.narrowing.choose(self._seen)
+        return self._query.session_filter.choose(self._seen)
 
 
 class DatasetWriter:
@@ -135,7 +135,7 @@ class DatasetWriter:
         self._near = NearDuplicates(query.near) if query.near else None
         self.contents: set[bytes] = set()  # digests of the rows that were written
         self._out = out or Path()
-        self._destination: Destination = NewFolder(out) if out is not None else Nowhere()
+        self._destination: Destination = NewFolder(out) if out is not None else DryRun()
         self._exporter = exporter
         self._query = query
         self._differs = differs
@@ -176,7 +176,7 @@ class DatasetWriter:
         split = self._query.split_of(items[0].task_id)
         with disk_errors(self._out):
             for index, row in enumerate(self._rows(items)):
-                if isinstance(row, Skipped):
+                if isinstance(row, SkippedItem):
                     self._skipped[row.reason] += 1
                     continue
                 try:
@@ -187,7 +187,7 @@ class DatasetWriter:
                         raise
                     self._failures.take(error, row.values.get("session_id") or items[0].session.id, index)
 
-    def _rows(self, items: Sequence[ExportItem]) -> list[Row | Skipped]:
+    def _rows(self, items: Sequence[ExportItem]) -> list[Row | SkippedItem]:
         """The format's rows for a group. Items for which it raises, even alone, are counted and left out."""
         try:
             return list(self._exporter.rows(items))
@@ -210,7 +210,7 @@ class DatasetWriter:
         return self._failures.count > before
 
     def _admits(self, item: ExportItem) -> bool:
-        """True if the dataset may hold this session and the narrowing selected it. Counts the others."""
+        """True if the dataset may hold this session and the session filter selected it. Counts the others."""
         reason: str | None = left_out(item) if self._exporter.for_training else None
         if reason is None or reason in self._query.include:
             file = self._query.held_out.overlap(item) if self._query.held_out is not None else None
@@ -285,7 +285,7 @@ class DatasetWriter:
                 "duplicates": query.duplicates,
                 "near_duplicates": query.near,
                 "strategy": query.strategy,
-                "narrowing": asdict(query.narrowing),
+                "narrowing": asdict(query.session_filter),
                 "grouping": asdict(query.grouping),
                 "held_out": query.held_out.files if query.held_out is not None else [],
                 "detectors": sorted({detector.kind for detector in query.detectors}),

@@ -20,7 +20,7 @@ NGRAM_WORDS = 13
 WORD = re.compile(r"\w+")
 
 
-class HeldOut:
+class NgramIndex:
     """The n-grams of files. Only their hashes are kept, of 8 bytes each."""
 
     def __init__(self, files: Sequence[Path], words: int = NGRAM_WORDS) -> None:

@@ -80,7 +80,7 @@ class NewFolder:
         shutil.rmtree(self._part, ignore_errors=True)
 
 
-class Nowhere:
+class DryRun:
     """Encodes rows, to find those that can't be encoded, and discards them."""
 
     def begin(self) -> None:

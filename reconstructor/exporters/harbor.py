@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, texts_behind, trained_spans
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, SkippedItem, texts_behind, trained_spans
 from rolltap.reconstructor.exporters.transitions import versions_of
 from rolltap.types import Segment
 
@@ -27,11 +27,11 @@ class Harbor:
     def schema(self) -> Mapping[str, str]:
         return {}
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             segments = sorted(item.rows, key=lambda segment: segment.agent != "")
             if not segments:
-                yield Skipped("no tokens that may be trained")
+                yield SkippedItem("no tokens that may be trained")
                 continue
             texts = texts_behind(item, [turn.call_id for segment in segments for turn in segment.turns])
             details = [rollout_detail(item, segment) for segment in segments]

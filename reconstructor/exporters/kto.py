@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, Skipped
+from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, SkippedItem
 from rolltap.reconstructor.exporters.conversation import MessageForm, rewarded, tools_text
 
 
@@ -34,10 +34,10 @@ class Kto(MessageForm):
             **LABEL_TYPES,
         }
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             outcome = rewarded(item)
-            if isinstance(outcome, Skipped):
+            if isinstance(outcome, SkippedItem):
                 yield outcome
             else:
                 reward, conversation = outcome

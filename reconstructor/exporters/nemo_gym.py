@@ -7,7 +7,6 @@ and reply, so a rollout with a break or with subagents has no row.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,8 +16,9 @@ from rolltap.reconstructor.exporters.base import (
     ExportItem,
     Message,
     Row,
-    Skipped,
+    SkippedItem,
     only_segment,
+    stable_number,
     texts_behind,
 )
 from rolltap.reconstructor.exporters.conversation import Conversation, as_text, content_text, conversations
@@ -39,15 +39,15 @@ class NemoGym:
     def schema(self) -> Mapping[str, str]:
         return {}
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for index, item in enumerate(group):
             segment = only_segment(item)
-            if isinstance(segment, Skipped):
+            if isinstance(segment, SkippedItem):
                 yield segment
             elif item.reward is None:
-                yield Skipped("no reward")
+                yield SkippedItem("no reward")
             elif not (readable := list(conversations(item))):
-                yield Skipped("a segment whose messages are not on record")
+                yield SkippedItem("a segment whose messages are not on record")
             else:
                 values = self._values(item, readable[0], index)
                 yield Row(values, texts=texts_behind(item, [turn.call_id for turn in segment.turns]))
@@ -73,18 +73,13 @@ class NemoGym:
             "tools": request["tools"],
         }
         return {
-            "_ng_task_index": task_index(item.group_id or item.session.id),
+            "_ng_task_index": stable_number(item.group_id or item.session.id),
             "_ng_rollout_index": index,
             "agent_ref": {"name": self.agent or item.harness or "agent"},
             "responses_create_params": request,
             "response": response,
             **item.labels(),
         }
-
-
-def task_index(name: str) -> int:
-    """A group's number: 48 bits of its id's hash, so that it does not depend on the other exported groups."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
 def _tokens(call: Call) -> dict[str, Any]:

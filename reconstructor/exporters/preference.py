@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, SkippedItem
 from rolltap.reconstructor.exporters.conversation import (
     Conversation,
     MessageForm,
@@ -49,14 +49,14 @@ class Preference(MessageForm):
             "task_id": "string",
         }
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         if group[0].group_id is None:
-            yield Skipped("belongs to no group")
+            yield SkippedItem("belongs to no group")
             return
         ranked: list[tuple[float, str, ExportItem, Conversation]] = []
         for item in group:
             outcome = rewarded(item)
-            if isinstance(outcome, Skipped):
+            if isinstance(outcome, SkippedItem):
                 yield outcome
             else:
                 reward, conversation = outcome
@@ -64,9 +64,9 @@ class Preference(MessageForm):
         ranked.sort(key=lambda entry: (-entry[0], entry[1]))
         for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
             if better[0] - worse[0] <= self.margin:
-                yield Skipped("pair whose rewards don't differ by more than the margin")
+                yield SkippedItem("pair whose rewards don't differ by more than the margin")
             elif not begin_alike(better[2:], worse[2:]):
-                yield Skipped("pair that doesn't begin alike")
+                yield SkippedItem("pair that doesn't begin alike")
             else:
                 yield self._pair(better, worse)
 

@@ -33,7 +33,7 @@ class Eligible:
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowing:
+class SessionFilter:
     """In this order: `best` rollouts of each task by reward, as many of each `balance`, `limit` in all. 0: no bound.
 
     Random choices follow a hash of `seed` and the session's id, so a higher limit keeps the sessions of a lower one.

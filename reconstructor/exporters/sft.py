@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, Skipped
+from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, SkippedItem
 from rolltap.reconstructor.exporters.conversation import (
     UNTRAINED,
     MessageForm,
@@ -48,11 +48,11 @@ class Sft(MessageForm):
             **LABEL_TYPES,
         }
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             item_conversations = list(conversations(item))
             if not item_conversations:
-                yield Skipped("no conversation that may be trained")
+                yield SkippedItem("no conversation that may be trained")
             for conversation in item_conversations:
                 tools = tools_text(conversation.tools)
                 rows = conversation.targets(self.targets, self)

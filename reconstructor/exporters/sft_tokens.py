@@ -16,7 +16,7 @@ from rolltap.reconstructor.exporters.base import (
     Container,
     ExportItem,
     Row,
-    Skipped,
+    SkippedItem,
     last_span,
     texts_behind,
 )
@@ -40,10 +40,10 @@ class SftTokens:
             **LABEL_TYPES,
         }
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             if not item.rows:
-                yield Skipped("no tokens that may be trained")
+                yield SkippedItem("no tokens that may be trained")
             for segment in item.rows:
                 end = last_span(segment).end
                 ids = segment.token_ids[:end]

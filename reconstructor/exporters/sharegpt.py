@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Message, Row, Skipped
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Message, Row, SkippedItem
 from rolltap.reconstructor.exporters.conversation import (
     UNTRAINED,
     Conversation,
@@ -49,7 +49,7 @@ class ShareGpt:
     def schema(self) -> Mapping[str, str]:
         return {}
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             for conversation in conversations(item):
                 rows = conversation.targets(self.targets, MessageForm(self.reasoning))
@@ -57,10 +57,10 @@ class ShareGpt:
                 if not rows:
                     yield UNTRAINED
 
-    def _row(self, item: ExportItem, conversation: Conversation, messages: Sequence[Message]) -> Row | Skipped:
+    def _row(self, item: ExportItem, conversation: Conversation, messages: Sequence[Message]) -> Row | SkippedItem:
         turns = share_gpt_turns(messages)
         if not alternates(turns):
-            return Skipped("turns don't alternate")
+            return SkippedItem("turns don't alternate")
         system = "\n\n".join(content_text(m) for m in messages if m["role"] == "system")
         tools = json.dumps([tool["function"] for tool in conversation.tools], ensure_ascii=False)
         values = {"conversations": turns, "system": system, "tools": tools, **item.labels()}

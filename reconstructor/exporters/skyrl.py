@@ -13,7 +13,7 @@ from rolltap.reconstructor.exporters.base import (
     Container,
     ExportItem,
     Row,
-    Skipped,
+    SkippedItem,
     last_span,
     texts_behind,
 )
@@ -36,10 +36,10 @@ class SkyRlSft:
             **LABEL_TYPES,
         }
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             if not item.rows:
-                yield Skipped("no tokens that may be trained")
+                yield SkippedItem("no tokens that may be trained")
             for segment in item.rows:
                 end = last_span(segment).end
                 ids, mask = segment.token_ids[:end], segment.loss_mask[:end].astype(np.int32)
@@ -68,10 +68,10 @@ class SkyRlRl:
             "extra_info": "inferred",
         }
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         task = TaskPrompt.of(group)
         if task is None:
-            yield Skipped("no conversation that may be trained")
+            yield SkippedItem("no conversation that may be trained")
             return
         values: dict[str, Any] = {
             "data_source": self.data_source,

@@ -8,14 +8,21 @@ weighs the rollout once.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, last_span, texts_behind
+from rolltap.reconstructor.exporters.base import (
+    Container,
+    ExportItem,
+    Row,
+    SkippedItem,
+    last_span,
+    stable_number,
+    texts_behind,
+)
 from rolltap.reconstructor.exporters.conversation import Conversation, content_text, conversations
 from rolltap.types import NO_VERSION, Finish, RolloutStatus, Segment
 
@@ -33,22 +40,17 @@ class Slime:
     def schema(self) -> Mapping[str, str]:
         return {}
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             if item.reward is None:
-                yield Skipped("no reward")
+                yield SkippedItem("no reward")
                 continue
             if not item.rows:
-                yield Skipped("no tokens that may be trained")
+                yield SkippedItem("no tokens that may be trained")
             texts = {id(each.segment): each for each in conversations(item)}
             for index, segment in enumerate(item.rows):
                 values = _sample(item, segment, index, texts.get(id(segment)))
                 yield Row(values, texts=texts_behind(item, [turn.call_id for turn in segment.turns]))
-
-
-def number(name: str) -> int:
-    """48 bits of an id's hash."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
 
 
 def _sample(item: ExportItem, segment: Segment, index: int, conversation: Conversation | None) -> dict[str, Any]:
@@ -58,9 +60,9 @@ def _sample(item: ExportItem, segment: Segment, index: int, conversation: Conver
     opening = conversation.opening if conversation is not None else 0
     group = item.group_id or item.session.id
     return {
-        "group_index": number(group),
-        "index": number(f"{item.session.id}:{index}"),
-        "rollout_id": number(item.session.id),
+        "group_index": stable_number(group),
+        "index": stable_number(f"{item.session.id}:{index}"),
+        "rollout_id": stable_number(item.session.id),
         "prompt": messages[:opening],
         "tokens": segment.token_ids[:end],
         "response": content_text(messages[-1]) if messages else "",

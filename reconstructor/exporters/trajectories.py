@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, Skipped, texts_behind
+from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, SkippedItem, texts_behind
 from rolltap.reconstructor.exporters.conversation import RecordedMessage, recorded_messages
 from rolltap.types import CallSpan, Segment
 
@@ -61,10 +61,10 @@ class Trajectories:
     def schema(self) -> Mapping[str, str]:
         return COLUMNS
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             if not item.trajectory.segments:
-                yield Skipped("no tokens on record")
+                yield SkippedItem("no tokens on record")
             facts = _Facts(item)
             for index, segment in enumerate(item.trajectory.segments):
                 yield _row(item, segment, index, facts)

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from rolltap.call_order import call_order
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped, texts_behind, trained_spans
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, SkippedItem, texts_behind, trained_spans
 from rolltap.types import NO_VERSION, Call, CallSpan, Int32, Segment
 
 
@@ -49,11 +49,11 @@ class Transitions:
             "done": "bool",
         }
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             steps = [(turn, segment) for segment in item.rows for turn in trained_spans(segment)]
             if not steps:
-                yield Skipped("no tokens that may be trained")
+                yield SkippedItem("no tokens that may be trained")
             order = {call_id: place for place, call_id in enumerate(call_order(item.trajectory))}
             steps.sort(key=lambda step: order[step[0].call_id])
             for agent in dict.fromkeys(turn.agent for turn, _ in steps):

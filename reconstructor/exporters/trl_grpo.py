@@ -13,7 +13,7 @@ from rolltap.reconstructor.exporters.base import (
     Container,
     ExportItem,
     Row,
-    Skipped,
+    SkippedItem,
     last_span,
     only_segment,
     texts_behind,
@@ -39,14 +39,14 @@ class TrlGrpo:
             **LABEL_TYPES,
         }
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             segment = only_segment(item)
-            if isinstance(segment, Skipped):
+            if isinstance(segment, SkippedItem):
                 yield segment
                 continue
             if item.reward is None:
-                yield Skipped("no reward")
+                yield SkippedItem("no reward")
                 continue
             start, end = segment.prompt_length, last_span(segment).end
             values: dict[str, Any] = {

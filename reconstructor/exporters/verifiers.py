@@ -11,7 +11,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Message, Row, Skipped, last_span, texts_behind
+from rolltap.reconstructor.exporters.base import (
+    Container,
+    ExportItem,
+    Message,
+    Row,
+    SkippedItem,
+    last_span,
+    texts_behind,
+)
 from rolltap.reconstructor.exporters.conversation import as_text, content_text, recorded_messages
 from rolltap.types import CallSpan, Finish, RolloutStatus, Segment
 
@@ -35,17 +43,17 @@ class Verifiers:
     def schema(self) -> Mapping[str, str]:
         return {}
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             graph = _Graph(item)
             for segment in item.rows:
                 if not graph.add(segment):
-                    yield Skipped("a segment whose messages are not on record")
+                    yield SkippedItem("a segment whose messages are not on record")
             if graph.nodes:
                 calls = [turn.call_id for segment in item.rows for turn in segment.turns]
                 yield Row(self._episode(item, graph), texts=texts_behind(item, calls))
             elif not item.rows:
-                yield Skipped("no tokens that may be trained")
+                yield SkippedItem("no tokens that may be trained")
 
     def _episode(self, item: ExportItem, graph: _Graph) -> dict[str, Any]:
         status = item.rollout.status if item.rollout is not None else RolloutStatus.SUCCEEDED

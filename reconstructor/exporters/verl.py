@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, Skipped
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, SkippedItem
 from rolltap.reconstructor.exporters.conversation import content_text, conversations
 
 
@@ -60,10 +60,10 @@ class VerlRl:
         }
         return columns | ({"agent_name": "string"} if self.agent else {})
 
-    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         task = TaskPrompt.of(group)
         if task is None:
-            yield Skipped("no conversation that may be trained")
+            yield SkippedItem("no conversation that may be trained")
             return
         values: dict[str, Any] = {
             "data_source": self.data_source,

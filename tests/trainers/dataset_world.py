@@ -8,7 +8,7 @@ from typing import Any
 
 from rolltap.engine.tiny import tokenizer as tiny
 from rolltap.reconstructor.exporters import exporter_named
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Skipped
+from rolltap.reconstructor.exporters.base import Container, ExportItem, SkippedItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.writers import FILES
 from rolltap.types import Finish
@@ -59,7 +59,7 @@ def written(
     file, reasons = FILES[container](path, exporter.schema()), []
     for group in groups:
         for row in exporter.rows(group):
-            if isinstance(row, Skipped):
+            if isinstance(row, SkippedItem):
                 reasons.append(row.reason)
             else:
                 file.write(row.values)

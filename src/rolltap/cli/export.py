@@ -26,12 +26,12 @@ from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
 from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, FirstPass, Query
-from rolltap.reconstructor.exporters.decontaminate import NGRAM_WORDS, HeldOut
+from rolltap.reconstructor.exporters.decontaminate import NGRAM_WORDS, NgramIndex
 from rolltap.reconstructor.exporters.grouping import Grouping
 from rolltap.reconstructor.exporters.increments import GrowingDataset
-from rolltap.reconstructor.exporters.narrowing import Narrowing
 from rolltap.reconstructor.exporters.redact import Detector, detectors_in, detectors_named
 from rolltap.reconstructor.exporters.select import parse_where
+from rolltap.reconstructor.exporters.session_filter import SessionFilter
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings, load_settings
 from rolltap.store_urls import store_url
@@ -64,7 +64,7 @@ class ExportJob:
             raise DatasetError("--near-duplicates compares with all rows, of which --state keeps no texts")
         if self.push:
             hub.check_token()
-        if self.query.narrowing and self.state is not None:
+        if self.query.session_filter and self.state is not None:
             raise DatasetError("--best, --balance and --limit choose among all sessions, which --state never sees")
         if self.query.grouping.score and self.state is not None:
             raise DatasetError("--score may come after a session's end, when --state has taken it; export anew instead")
@@ -139,8 +139,8 @@ def export(
         detectors=_detectors(detector or [], redact or []),
         shard_mb=shard_mb,
         strategy=strategy,
-        narrowing=Narrowing(best, balance, limit, seed),  # type: ignore[arg-type]
-        held_out=HeldOut(decontaminate, ngram) if decontaminate else None,
+        session_filter=SessionFilter(best, balance, limit, seed),  # type: ignore[arg-type]
+        held_out=NgramIndex(decontaminate, ngram) if decontaminate else None,
         grouping=Grouping(score, group_by),
     )
     settings = load_settings(config_path(config))
@@ -196,7 +196,7 @@ async def run_export(
     call_log = open_record(job.store)
     await call_log.start()
     try:
-        query = replace(job.query, chosen=await _chosen(call_log, job)) if job.query.narrowing else job.query
+        query = replace(job.query, chosen=await _chosen(call_log, job)) if job.query.session_filter else job.query
         with job.writer(query) as writer:
             sessions = 0
             groups = 0

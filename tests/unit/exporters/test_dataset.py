@@ -16,7 +16,7 @@ from datasets import load_dataset
 
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import exporter_named
-from rolltap.reconstructor.exporters.base import ExportItem, Rendered, Row, Skipped
+from rolltap.reconstructor.exporters.base import ExportItem, Rendered, Row, SkippedItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.redact import detectors_named
 from rolltap.reconstructor.exporters.select import parse_where
@@ -161,7 +161,7 @@ def test_a_row_that_cannot_be_written_is_named_and_the_others_are_there(many: li
 
 def test_a_group_loses_the_item_that_a_format_cannot_take_and_no_other(many: list[ExportItem], tmp_path: Path):
     class Picky(Sft):
-        def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+        def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
             for item in group:
                 yield from super().rows([item])
                 if item.session.id == "s01":
@@ -203,7 +203,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(many: list[ExportItem
     class Full(Sft):
         """A format whose second row the disk has no room for."""
 
-        def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | Skipped]:
+        def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
             yield from super().rows(group)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
-from rolltap.reconstructor.exporters.base import CallText, ExportItem, Row, Skipped
+from rolltap.reconstructor.exporters.base import CallText, ExportItem, Row, SkippedItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.types import (
     Call,
@@ -133,7 +133,7 @@ def texts_of(row: Mapping[str, Any]) -> Iterable[tuple[str, CallText]]:
         before.append(plain)
 
 
-def values(found: Iterable[Row | Skipped]) -> list[Any]:
+def values(found: Iterable[Row | SkippedItem]) -> list[Any]:
     """As they would stand in a file."""
     return [
         json.loads(

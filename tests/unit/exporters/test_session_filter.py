@@ -14,9 +14,9 @@ from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, FirstPass, Query
-from rolltap.reconstructor.exporters.decontaminate import HeldOut
-from rolltap.reconstructor.exporters.narrowing import Eligible, Narrowing
+from rolltap.reconstructor.exporters.decontaminate import NgramIndex
 from rolltap.reconstructor.exporters.select import parse_where
+from rolltap.reconstructor.exporters.session_filter import Eligible, SessionFilter
 
 from .world import World, lines, says, user
 
@@ -32,19 +32,19 @@ def sessions(count: int) -> list[Eligible]:
 def test_the_best_of_each_task_and_the_older_of_equals():
     rewards = {"a": 1.0, "b": 2.0, "c": 2.0, "d": None, "e": 0.0}
     found = [Eligible(name, "t", "pi", reward) for name, reward in rewards.items()]
-    assert Narrowing(best=1).choose(found) == {"b"}
-    assert Narrowing(best=2).choose(found) == {"b", "c"}
-    assert Narrowing(best=9).choose(found) == {"a", "b", "c", "e"}
+    assert SessionFilter(best=1).choose(found) == {"b"}
+    assert SessionFilter(best=2).choose(found) == {"b", "c"}
+    assert SessionFilter(best=9).choose(found) == {"a", "b", "c", "e"}
 
 
 def test_balance_takes_as_many_of_each():
-    chosen = Narrowing(balance="harness").choose(sessions(40))
+    chosen = SessionFilter(balance="harness").choose(sessions(40))
     kept = [session for session in sessions(40) if session.session_id in chosen]
     assert [sum(s.harness == name for s in kept) for name in ("codex", "pi")] == [10, 10]
 
 
 def test_a_limit_within_a_balance_is_balanced():
-    chosen = Narrowing(balance="task", limit=10).choose(sessions(43))
+    chosen = SessionFilter(balance="task", limit=10).choose(sessions(43))
     kept = [session for session in sessions(43) if session.session_id in chosen]
     assert [sum(s.task_id == f"t{i}" for s in kept) for i in range(5)] == [2] * 5
 
@@ -52,7 +52,7 @@ def test_a_limit_within_a_balance_is_balanced():
 @given(st.integers(1, 30), st.integers(0, 5), st.sampled_from(["", "harness", "task"]))
 def test_a_higher_limit_keeps_what_a_lower_one_had(limit: int, seed: int, balance: str):
     lower, higher = (
-        Narrowing(limit=bound, seed=seed, balance=balance).choose(sessions(40))  # type: ignore[arg-type]
+        SessionFilter(limit=bound, seed=seed, balance=balance).choose(sessions(40))  # type: ignore[arg-type]
         for bound in (limit, limit + 3)
     )
     assert lower <= higher
@@ -60,13 +60,13 @@ def test_a_higher_limit_keeps_what_a_lower_one_had(limit: int, seed: int, balanc
 
 
 def test_another_seed_draws_others():
-    assert Narrowing(limit=10).choose(sessions(40)) != Narrowing(limit=10, seed=1).choose(sessions(40))
+    assert SessionFilter(limit=10).choose(sessions(40)) != SessionFilter(limit=10, seed=1).choose(sessions(40))
 
 
 @pytest.mark.parametrize(("values", "message"), [({"balance": "colour"}, "--balance"), ({"limit": -1}, "--limit")])
 def test_what_cannot_be_chosen_by_is_named(values: dict, message: str):
     with pytest.raises(DatasetError, match=message):
-        Narrowing(**values)
+        SessionFilter(**values)
 
 
 def test_a_dataset_holds_what_was_chosen_of_what_where_keeps(world: World, tmp_path: Path):
@@ -74,7 +74,7 @@ def test_a_dataset_holds_what_was_chosen_of_what_where_keeps(world: World, tmp_p
         world.solved(f"s{i}", f"answer {i}").item(reward=float(i), task=f"t{i // 4}", group=f"g{i // 4}")
         for i in range(8)
     ]
-    query = Query(where=parse_where(["reward<7"]), narrowing=Narrowing(best=1))
+    query = Query(where=parse_where(["reward<7"]), session_filter=SessionFilter(best=1))
     assert chosen_rows(items, query, tmp_path / "out") == ["s3", "s6"]
 
 
@@ -106,7 +106,7 @@ def test_sessions_that_quote_a_held_out_file_stay_out_and_are_counted(suffix: st
     quoted = "Solve this. a TRAIN leaves the old station at noon, and meets another train after three hours of sleep"
     items = [asked(world, "quoted", quoted), asked(world, "near", QUESTION.replace("noon", "dawn")),
              asked(world, "clean", "Make a file.")]  # fmt: skip
-    with DatasetWriter(tmp_path / "out", exporter_named("sft"), Query(held_out=HeldOut([file]))) as writer:
+    with DatasetWriter(tmp_path / "out", exporter_named("sft"), Query(held_out=NgramIndex([file]))) as writer:
         for item in items:
             writer.add([item])
         manifest = writer.finish()
@@ -120,8 +120,8 @@ def test_fewer_words_find_more_and_a_short_text_counts_whole(world: World, tmp_p
     (tmp_path / "a.txt").write_text(QUESTION)
     (tmp_path / "b.jsonl").write_text('"Make a file!"\n')
     near = asked(world, "near", QUESTION.replace("noon", "dawn"))
-    assert HeldOut([tmp_path / "a.txt"], 5).overlap(near) == "a.txt"
-    held_out = HeldOut([tmp_path / "a.txt", tmp_path / "b.jsonl"])
+    assert NgramIndex([tmp_path / "a.txt"], 5).overlap(near) == "a.txt"
+    held_out = NgramIndex([tmp_path / "a.txt", tmp_path / "b.jsonl"])
     assert held_out.overlap(asked(world, "same", "make a file")) == "b.jsonl"
     assert held_out.overlap(asked(world, "longer", "Make a file of words.")) is None
 
@@ -130,4 +130,4 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / "bad.jsonl").write_text("{")
     for name in ("bad.jsonl", "missing.txt"):
         with pytest.raises(DatasetError, match=name):
-            HeldOut([tmp_path / name])
+            NgramIndex([tmp_path / name])

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer
 
-from rolltap.reconstructor.exporters.base import CallText, ExportItem, Message, Row, Skipped
+from rolltap.reconstructor.exporters.base import CallText, ExportItem, Message, Row, SkippedItem
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.types import (
     Call,
@@ -208,12 +208,12 @@ class World:
         return script
 
 
-def rows_of(found: Sequence[Row | Skipped]) -> list[dict[str, Any]]:
+def rows_of(found: Sequence[Row | SkippedItem]) -> list[dict[str, Any]]:
     return [dict(row.values) for row in found if isinstance(row, Row)]
 
 
-def reasons_of(found: Sequence[Row | Skipped]) -> list[str]:
-    return [row.reason for row in found if isinstance(row, Skipped)]
+def reasons_of(found: Sequence[Row | SkippedItem]) -> list[str]:
+    return [row.reason for row in found if isinstance(row, SkippedItem)]
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
