@@ -29,7 +29,7 @@ STEP = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedCheckpoint:
     """A whole checkpoint on disk, of the weights that are served as `version`."""
 
     step: int
@@ -53,7 +53,7 @@ class Checkpoints:
         for parent in (self._checkpoints, self._weights):
             sweep(parent)
 
-    def latest(self) -> Saved | None:
+    def latest(self) -> SavedCheckpoint | None:
         """The newest whole checkpoint. `CheckpointMismatch` if it is of another policy."""
         steps = _steps(self._checkpoints)
         if not steps:
@@ -66,7 +66,7 @@ class Checkpoints:
             raise _damaged(folder, ABOUT, error) from error
         if policy != self._policy:
             raise CheckpointMismatch(f"{folder} is of policy {policy!r}, not {self._policy!r}; give another --out")
-        return Saved(steps[-1], version, folder)
+        return SavedCheckpoint(steps[-1], version, folder)
 
     def due(self, step: int, last: bool) -> bool:
         return last or step % self._every == 0
@@ -82,7 +82,7 @@ class Checkpoints:
             (making / ABOUT).write_text(self._about(step, version), encoding="utf-8")
         return final
 
-    def renumber(self, saved: Saved, version: int) -> None:
+    def renumber(self, saved: SavedCheckpoint, version: int) -> None:
         """From now on the checkpoint's weights are `version`."""
         making = saved.folder / f".making-{ABOUT}"
         with making.open("w", encoding="utf-8") as file:
@@ -118,7 +118,7 @@ class Checkpoints:
                 remove_folder(self._weights / f"step-{step}")
 
 
-def load_optimiser(saved: Saved) -> dict[str, Any]:
+def load_optimiser(saved: SavedCheckpoint) -> dict[str, Any]:
     """The optimiser's state of a checkpoint. `CheckpointMismatch` if it can't be read."""
     try:
         state = torch.load(saved.folder / "optimiser.pt", weights_only=True, map_location="cpu")

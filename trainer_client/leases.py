@@ -129,7 +129,7 @@ class LeaseHolder:
             while True:
                 try:
                     if not self.acknowledge(step):
-                        log.error("a group is trained whose lease was lost: another trainer may have it, too")
+                        log.error("the lease of a trained group was lost; another trainer may train it too")
                     return
                 except (ServerUnreachable, StoreUnavailable) as error:
                     log.warning("trained groups are not acknowledged yet: %s", error.message)

@@ -38,7 +38,7 @@ from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Sink
 from rolltap.trainer_client.step import PolicyReading, Step
 from rolltap.trainer_client.teachers import scored_reading
-from rolltap.trainer_client.waiting import Say, WaitNotice
+from rolltap.trainer_client.waiting import PrintLine, WaitNotice
 from rolltap.trainer_client.worker import RankWorker
 
 LEASE_WAIT_S = 5.0
@@ -59,7 +59,7 @@ class StepPlan:
 
 
 class Trainer:
-    """One training run, made by the lead of `ranks`. `say` prints a line about a long wait.
+    """One training run, made by the lead of `ranks`. `print_line` prints a line about a long wait.
 
     Setting `stopping` ends it after the step under way, with a checkpoint.
     """
@@ -70,12 +70,12 @@ class Trainer:
         client: TrainerClient,
         ranks: Ranks,
         sinks: Sequence[Sink] = (),
-        say: Say = lambda line: None,
+        print_line: PrintLine = lambda line: None,
     ) -> None:
         self.settings = settings
         self.client = client
         self.sinks = sinks
-        self._say = say
+        self._print_line = print_line
         self.stopping = False
         self.checkpoints = Checkpoints(
             settings.out,
@@ -147,8 +147,8 @@ class Trainer:
     def _gather(self, leases: LeaseHolder) -> bool:
         """Leases a step's groups, and those that the recipe wants again; False if `stopping` came first."""
         with self._clock.part("wait"):
-            notice = WaitNotice(self.client, self.settings.policy, self._say)
-            complete = leases.gather(self.settings.groups, lambda: self.stopping, notice.tell)
+            notice = WaitNotice(self.client, self.settings.policy, self._print_line)
+            complete = leases.gather(self.settings.groups, lambda: self.stopping, notice.report_wait)
             if complete and (replayed := self._recipe.replay(self.step + 1)) is not None:
                 leases.gather_replayed(replayed.count, replayed.filter)
         return complete
@@ -199,7 +199,7 @@ class Trainer:
             except EngineUnavailable as error:
                 if self.stopping:
                     return
-                self._say(f"waiting to set the control of {self.settings.policy}: {error.message}")
+                self._print_line(f"waiting to set the control of {self.settings.policy}: {error.message}")
 
     def _train(self, leases: LeaseHolder) -> StepReport | None:
         """One step on the leased groups; None if no weights came of it.

@@ -49,7 +49,7 @@ def add_adapters(model: Any, settings: LoraSettings) -> None:
     ]
     if foreign:
         more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        raise ConfigError(f"trainer.lora.targets: only linear layers get adapters; {foreign[0]}{more} is none")
+        raise ConfigError(f"trainer.lora.targets: only linear layers get adapters; {foreign[0]}{more} is not one")
 
 
 def _groups(model: Any) -> dict[str, list[str]]:

@@ -75,7 +75,7 @@ class WeightSender:
         group = f"rolltap-{uuid.uuid4().hex[:12]}"
         buckets = tuple(_buckets(weights))
         ranks = client.ranks(policy)
-        order = Order(
+        request = SendRequest(
             Rendezvous("127.0.0.1", self._settings.port, group, 1 + ranks, self._backend, self._settings.timeout_s),
             str(self._device),
             buckets,
@@ -84,10 +84,10 @@ class WeightSender:
         assert pipes.stdin is not None
         assert pipes.stdout is not None
         try:
-            port = self._open_group(pipes.stdin, pipes.stdout, order)
+            port = self._open_group(pipes.stdin, pipes.stdout, request)
             feeder = threading.Thread(target=_feed, args=(pipes.stdin, weights), daemon=True)
             feeder.start()
-            client.receive(policy, self._transfer(client, order, name, port))
+            client.receive(policy, self._transfer(client, request, name, port))
             feeder.join()
             if not pipes.stdout.readline():
                 self.close()
@@ -95,20 +95,20 @@ class WeightSender:
             self.close()
             raise
 
-    def _open_group(self, stdin: IO[bytes], stdout: IO[bytes], order: Order) -> int:
-        """Has the process open the group of `order`; returns the port at which it waits for the others."""
+    def _open_group(self, stdin: IO[bytes], stdout: IO[bytes], request: SendRequest) -> int:
+        """Has the process open the group of `request`; returns the port at which it waits for the others."""
         try:
-            stdin.write(json.dumps(asdict(order)).encode() + b"\n")
+            stdin.write(json.dumps(asdict(request)).encode() + b"\n")
             stdin.flush()
         except BrokenPipeError:
             raise TrainerError("the process that sends weights has died") from None
         line = stdout.readline()
         if not line:
-            raise TrainerError(f"the process that sends weights could not open port {order.rendezvous.port}")
+            raise TrainerError(f"the process that sends weights could not open port {request.rendezvous.port}")
         return int(line)
 
-    def _transfer(self, client: TrainerClient, order: Order, name: WeightsName, port: int) -> Transfer:
-        rendezvous = order.rendezvous
+    def _transfer(self, client: TrainerClient, request: SendRequest, name: WeightsName, port: int) -> Transfer:
+        rendezvous = request.rendezvous
         return Transfer(
             version=name.version,
             digest=name.digest,
@@ -118,7 +118,7 @@ class WeightSender:
             world_size=rendezvous.world_size,
             backend=self._backend,
             timeout_s=rendezvous.timeout_s,
-            buckets=list(order.buckets),
+            buckets=list(request.buckets),
             **client.caller,
         )
 
@@ -145,7 +145,7 @@ class WeightsName:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SendRequest:
     """What the process is to send: the bytes of the buckets' tensors follow, without anything between them."""
 
     rendezvous: Rendezvous
@@ -193,25 +193,25 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     while line := sys.stdin.buffer.readline():
-        _carry_out(_order_of(line), sys.stdin.buffer, answers)
+        _carry_out(_request_of(line), sys.stdin.buffer, answers)
 
 
-def _order_of(line: bytes) -> Order:
+def _request_of(line: bytes) -> SendRequest:
     fields = json.loads(line)
     buckets = tuple(Bucket(**bucket) for bucket in fields["buckets"])
-    return Order(Rendezvous(**fields["rendezvous"]), fields["device"], buckets)
+    return SendRequest(Rendezvous(**fields["rendezvous"]), fields["device"], buckets)
 
 
-def _carry_out(order: Order, source: BinaryIO, answers: TextIO) -> None:
-    rendezvous = order.rendezvous
+def _carry_out(request: SendRequest, source: BinaryIO, answers: TextIO) -> None:
+    rendezvous = request.rendezvous
     store = TCPStore(
         rendezvous.address, rendezvous.port, is_master=True, timeout=rendezvous.timeout, wait_for_workers=False
     )
     print(store.port, file=answers, flush=True)
     with WeightGroup(rendezvous, 0, store) as group:
-        for bucket in order.buckets:
+        for bucket in request.buckets:
             for dtype, shape in zip(bucket.dtypes, bucket.shapes, strict=True):
-                group.broadcast(_read(source, dtype_of(dtype), shape).to(order.device))
+                group.broadcast(_read(source, dtype_of(dtype), shape).to(request.device))
     print("sent", file=answers, flush=True)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from rolltap.trainer_client.annotating import CLIPPED
-from rolltap.trainer_client.checkpoint import Saved, load_optimiser
+from rolltap.trainer_client.checkpoint import SavedCheckpoint, load_optimiser
 from rolltap.trainer_client.collate import Batch
 from rolltap.trainer_client.find_recipe import fingerprint, make_recipe, restore
 from rolltap.trainer_client.learner import Learner, Readout
@@ -29,7 +29,7 @@ from rolltap.trainer_client.settings import TrainerSettings
 class RankWorker:
     """The learner of this rank and the step under way. `saved` is the lead's checkpoint, None where the run begins."""
 
-    def __init__(self, settings: TrainerSettings, ranks: Ranks, saved: Saved | None) -> None:
+    def __init__(self, settings: TrainerSettings, ranks: Ranks, saved: SavedCheckpoint | None) -> None:
         saved = ranks.from_lead(saved)
         self.recipe = make_recipe(settings.recipe, settings.options)
         self.learner = Learner(saved.folder if saved else settings.model, settings, ranks, self.recipe)

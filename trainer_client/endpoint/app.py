@@ -27,8 +27,8 @@ from starlette.routing import Route
 from rolltap.errors import ConfigError, RolltapError
 from rolltap.trainer_client.endpoint.bodies import PREFIX
 from rolltap.trainer_client.endpoint.client_routes import ClientRoutes
-from rolltap.trainer_client.endpoint.lanes import Promises
-from rolltap.trainer_client.endpoint.model import Base
+from rolltap.trainer_client.endpoint.lanes import PendingResults
+from rolltap.trainer_client.endpoint.model import BaseModelInfo
 from rolltap.trainer_client.endpoint.samplers import Samplers
 from rolltap.trainer_client.endpoint.sampling_routes import SamplingRoutes
 from rolltap.trainer_client.endpoint.saved import Library
@@ -48,15 +48,15 @@ class TinkerEndpoint:
     `models` is the most models in training. `samplers` is the most engines that stay loaded while idle.
     """
 
-    def __init__(self, base: Base, library: Library, key: str, *, models: int = 4, samplers: int = 2) -> None:
+    def __init__(self, base: BaseModelInfo, library: Library, key: str, *, models: int = 4, samplers: int = 2) -> None:
         self.library = library
         self.sessions = Sessions(models)
-        self.promises = Promises()
+        self.results = PendingResults()
         self.samplers = Samplers(samplers)
         parts = (
-            ClientRoutes(base, library, self.sessions, self.promises),
-            TrainingRoutes(base, library, self.sessions, self.promises),
-            SamplingRoutes(base, library, self.sessions, self.promises, self.samplers),
+            ClientRoutes(base, library, self.sessions, self.results),
+            TrainingRoutes(base, library, self.sessions, self.results),
+            SamplingRoutes(base, library, self.sessions, self.results, self.samplers),
         )
         routes = [
             Route(PREFIX + path, handler, methods=[method]) for part in parts for method, path, handler in part.routes()
@@ -68,7 +68,7 @@ class TinkerEndpoint:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         self.library.tidy()
         yield
-        await self.promises.close()
+        await self.results.close()
         await self.samplers.close()
 
     def serve(self, listener: socket.socket) -> None:
@@ -106,4 +106,4 @@ async def _on_error(http: Request, error: Exception) -> Response:
 
 async def _on_http_error(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"detail": f"{http.method} {http.url.path} is not done here"}, error.status_code)
+    return JSONResponse({"detail": f"{http.method} {http.url.path} is not supported here"}, error.status_code)

@@ -11,8 +11,8 @@ from tinker import types
 
 from rolltap.errors import NotFound
 from rolltap.trainer_client.endpoint.bodies import Handler, parse, read, reply
-from rolltap.trainer_client.endpoint.lanes import Promises
-from rolltap.trainer_client.endpoint.model import Base
+from rolltap.trainer_client.endpoint.lanes import PendingResults
+from rolltap.trainer_client.endpoint.model import BaseModelInfo
 from rolltap.trainer_client.endpoint.saved import SCHEME, Library, moment, parse_path
 from rolltap.trainer_client.endpoint.sessions import Sessions
 
@@ -25,8 +25,8 @@ class WeightsPath(BaseModel):
 
 
 class ClientRoutes:
-    def __init__(self, base: Base, library: Library, sessions: Sessions, promises: Promises) -> None:
-        self._base, self._library, self._sessions, self._promises = base, library, sessions, promises
+    def __init__(self, base: BaseModelInfo, library: Library, sessions: Sessions, results: PendingResults) -> None:
+        self._base, self._library, self._sessions, self._results = base, library, sessions, results
 
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
         yield "GET", "/healthz", self.health
@@ -89,56 +89,56 @@ class ClientRoutes:
         """Ends a session. Its saved weights stay."""
         session = http.path_params["session"]
         self._sessions.end(session)
-        self._promises.forget(session)
+        self._results.forget(session)
         return JSONResponse({})
 
     async def weights_info(self, http: Request) -> Response:
         path = parse(await read(http), WeightsPath).tinker_path
-        about = self._library.about(parse_path(path, "weights"))
+        metadata = self._library.metadata(parse_path(path, "weights"))
         return reply(
             types.WeightsInfoResponse(
-                base_model=about.base_model,
-                is_lora=about.rank > 0,
-                lora_rank=about.rank or None,
-                train_unembed=about.train_unembed,
-                train_mlp=about.train_mlp,
-                train_attn=about.train_attn,
+                base_model=metadata.base_model,
+                is_lora=metadata.rank > 0,
+                lora_rank=metadata.rank or None,
+                train_unembed=metadata.train_unembed,
+                train_mlp=metadata.train_mlp,
+                train_attn=metadata.train_attn,
             )
         )
 
     async def training_run(self, http: Request) -> Response:
         model = http.path_params["model"]
-        saved = [(weights, about) for weights, about in self._library.all(model) if weights.model == model]
+        saved = [(weights, metadata) for weights, metadata in self._library.all(model) if weights.model == model]
         run = self._sessions.known(model)
         if run is None and not saved:
             raise NotFound(f"no model {model!r}: it is not in training, and nothing is saved of it")
-        about = run.about if run is not None else saved[-1][1]
+        metadata = run.metadata if run is not None else saved[-1][1]
         last = {
             kind: max(
-                (self._library.checkpoint(weights, about) for weights, about in saved if weights.kind == kind),
+                (self._library.checkpoint(weights, metadata) for weights, metadata in saved if weights.kind == kind),
                 key=_time,
                 default=None,
             )
             for kind in ("weights", "sampler_weights")
         }
-        times = [about.created for _, about in saved] + ([run.used] if run is not None else [])
+        times = [metadata.created for _, metadata in saved] + ([run.used] if run is not None else [])
         return reply(
             types.TrainingRun(
                 training_run_id=model,
-                base_model=about.base_model,
+                base_model=metadata.base_model,
                 model_owner="rolltap",
-                is_lora=about.rank > 0,
-                lora_rank=about.rank or None,
+                is_lora=metadata.rank > 0,
+                lora_rank=metadata.rank or None,
                 last_request_time=moment(max(times)),
                 last_checkpoint=last["weights"],
                 last_sampler_checkpoint=last["sampler_weights"],
-                user_metadata=about.run_metadata,
+                user_metadata=metadata.run_metadata,
             )
         )
 
     async def checkpoints(self, http: Request) -> Response:
         saved = self._library.all(http.path_params["model"])
-        checkpoints = [self._library.checkpoint(weights, about) for weights, about in saved]
+        checkpoints = [self._library.checkpoint(weights, metadata) for weights, metadata in saved]
         return reply(types.CheckpointsListResponse(checkpoints=checkpoints))
 
     async def delete(self, http: Request) -> Response:
@@ -149,7 +149,7 @@ class ClientRoutes:
     async def retrieve(self, http: Request) -> Response:
         """The result of a request. Answers 408 if there is none after `POLL_S`, upon which the SDK polls again."""
         id = parse(await read(http), types.FutureRetrieveRequest).request_id
-        result = await self._promises.wait(id, POLL_S)
+        result = await self._results.wait(id, POLL_S)
         if result is None:
             return JSONResponse({"type": "try_again", "request_id": id, "queue_state": "active"}, 408)
         return Response(result.body, media_type=result.media_type)

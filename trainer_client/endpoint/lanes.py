@@ -63,7 +63,7 @@ class ResultBody:
         return cls(msgspec.json.encode({"error": message, "category": str(category)}))
 
 
-class Promises:
+class PendingResults:
     """The requests of all clients by id, and their results.
 
     Results over `MOST_BYTES` in total are dropped, the oldest first. Has the thread that does all training.
@@ -116,7 +116,7 @@ class Promises:
             done, _ = await asyncio.wait([self._pending[id]], timeout=seconds)
             return next(iter(done)).result() if done else None
         if id in self._digests:
-            raise ResultGone(f"{id}: the result was kept for a while, and is no longer")
+            raise ResultGone(f"{id}: the result has expired")
         raise NotFound(f"{id}: no such request; the service may have been started anew")
 
     def forget(self, session: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from rolltap.errors import ConfigError
 from rolltap.model_folders import download_hint
 from rolltap.trainer_client.endpoint.app import KEY_PREFIX, TinkerEndpoint
-from rolltap.trainer_client.endpoint.model import Base
+from rolltap.trainer_client.endpoint.model import BaseModelInfo
 from rolltap.trainer_client.endpoint.saved import Library
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.run import locked
@@ -33,7 +33,7 @@ def run(settings: TrainerSettings, name: str, address: tuple[str, int], key: str
         )
     if settings.compute.threads:
         torch.set_num_threads(settings.compute.threads)
-    base = Base(name or str(settings.model.resolve()), settings, Ranks.of_environment(settings.compute.device))
+    base = BaseModelInfo(name or str(settings.model.resolve()), settings, Ranks.of_environment(settings.compute.device))
     if base.ranks.size > 1:
         raise ConfigError("this service runs in one process, not under torchrun")
     with locked(settings.out), socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:

@@ -24,11 +24,11 @@ from tinker.proto import tinker_public_pb2 as pb
 
 from rolltap.errors import CheckpointMismatch, InvalidRequest
 from rolltap.trainer_client import architectures
-from rolltap.trainer_client.checkpoint import Saved, load_optimiser
+from rolltap.trainer_client.checkpoint import SavedCheckpoint, load_optimiser
 from rolltap.trainer_client.collate import Batch, predicting
 from rolltap.trainer_client.endpoint.losses import Config, TinkerLoss, find_loss
 from rolltap.trainer_client.endpoint.messages import Example, config_of, examples
-from rolltap.trainer_client.endpoint.saved import ABOUT, About
+from rolltap.trainer_client.endpoint.saved import METADATA_FILE, SavedMetadata
 from rolltap.trainer_client.learner import Learner
 from rolltap.trainer_client.packing import Pack, PackedRow, Packer
 from rolltap.trainer_client.ranks import Ranks
@@ -40,7 +40,7 @@ TARGETS = "target_tokens"
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseModelInfo:
     """The base model: the name that clients use for it, the settings of its training, and the ranks."""
 
     name: str
@@ -57,16 +57,16 @@ class Base:
         if name != self.name:
             raise InvalidRequest(f"base_model: {name!r} is not served here; {self.name!r} is", param="base_model")
 
-    def settings_for(self, about: About) -> TrainerSettings:
-        """The settings with adapters of the rank and on the layers in `about`. Rank 0 trains all weights.
+    def settings_for(self, metadata: SavedMetadata) -> TrainerSettings:
+        """The settings with adapters of the rank and on the layers in `metadata`. Rank 0 trains all weights.
 
-        Raises `InvalidRequest` if `about` selects no layers.
+        Raises `InvalidRequest` if `metadata` selects no layers.
         """
-        parts = {"mlp": about.train_mlp, "attention": about.train_attn, "unembedding": about.train_unembed}
+        parts = {"mlp": metadata.train_mlp, "attention": metadata.train_attn, "unembedding": metadata.train_unembed}
         targets = tuple(name for name, trainable in parts.items() if trainable)
         if not targets:
             raise InvalidRequest("lora_config: nothing is to be trained", param="lora_config")
-        lora = self.settings.lora.model_copy(update={"rank": about.rank, "targets": targets})
+        lora = self.settings.lora.model_copy(update={"rank": metadata.rank, "targets": targets})
         return self.settings.model_copy(update={"lora": lora})
 
 
@@ -78,12 +78,18 @@ class TrainedModel:
     """
 
     def __init__(
-        self, base: Base, about: About, seed: int | None, state: Path | None = None, *, optimiser: bool = False
+        self,
+        base: BaseModelInfo,
+        metadata: SavedMetadata,
+        seed: int | None,
+        state: Path | None = None,
+        *,
+        optimiser: bool = False,
     ) -> None:
-        self.base, self.about = base, about
-        settings = base.settings_for(about)
+        self.base, self.metadata = base, metadata
+        settings = base.settings_for(metadata)
         torch.manual_seed(torch.seed() % 2**63 if seed is None else seed)
-        model_in_state = state is not None and not about.rank  # with adapters, a state has only the adapters
+        model_in_state = state is not None and not metadata.rank  # with adapters, a state has only the adapters
         self.learner = Learner(state if model_in_state and state else settings.model, settings, base.ranks)
         if state is not None:
             self._restore(state, optimiser=optimiser)
@@ -131,7 +137,7 @@ class TrainedModel:
             if not self._has_gradient:
                 raise InvalidRequest("no step: there is no gradient; send forward_backward before")
             if not isinstance(params, types.AdamParams):
-                raise InvalidRequest(f"no step: {params.type} is not done here, AdamParams are")
+                raise InvalidRequest(f"no step: {params.type} is not supported here, AdamParams is")
             adam = _adamw_settings(params)
             norm = self.learner.clip(params.grad_clip_norm or math.inf)
             if not math.isfinite(norm):
@@ -146,7 +152,7 @@ class TrainedModel:
         self.learner.forget()
         self._failure, self._has_gradient = "", False
 
-    def save_state(self, folder: Path, about: About) -> None:
+    def save_state(self, folder: Path, metadata: SavedMetadata) -> None:
         """Saves what training needs to go on: the weights (with a rank, only the adapters) and the optimiser's state.
 
         A gradient that no step has applied is not saved. `folder` appears only when it is complete.
@@ -154,24 +160,24 @@ class TrainedModel:
         learner = self.learner
         has_optimiser = bool(learner.optimiser.state)  # before the first step, torch would make one to read the state
         with whole_folder(folder) as temporary:
-            if not self.about.rank:
+            if not self.metadata.rank:
                 save_model(learner.model, learner.weights(), temporary, self.base.settings.model)
             if has_optimiser:
                 torch.save(learner.state(), temporary / "optimiser.pt")
-            elif self.about.rank:
+            elif self.metadata.rank:
                 torch.save(learner.adapters(), temporary / "adapters.pt")
-            self._describe(temporary, about, has_optimiser=has_optimiser)
+            self._describe(temporary, metadata, has_optimiser=has_optimiser)
 
-    def save_sampler(self, folder: Path, about: About) -> None:
+    def save_sampler(self, folder: Path, metadata: SavedMetadata) -> None:
         """Saves a model folder that any engine can load, with the adapters merged into the weights."""
         with whole_folder(folder) as temporary:
             save_model(self.learner.model, self.learner.weights(), temporary, self.base.settings.model)
-            self._describe(temporary, about, has_optimiser=False)
+            self._describe(temporary, metadata, has_optimiser=False)
 
-    def _describe(self, folder: Path, about: About, *, has_optimiser: bool) -> None:
-        """Writes `about`, with the time of creation, beside the weights."""
-        about = msgspec.structs.replace(about, created=time.time(), has_optimiser=has_optimiser)
-        (folder / ABOUT).write_bytes(msgspec.json.encode(about))
+    def _describe(self, folder: Path, metadata: SavedMetadata, *, has_optimiser: bool) -> None:
+        """Writes `metadata`, with the time of creation, beside the weights."""
+        metadata = msgspec.structs.replace(metadata, created=time.time(), has_optimiser=has_optimiser)
+        (folder / METADATA_FILE).write_bytes(msgspec.json.encode(metadata))
 
     def _restore(self, state: Path, *, optimiser: bool) -> None:
         """Loads the adapters from the folder `state` and, with `optimiser`, the optimiser's state if one was saved.
@@ -179,13 +185,13 @@ class TrainedModel:
         Raises `CheckpointMismatch` if they do not fit.
         """
         if (state / "optimiser.pt").exists():
-            saved = load_optimiser(Saved(0, 0, state))
+            saved = load_optimiser(SavedCheckpoint(0, 0, state))
             if optimiser:
                 self.learner.restore(saved)
                 return
             adapters = saved.get("adapters")
         else:
-            adapters = torch.load(state / "adapters.pt", weights_only=True) if self.about.rank else None
+            adapters = torch.load(state / "adapters.pt", weights_only=True) if self.metadata.rank else None
         if adapters is None:
             return
         try:

@@ -127,7 +127,7 @@ def sample_work(request: types.SampleRequest, model: Path) -> SampleWork:
     """
     for name in NOT_DONE:
         if getattr(request, name):
-            raise InvalidRequest(f"{name} is not done here", param=name)
+            raise InvalidRequest(f"{name} is not supported here", param=name)
     params = request.sampling_params
     stop = [params.stop] if isinstance(params.stop, str) else params.stop
     strings = [entry for entry in stop or () if isinstance(entry, str)]

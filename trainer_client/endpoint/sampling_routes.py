@@ -12,8 +12,8 @@ from tinker import types
 
 from rolltap.errors import InvalidRequest
 from rolltap.trainer_client.endpoint.bodies import Handler, parse, promise, read, reply
-from rolltap.trainer_client.endpoint.lanes import Promises, ResultBody
-from rolltap.trainer_client.endpoint.model import Base
+from rolltap.trainer_client.endpoint.lanes import PendingResults, ResultBody
+from rolltap.trainer_client.endpoint.model import BaseModelInfo
 from rolltap.trainer_client.endpoint.samplers import Samplers, sample_work
 from rolltap.trainer_client.endpoint.saved import Library, parse_path
 from rolltap.trainer_client.endpoint.sessions import SamplerSource, Sessions
@@ -25,10 +25,10 @@ class CancelRequest(BaseModel):
 
 class SamplingRoutes:
     def __init__(
-        self, base: Base, library: Library, sessions: Sessions, promises: Promises, samplers: Samplers
+        self, base: BaseModelInfo, library: Library, sessions: Sessions, results: PendingResults, samplers: Samplers
     ) -> None:
         self._base, self._library, self._sessions = base, library, sessions
-        self._promises, self._samplers = promises, samplers
+        self._results, self._samplers = results, samplers
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
@@ -43,7 +43,7 @@ class SamplingRoutes:
         session = self._sessions.find(request.session_id)
         if request.model_path is not None:
             saved = parse_path(request.model_path, "sampler_weights")
-            self._library.about(saved)
+            self._library.metadata(saved)
             source = SamplerSource(self._library.folder(saved), saved.path)
         else:
             self._base.check_name(request.base_model or "")
@@ -65,12 +65,12 @@ class SamplingRoutes:
         folder = self._sessions.sampler(request.sampling_session_id).folder
         work = sample_work(request, self._base.settings.model)
         id = f"{request.sampling_session_id}:{request.seq_id}"
-        if self._promises.expect(id, body):
+        if self._results.expect(id, body):
 
             async def run() -> ResultBody:
                 return ResultBody.protobuf(await self._samplers.sample(folder, work, id))
 
-            self._tasks[id] = self._promises.settle(id, run())
+            self._tasks[id] = self._results.settle(id, run())
             self._tasks[id].add_done_callback(lambda _: self._tasks.pop(id, None))
         return promise(id, sequence_ids=[f"{id}:{number}" for number in range(request.num_samples)])
 

@@ -21,7 +21,7 @@ from rolltap.errors import InvalidRequest, NotFound
 from rolltap.trainer_client.weights import remove_folder, sweep
 
 Kind = Literal["weights", "sampler_weights"]
-SCHEME, ABOUT = "tinker://", "tinker.json"
+SCHEME, METADATA_FILE = "tinker://", "tinker.json"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 EPHEMERAL = "ephemeral-"
 """The prefix of snapshots that the client did not name. The service removes them all when it starts."""
@@ -30,8 +30,8 @@ KEPT = 4
 """The number of unnamed snapshots of a model that stay, the newest ones."""
 
 
-class About(msgspec.Struct, frozen=True):
-    """The description of saved weights, in the file `ABOUT` beside them.
+class SavedMetadata(msgspec.Struct, frozen=True):
+    """The description of saved weights, in the file `METADATA_FILE` beside them.
 
     `rank` 0 means that all weights are trained. `created` and `expires` are in seconds since the epoch. `user_metadata`
     is what the client gave with these weights, `run_metadata` what it gave when it created the model.
@@ -96,17 +96,17 @@ class Library:
 
     def expire(self) -> None:
         """Removes the weights whose expiry has passed."""
-        for saved, about in list(self.all()):
-            if about.expires is not None and about.expires < time.time():
+        for saved, metadata in list(self.all()):
+            if metadata.expires is not None and metadata.expires < time.time():
                 remove_folder(self.folder(saved))
 
     def folder(self, saved: SavedWeights) -> Path:
         return self.root / saved.model / saved.kind / saved.name
 
-    def about(self, saved: SavedWeights) -> About:
+    def metadata(self, saved: SavedWeights) -> SavedMetadata:
         """The description of saved weights. Raises `NotFound` if they do not exist."""
         try:
-            return msgspec.json.decode((self.folder(saved) / ABOUT).read_bytes(), type=About)
+            return msgspec.json.decode((self.folder(saved) / METADATA_FILE).read_bytes(), type=SavedMetadata)
         except (OSError, msgspec.DecodeError) as error:
             raise NotFound(f"{saved.path}: nothing is saved there, or no longer") from error
 
@@ -124,7 +124,7 @@ class Library:
 
     def remove(self, saved: SavedWeights) -> None:
         """Removes saved weights. Raises `NotFound` if they do not exist."""
-        self.about(saved)
+        self.metadata(saved)
         remove_folder(self.folder(saved))
 
     def forget_snapshots(self, model: str) -> None:
@@ -133,23 +133,23 @@ class Library:
         for folder in sorted(folders, key=lambda path: int(path.name.removeprefix(EPHEMERAL)))[:-KEPT]:
             remove_folder(folder)
 
-    def all(self, model: str = "*") -> Iterator[tuple[SavedWeights, About]]:
+    def all(self, model: str = "*") -> Iterator[tuple[SavedWeights, SavedMetadata]]:
         """All saved weights, or those of `model`, sorted by path within each kind. `model` is a glob pattern."""
         for kind in get_args(Kind):
-            for file in sorted(self.root.glob(f"{model}/{kind}/*/{ABOUT}")):
+            for file in sorted(self.root.glob(f"{model}/{kind}/*/{METADATA_FILE}")):
                 saved = SavedWeights(file.parents[2].name, kind, file.parent.name)
-                yield saved, self.about(saved)
+                yield saved, self.metadata(saved)
 
-    def checkpoint(self, saved: SavedWeights, about: About) -> types.Checkpoint:
+    def checkpoint(self, saved: SavedWeights, metadata: SavedMetadata) -> types.Checkpoint:
         """The entry in the SDK's list of checkpoints."""
         return types.Checkpoint(
             checkpoint_id=f"{saved.kind}/{saved.name}",
             checkpoint_type="training" if saved.kind == "weights" else "sampler",
-            time=moment(about.created),
+            time=moment(metadata.created),
             tinker_path=saved.path,
             size_bytes=sum(file.stat().st_size for file in self.folder(saved).iterdir()),
-            user_metadata=about.user_metadata,
-            expires_at=None if about.expires is None else moment(about.expires),
+            user_metadata=metadata.user_metadata,
+            expires_at=None if metadata.expires is None else moment(metadata.expires),
         )
 
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.trainer_client.endpoint.lanes import RequestLane
 from rolltap.trainer_client.endpoint.model import TrainedModel
-from rolltap.trainer_client.endpoint.saved import About
+from rolltap.trainer_client.endpoint.saved import SavedMetadata
 
 SILENT_S = 60.0
 """A session without a request for this many seconds may be ended if its room is needed.
@@ -37,7 +37,7 @@ class TrainingRun:
     """A model of a client. `model` is None until it has loaded. `used` is the time of the last request to it."""
 
     id: str
-    about: About
+    metadata: SavedMetadata
     lane: RequestLane = field(default_factory=RequestLane)
     model: TrainedModel | None = None
     used: float = field(default_factory=time.time)

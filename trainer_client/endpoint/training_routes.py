@@ -19,10 +19,10 @@ from tinker import types
 
 from rolltap.errors import InvalidRequest
 from rolltap.trainer_client.endpoint.bodies import Handler, parse, promise, read, reply
-from rolltap.trainer_client.endpoint.lanes import Promises, ResultBody
+from rolltap.trainer_client.endpoint.lanes import PendingResults, ResultBody
 from rolltap.trainer_client.endpoint.messages import read_loss_request, write_loss_output
-from rolltap.trainer_client.endpoint.model import Base, TrainedModel
-from rolltap.trainer_client.endpoint.saved import EPHEMERAL, About, Kind, Library, SavedWeights, parse_path
+from rolltap.trainer_client.endpoint.model import BaseModelInfo, TrainedModel
+from rolltap.trainer_client.endpoint.saved import EPHEMERAL, Kind, Library, SavedMetadata, SavedWeights, parse_path
 from rolltap.trainer_client.endpoint.sessions import SamplerSource, Sessions, TrainingRun
 
 MOST_RANK = 1024
@@ -38,8 +38,8 @@ class Numbered(BaseModel):
 
 
 class TrainingRoutes:
-    def __init__(self, base: Base, library: Library, sessions: Sessions, promises: Promises) -> None:
-        self._base, self._library, self._sessions, self._promises = base, library, sessions, promises
+    def __init__(self, base: BaseModelInfo, library: Library, sessions: Sessions, results: PendingResults) -> None:
+        self._base, self._library, self._sessions, self._results = base, library, sessions, results
 
     def routes(self) -> Iterator[tuple[str, str, Handler]]:
         yield "POST", "/create_model", self.create
@@ -56,23 +56,23 @@ class TrainingRoutes:
         request = parse(body, types.CreateModelRequest)
         self._base.check_name(request.base_model)
         _check_optimiser(request.optimizer_config)
-        about, seed = About(self._base.name, rank=0), None
+        metadata, seed = SavedMetadata(self._base.name, rank=0), None
         if request.lora_config is not None:
             lora = request.lora_config
-            about, seed = (
-                About(self._base.name, lora.rank, lora.train_mlp, lora.train_attn, lora.train_unembed),
+            metadata, seed = (
+                SavedMetadata(self._base.name, lora.rank, lora.train_mlp, lora.train_attn, lora.train_unembed),
                 lora.seed,
             )
-        about = msgspec.structs.replace(about, run_metadata=request.user_metadata)
-        if not 0 <= about.rank <= MOST_RANK:
-            raise InvalidRequest(f"lora_config: the rank is {about.rank}; 0 (all weights) to {MOST_RANK} are taken")
-        self._base.settings_for(about)
-        build = partial(TrainedModel, self._base, about, seed)
-        return self._begin(f"{request.session_id}:train:{request.model_seq_id}", body, about, build)
+        metadata = msgspec.structs.replace(metadata, run_metadata=request.user_metadata)
+        if not 0 <= metadata.rank <= MOST_RANK:
+            raise InvalidRequest(f"lora_config: the rank is {metadata.rank}; 0 (all weights) to {MOST_RANK} are taken")
+        self._base.settings_for(metadata)
+        build = partial(TrainedModel, self._base, metadata, seed)
+        return self._begin(f"{request.session_id}:train:{request.model_seq_id}", body, metadata, build)
 
     async def info(self, http: Request) -> Response:
         run = self._sessions.run(parse(await read(http), types.GetInfoRequest).model_id)
-        rank, name = run.about.rank, self._base.name
+        rank, name = run.metadata.rank, self._base.name
         data = types.ModelData(arch=self._base.config["architectures"][0], model_name=name, tokenizer_id=name)
         return reply(
             types.GetInfoResponse(
@@ -86,9 +86,9 @@ class TrainingRoutes:
         request = parse(body, types.LoadWeightsRequest)
         if request.session_id is None:
             return self._queue(request.model_id or "", request.seq_id or 0, body, self._load_into)
-        about, build = self._builder(request)
-        about = msgspec.structs.replace(about, run_metadata=request.user_metadata)
-        return self._begin(f"{request.session_id}:train:{request.model_seq_id}", body, about, build)
+        metadata, build = self._builder(request)
+        metadata = msgspec.structs.replace(metadata, run_metadata=request.user_metadata)
+        return self._begin(f"{request.session_id}:train:{request.model_seq_id}", body, metadata, build)
 
     async def forward_backward(self, http: Request) -> Response:
         body = await read(http)
@@ -103,7 +103,7 @@ class TrainingRoutes:
     def _save(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
         request = parse(body, types.SaveWeightsRequest)
         saved = _saved_weights(run, "weights", request.path or f"{request.seq_id}")
-        model.save_state(self._library.reserve_name(saved, overwrite=request.overwrite), _about(run, request))
+        model.save_state(self._library.reserve_name(saved, overwrite=request.overwrite), _metadata(run, request))
         return ResultBody.of(types.SaveWeightsResponse(path=saved.path, type="save_weights"))
 
     def _save_for_sampler(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
@@ -111,7 +111,7 @@ class TrainingRoutes:
         request = parse(body, types.SaveWeightsForSamplerRequest)
         saved = _saved_weights(run, "sampler_weights", request.path or f"{EPHEMERAL}{request.seq_id}")
         folder = self._library.reserve_name(saved)
-        model.save_sampler(folder, _about(run, request))
+        model.save_sampler(folder, _metadata(run, request))
         if request.sampling_session_seq_id is None:
             return ResultBody.of(types.SaveWeightsForSamplerResponseInternal(path=saved.path))
         self._library.forget_snapshots(run.id)
@@ -122,13 +122,13 @@ class TrainingRoutes:
     def _load_into(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
         """Replaces the run's model by one with the saved weights. Raises `InvalidRequest` if the ranks differ."""
         request = parse(body, types.LoadWeightsRequest)
-        about, build = self._builder(request)
-        if model.about.rank != about.rank:
-            raise InvalidRequest(f"{request.path}: of rank {about.rank}; this model's is {model.about.rank}")
+        metadata, build = self._builder(request)
+        if model.metadata.rank != metadata.rank:
+            raise InvalidRequest(f"{request.path}: of rank {metadata.rank}; this model's is {model.metadata.rank}")
         run.model = build()
         return ResultBody.of(types.LoadWeightsResponse(path=request.path, model_id=run.id))
 
-    def _builder(self, request: types.LoadWeightsRequest) -> tuple[About, Callable[[], TrainedModel]]:
+    def _builder(self, request: types.LoadWeightsRequest) -> tuple[SavedMetadata, Callable[[], TrainedModel]]:
         """The description of the saved weights, and a function that builds a model from them.
 
         Raises `InvalidRequest` or `NotFound` if they can't be loaded here.
@@ -138,12 +138,12 @@ class TrainingRoutes:
         if request.optimizer_config is not None:
             _check_optimiser(request.optimizer_config)
         saved = parse_path(request.path, "weights")
-        about = self._library.about(saved)
-        self._base.check_name(request.base_model or about.base_model)
+        metadata = self._library.metadata(saved)
+        self._base.check_name(request.base_model or metadata.base_model)
         folder = self._library.folder(saved)
-        return about, partial(TrainedModel, self._base, about, None, folder, optimiser=request.optimizer)
+        return metadata, partial(TrainedModel, self._base, metadata, None, folder, optimiser=request.optimizer)
 
-    def _begin(self, id: str, body: bytes, about: About, build: Callable[[], TrainedModel]) -> Response:
+    def _begin(self, id: str, body: bytes, metadata: SavedMetadata, build: Callable[[], TrainedModel]) -> Response:
         """Registers a new model with this id, and queues `build`. A repeat of the request only gets the promise again.
 
         Raises `InvalidRequest` if too many models are in training.
@@ -151,8 +151,8 @@ class TrainingRoutes:
         session = self._sessions.of(id)
         if id not in session.runs:
             self._sessions.make_room()
-        if self._promises.expect(f"{id}:new", body):
-            run = session.runs[id] = TrainingRun(id, about)
+        if self._results.expect(f"{id}:new", body):
+            run = session.runs[id] = TrainingRun(id, metadata)
 
             def work() -> ResultBody:
                 try:
@@ -162,7 +162,7 @@ class TrainingRoutes:
                     raise
                 return ResultBody(msgspec.json.encode({"model_id": id}))
 
-            self._promises.compute(f"{id}:new", work)
+            self._results.compute(f"{id}:new", work)
         return promise(f"{id}:new", id)
 
     async def _in_turn(self, work: Work, http: Request) -> Response:
@@ -182,8 +182,8 @@ class TrainingRoutes:
             assert run.model is not None
             return work(run, run.model, body)
 
-        if self._promises.expect(id, body):
-            run.lane.add(number, partial(self._promises.compute, id, run_work))
+        if self._results.expect(id, body):
+            run.lane.add(number, partial(self._results.compute, id, run_work))
         return promise(id, run.id)
 
 
@@ -202,13 +202,17 @@ def _saved_weights(run: TrainingRun, kind: Kind, name: str) -> SavedWeights:
     return parse_path(SavedWeights(run.id, kind, name).path, kind)
 
 
-def _about(run: TrainingRun, request: types.SaveWeightsRequest | types.SaveWeightsForSamplerRequest) -> About:
+def _metadata(
+    run: TrainingRun, request: types.SaveWeightsRequest | types.SaveWeightsForSamplerRequest
+) -> SavedMetadata:
     """The run's description with the request's expiry and metadata."""
     expires = None if request.ttl_seconds is None else time.time() + request.ttl_seconds
-    return msgspec.structs.replace(run.about, expires=expires, user_metadata=request.user_metadata)
+    return msgspec.structs.replace(run.metadata, expires=expires, user_metadata=request.user_metadata)
 
 
 def _check_optimiser(config: types.OptimizerConfig) -> None:
     """Raises `InvalidRequest` for any optimiser except AdamW."""
     if config.type != "adamw":
-        raise InvalidRequest(f"optimizer_config: {config.type!r} is not done here, adamw is", param="optimizer_config")
+        raise InvalidRequest(
+            f"optimizer_config: {config.type!r} is not supported here, adamw is", param="optimizer_config"
+        )

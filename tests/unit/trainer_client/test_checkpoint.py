@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rolltap.errors import CheckpointMismatch
-from rolltap.trainer_client.checkpoint import Checkpoints, Saved, load_optimiser
+from rolltap.trainer_client.checkpoint import Checkpoints, SavedCheckpoint, load_optimiser
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.learner import Learner
 from rolltap.trainer_client.network import load_model
@@ -36,7 +36,7 @@ def made(model: Path, **optimiser: Any) -> Learner:
     return Learner(model, settings, Ranks(0, 1, torch.device("cpu")))
 
 
-def saved(checkpoints: Checkpoints, learner: Learner, *steps: int) -> Saved:
+def saved(checkpoints: Checkpoints, learner: Learner, *steps: int) -> SavedCheckpoint:
     for step in steps:
         checkpoints.save(step, step, learner.model, learner.weights(), learner.state())
     latest = checkpoints.latest()
@@ -82,7 +82,7 @@ def test_an_optimiser_that_is_something_else_is_named(model: Path, checkpoints: 
     folder = saved(checkpoints, made(model), 1).folder
     (folder / "optimiser.pt").write_bytes(content)
     with pytest.raises(CheckpointMismatch, match=str(folder)):
-        load_optimiser(Saved(1, 1, folder))
+        load_optimiser(SavedCheckpoint(1, 1, folder))
 
 
 def write_half(folder: Path) -> None:

@@ -19,7 +19,7 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.endpoint.app import keyed
 from rolltap.trainer_client.endpoint.main import kept_key
-from rolltap.trainer_client.endpoint.saved import ABOUT, Library, SavedWeights
+from rolltap.trainer_client.endpoint.saved import METADATA_FILE, Library, SavedWeights
 from rolltap.trainer_client.endpoint.sessions import SILENT_S
 
 from .tinkering import KEY, Service, datum, serving
@@ -165,8 +165,8 @@ def test_names_are_taken_once_and_may_run_out(service: Service) -> None:
     path = client.save_state("one", overwrite=True, ttl_seconds=3600).result().path
     library = service.endpoint.library
     saved = SavedWeights(client.model_id, "weights", "one")
-    assert 3500 < (library.about(saved).expires or 0) - time.time() < 3700
-    about = library.folder(saved) / ABOUT
+    assert 3500 < (library.metadata(saved).expires or 0) - time.time() < 3700
+    about = library.folder(saved) / METADATA_FILE
     about.write_text(json.dumps({**json.loads(about.read_text()), "expires": 1.0}))
     client.save_state("two").result()
     with pytest.raises(tinker.NotFoundError, match="nothing is saved there, or no longer"):
@@ -178,7 +178,7 @@ def test_names_are_taken_once_and_may_run_out(service: Service) -> None:
     [
         ({"base_model": "Qwen/Qwen3-8B"}, "base_model: 'Qwen/Qwen3-8B' is not served here; '.*weights' is"),
         ({"rank": 5000}, "the rank is 5000; 0 .* to 1024 are taken"),
-        ({"optimizer": types.DimuonOptimizerConfig()}, "'dimuon' is not done here, adamw is"),
+        ({"optimizer": types.DimuonOptimizerConfig()}, "'dimuon' is not supported here, adamw is"),
     ],
 )
 def test_models_that_can_not_be_made(service: Service, options: dict[str, Any], message: str) -> None:
@@ -247,7 +247,7 @@ def test_samples_end_at_a_string(service: Service) -> None:
         ({"sampling_params": {"stop": ["end", ""]}}, "stop: an empty string ends nothing"),
         ({"sampling_params": {"temperature": -1.0}}, "temperature"),
         ({"num_samples": 65}, "`int` <= 64"),
-        ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k is not done here"),
+        ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k is not supported here"),
         ({"prompt": {"chunks": [{"type": "image", "data": "aGk=", "format": "png"}]}}, "prompt: only text here"),
     ],
 )
@@ -293,6 +293,6 @@ def test_expired_weights_go_at_the_start(tmp_path: Path) -> None:
     for name, expires in (("old", 1.0), ("new", time.time() + 100)):
         folder = library.reserve_name(SavedWeights("m", "weights", name))
         folder.mkdir()
-        (folder / ABOUT).write_text(json.dumps({"base_model": "b", "rank": 2, "expires": expires}))
+        (folder / METADATA_FILE).write_text(json.dumps({"base_model": "b", "rank": 2, "expires": expires}))
     library.tidy()
     assert [saved.name for saved, _ in library.all()] == ["new"]

@@ -86,7 +86,7 @@ def test_a_line_comes_after_some_seconds_and_then_now_and_then(url: str, monkeyp
     notice = WaitNotice(TrainerClient(url, KEY, "trainer"), "policy", lines.append)
     counts = []
     for now in (105.0, 111.0, 116.0, 172.0, 177.0):  # noqa: B007  the clock reads it
-        notice.tell(1)
+        notice.report_wait(1)
         counts.append(len(lines))
     assert counts == [0, 1, 1, 2, 2]
 

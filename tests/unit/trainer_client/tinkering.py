@@ -16,7 +16,7 @@ import uvicorn
 from tinker import types
 
 from rolltap.trainer_client.endpoint.app import TinkerEndpoint
-from rolltap.trainer_client.endpoint.model import Base, TrainedModel
+from rolltap.trainer_client.endpoint.model import BaseModelInfo, TrainedModel
 from rolltap.trainer_client.endpoint.saved import Library
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.settings import load_trainer_settings
@@ -56,7 +56,7 @@ class Service:
 @contextmanager
 def serving(model: Path, out: Path, name: str = "", **limits: int) -> Iterator[Service]:
     settings = load_trainer_settings(None, key="", policy="tinker", model=model, out=out)
-    base = Base(name or str(model), settings, Ranks.of_environment("cpu"))
+    base = BaseModelInfo(name or str(model), settings, Ranks.of_environment("cpu"))
     endpoint = TinkerEndpoint(base, Library(out), KEY, **limits)
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
