@@ -15,16 +15,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rolltap.errors import CheckpointMismatch, ConfigError
-from rolltap.plugins import known_names, lookup
+from rolltap.plugins import lookup
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes import RECIPES
 
 ENTRY_POINTS = "rolltap.recipes"
-
-
-def recipe_names() -> list[str]:
-    """Our recipes and those of installed packages."""
-    return known_names(RECIPES, ENTRY_POINTS)
 
 
 def recipe_class(name: str) -> type[Recipe]:
@@ -82,13 +77,13 @@ def _own_code(module: ModuleType) -> list[str]:
     """The syntax of the module, and of those of its folder that it imports, directly or by one another."""
     folder, waiting, trees = Path(module.__file__ or "").parent, [module], dict[Path, str]()
     while waiting:
-        one = waiting.pop()
-        path = Path(getattr(one, "__file__", None) or "")
+        imported = waiting.pop()
+        path = Path(getattr(imported, "__file__", None) or "")
         if path in trees or folder not in path.parents:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
         trees[path] = ast.dump(tree)
-        waiting += [sys.modules[name] for name in _imported(tree, one.__package__ or "") if name in sys.modules]
+        waiting += [sys.modules[name] for name in _imported(tree, imported.__package__ or "") if name in sys.modules]
     return [f"{path.relative_to(folder)}: {trees[path]}" for path in sorted(trees)]
 
 
@@ -114,9 +109,11 @@ def _of_file(path: Path) -> type[Recipe]:
         spec.loader.exec_module(module)
     except Exception as failure:  # foreign code: whatever its import raises
         raise ConfigError(f"the recipe {path} can't be loaded: {failure!r}") from failure
-    own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-    recipes = [one for one in own if issubclass(one, Recipe)]
+    classes = [
+        value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    recipes = [candidate for candidate in classes if issubclass(candidate, Recipe)]
     if len(recipes) != 1:
-        names = ", ".join(one.__name__ for one in recipes) or "none"
+        names = ", ".join(recipe.__name__ for recipe in recipes) or "none"
         raise ConfigError(f"{path} has to define one class that derives from Recipe; it has: {names}")
     return recipes[0]

@@ -83,10 +83,11 @@ class Learner:
             self.reference = _placed(PolicyNetwork(frozen.train()), dtype, ranks)
         self._readable = recipe.networks()
         self.read_networks: dict[str, PolicyNetwork] = {}
-        for name, one in self._readable.items():
-            other = load_model(Path(one.folder) if one.folder else settings.model, torch.float32).requires_grad_(False)
-            heads = recipe.heads if one.decay is not None else {}
-            if one.decay is not None and other.config.tie_word_embeddings != model.config.tie_word_embeddings:
+        for name, readable in self._readable.items():
+            source = Path(readable.folder) if readable.folder else settings.model
+            other = load_model(source, torch.float32).requires_grad_(False)
+            heads = recipe.heads if readable.decay is not None else {}
+            if readable.decay is not None and other.config.tie_word_embeddings != model.config.tie_word_embeddings:
                 raise ConfigError(
                     f"the recipe's network {name!r} follows the policy and has one weight for embedding and "
                     "projection: leave the vocabulary's projection out of lora.targets"
@@ -123,11 +124,11 @@ class Learner:
     @torch.no_grad()
     def update_followers(self, step: int) -> None:
         """After `step`: networks that follow the policy do so, heads included, adapters as what they add to weights."""
-        for name, one in self._readable.items():
-            if one.decay is not None and step % one.every == 0:
+        for name, readable in self._readable.items():
+            if readable.decay is not None and step % readable.every == 0:
                 policy = self._plain()
                 for weight, followed in self.read_networks[name].named_parameters():
-                    followed.data.lerp_(policy[weight].data, 1 - one.decay)
+                    followed.data.lerp_(policy[weight].data, 1 - readable.decay)
 
     def _plain(self) -> dict[str, Tensor]:
         """The policy's weights and heads by name, adapters merged into them."""
@@ -195,8 +196,8 @@ class Learner:
             state["adapters"] = self.adapters()
         if self.network.heads:
             state["heads"] = distributed_state.get_model_state_dict(self.network.heads, options=WHOLE)
-        for name, one in self._readable.items():
-            if one.decay is not None:
+        for name, readable in self._readable.items():
+            if readable.decay is not None:
                 followed = self.read_networks[name]
                 state[f"network {name}"] = distributed_state.get_model_state_dict(followed, options=WHOLE)
         return state
@@ -251,8 +252,8 @@ def _of_heads(names: Collection[str], heads: dict[str, Any], state: dict[str, An
         return not weight.startswith("heads.") or weight.split(".")[1] in names
 
     groups = [group for group in state["param_groups"] if all(map(is_of_names, group["params"]))]
-    weights = {name: one for name, one in state["state"].items() if is_of_names(name)}
-    return {name: one for name, one in heads.items() if is_of_names(f"heads.{name}")}, {
+    weights = {name: value for name, value in state["state"].items() if is_of_names(name)}
+    return {name: head for name, head in heads.items() if is_of_names(f"heads.{name}")}, {
         **state,
         "state": weights,
         "param_groups": groups,

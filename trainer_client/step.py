@@ -114,12 +114,12 @@ class Credit:
 
     def weighted(self, weights: Sequence[NDArray[Any]]) -> Credit:
         """The same with weights, multiplied with those that it has."""
-        own = self.weights or tuple(np.ones_like(one) for one in self.advantages)
+        own = self.weights or tuple(np.ones_like(row) for row in self.advantages)
         return replace(self, weights=tuple(np.float32(a * b) for a, b in zip(own, weights, strict=True)))
 
     def carrying(self, **extra: Sequence[NDArray[Any]]) -> Credit:
         """The same with more arrays for the loss."""
-        added = {name: tuple(np.asarray(one, np.float32) for one in arrays) for name, arrays in extra.items()}
+        added = {name: tuple(np.asarray(row, np.float32) for row in arrays) for name, arrays in extra.items()}
         return replace(self, extra={**self.extra, **added})
 
 
@@ -143,14 +143,14 @@ class Step:
         return [
             coder.encode(rollout.hint, add_special_tokens=False).ids
             if isinstance(rollout.hint, str) and coder is not None
-            else [int(one) for one in rollout.hint]
+            else [int(token) for token in rollout.hint]
             for rollout in self.rollouts
         ]
 
     def texts(self, turn: StepTurn, *, observed: bool = False) -> list[str]:
         """What each trained (or observed) token of the turn says. A character of several tokens is no text in any."""
         ids = turn.observed if observed else self.rows[turn.row].segment.token_ids[turn.places]
-        return [self._coder.decode([one], skip_special_tokens=False) for one in ids.tolist()]
+        return [self._coder.decode([token], skip_special_tokens=False) for token in ids.tolist()]
 
     @cached_property
     def _coder(self) -> Any:
@@ -159,9 +159,9 @@ class Step:
     def hinted(self) -> list[RowView]:
         """Every row of a rollout that has a hint, with the hint's ids in front of it."""
         return [
-            RowView(_prefixed(one.segment, ids), one.row, one.places)
-            for one in self.views()
-            if (ids := self.hint_ids[self.rows[one.row].rollout])
+            RowView(_prefixed(row_view.segment, ids), row_view.row, row_view.places)
+            for row_view in self.views()
+            if (ids := self.hint_ids[self.rows[row_view.row].rollout])
         ]
 
     @cached_property
@@ -304,7 +304,7 @@ def view(
 
 def check_credit(credit: Credit, step: Step) -> None:
     """`AlignmentError` names the array, rollout and turn of what is misaligned or not a finite number."""
-    named = {"advantages": credit.advantages, **{f"extra[{name!r}]": one for name, one in credit.extra.items()}}
+    named = {"advantages": credit.advantages, **{f"extra[{name!r}]": arrays for name, arrays in credit.extra.items()}}
     if credit.weights is not None:
         named["weights"] = credit.weights
     for name, arrays in named.items():

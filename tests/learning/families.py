@@ -60,7 +60,7 @@ class Play:
         """The jobs, done right: what a teacher sees before the conversation."""
         return "".join(
             f"<|im_start|>user\n{job.task.instruction}<|im_end|>\n<|im_start|>assistant\n"
-            f"{tool_call(job.task.solution)}<|im_end|>\n"
+            f"{tool_call(job.task.fill(job.task.kind.command))}<|im_end|>\n"
             for job in self.jobs
         )
 

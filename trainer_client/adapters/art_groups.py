@@ -57,23 +57,20 @@ class ArtTrainer:
         """Trains from ART's current step to the settings' last step."""
         with self.feed.leasing(self.settings.vocabulary):
             step = await self.model.get_step()
-            self.feed.connect(self._note(step) if step else None, step, self._tokenizer)
+            self.feed.connect(self.feed.version_folder(step) if step else None, step, self._tokenizer)
             self.feed.serve(self._weights(step))
             while step < self.settings.steps:
                 groups, _ = self.feed.next_rows(self._check, self.settings.temperature)
                 if not self.feed.acknowledge(step + 1):
                     continue
                 version = self.feed.version + 1
-                write_version(self._note(step + 1), self.feed.settings.policy, version)
+                write_version(self.feed.version_folder(step + 1), self.feed.settings.policy, version)
                 reply = await self.backend.train(self.model, groups_of(groups), **self.settings.options)
                 if reply.step != step + 1 or reply.checkpoint_path is None:
                     raise TrainerError(f"ART made step {reply.step} of {step + 1}, checkpoint {reply.checkpoint_path}")
                 step = reply.step
                 self.feed.push(Path(reply.checkpoint_path), version)
                 await self.model.log(split="train", metrics={**reply.metrics, **staleness_of(groups)}, step=step)
-
-    def _note(self, step: int) -> Path:
-        return self.feed.out / f"checkpoint-{step}"
 
     def _weights(self, step: int) -> Path:
         """ART's checkpoint of the step; before there is one, the base model."""

@@ -87,6 +87,10 @@ class Feed:
         finally:
             self._holder = None
 
+    def version_folder(self, step: int, prefix: str = "checkpoint") -> Path:
+        """The folder with the weight version of the trainer's own checkpoint of `step`."""
+        return self.out / f"{prefix}-{step}"
+
     def connect(self, checkpoint: Path | None, step: int, tokenizer: Any) -> None:
         """Rewinds the server to the trainer's starting point: `checkpoint` of `step`, or the initial model. Call
         `serve` or `push_start` next: a push may have been cut off, and left the engines paused.

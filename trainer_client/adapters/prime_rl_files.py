@@ -67,11 +67,15 @@ class LeasedOrchestrator:
                 if step > self.step:
                     shutil.rmtree(settings.output_dir / folder / f"step_{step}")
         with self.feed.leasing(settings.vocabulary, longest=settings.seq_len):
-            self.feed.connect(self._note(self.step) if self.step else None, self.step, self._tokenizer)
+            self.feed.connect(
+                self.feed.version_folder(self.step, "rolltap") if self.step else None, self.step, self._tokenizer
+            )
             self.feed.serve(self._weights(self.step) if self.step else settings.model)
             while self.step < settings.steps:
                 groups, rows = self.feed.next_rows(self._recipe, settings.temperature)
-                write_version(self._note(self.step + 1), self.feed.settings.policy, self.feed.version + 1)
+                write_version(
+                    self.feed.version_folder(self.step + 1, "rolltap"), self.feed.settings.policy, self.feed.version + 1
+                )
                 if not self.feed.acknowledge(self.step + 1):
                     continue
                 self.step += 1
@@ -113,10 +117,6 @@ class LeasedOrchestrator:
                 raise TrainerError(f"prime-rl wrote no {folder}/STABLE in {self.settings.weights_timeout:g} s")
             time.sleep(0.05)
         return folder
-
-    def _note(self, step: int) -> Path:
-        """The folder with the weight version of the trainer's checkpoint of `step`."""
-        return self.feed.out / f"rolltap-{step}"
 
 
 def sample_of(row: TrainedRow, temperature: float) -> TrainingSample:

@@ -68,19 +68,16 @@ class Pushes(TrainingCallback):
 
     def on_train_start(self, trainer: Any, callback_input: Any, control: Any) -> None:
         step = trainer.global_step
-        self.feed.connect(self._note(step) if step else None, step, trainer.tokenizer)
+        self.feed.connect(self.feed.version_folder(step) if step else None, step, trainer.tokenizer)
         self.feed.serve(self._saved(trainer, self.feed.version))
 
     def on_step_end(self, trainer: Any, callback_input: Any, control: Any) -> None:
         """Before SkyRL's checkpoint of the step, which is complete without it."""
         version = self.feed.version + 1
-        write_version(self._note(trainer.global_step), self.feed.settings.policy, version)
+        write_version(self.feed.version_folder(trainer.global_step), self.feed.settings.policy, version)
         folder = self._saved(trainer, version)
         self.feed.push(folder, version)
         prune(folder.parent)
-
-    def _note(self, step: int) -> Path:
-        return self.feed.out / f"checkpoint-{step}"
 
     def _saved(self, trainer: Any, version: int) -> Path:
         through = self.feed.settings.through

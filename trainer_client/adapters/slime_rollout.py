@@ -64,7 +64,7 @@ class LeasedSource(DataSource):
         """Called by slime before the step after `rollout_id`, which is -1 for a new run."""
         step = 0 if rollout_id is None else rollout_id + 1
         tokenizer = AutoTokenizer.from_pretrained(self.args.hf_checkpoint)
-        self.feed.connect(self.note(step) if step else None, step, tokenizer)
+        self.feed.connect(self.feed.version_folder(step, "rolltap") if step else None, step, tokenizer)
         self.feed.serve(self._weights(step - 1) if step else Path(self.args.hf_checkpoint))
 
     def save(self, rollout_id: int) -> None:
@@ -76,13 +76,13 @@ class LeasedSource(DataSource):
         with self.feed.leasing(self.vocabulary):
             while True:
                 groups, rows = self.feed.next_rows(self.recipe, self.args.rollout_temperature)
-                write_version(self.note(rollout_id + 1), self.feed.settings.policy, self.feed.version + 1)
+                write_version(
+                    self.feed.version_folder(rollout_id + 1, "rolltap"),
+                    self.feed.settings.policy,
+                    self.feed.version + 1,
+                )
                 if self.feed.acknowledge(rollout_id + 1):
                     return groups, rows
-
-    def note(self, step: int) -> Path:
-        """The folder with the weight version of slime's checkpoint of `step`."""
-        return self.feed.out / f"rolltap-{step}"
 
     def _weights(self, rollout_id: int) -> Path:
         return Path(self.args.save_hf.format(rollout_id=rollout_id))

@@ -11,42 +11,29 @@ without a hint have only GRPO's loss.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rolltap.trainer_client.hinted_teacher import HintedTeacher
 from rolltap.trainer_client.loss import MOST_LOG_RATIO
-from rolltap.trainer_client.recipe import Pass, Recipe
-from rolltap.trainer_client.step import POLICY, Credit, Step
+from rolltap.trainer_client.recipe import Pass
+from rolltap.trainer_client.step import POLICY, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rolltap.trainer_client.collate import Batch
-    from rolltap.trainer_client.loss import PolicyLoss, Terms
     from rolltap.trainer_client.network import Predictions
 
 
-def distance(logprobs_M: Tensor, teacher_M: Tensor) -> Tensor:
-    """e^(-l) - 1 + l of each token: l = .2 → .0187, so that with rho 1.1 the term is .0206."""
-    difference_M = (logprobs_M - teacher_M).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
-    return (-difference_M).exp() - 1 + difference_M
-
-
 @dataclass
-class SkillSD(Recipe):
-    needs = ("hints",)
+class SkillSD(HintedTeacher):
     strength: float = 0.001
 
     def passes(self, step: Step) -> Mapping[str, Pass]:
         return {"teacher": Pass(POLICY, step.hinted())}
 
-    def credit(self, step: Step) -> Credit:
-        return super().credit(step).carrying(teacher=step.readings["teacher"].logprobs, hinted=step.has_hint)
-
-    def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
-        terms = policy_loss(predicted, batch)
+    def distance(self, predicted: Predictions, batch: Batch) -> Tensor:
+        """l = .2 and rho = 1.1 → .0206."""
         ratio_M = (predicted.logprobs_M - batch.logprobs_M).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO).exp()
-        apart_M = ratio_M * distance(predicted.logprobs_M, batch.extra["teacher"])
-        return replace(
-            terms, loss=terms.loss + self.strength * (apart_M * batch.extra["hinted"] * batch.weights_M).sum()
-        )
+        return ratio_M * super().distance(predicted, batch)

@@ -12,17 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from rolltap.trainer_client.recipe import Pass, ReadNetwork, Recipe
-from rolltap.trainer_client.recipes.skill_sd import distance
-from rolltap.trainer_client.step import Credit, Step
-
-if TYPE_CHECKING:
-    from rolltap.trainer_client.collate import Batch
-    from rolltap.trainer_client.loss import PolicyLoss, Terms
-    from rolltap.trainer_client.network import Predictions
+from rolltap.trainer_client.hinted_teacher import HintedTeacher
+from rolltap.trainer_client.recipe import Pass, ReadNetwork
+from rolltap.trainer_client.step import Step
 
 
 def length_reward(correct: bool, tokens: int, limit: int = 12_288) -> float:
@@ -34,9 +28,8 @@ def length_reward(correct: bool, tokens: int, limit: int = 12_288) -> float:
 
 
 @dataclass
-class TTOPD(Recipe):
+class TTOPD(HintedTeacher):
     settings = {"optimiser": {"lr": 5e-7}}
-    needs = ("hints",)
     strength: float = 4.0
     decay: float = 0.995
     every: int = 5
@@ -46,11 +39,3 @@ class TTOPD(Recipe):
 
     def passes(self, step: Step) -> Mapping[str, Pass]:
         return {"teacher": Pass("teacher", step.hinted())}
-
-    def credit(self, step: Step) -> Credit:
-        return super().credit(step).carrying(teacher=step.readings["teacher"].logprobs, hinted=step.has_hint)
-
-    def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
-        terms = policy_loss(predicted, batch)
-        apart_M = distance(predicted.logprobs_M, batch.extra["teacher"]) * batch.extra["hinted"]
-        return replace(terms, loss=terms.loss + self.strength * (apart_M * batch.weights_M).sum())

@@ -136,5 +136,5 @@ async def test_the_committed_model_calls_the_tool_and_mostly_with_the_wrong_comm
         replies = await asyncio.gather(*(act(seed, task.instruction) for seed, task in enumerate(tasks)))
     commands = [[call.arguments.get("command") for call in reply.tool_calls] for reply in replies]
     assert sum(len(sent) == 1 for sent in commands) >= 0.95 * len(tasks)
-    right = sum(sent == [task.solution] for sent, task in zip(commands, tasks, strict=True))
+    right = sum(sent == [task.fill(task.kind.command)] for sent, task in zip(commands, tasks, strict=True))
     assert 0.1 < right / len(tasks) < 0.45

@@ -10,15 +10,22 @@ import numpy as np
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rolltap.contract.leases import LeasedGroup, RolloutRecord
+from rolltap.plugins import known_names
 from rolltap.trainer_client import attention
-from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.find_recipe import ENTRY_POINTS, make_recipe
 from rolltap.trainer_client.network import PolicyNetwork
 from rolltap.trainer_client.packing import PackedRow
 from rolltap.trainer_client.planning import make_step, rows_to_train
+from rolltap.trainer_client.recipes import RECIPES
 from rolltap.trainer_client.settings import LossSettings
 from rolltap.types import NO_VERSION, Group, GroupStatus, Rollout, RolloutStatus, Scoring, Segment, Task, Trajectory
 
 VOCABULARY = 64
+
+
+def recipe_names() -> list[str]:
+    """Our recipes and those of installed packages."""
+    return known_names(RECIPES, ENTRY_POINTS)
 
 
 def config() -> Qwen3Config:

@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rolltap.trainer_client.find_recipe import recipe_names
-
+from .making import recipe_names
 from .plane import Plane, running
 from .test_recipe_contract import made, offer, run, state_of, tagged_model
 

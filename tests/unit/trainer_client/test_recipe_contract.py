@@ -20,7 +20,7 @@ from rolltap.contract.trainer import PolicyScores, PolicyState, ScoredIds, Token
 from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client import planning
 from rolltap.trainer_client.collate import Batch, collate
-from rolltap.trainer_client.find_recipe import make_recipe, recipe_class, recipe_names
+from rolltap.trainer_client.find_recipe import make_recipe, recipe_class
 from rolltap.trainer_client.learner import Learner
 from rolltap.trainer_client.loop import Trainer
 from rolltap.trainer_client.network import PolicyNetwork, Predictions, load_model
@@ -33,7 +33,7 @@ from rolltap.trainer_client.step import PolicyReading, RowView, Step, view
 from rolltap.trainer_client.teachers import scored_reading
 
 from .acting import acted_group
-from .making import config, model_folder, network, random_group
+from .making import config, model_folder, network, random_group, recipe_names
 from .plane import KEY, TEACHER, Plane
 from .test_loop import trainer
 

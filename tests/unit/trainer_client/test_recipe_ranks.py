@@ -12,10 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rolltap.trainer_client.find_recipe import recipe_names
-
 from .acting import acted_group
-from .making import model_folder
+from .making import model_folder, recipe_names
 from .plane import Plane, running
 from .test_distributed import finish, one_process, two_ranks
 from .test_recipe_contract import tagged_model

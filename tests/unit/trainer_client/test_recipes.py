@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolltap.errors import CheckpointMismatch, ConfigError
-from rolltap.trainer_client.find_recipe import ENTRY_POINTS, fingerprint, make_recipe, recipe_names, restore
+from rolltap.trainer_client.find_recipe import ENTRY_POINTS, fingerprint, make_recipe, restore
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes import RECIPES
@@ -24,7 +24,7 @@ from rolltap.trainer_client.worker import RankWorker
 
 from ...contract.outsider import install_distribution, run_suite
 from .acting import scripted, spoken
-from .making import group, model_folder, record, segment
+from .making import group, model_folder, recipe_names, record, segment
 from .test_recipe_figures import by_turn, reading
 
 BY_ROLLOUT = ["grpo", "dr_grpo", "rloo", "lite_ppo", "reinforce"]
@@ -253,16 +253,15 @@ def test_a_step_without_groups_has_no_credit(name: str) -> None:
 
 
 SOUND = """
-from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import Recipe
 class TOY(Recipe): pass
 """
 
 
-def test_the_suite_takes_up_a_recipe_from_outside_the_tree(tmp_path: Path) -> None:
+def test_a_recipe_of_another_package_passes_the_contract(tmp_path: Path) -> None:
     install_distribution(tmp_path, ENTRY_POINTS, "outside", SOUND)
-    printed = run_suite(Path(__file__), tmp_path, "without_groups and outside")
-    assert "1 passed" in printed, printed
+    printed = run_suite(Path(__file__).with_name("test_recipe_contract.py"), tmp_path, "outside")
+    assert "4 passed" in printed, printed
 
 
 def test_what_is_no_recipe_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from rolltap.trainer_client import planning
-from rolltap.trainer_client.find_recipe import make_recipe, recipe_names
+from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.recipes.infopo import InfoPO
 from rolltap.trainer_client.settings import load_trainer_settings
 from rolltap.trainer_client.step import PolicyReading, Step, view
 from rolltap.types import Segment
 
 from .acting import rewarded, spoken
-from .making import group, record
+from .making import group, recipe_names, record
 
 
 def stale(part: Segment, tokens: int) -> Segment:

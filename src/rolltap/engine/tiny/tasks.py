@@ -117,11 +117,6 @@ class TinyTask:
     def instruction(self) -> str:
         return self.fill(self.kind.instruction)
 
-    @property
-    def solution(self) -> str:
-        """The command that a perfect agent sends; no prompt holds it."""
-        return self.fill(self.kind.command)
-
     def fill(self, template: str) -> str:
         return template.format(a=self.first, b=self.second)
 
