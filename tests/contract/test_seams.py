@@ -213,7 +213,7 @@ def test_a_log_reader_of_another_package_passes_the_contract(tmp_path: Path) -> 
         file = site / "golden" / path
         file.parent.mkdir(parents=True)
         file.write_text(text)
-    assert contract_passes(site, "test_harness_logs.py") > 10
+    assert contract_passes(site, "test_harness_logs.py") >= 10
 
 
 @pytest.mark.parametrize(
