@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rolltap.engine.scripted import Fault, ScriptedEngine, ToolUse, Turn, logprob_of, say
+from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, ToolUse, logprob_of, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineProtocolError, EngineRefused, EngineUnavailable
 from rolltap.plugins import known_names
@@ -16,7 +16,9 @@ from rolltap.settings import EngineSettings
 from .engine_world import collect
 
 KINDS = known_names(CHAT_ENGINES, CHAT_ENTRY_POINTS)
-TURN = Turn(think="hm", say="look", call=(ToolUse("bash", {"command": "ls"}), ToolUse("bash", {"command": "pwd"})))
+REPLY = ScriptedReply(
+    think="hm", say="look", call=(ToolUse("bash", {"command": "ls"}), ToolUse("bash", {"command": "pwd"}))
+)
 
 
 def client(kind: str, server: ScriptedEngine) -> ChatEngine:
@@ -40,7 +42,7 @@ def tool_calls(chunks: list[ChatChunk]) -> dict[int, tuple[str, str]]:
 @pytest.mark.parametrize("wire", ["vllm", "sglang"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_reply_and_its_tokens(kind: str, wire: str):
-    async with ScriptedEngine(say(TURN), FOLDER, wire=wire) as server:
+    async with ScriptedEngine(say(REPLY), FOLDER, wire=wire) as server:
         chunks = await ask(client(kind, server))
         (entry, *_) = [entry for entry in server.journal.entries if entry.output]
     assert "".join(chunk.reasoning for chunk in chunks) == "hm"
@@ -60,7 +62,7 @@ async def test_the_reply_and_its_tokens(kind: str, wire: str):
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_upstream_without_ids_is_text_only(kind: str):
-    async with ScriptedEngine(say(TURN), FOLDER, wire="openai") as server:
+    async with ScriptedEngine(say(REPLY), FOLDER, wire="openai") as server:
         engine = client(kind, server)
         facts = await engine.probe()
         chunks = await ask(engine)
@@ -81,6 +83,6 @@ async def test_an_upstream_without_ids_is_text_only(kind: str):
     ],
 )
 async def test_broken_replies_are_no_answers(kind: str, fault: Fault, error: type[Exception]):
-    async with ScriptedEngine(say(Turn(say="hello", fault=fault)), FOLDER) as server:
+    async with ScriptedEngine(say(ScriptedReply(say="hello", fault=fault)), FOLDER) as server:
         with pytest.raises(error):
             await ask(client(kind, server))

@@ -14,7 +14,7 @@ from rolltap.harnesses.base import Evaluator, Evidence, Score, Verdict
 from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
-from rolltap.harnesses.lifecycle import Assignment
+from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.sources import Files
@@ -53,7 +53,7 @@ async def rewarded(home: House, tmp_path: Path, shell: str, evaluator: Evaluator
         ProcessRuntime(tmp_path / "workspaces"),
         evaluator,
     )
-    (group,) = await run_groups(home.client, [assignment], policy=POLICY, n=1)
+    (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=1)
     stored = await home.client.get(f"/groups/{group.group_id}")
     (rollout,) = stored["rollouts"]
     assert (stored["status"], rollout["status"]) != ("open", "running")

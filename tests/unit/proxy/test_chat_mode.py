@@ -134,11 +134,11 @@ async def test_the_intent_is_durable_once_the_prompt_is_reported(
     """vLLM reports the prompt before the first byte of its reply. Without a report the completion brings the intent."""
     intents_at_request: list[int] = []
 
-    def reply(_: Prompt) -> Turn:
+    def reply(_: Prompt) -> ScriptedReply:
         intents_at_request.append(intents_in(tmp_path))
-        return Turn(say="one two three", hold=2)
+        return ScriptedReply(say="one two three", hold=2)
 
-    async with ScriptedEngine(reply, FOLDER, wire=wire) as engine, captured(tmp_path, engine) as (app, url):
+    async with ScriptedEngine(reply, FOLDER, wire=wire) as engine, chat_mode_proxy(tmp_path, engine) as (app, url):
         async with client_of(app, url) as client:
             asked: Any = {"model": "default", "messages": [USER], "stream": True}
             reply_events = await client.chat.completions.create(**asked)
