@@ -41,10 +41,8 @@ class Handles:
 
     def read(self, text: str | None) -> str | None:
         """The call id in a handle that we minted, else None. It may have a protocol prefix (`rs_`, `msg_`, `resp_`)."""
-        if not text or PREFIX not in text:
-            return None
-        handle = text[text.index(PREFIX) :]
-        if len(handle) != HANDLE_LENGTH:
+        handle = _handle_in(text)
+        if handle is None:
             return None
         body, mac = handle[len(PREFIX) : -_MAC_LENGTH], handle[-_MAC_LENGTH:]
         if not hmac.compare_digest(mac.encode(), self._mac(body).encode()):
@@ -66,3 +64,16 @@ class Handles:
     def _mac(self, body: str) -> str:
         digest = int.from_bytes(blake2b(body.encode(), key=self._secret, digest_size=8).digest(), "little")
         return "".join(ALPHABET[digest >> 5 * place & 31] for place in range(_MAC_LENGTH))
+
+
+def recorded_name(text: str | None) -> str | None:
+    """The call id in a handle of a recorded request, else None. The proxy checked the handle before it recorded it."""
+    handle = _handle_in(text)
+    return handle[len(PREFIX) :][:ID_LENGTH] if handle is not None else None
+
+
+def _handle_in(text: str | None) -> str | None:
+    if not text or PREFIX not in text:
+        return None
+    handle = text[text.index(PREFIX) :]
+    return handle if len(handle) == HANDLE_LENGTH else None

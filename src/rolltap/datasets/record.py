@@ -119,7 +119,7 @@ async def _item(
         session=session,
         trajectory=reconstruct(calls, strategy=options.strategy, rules=options.rules(session)),
         calls={call.id: call for call in calls},
-        texts=call_texts(rows),
+        texts=await call_texts(rows),
         rollout=rollout,
         task=task,
         reward=_score(notes, options.grouping.score) if of is None else sum(totals) if totals else None,

@@ -8,32 +8,40 @@ from typing import Any
 
 import msgspec
 
-from rolltap.calllog.base import CallRow
+from rolltap.calllog.base import CallRow, RequestParts
 from rolltap.calllog.facts import extend_items
-from rolltap.errors import RequestError
 from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Text, Tool
-from rolltap.proxy.dialects import known_dialects
+from rolltap.proxy.dialects.base import RecordedCall
+from rolltap.reading.conversations import parse_call, recalled
 from rolltap.reconstructor.exporters.base import CallText
 
 
-def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
+async def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
     """What each call of a session said, by its id. A request that can't be read has no text.
 
     Messages that calls share are the same objects, so a long session costs its messages once.
     """
     texts: dict[str, CallText] = {}
     items: dict[str, tuple[bytes, ...]] = {}
+    calls: dict[str, tuple[ChatRequest, Message | None]] = {}
+
+    async def find(call_id: str) -> RecordedCall | None:
+        request, reply = calls.get(call_id, (None, None))
+        return RecordedCall(request, reply) if request is not None and reply is not None else None
+
     plain = _Plain()
     for row in rows:
         intent, done = row.intent, row.completion
         items[intent.id] = extend_items(intent.id, items.get(intent.parent_id or "", ()), intent.request)
-        chat = _parsed(row, items[intent.id])
+        whole = RequestParts(intent.request.head, items[intent.id], 0, intent.request.fixed)
+        chat = parse_call(intent, whole, calls)
         if chat is None:
             continue
-        before = texts[intent.parent_id].conversation if chat.previous and intent.parent_id in texts else []
+        chat = await recalled(chat, find)
         reply = msgspec.json.decode(done.message, type=Message) if done is not None and done.message else None
+        calls[intent.id] = (chat, reply)
         texts[intent.id] = CallText(
-            messages=[*before, *(plain.message(message) for message in chat.messages)],
+            messages=[plain.message(message) for message in chat.messages],
             reply=plain.message(reply) if reply is not None else None,
             tools=plain.tools(chat.tools),
             created_at=intent.created_at,
@@ -43,17 +51,6 @@ def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
             usage=done.usage if done is not None else {},
         )
     return texts
-
-
-def _parsed(row: CallRow, items: tuple[bytes, ...]) -> ChatRequest | None:
-    intent = row.intent
-    dialect = known_dialects().get(intent.dialect)
-    if dialect is None:
-        return None
-    try:
-        return dialect.parse_recorded(intent.request.head, items, intent.request.fixed)
-    except RequestError:
-        return None
 
 
 class _Plain:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from rolltap.calllog.base import CallRow, RequestParts
+from rolltap.calllog.base import CallIntent, CallRow, RequestParts
 from rolltap.calllog.facts import extend_items
 from rolltap.errors import RequestError
+from rolltap.proxy.continuation.handles import recorded_name
 from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Reasoning
 from rolltap.proxy.dialects import known_dialects
+from rolltap.proxy.dialects.base import FindCall
 from rolltap.reading.types import CallTurn, MessageView, PartView
 
 
@@ -24,6 +26,40 @@ def parse_request(dialect: str, request: RequestParts) -> ChatRequest | None:
         return known.parse_recorded(request.head, request.items, request.fixed)
     except RequestError:
         return None
+
+
+def parse_call(intent: CallIntent, request: RequestParts, known: Collection[str]) -> ChatRequest | None:
+    """Parses a call's request; None if that fails. The replies that it names are named by the ids of `known` calls.
+
+    `previous` that names no known call (a vendor's own id) stands for the call's parent.
+    """
+    chat = parse_request(intent.dialect, request)
+    if chat is None or (chat.previous is None and not chat.recalls):
+        return chat
+    previous = (_known_name(chat.previous, known) or intent.parent_id) if chat.previous is not None else None
+    messages = tuple(_naming(message, known) if message.recall else message for message in chat.messages)
+    return msgspec.structs.replace(chat, messages=messages, previous=previous)
+
+
+def _naming(message: Message, known: Collection[str]) -> Message:
+    named = _known_name(message.handle, known)
+    return msgspec.structs.replace(message, handle=named, recall=named is not None)
+
+
+def _known_name(handle: str | None, known: Collection[str]) -> str | None:
+    named = recorded_name(handle)
+    return named if named is not None and named in known else None
+
+
+async def recalled(chat: ChatRequest, find: FindCall) -> ChatRequest:
+    """Returns the request of `parse_call` with the history that it names, as the engine saw it. `find` gets call ids.
+
+    A history that the record does not hold is left out.
+    """
+    try:
+        return await known_dialects()[chat.dialect].recall(chat, find)
+    except RequestError:
+        return chat
 
 
 def view(message: Message) -> MessageView:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from cachetools import LRUCache
 
 from rolltap.calllog.annotations import annotations_of, streams_of
@@ -24,8 +25,10 @@ from rolltap.contract.notes import NewNote
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import reading as ledger
 from rolltap.ledger.run_state import RunState, run_state
+from rolltap.proxy.conversation.chat import Message
+from rolltap.proxy.dialects.base import RecordedCall
 from rolltap.reading.comparing import ComparedRollout, VersionComparison, VersionRange, compared, within
-from rolltap.reading.conversations import common_prefix, parse_request, plain, refused_view, turns, view
+from rolltap.reading.conversations import common_prefix, parse_call, plain, recalled, refused_view, turns, view
 from rolltap.reading.decoded import DecodedSession
 from rolltap.reading.groups import common_tokens, group_line, harness_mismatch, run_line, run_point
 from rolltap.reading.indexing import Indexer
@@ -193,13 +196,20 @@ class RecordReader:
         """Returns the call's messages and tools, and whether its request could be parsed."""
         intent = decoded.rows[call_id].intent
         request = await self.log.request(call_id)
-        chat = await asyncio.to_thread(parse_request, intent.dialect, request)
+        chat = await asyncio.to_thread(parse_call, intent, request, decoded.rows)
         if chat is None:
             refused = refused_view(request)
             return ([refused] if refused is not None else []), [], False
-        messages = [view(message) for message in chat.messages]
-        if chat.previous and intent.parent_id is not None:  # the request holds only what follows a recorded reply
-            messages = [*await self._conversation(decoded, intent.parent_id), *messages]
+
+        async def find(named: str) -> RecordedCall | None:
+            row = decoded.rows.get(named)
+            if row is None or row.completion is None or not row.completion.message:
+                return None
+            earlier = parse_call(row.intent, await self.log.request(named), decoded.rows)
+            reply = msgspec.json.decode(row.completion.message, type=Message)
+            return RecordedCall(earlier, reply) if earlier is not None else None
+
+        messages = [view(message) for message in (await recalled(chat, find)).messages]
         tools = [
             {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "kind": tool.kind}
             for tool in chat.tools

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -49,6 +50,20 @@ async def test_a_session_with_its_calls_and_their_text(reading: ReadHouse):
     assert call.shared_messages == 3
     assert call.reply == MessageView("assistant", (PartView("text", "The file stripes.txt holds a zebra."),))
     assert call.tools[0]["name"] == "bash"
+
+
+async def test_a_call_that_names_its_history_has_the_messages_that_the_engine_saw(reading: ReadHouse):
+    talk = await reading.talk()
+    headers = {"Authorization": f"Bearer {talk.key}"}
+    named: dict[str, Any] = {}
+    for question, rules in (("hi", "OLD"), ("and?", "NEW")):
+        body = {"model": "tiny", "input": question, "instructions": rules, **named}
+        async with reading.http.post(f"{talk.url}/v1/responses", json=body, headers=headers) as response:
+            named = {"previous_response_id": (await response.json())["id"]}
+    last = (await reading.reader.session(talk.session_id)).calls[-1]
+    messages = (await reading.reader.call(last.id)).messages
+    assert [message.role for message in messages] == ["system", "user", "assistant", "user"]
+    assert [texts(messages[place]) for place in (0, 1, 3)] == ["NEW", "hi", "and?"]
 
 
 async def test_a_transcript_says_everything_once(reading: ReadHouse):
