@@ -9,15 +9,16 @@ no field for a reward: it is in the root's `extra`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import CallText, Container, ExportItem, Message, Row, SkippedItem
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Message, Row, SkippedItem
+from rolltap.reconstructor.exporters.conversation import RecordedMessage, recorded_messages
 from rolltap.reconstructor.exporters.transitions import versions_of
-from rolltap.types import Call, CallSpan, Segment
+from rolltap.types import CallSpan, Segment
 
 SCHEMA_VERSION = "ATIF-v1.7"
 
@@ -38,27 +39,34 @@ class Atif:
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
-            readable = [segment for segment in item.rows if all(turn.call_id in item.texts for turn in segment.turns)]
+            readable = {
+                segment: recorded for segment in item.rows if (recorded := _recorded(item, segment)) is not None
+            }
             if not readable:
                 yield SkippedItem("no tokens that may be trained")
                 continue
-            first_agent = next((segment.agent for segment in readable if not segment.agent), readable[0].agent)
+            first_agent = "" if any(not segment.agent for segment in readable) else next(iter(readable)).agent
             main = [segment for segment in readable if segment.agent == first_agent]
             others = [segment for segment in readable if segment.agent != first_agent]
-            documents = [self._document(item, segment, f"{index}") for index, segment in enumerate(main)]
+            documents = [
+                self._document(item, segment, readable[segment], f"{index}") for index, segment in enumerate(main)
+            ]
             for document, following in pairwise(documents):
                 document["continued_trajectory_ref"] = following["trajectory_id"]
             if others:
                 documents[0]["subagent_trajectories"] = [
-                    self._document(item, segment, f"sub-{index}") for index, segment in enumerate(others)
+                    self._document(item, segment, readable[segment], f"sub-{index}")
+                    for index, segment in enumerate(others)
                 ]
                 documents[0]["notes"] = "subagent_trajectories: " + ", ".join(segment.agent for segment in others)
             for document in documents:
                 yield Row(document, texts=[document])
 
-    def _document(self, item: ExportItem, segment: Segment, suffix: str) -> dict[str, Any]:
+    def _document(
+        self, item: ExportItem, segment: Segment, recorded: Sequence[RecordedMessage], suffix: str
+    ) -> dict[str, Any]:
         last = item.texts[segment.turns[-1].call_id]
-        steps = [{"step_id": number, **step} for number, step in enumerate(_steps(item, segment), 1)]
+        steps = [{"step_id": number, **step} for number, step in enumerate(_steps(item, segment, recorded), 1)]
         calls = [item.calls[turn.call_id] for turn in segment.turns if turn.trained]
         agent: dict[str, Any] = {
             "name": item.harness or "unknown",
@@ -83,24 +91,25 @@ class Atif:
         }
 
 
-def _steps(item: ExportItem, segment: Segment) -> Iterator[dict[str, Any]]:
-    """The conversation's steps without their ids: the new messages of each call, then its reply."""
-    known = 0
+def _recorded(item: ExportItem, segment: Segment) -> list[RecordedMessage] | None:
+    return recorded_messages(item, [(turn.call_id, turn.trained) for turn in segment.turns])
+
+
+def _steps(item: ExportItem, segment: Segment, recorded: Sequence[RecordedMessage]) -> list[dict[str, Any]]:
+    """The conversation's steps without their ids."""
+    turns = {turn.call_id: turn for turn in segment.turns}
     agent: dict[str, Any] | None = None
     steps: list[dict[str, Any]] = []
-    for turn in segment.turns:
-        text = item.texts[turn.call_id]
-        for message in text.messages[known:]:
-            if message["role"] == "tool" and agent is not None:
-                _observe(agent, message)
-            else:
-                steps.append(_message_step(message))
-                if message["role"] == "assistant":
-                    agent = steps[-1]
-        agent = _agent_step(item.calls[turn.call_id], text, turn)
-        steps.append(agent)
-        known = len(text.messages) + 1
-    yield from steps
+    for each in recorded:
+        message = each.message
+        if message["role"] == "tool" and agent is not None:
+            _observe(agent, message)
+            continue
+        step = _agent_step(item, turns[each.call_id], message) if each.call_id is not None else _message_step(message)
+        steps.append(step)
+        if message["role"] == "assistant":
+            agent = step
+    return steps
 
 
 def _message_step(message: Message) -> dict[str, Any]:
@@ -113,7 +122,8 @@ def _message_step(message: Message) -> dict[str, Any]:
     return {"source": "system" if message["role"] == "system" else "user", "message": _content(message)}
 
 
-def _agent_step(call: Call, text: CallText, turn: CallSpan) -> dict[str, Any]:
+def _agent_step(item: ExportItem, turn: CallSpan, reply: Message) -> dict[str, Any]:
+    call = item.calls[turn.call_id]
     metrics: dict[str, Any] = {
         "prompt_tokens": len(call.prompt_ids),
         "completion_tokens": len(call.output_ids),
@@ -127,9 +137,9 @@ def _agent_step(call: Call, text: CallText, turn: CallSpan) -> dict[str, Any]:
         metrics["extra"]["weight_versions"] = versions_of(call)
     step: dict[str, Any] = {
         "source": "agent",
-        "timestamp": datetime.fromtimestamp(text.created_at, UTC).isoformat(),
+        "timestamp": datetime.fromtimestamp(item.texts[turn.call_id].created_at, UTC).isoformat(),
         "model_name": call.policy or None,
-        **_reply_fields(text.reply or {}),
+        **_reply_fields(reply),
         "metrics": metrics,
         "llm_call_count": 1,
     }

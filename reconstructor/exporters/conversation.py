@@ -115,20 +115,27 @@ class Conversation:
 
 
 def recorded_messages(item: ExportItem, chain: Sequence[tuple[str, bool]]) -> list[RecordedMessage] | None:
-    """The messages of a chain of (call id, whether this row trains its reply). None if a call has no text."""
+    """The messages of a chain of (call id, whether this row trains its reply).
+
+    None if a call has no text, or a trained one no reply. Of an interrupted reply, the next request holds what the
+    client kept.
+    """
     messages: list[RecordedMessage] = []
-    known = 0
+    known, replied = 0, False
     for call_id, train in chain:
         text = item.texts.get(call_id)
-        if text is None or text.reply is None:
+        if text is None or (train and text.reply is None):
             return None
-        if known and not _echoes_a_reply(text, known):
+        if replied and not _echoes_a_reply(text, known):
             known -= 1  # the client omitted the previous reply from its history
         messages += [RecordedMessage(message) for message in text.messages[known:]]
+        known, replied = len(text.messages), text.reply is not None
+        if text.reply is None:
+            continue
         call = item.calls[call_id]
         version = max((span.version for span in call.versions), default=NO_VERSION)
         messages.append(RecordedMessage(text.reply, call_id, train, call.finish, len(call.output_ids), version))
-        known = len(text.messages) + 1
+        known += 1
     return messages
 
 
@@ -150,6 +157,14 @@ def conversations(item: ExportItem) -> Iterator[Conversation]:
         recorded = recorded_messages(item, marked)
         if recorded is not None and any(train for _, train in marked):
             yield Conversation(recorded, item.texts[call_id].tools, None, item.agents.get(call_id, ""))
+
+
+def counted_conversations(item: ExportItem) -> Iterator[Conversation | SkippedItem]:
+    """The item's conversations, then a `SkippedItem` for each segment with loss that has none, or for an item without."""
+    readable = list(conversations(item))
+    yield from readable
+    for _ in range(max(len(item.rows) - len(readable), int(not readable))):
+        yield SkippedItem("no conversation that may be trained")
 
 
 def rewarded(item: ExportItem) -> tuple[float, Conversation] | SkippedItem:

@@ -19,7 +19,7 @@ from rolltap.reconstructor.exporters.conversation import (
     UNTRAINED,
     MessageForm,
     Targets,
-    conversations,
+    counted_conversations,
     one_of,
     tools_text,
 )
@@ -50,10 +50,10 @@ class Sft(MessageForm):
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
-            item_conversations = list(conversations(item))
-            if not item_conversations:
-                yield SkippedItem("no conversation that may be trained")
-            for conversation in item_conversations:
+            for conversation in counted_conversations(item):
+                if isinstance(conversation, SkippedItem):
+                    yield conversation
+                    continue
                 tools = tools_text(conversation.tools)
                 rows = conversation.targets(self.targets, self)
                 if not rows:

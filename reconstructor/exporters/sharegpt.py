@@ -24,7 +24,7 @@ from rolltap.reconstructor.exporters.conversation import (
     ReasoningUse,
     Targets,
     content_text,
-    conversations,
+    counted_conversations,
     one_of,
 )
 
@@ -51,7 +51,10 @@ class ShareGpt:
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
-            for conversation in conversations(item):
+            for conversation in counted_conversations(item):
+                if isinstance(conversation, Skipped):
+                    yield conversation
+                    continue
                 rows = conversation.targets(self.targets, MessageForm(self.reasoning))
                 yield from (self._row(item, conversation, messages) for messages in rows)
                 if not rows:

@@ -98,14 +98,15 @@ class _Graph:
         recorded = recorded_messages(item, [(turn.call_id, turn.trained) for turn in turns])
         if recorded is None:
             return False
-        sampled, parent, begin, time = iter(turns), None, 0, item.session.created_at
+        by_call = {turn.call_id: turn for turn in turns}
+        parent, begin, time = None, 0, item.session.created_at
         for each in recorded:
             node: dict[str, Any] = {"parent": parent, "message": _message(each.message), "timestamp": time}
             if parent is None:
                 node["tools"] = [_tool(tool) for tool in item.texts[turns[0].call_id].tools]
             parent = len(self.nodes)
             if each.call_id is not None:
-                turn = next(sampled)
+                turn = by_call[each.call_id]
                 mask = segment.loss_mask[begin : turn.end]
                 node |= {
                     "sampled": True,

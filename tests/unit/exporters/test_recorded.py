@@ -13,7 +13,7 @@ from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.select import parse_where
-from rolltap.types import Finish, RolloutStatus, Scoring
+from rolltap.types import Finish, Outcome, RolloutStatus, Scoring
 
 from .world import Script, World, lines, reasons_of, rows_of, says, system, tool, user
 
@@ -129,6 +129,76 @@ def test_cut_off_replies_and_words_that_nobody_sampled_are_no_targets(world: Wor
     assert weights == {"invented by the harness": 0, "cut off": 0, "whole": 1}
     found = list(exporter_named("kto").rows([script.item(reward=1.0)]))
     assert reasons_of(found) == ["a reply that may not be trained"]
+
+
+def interrupted(world: World) -> ExportItem:
+    """A reply that was cut off by its client, which keeps what it has; two more replies."""
+    script = world.script("s")
+    start = [user("List the files."), says("a long")]
+    cut = script.ask(start[:1], says("a long"), outcome=Outcome.ABORTED, finish=Finish.ABORT)
+    second = script.ask([*start, user("go on")], says("fine"), parent=cut)
+    script.ask([*start, user("go on"), says("fine"), user("and on")], says("more"), parent=second)
+    script.texts[cut] = replace(script.texts[cut], reply=None)  # an aborted call has no message
+    item = script.item(reward=1.0, task="t")
+    assert [turn.trained for turn in item.rows[0].turns] == [False, True, True]
+    return item
+
+
+KEPT = [("user", "List the files."), ("assistant", "a long"), ("user", "go on"), ("assistant", "fine")]
+KEPT += [("user", "and on"), ("assistant", "more")]
+
+
+def said(messages: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in messages]
+
+
+def test_what_a_client_kept_of_an_interrupted_reply_is_context(world: World):
+    item = interrupted(world)
+    (sft,) = made("sft", [item])
+    assert said(sft["messages"]) == KEPT
+    assert [message.get("weight") for message in sft["messages"]] == [None, 0, None, 1, None, 1]
+    (row,) = made("trajectories", [item])
+    assert said(row["messages"]) == KEPT
+    (completion,) = (row["completion"] for row in made("kto", [item]))
+    assert said(completion) == KEPT[3:]
+    (episode,) = made("verifiers", [item])
+    nodes = episode["traces"][0]["nodes"]
+    assert said([node["message"] for node in nodes]) == KEPT
+    sampled = [node for node in nodes if node.get("sampled")]
+    assert [id for node in sampled for id in node["token_ids"]] == item.rows[0].token_ids.tolist()
+    (rollout,) = made("nemo-gym", [item])
+    assert [output.get("role") for output in rollout["response"]["output"]] == ["assistant", "user", "assistant"]
+    (document,) = made("atif", [item])
+    assert [step["message"] for step in document["steps"]] == [text for _, text in KEPT]
+    assert len(made("sharegpt", [item], targets="split")) == 2
+
+
+@pytest.mark.parametrize("format", ["sft", "sharegpt"])
+def test_a_run_of_tokens_without_a_conversation_is_counted(format: str, world: World):
+    script = world.script("s")
+    lost = script.ask([user("hi")], says("hello"))
+    script.ask([user("other")], says("there"))
+    del script.texts[lost]
+    found = list(exporter_named(format).rows([script.item()]))
+    assert (len(rows_of(found)), reasons_of(found)) == (1, ["no conversation that may be trained"])
+    script.texts.clear()
+    lost_all = list(exporter_named(format).rows([script.item()]))
+    assert reasons_of(lost_all) == ["no conversation that may be trained"] * 2
+
+
+def test_a_reply_that_the_client_left_out_costs_atif_no_message(world: World):
+    script = world.script("s")
+    start = [user("Make the file.")]
+    silent = script.ask(start, says("", reasoning="hm"))
+    later = [*start, says("", reasoning="hm"), user("You said nothing."), says("ah"), user("Go on.")]
+    second = script.ask(later[:3], says("ah"), parent=silent)
+    script.ask(later, says("done"), parent=second)
+    for call_id in (second, script.calls[-1].id):
+        text = script.texts[call_id]
+        script.texts[call_id] = replace(text, messages=[each for each in text.messages if each["content"]])
+    (document,) = made("atif", [script.item()])
+    told = ["Make the file.", "", "You said nothing.", "ah", "Go on.", "done"]
+    assert [step["message"] for step in document["steps"]] == told
 
 
 def outcomes(world: World) -> list[ExportItem]:
