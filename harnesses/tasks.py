@@ -93,14 +93,18 @@ def task_from(line: Any, repositories: Path | None = None) -> Task:
 def swe_task(instance: Mapping[str, Any], repositories: Path | None) -> Task:
     """An instance of the SWE-bench family: the repository at the base commit, tests from the test patch.
 
-    Besides the family's keys it may have `image`, and `python`, the interpreter for the tests.
+    Besides the family's keys it may have `image`, and `python`, the interpreter for the tests. Raises `TaskInvalid` if
+    `FAIL_TO_PASS` names no test.
     """
     repository = _text(instance, "repo")
     if repositories is None:
         raise TaskInvalid(f"instance {instance['instance_id']} needs its repository {repository}: give --repositories")
+    must_pass = _tests(instance, "FAIL_TO_PASS")
+    if not must_pass:
+        raise TaskInvalid(f"instance {instance['instance_id']}: `FAIL_TO_PASS` names no test", param="FAIL_TO_PASS")
     spec = TaskSpec(
         evaluator=PytestCheck(
-            must_pass=_tests(instance, "FAIL_TO_PASS"),
+            must_pass=must_pass,
             keep_passing=_tests(instance, "PASS_TO_PASS"),
             test_patch=instance.get("test_patch", ""),
             python=instance.get("python", "python3"),

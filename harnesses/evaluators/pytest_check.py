@@ -42,7 +42,10 @@ sys.exit(pytest.main(sys.argv[1:], plugins=[WorkingCopy()]))
 
 
 class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
-    """`must_pass` and `keep_passing` are pytest node ids; a file means all its tests. `python` runs them."""
+    """`must_pass` and `keep_passing` are pytest node ids; a file means all its tests. `python` runs them.
+
+    Raises `ValueError` if neither names a test: without one every run would be rewarded.
+    """
 
     example = '{"kind": "pytest", "must_pass": ["tests/test_calc.py"]}'
 
@@ -50,6 +53,10 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     keep_passing: tuple[str, ...] = ()
     test_patch: str = ""
     python: str = "python3"
+
+    def __post_init__(self) -> None:
+        if not self.must_pass and not self.keep_passing:
+            raise ValueError("`must_pass` and `keep_passing` name no test")
 
     @property
     def needs_clean_workspace(self) -> bool:

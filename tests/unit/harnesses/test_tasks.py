@@ -59,6 +59,7 @@ def test_a_line_becomes_an_assignment(tmp_path: Path) -> None:
         ({"evaluator": None}, 'needs an `evaluator` with a `kind`; {"kind": "session_completed"} is the simplest'),
         ({"evaluator": {"kind": "comand"}}, "no evaluator 'comand'; known: command, environment, harbor"),
         ({"evaluator": {"kind": "command"}}, 'missing required field `command`; for example {"kind": "command", '),
+        ({"evaluator": {"kind": "pytest", "must_pass": []}}, "`must_pass` and `keep_passing` name no test"),
         ({"files": {"../x": ""}}, "leaves the task's folder"),
         ({"files": {"/etc/x": ""}}, "leaves the task's folder"),
         ({"folder": "../secrets", "files": None}, "leaves the task's folder"),
@@ -219,6 +220,10 @@ def test_swe_instances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds.count("commit") == 1, "the fix can't be found, whatever an agent looks through"
     with pytest.raises(TaskInvalid, match="give --repositories"):
         read_tasks(lines(tmp_path, instance))
+    for tests in ({}, {"FAIL_TO_PASS": []}, {"FAIL_TO_PASS": "[]"}):
+        untested = {key: value for key, value in instance.items() if key != "FAIL_TO_PASS"} | tests
+        with pytest.raises(TaskInvalid, match="acme__calc-1: `FAIL_TO_PASS` names no test"):
+            read_tasks(lines(tmp_path, untested), tmp_path / "repos")
 
 
 def test_a_sandbox_shows_the_python_that_runs_the_tests_and_nothing_else_of_its_neighbourhood(tmp_path: Path) -> None:
