@@ -1,6 +1,7 @@
 """`--decontaminate`: leaves out sessions that share a run of words with given files (such as a benchmark's questions).
 
-A file is text, JSON or JSON Lines; in JSON every string counts. Words are compared in lower case, without punctuation.
+A file is text, JSON or JSON Lines; in JSON every string counts, except those of the `LABELS`. Of a session's messages
+the content, the reasoning and the arguments of tool calls count. Words are compared in lower case, without punctuation.
 A text of fewer words than `words` is compared as a whole, with whole texts.
 """
 
@@ -14,9 +15,12 @@ from typing import Any
 import msgspec
 
 from rolltap.errors import DatasetError
-from rolltap.reconstructor.exporters.base import ExportItem
+from rolltap.reconstructor.exporters.base import ExportItem, Message
 
 NGRAM_WORDS = 13
+LABELS = ("role", "type", "id", "name", "tool_call_id")
+"""The keys of JSON whose strings are no text of a question, such as a chat message's `role`."""
+
 WORD = re.compile(r"\w+")
 
 
@@ -42,7 +46,7 @@ class NgramIndex:
                 if id(message) in seen:
                     continue
                 seen.add(id(message))
-                for text in _strings(message):
+                for text in _said(message):
                     file = next((self._grams[gram] for gram in self._ngrams(text) if gram in self._grams), None)
                     if file is not None:
                         return self.files[file]
@@ -63,18 +67,28 @@ def _texts_of(file: Path) -> Iterable[str]:
         return [content]
     lines = content.splitlines() if file.suffix == ".jsonl" else [content]
     try:
-        return [text for line in lines if line.strip() for text in _strings(msgspec.json.decode(line))]
+        return [text for line in lines if line.strip() for text in _strings(msgspec.json.decode(line), LABELS)]
     except msgspec.DecodeError as error:
         raise DatasetError(f"--decontaminate: {file} is not JSON: {error}") from error
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """Every string in a JSON value, except keys."""
+def _said(message: Message) -> Iterator[str]:
+    """The texts that a message says."""
+    content = message.get("content") or ""
+    yield from [content] if isinstance(content, str) else (part["text"] for part in content if part["type"] == "text")
+    yield message.get("reasoning_content") or ""
+    for call in message.get("tool_calls") or ():
+        yield from _strings(call["function"]["arguments"])
+
+
+def _strings(value: Any, skipped: Sequence[str] = ()) -> Iterator[str]:
+    """Every string in a JSON value, except keys and the `skipped` keys' strings."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for item in value.values():
-            yield from _strings(item)
+        for key, item in value.items():
+            if key not in skipped or not isinstance(item, str):
+                yield from _strings(item, skipped)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _strings(item)
+            yield from _strings(item, skipped)

@@ -126,6 +126,17 @@ def test_fewer_words_find_more_and_a_short_text_counts_whole(world: World, tmp_p
     assert held_out.overlap(asked(world, "longer", "Make a file of words.")) is None
 
 
+def test_a_held_out_conversation_shares_no_words_by_its_roles_and_names(world: World, tmp_path: Path):
+    call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}
+    messages = [user(QUESTION), {**says("Yaren."), "tool_calls": [call]}, {**user("ok"), "name": "bash"}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    held_out = HeldOut([tmp_path / "chat.jsonl"])
+    assert held_out.overlap(asked(world, "other", "Refactor my parser, please.")) is None
+    assert held_out.overlap(world.solved("named").item()) == "chat.jsonl", "its arguments are those of the file"
+    assert held_out.overlap(asked(world, "role", "user")) is None
+    assert held_out.overlap(asked(world, "asked", QUESTION)) == "chat.jsonl"
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / "bad.jsonl").write_text("{")
     for name in ("bad.jsonl", "missing.txt"):
