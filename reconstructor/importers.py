@@ -76,7 +76,7 @@ def read_traces(format: str, text: str, name: str) -> Iterator[Trace]:
 
 
 def _documents(text: str, name: str) -> Iterator[tuple[str, Any]]:
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if len(lines) > 1 and _is_json(lines[0][1]):
         for number, line in lines:
             yield f"{name}:{number}", _json(line, f"{name}:{number}")

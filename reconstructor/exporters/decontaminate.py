@@ -65,7 +65,7 @@ def _texts_of(file: Path) -> Iterable[str]:
         raise DatasetError(f"--decontaminate: can't read {file}: {error}") from error
     if file.suffix not in (".jsonl", ".json"):
         return [content]
-    lines = content.splitlines() if file.suffix == ".jsonl" else [content]
+    lines = content.split("\n") if file.suffix == ".jsonl" else [content]
     try:
         return [text for line in lines if line.strip() for text in _strings(msgspec.json.decode(line), LABELS)]
     except msgspec.DecodeError as error:

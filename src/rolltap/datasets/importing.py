@@ -44,7 +44,7 @@ class Imported:
 def read_file(path: Path, format: str) -> Iterator[Imported]:
     """The sessions of a file; `DatasetError` names the file, line and field that can't be read."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         changed = path.stat().st_mtime
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

@@ -124,6 +124,16 @@ def test_importing_again_changes_nothing(store: str, tmp_path: Path):
     assert len(record(store)) == 1
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85"])
+def test_only_a_newline_ends_a_line(separator: str, store: str, tmp_path: Path):
+    documents = [{"id": id, "messages": [user(f"x{separator}y"), says("ok")]} for id in ("a", "b")]
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(json.dumps(each, ensure_ascii=False) for each in documents), encoding="utf-8")
+    assert run("import", str(path), "--store", store) == (0, "2 sessions imported\n")
+    rows = conversations(store, tmp_path / "out")
+    assert rows[0]["messages"][0] == user(f"x{separator}y")
+
+
 @pytest.mark.parametrize(
     ("document", "format", "message"),
     [

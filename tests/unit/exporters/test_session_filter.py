@@ -137,6 +137,11 @@ def test_a_held_out_conversation_shares_no_words_by_its_roles_and_names(world: W
     assert held_out.overlap(asked(world, "asked", QUESTION)) == "chat.jsonl"
 
 
+def test_only_a_newline_ends_a_line_of_a_held_out_file(world: World, tmp_path: Path):
+    (tmp_path / "b.jsonl").write_text('"Make\u2028a\x85file!"\n"ls"\n', encoding="utf-8")
+    assert HeldOut([tmp_path / "b.jsonl"]).overlap(asked(world, "same", "make a file")) == "b.jsonl"
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
     (tmp_path / "bad.jsonl").write_text("{")
     for name in ("bad.jsonl", "missing.txt"):

@@ -217,4 +217,4 @@ def reasons_of(found: Sequence[Row | SkippedItem]) -> list[str]:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_bytes().splitlines()]

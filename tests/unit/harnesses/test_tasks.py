@@ -125,6 +125,13 @@ def test_files_that_are_no_tasks(tmp_path: Path, text: str, message: str) -> Non
         read_tasks(lines(tmp_path, text))
 
 
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(json.dumps({**GOOD, "instruction": "Fix\u2028it."}, ensure_ascii=False), encoding="utf-8")
+    (task,) = read_tasks(path)
+    assert task.instruction == "Fix\u2028it."
+
+
 def test_a_tasks_folder_is_found_beside_its_file_whatever_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
