@@ -35,7 +35,7 @@ def read_messages(document: Mapping[str, Any], name: str) -> Trace:
         tools = _json(tools, f"{name}: tools")
     tags = {str(key): str(value) for key, value in (document.get("tags") or {}).items()}
     if document.get("reward") is not None:
-        tags["reward"] = f"{float(document['reward']):g}"
+        tags["reward"] = _number(document["reward"])
     return Trace(str(document.get("id") or name), [_message(message, name) for message in messages], tools, None, tags)
 
 
@@ -54,7 +54,7 @@ def read_atif(document: Mapping[str, Any], name: str) -> Trace:
     tags = {"harness": str(agent["name"])} if agent.get("name") else {}
     reward = (document.get("extra") or {}).get("reward")
     if reward is not None:
-        tags["reward"] = f"{float(reward):g}"
+        tags["reward"] = _number(reward)
     title = document.get("trajectory_id") or document.get("session_id") or name
     return Trace(str(title), messages, agent.get("tool_definitions") or (), started, tags)
 
@@ -73,6 +73,11 @@ def read_traces(format: str, text: str, name: str) -> Iterator[Trace]:
             yield READERS[format](document, place)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DatasetError(f"{place}: not a trace of format {format}: {error!r}") from error
+
+
+def _number(value: Any) -> str:
+    """A number in the fewest digits that mean it exactly."""
+    return repr(float(value)).removesuffix(".0")
 
 
 def _documents(text: str, name: str) -> Iterator[tuple[str, Any]]:

@@ -124,6 +124,20 @@ def test_importing_again_changes_nothing(store: str, tmp_path: Path):
     assert len(record(store)) == 1
 
 
+@pytest.mark.parametrize(("reward", "tag"), [(0.87654321, "0.87654321"), (1234567.0, "1234567"), (1, "1")])
+@pytest.mark.parametrize("format", ["messages", "atif"])
+def test_a_reward_keeps_its_digits(format: str, reward: float, tag: str, store: str, tmp_path: Path):
+    steps = [{"source": "user", "message": "x"}, {"source": "agent", "message": "y"}]
+    document = {
+        "messages": {"messages": [user("x"), says("y")], "reward": reward},
+        "atif": {"schema_version": "ATIF-v1.4", "steps": steps, "extra": {"reward": reward}},
+    }[format]
+    code, output = run("import", traced(tmp_path / "log.jsonl", [document]), "-f", format, "--store", store)
+    assert code == 0, output
+    ((session, _),) = record(store)
+    assert session.tags["reward"] == tag
+
+
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85"])
 def test_only_a_newline_ends_a_line(separator: str, store: str, tmp_path: Path):
     documents = [{"id": id, "messages": [user(f"x{separator}y"), says("ok")]} for id in ("a", "b")]
