@@ -16,13 +16,14 @@ from rolltap.errors import DatasetError
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One conversation. `created_at` is None if the trace has no time."""
+    """One conversation. `created_at` is None if the trace has no time. `id` is the trace's own; "": it has none."""
 
     name: str
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
     created_at: float | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    id: str = ""
 
 
 def read_messages(document: Mapping[str, Any], name: str) -> Trace:
@@ -36,7 +37,8 @@ def read_messages(document: Mapping[str, Any], name: str) -> Trace:
     tags = {str(key): str(value) for key, value in (document.get("tags") or {}).items()}
     if document.get("reward") is not None:
         tags["reward"] = _number(document["reward"])
-    return Trace(str(document.get("id") or name), [_message(message, name) for message in messages], tools, None, tags)
+    own = str(document.get("id") or "")
+    return Trace(own or name, [_message(message, name) for message in messages], tools, None, tags, own)
 
 
 def read_atif(document: Mapping[str, Any], name: str) -> Trace:
@@ -55,8 +57,8 @@ def read_atif(document: Mapping[str, Any], name: str) -> Trace:
     reward = (document.get("extra") or {}).get("reward")
     if reward is not None:
         tags["reward"] = _number(reward)
-    title = document.get("trajectory_id") or document.get("session_id") or name
-    return Trace(str(title), messages, agent.get("tool_definitions") or (), started, tags)
+    own = str(document.get("trajectory_id") or document.get("session_id") or "")
+    return Trace(own or name, messages, agent.get("tool_definitions") or (), started, tags, own)
 
 
 READERS: Mapping[str, Callable[[Mapping[str, Any], str], Trace]] = {"messages": read_messages, "atif": read_atif}

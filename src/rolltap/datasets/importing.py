@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,8 +50,11 @@ def read_file(path: Path, format: str) -> Iterator[Imported]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DatasetError(f"{path}: can't be read: {reason}") from None
+    seen: Counter[str] = Counter()
     for trace in read_traces(format, text, str(path)):
-        yield _imported(trace, changed)
+        content = _content(trace)
+        seen[content] += 1
+        yield _imported(trace, changed, trace.id or seen[content])
 
 
 async def write(store: str, imports: list[Imported]) -> int:
@@ -63,9 +67,13 @@ async def write(store: str, imports: list[Imported]) -> int:
         await call_log.close()
 
 
-def _imported(trace: Trace, changed: float) -> Imported:
-    content = json.dumps([trace.name, list(trace.messages), list(trace.tools)], sort_keys=True, default=str)
-    digest = hashlib.sha256(content.encode()).hexdigest()
+def _content(trace: Trace, *beside: str | int) -> str:
+    return json.dumps([*beside, list(trace.messages), list(trace.tools)], sort_keys=True, default=str)
+
+
+def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
+    """The session of a trace. `id` is the trace's own, or the number of traces of the file with its content so far."""
+    digest = hashlib.sha256(_content(trace, id).encode()).hexdigest()
     turns = tuple(_turns(trace))
     if not turns:
         raise DatasetError(f"{trace.name}: no assistant message")

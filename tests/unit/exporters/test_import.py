@@ -138,6 +138,15 @@ def test_a_reward_keeps_its_digits(format: str, reward: float, tag: str, store: 
     assert session.tags["reward"] == tag
 
 
+def test_a_file_of_another_path_is_the_same_file(store: str, tmp_path: Path):
+    twins = [{"messages": CONVERSATION, "tools": TOOLS}] * 2
+    (tmp_path / "moved").mkdir()
+    run("import", traced(tmp_path / "log.jsonl", twins), "--store", store)
+    assert len(record(store)) == 2
+    moved = traced(tmp_path / "moved" / "other.jsonl", [{"messages": [user("x"), says("y")]}, *twins])
+    assert run("import", moved, "--store", store) == (0, "1 session imported, 2 were there already\n")
+
+
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85"])
 def test_only_a_newline_ends_a_line(separator: str, store: str, tmp_path: Path):
     documents = [{"id": id, "messages": [user(f"x{separator}y"), says("ok")]} for id in ("a", "b")]
