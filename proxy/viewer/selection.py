@@ -48,7 +48,7 @@ class Selections:
             out = Path(folder) / "dataset"
             with DatasetWriter(out, exporter_named(format, {}), Query()) as writer:
                 options = ReadOptions("tree", self.reader.rules, lambda session: (), Grouping())
-                async for group in chosen_groups(log, options, ids):
+                async for group in chosen_groups(log, options, ids, writer.fail):
                     await asyncio.to_thread(writer.add, group)
                 await asyncio.to_thread(writer.finish)
             return await asyncio.to_thread(_zip_folder, out)

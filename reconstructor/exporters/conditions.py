@@ -78,6 +78,9 @@ ITEM_FIELDS: Mapping[str, Field] = {
     "text": Field("list", _words, "what was said in any message"),
     "tag": Field("tags", lambda item: item, "a tag of the group or task; tag.NAME is a session's tag"),
 }
+CALL_FIELDS = ("calls", "finish", "dialect", "model", "break", "finding", "tools", "text")
+"""Those of `ITEM_FIELDS` that need a session's calls. The others are known before these are read."""
+
 SEGMENT_FIELDS: Mapping[str, Field] = {
     "agent": Field("text", lambda segment: segment.agent, "agent within the session; the main one is empty"),
     "kind": Field("text", lambda segment: segment.kind.value, "what the segment's calls are for"),
@@ -101,6 +104,11 @@ class FilterCondition:
     @property
     def of_segments(self) -> bool:
         return self.field in SEGMENT_FIELDS
+
+    @property
+    def of_calls(self) -> bool:
+        """True if it needs the session's calls, or segments made of them."""
+        return self.of_segments or self.field in CALL_FIELDS
 
     def holds(self, item: ExportItem | None, segment: Segment | None) -> bool:
         """True if the item matches, or the segment if the field is one of `SEGMENT_FIELDS`."""
@@ -143,6 +151,10 @@ class AllOf:
     def of_segments(self) -> bool:
         return any(part.of_segments for part in self.parts)
 
+    @property
+    def of_calls(self) -> bool:
+        return any(part.of_calls for part in self.parts)
+
     def holds(self, item: ExportItem | None, segment: Segment | None) -> bool:
         return all(part.holds(item, segment) for part in self.parts)
 
@@ -161,6 +173,10 @@ class AnyOf:
     def of_segments(self) -> bool:
         return any(part.of_segments for part in self.parts)
 
+    @property
+    def of_calls(self) -> bool:
+        return any(part.of_calls for part in self.parts)
+
     def holds(self, item: ExportItem | None, segment: Segment | None) -> bool:
         return any(part.holds(item, segment) for part in self.parts)
 
@@ -178,6 +194,10 @@ class NotOf:
     @property
     def of_segments(self) -> bool:
         return self.part.of_segments
+
+    @property
+    def of_calls(self) -> bool:
+        return self.part.of_calls
 
     def holds(self, item: ExportItem | None, segment: Segment | None) -> bool:
         return not self.part.holds(item, segment)

@@ -34,6 +34,9 @@ from rolltap.reconstructor.report import Report, report_of, total
 
 DEFAULT_SPLIT = {"train": 1.0}
 
+UNREADABLE = "can't be read"
+"""The reason in `sessions_left_out` of sessions whose record is damaged."""
+
 Differs = Callable[[Rendered], bool]
 """True if the model's chat template renders a conversation to other tokens than the sampled ones."""
 
@@ -186,6 +189,12 @@ class DatasetWriter:
                     if isinstance(error, (OSError, MemoryError, DatasetError)) and not isinstance(error, RowError):
                         raise
                     self._failures.take(error, row.values.get("session_id") or items[0].session.id, index)
+
+    def fail(self, session_id: str, error: Exception) -> None:
+        """Counts a session that can't be read, and names it in the manifest."""
+        self._counts["sessions"] += 1
+        self._left_out[UNREADABLE] += 1
+        self._failures.take(error, session_id, None)
 
     def _rows(self, items: Sequence[ExportItem]) -> list[Row | SkippedItem]:
         """The format's rows for a group. Items for which it raises, even alone, are counted and left out."""

@@ -1,4 +1,4 @@
-"""Rows that failed. They are left out and counted by reason; the first ones are listed."""
+"""Rows and sessions that failed. They are left out and counted by reason; the first ones are listed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ class Failures:
         self._reasons: Counter[str] = Counter()
         self._named: list[dict[str, Any]] = []
 
-    def take(self, error: Exception, session_id: str, row: int) -> None:
-        """Counts one failure. `row` is the row's index among the format's rows for this session's group."""
+    def take(self, error: Exception, session_id: str, row: int | None) -> None:
+        """Counts one failure. `row` is the row's index among the format's rows for this session's group.
+
+        None: the session could not be read.
+        """
         reason = reason_of(error)
         self._reasons[reason] += 1
         if len(self._named) < NAMED:

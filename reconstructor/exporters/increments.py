@@ -144,14 +144,25 @@ class GrowingDataset:
         if not all(item.settled for item in group):
             self.waiting += len(group)
             return
+        writer = self._enter(unit)
+        writer.add(group)
+        if writer.size >= self._part_bytes:
+            self._commit()
+
+    def fail(self, session_id: str, error: Exception) -> None:
+        """Counts a session that can't be read, in the first run that meets it."""
+        unit = f"unreadable {session_id}"  # a session that is mended later is a unit of its own
+        if unit not in self._units:
+            self._enter(unit).fail(session_id, error)
+
+    def _enter(self, unit: str) -> DatasetWriter:
+        """The writer of the part that the unit belongs to."""
         if self._writer is None:
             self._writer = self._make(self._folder(self._number), self._contents)
             self._writer.__enter__()
-        self._writer.add(group)
         self._units.add(unit)
         self._pending.append(unit)
-        if self._writer.size >= self._part_bytes:
-            self._commit()
+        return self._writer
 
     def finish(self) -> dict[str, Any]:
         """Enters the last part. Returns the manifest of all parts, with the number of sessions that wait."""

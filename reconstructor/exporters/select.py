@@ -41,6 +41,10 @@ class Where:
         """True if the segment matches. All conditions must be on segment fields."""
         return all(part.holds(None, segment) for part in self.parts)
 
+    def refuses(self, item: ExportItem) -> bool:
+        """True if a condition that needs no calls doesn't hold. The item's calls need not be read yet."""
+        return not all(part.holds(item, None) for part in self.parts if not part.of_calls)
+
     def keep(self, item: ExportItem) -> ExportItem | None:
         """The item with its matching segments, or None if the item or all of its segments don't match."""
         of_segments = [part for part in self.parts if part.of_segments]

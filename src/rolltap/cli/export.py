@@ -73,7 +73,7 @@ class ExportJob:
 
     @property
     def read_options(self) -> ReadOptions:
-        return ReadOptions(self.query.strategy, self.rules, self.ignored, self.query.grouping)
+        return ReadOptions(self.query.strategy, self.rules, self.ignored, self.query.grouping, self.query.where)
 
     def writer(self, query: Query) -> DatasetWriter | GrowingDataset:
         """What takes the groups of this export."""
@@ -200,7 +200,7 @@ async def run_export(
         with job.writer(query) as writer:
             sessions = 0
             groups = 0
-            async for group in recorded_groups(call_log, job.read_options):
+            async for group in recorded_groups(call_log, job.read_options, writer.fail):
                 await asyncio.to_thread(writer.add, group)
                 sessions += len(group)
                 groups += 1
@@ -213,7 +213,7 @@ async def run_export(
 async def _chosen(call_log: SqlCallLog, job: ExportJob) -> frozenset[str]:
     """The sessions that the job's selection leaves: the record is read once for them, and again for the rows."""
     first = FirstPass(job.exporter, job.query)
-    async for group in recorded_groups(call_log, job.read_options):
+    async for group in recorded_groups(call_log, job.read_options, lambda session_id, error: None):
         await asyncio.to_thread(first.take, group)
     return await asyncio.to_thread(first.chosen)
 
@@ -317,7 +317,7 @@ def _print(out: Path | None, manifest: dict[str, Any]) -> None:
     for reason, count in manifest["skipped"].items():
         console.print(f"without a row: {count:,} ({reason})")
     for reason, count in manifest["failed"]["by_reason"].items():
-        console.print(Text(f"rows that could not be made: {count:,} ({reason})", style="red"))
+        console.print(Text(f"failed: {count:,} ({reason})", style="red"))
     if note := manifest.get("note"):
         checked = manifest.get("rerendered")
         differing = f": {checked['differ']:,} of {checked['rows']:,} rows differ" if checked else ""

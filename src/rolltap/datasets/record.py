@@ -9,19 +9,20 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rolltap.calllog import open_call_log
 from rolltap.calllog.notes import Note, notes_of, tags_after
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.datasets.texts import call_texts
-from rolltap.errors import DatasetError
+from rolltap.errors import AlignmentError, DatasetError, RecordCorrupt
 from rolltap.ledger import reading as ledger
 from rolltap.ledger.archive import all_groups
-from rolltap.reading.summaries import harness_of
+from rolltap.options.summaries import harness_of
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.grouping import BY_OPENING, Grouping
 from rolltap.reconstructor.exporters.opening import opening_key
+from rolltap.reconstructor.exporters.select import Where
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
 from rolltap.types import PURPOSE_TAG, Group, GroupStatus, Rollout, Session, Task
@@ -31,13 +32,15 @@ from rolltap.types import PURPOSE_TAG, Group, GroupStatus, Rollout, Session, Tas
 class ReadOptions:
     """How sessions are read: the strategy's name, and the rules and volatile text of each session's policy.
 
-    `grouping` is of sessions that belong to no rollout.
+    `grouping` is of sessions that belong to no rollout. `where`: the calls of a session that it refuses without them
+    are not read.
     """
 
     strategy: str
     rules: Callable[[Session], Rules]
     ignored: Callable[[Session], Sequence[re.Pattern[str]]]
     grouping: Grouping
+    where: Where = field(default_factory=Where)
 
 
 def open_record(store: str) -> SqlCallLog:
@@ -48,10 +51,14 @@ def open_record(store: str) -> SqlCallLog:
     return call_log
 
 
-async def recorded_groups(call_log: SqlCallLog, options: ReadOptions) -> AsyncIterator[list[ExportItem]]:
+Failed = Callable[[str, Exception], None]
+"""Is told a session's id and why its record can't be read."""
+
+
+async def recorded_groups(call_log: SqlCallLog, options: ReadOptions, failed: Failed) -> AsyncIterator[list[ExportItem]]:
     """The rollouts of each group, oldest first; then the sessions that belong to no rollout.
 
-    Each of these is by itself, or with the others of its group once all have been seen.
+    Each of these is by itself, or with the others of its group once all have been seen. A damaged session is left out.
     """
     in_groups: set[str] = set()
     async for group, task in all_groups(call_log.database):
@@ -60,19 +67,19 @@ async def recorded_groups(call_log: SqlCallLog, options: ReadOptions) -> AsyncIt
             session = await call_log.session(rollout.session_id) if rollout.session_id else None
             if session is not None:
                 in_groups.add(session.id)
-                items.append(await _item(call_log, session, options, (group, rollout, task)))
+                items += await _readable(call_log, session, options, (group, rollout, task), failed)
         if items:
             yield items
     alone: defaultdict[str, list[Session]] = defaultdict(list)
     async for session in call_log.all_sessions():
         if session.id in in_groups or session.rollout_id is not None:
             continue
-        item = await _item(call_log, session, options, None)
-        group_name = _group_name(item, options.grouping)
-        if group_name:
-            alone[group_name].append(session)
-        else:
-            yield [item]
+        for item in await _readable(call_log, session, options, None, failed):
+            group_name = _group_name(item, options.grouping)
+            if group_name:
+                alone[group_name].append(session)
+            else:
+                yield [item]
     for group_name, sessions in alone.items():
         items = [await _item(call_log, session, options, None) for session in sessions]
         yield [replace(item, grouped=group_name) for item in items]
@@ -83,9 +90,12 @@ def _group_name(item: ExportItem, grouping: Grouping) -> str:
 
 
 async def chosen_groups(
-    call_log: SqlCallLog, options: ReadOptions, session_ids: Sequence[str]
+    call_log: SqlCallLog, options: ReadOptions, session_ids: Sequence[str], failed: Failed
 ) -> AsyncIterator[list[ExportItem]]:
-    """The sessions, those of a group together, in the order of the groups' first; unknown ids are left out."""
+    """The sessions, those of a group together, in the order of the groups' first.
+
+    Unknown ids and damaged sessions are left out.
+    """
     selection = [session for id in session_ids if (session := await call_log.session(id)) is not None]
     rollout_ids = [session.rollout_id for session in selection if session.rollout_id is not None]
     origins = await call_log.database.query(lambda connection: ledger.origins(connection, rollout_ids))
@@ -99,9 +109,24 @@ async def chosen_groups(
             origin = origins.get(session.rollout_id or "")
             if origin is None or origin.rollout.session_id == session.id:  # earlier attempts are no rollout's
                 of = (origin.group, origin.rollout, origin.task) if origin else None
-                items.append(await _item(call_log, session, options, of))
+                items += await _readable(call_log, session, options, of, failed)
         if items:
             yield items
+
+
+async def _readable(
+    call_log: SqlCallLog,
+    session: Session,
+    options: ReadOptions,
+    of: tuple[Group, Rollout, Task] | None,
+    failed: Failed,
+) -> list[ExportItem]:
+    """The session's item; none if its record is damaged."""
+    try:
+        return [await _item(call_log, session, options, of)]
+    except (RecordCorrupt, AlignmentError) as error:
+        failed(session.id, error)
+        return []
 
 
 async def _item(
@@ -110,16 +135,14 @@ async def _item(
     notes = (await call_log.database.query(lambda connection: notes_of(connection, [session.id]))).get(session.id, [])
     purpose = {name: session.tags[name] for name in (PURPOSE_TAG,) if name in session.tags}
     session = replace(session, tags=tags_after(session.tags, notes) | purpose)  # no note makes an evaluation trainable
-    rows = await call_log.rows(session.id)
-    calls = [row.call() for row in rows]
     group, rollout, task = of or (None, None, None)
     rewards = rollout.rewards if rollout is not None else ()
     totals = [reward.value for reward in rewards if reward.scope == "rollout"]
-    return ExportItem(
+    item = ExportItem(
         session=session,
-        trajectory=reconstruct(calls, strategy=options.strategy, rules=options.rules(session)),
-        calls={call.id: call for call in calls},
-        texts=await call_texts(rows),
+        trajectory=reconstruct(()),
+        calls={},
+        texts={},
         rollout=rollout,
         task=task,
         reward=_score(notes, options.grouping.score) if of is None else sum(totals) if totals else None,
@@ -128,6 +151,16 @@ async def _item(
         tags=group.tags if group is not None else (),
         settled=_settled(session) if group is None else group.status is not GroupStatus.OPEN,
         ignore=options.ignored(session),
+    )
+    if options.where.refuses(item) and options.grouping.by != BY_OPENING:
+        return item
+    rows = await call_log.rows(session.id)
+    calls = [row.call() for row in rows]
+    return replace(
+        item,
+        trajectory=reconstruct(calls, strategy=options.strategy, rules=options.rules(session)),
+        calls={call.id: call for call in calls},
+        texts=await call_texts(rows),
     )
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import sqlite3
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,6 +181,53 @@ def test_the_record_becomes_the_files_of_other_trainers(format: str, store: str,
     assert code == 0, output
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (manifest["rows"], manifest["failed"]["count"]) == (TRAINERS[format], 0)
+
+
+@pytest.fixture
+def damaged(store: str, tmp_path: Path) -> str:
+    """The record, in which a reply of session1 and one of the session `free` were changed on disk."""
+    copy = tmp_path / "damaged.db"
+    with closing(sqlite3.connect(store.removeprefix("sqlite:///"))) as whole, closing(sqlite3.connect(copy)) as part:
+        whole.backup(part)
+        part.execute("update call_completions set finish = 'length' where call_id in ('session1-1', 'free-0')")
+        part.commit()
+    return f"sqlite:///{copy}"
+
+
+@pytest.mark.parametrize("more", [(), ("--best", "1"), ("--state", "STATE")])
+def test_a_damaged_session_is_left_out_and_named(damaged: str, more: tuple[str, ...], tmp_path: Path):
+    args = [str(tmp_path / "state") if each == "STATE" else each for each in more]
+    code, output = run(damaged, tmp_path / "out", "-f", "trajectories", "--container", "jsonl", *args)
+    assert code == 0, output
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["rows"], manifest["sessions"]) == (1, 3)
+    assert manifest["sessions_left_out"] == {"can't be read": 2}
+    assert sorted(each["session_id"] for each in manifest["failed"]["rows"]) == ["free", "session1"]
+    assert "RecordCorrupt: completion of call session1-1" in output.replace("\n", " ")
+
+
+def test_a_growing_dataset_counts_a_damaged_session_once_and_takes_it_once_it_is_mended(damaged: str, tmp_path: Path):
+    state = ("-f", "trajectories", "--container", "jsonl", "--state", str(tmp_path / "state"))
+    for _ in range(2):
+        code, output = run(damaged, tmp_path / "out", *state)
+        assert code == 0, output
+        assert json.loads((tmp_path / "out" / "manifest.json").read_text())["failed"]["count"] == 2
+    with closing(sqlite3.connect(damaged.removeprefix("sqlite:///"))) as mended:
+        mended.execute("update call_completions set finish = 'stop' where call_id = 'free-0'")
+        mended.execute("update sessions set closed_at = 1772000009 where id = 'free'")
+        mended.commit()
+    code, output = run(damaged, tmp_path / "out", *state)
+    assert code == 0, output
+    rows = [row for file in (tmp_path / "out").glob("*.jsonl") for row in lines(file)]
+    assert sorted(row["session_id"] for row in rows) == ["free", "session0"]
+
+
+def test_the_calls_of_a_session_that_a_condition_refuses_are_not_read(damaged: str, tmp_path: Path):
+    where = ["--where", "reward>=1 and not session=free and calls=2"]
+    code, output = run(damaged, tmp_path / "out", "-f", "sft", *where)
+    assert code == 0, output
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["sessions"], manifest["sessions_selected"], manifest["failed"]["count"]) == (3, 1, 0)
 
 
 def test_groups_become_pairs(store: str, tmp_path: Path):
