@@ -53,7 +53,8 @@ class Query:
     `shard_mb`: a file of this size (MB) is followed by a new one. `chosen`: the session ids that `session_filter`
     selects, which needs a pass of its own (`FirstPass`). Sessions that overlap with `held_out` are left out.
     `tokenizer`: hashes of the tokenizer and of its chat template, for the manifest. `near`: rows of at least this
-    similarity are near-duplicates; 0 keeps them. `grouping` applies to sessions without a rollout.
+    similarity are near-duplicates; 0 keeps them. `grouping` applies to sessions without a rollout. `train`: the rules
+    that are off for each policy; "*" is any other one.
     """
 
     where: Where = field(default_factory=Where)
@@ -72,6 +73,7 @@ class Query:
     tokenizer: Mapping[str, str] | None = None
     near: float = 0.0
     grouping: Grouping = field(default_factory=Grouping)
+    train: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.splits or min(self.splits.values()) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6:
@@ -296,7 +298,10 @@ class DatasetWriter:
                 "strategy": query.strategy,
                 "narrowing": asdict(query.session_filter),
                 "grouping": asdict(query.grouping),
+                "train": {policy: list(rules) for policy, rules in query.train.items()},
                 "held_out": query.held_out.files if query.held_out is not None else [],
+                "held_out_digests": query.held_out.digests if query.held_out is not None else [],
+                "ngram": query.held_out.words if query.held_out is not None else None,
                 "detectors": sorted({detector.kind for detector in query.detectors}),
             },
             "tokenizer": query.tokenizer,

@@ -7,6 +7,7 @@ A text of fewer words than `words` is compared as a whole, with whole texts.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,16 +26,19 @@ WORD = re.compile(r"\w+")
 
 
 class NgramIndex:
-    """The n-grams of files. Only their hashes are kept, of 8 bytes each."""
+    """The n-grams of files. Only their hashes are kept, of 8 bytes each. `digests` are the files' SHA-256."""
 
     def __init__(self, files: Sequence[Path], words: int = NGRAM_WORDS) -> None:
         if words < 1:
             raise DatasetError("--ngram: expected a number of words, 1 or more")
         self.files = [file.name for file in files]
         self.words = words
+        self.digests: list[str] = []
         self._grams: dict[int, int] = {}
         for index, file in enumerate(files):
-            for text in _texts_of(file):
+            content = _content_of(file)
+            self.digests.append(hashlib.sha256(content.encode()).hexdigest())
+            for text in _texts_of(file, content):
                 for gram in self._ngrams(text):
                     self._grams.setdefault(gram, index)
 
@@ -58,11 +62,14 @@ class NgramIndex:
             yield hash(tuple(words[start : start + self.words]))
 
 
-def _texts_of(file: Path) -> Iterable[str]:
+def _content_of(file: Path) -> str:
     try:
-        content = file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"--decontaminate: can't read {file}: {error}") from error
+
+
+def _texts_of(file: Path, content: str) -> Iterable[str]:
     if file.suffix not in (".jsonl", ".json"):
         return [content]
     lines = content.split("\n") if file.suffix == ".jsonl" else [content]

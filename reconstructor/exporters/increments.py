@@ -199,6 +199,8 @@ class GrowingDataset:
         query = msgspec.json.decode(msgspec.json.encode(self._make(self._folder(0), set()).asked))
         for name, value in query.items():
             before = next(iter(parts.values()))[name]
+            if name == "query":  # an older release knew fewer of its parts
+                value = {part: value[part] for part in value if part in before}
             if before != value:
                 raise DatasetError(f"--state: {self._out} was made with {name} {before}, not {value}")
         for number, manifest in parts.items():

@@ -144,7 +144,7 @@ def _record(console: Screen, folder: Path) -> dict[str, Any]:
         store=f"sqlite:///{(folder / 'data' / 'rolltap.db').absolute()}",
         out=folder / "dataset",
         exporter=exporter_named("trajectories", {}),
-        query=Query(where=parse_where([f"policy={POLICY}"])),
+        query=Query(where=parse_where([f"policy={POLICY}"]), train={POLICY: PENALISED}),
         rules=lambda session: session_rules(session, PENALISED),
     )
     with console.status("reading the record back"):

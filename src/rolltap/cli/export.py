@@ -127,6 +127,7 @@ def export(
 
     rolltap export out/ --format sft --where "reward>=1 and harness=codex" --split train=0.9,test=0.1
     """
+    settings = load_settings(config_path(config))
     query = Query(
         where=parse_where([*(where or []), *([f"date>='{since}'"] if since else []), *_named(sessions)]),
         splits=read_splits(split),
@@ -142,8 +143,8 @@ def export(
         session_filter=SessionFilter(best, balance, limit, seed),  # type: ignore[arg-type]
         held_out=NgramIndex(decontaminate, ngram) if decontaminate else None,
         grouping=Grouping(score, group_by),
+        train=_rules_off(settings, train or []),
     )
-    settings = load_settings(config_path(config))
     target, exporter = _target(out, dry_run), exporter_named(format, dict(_pairs(option or [], "--option")))
     rules, ignored = policy_rules(settings, train or []), policy_ignored(settings)
     compared = HubTokenizer(tokenizer) if tokenizer is not None else None
@@ -226,6 +227,12 @@ def policy_rules(settings: Settings, train: Sequence[str]) -> Callable[[Session]
         return session_rules(session, (*(policy.train if policy is not None else ()), *train))
 
     return rules
+
+
+def _rules_off(settings: Settings, train: Sequence[str]) -> dict[str, list[str]]:
+    """The rules that are off for each policy of the settings, and for every other one ("*")."""
+    off = {name: {*policy.train, *train} for name, policy in settings.policies.items()}
+    return {name: sorted(rules) for name, rules in {**off, "*": set(train)}.items() if rules}
 
 
 def policy_ignored(settings: Settings) -> Callable[[Session], Sequence[re.Pattern[str]]]:

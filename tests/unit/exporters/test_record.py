@@ -230,6 +230,29 @@ def test_the_calls_of_a_session_that_a_condition_refuses_are_not_read(damaged: s
     assert (manifest["sessions"], manifest["sessions_selected"], manifest["failed"]["count"]) == (3, 1, 0)
 
 
+def test_a_state_knows_the_rules_and_the_held_out_files_it_was_made_with(store: str, tmp_path: Path):
+    held_out = tmp_path / "benchmark.txt"
+    settings = tmp_path / "rolltap.toml"
+
+    def grow(*args: str) -> str:
+        files = ("--decontaminate", str(held_out), "--config", str(settings))
+        code, output = run(store, tmp_path / "out", "-f", "sft", "--state", str(tmp_path / "state"), *files, *args)
+        assert (code == 0) == ("was made with query" not in output), output
+        return output
+
+    held_out.write_text("What is asked?")
+    settings.write_text('[policies.tiny]\nengine = "e"\ntrain = ["summary"]\n[engines.e]\nurl = "http://127.0.0.1:1"\n')
+    grow("--train", "auxiliary")
+    asked = json.loads((tmp_path / "out" / "manifest.json").read_text())["query"]
+    assert asked["train"] == {"tiny": ["auxiliary", "summary"], "*": ["auxiliary"]}
+    assert asked["held_out_digests"] == [hashlib.sha256(held_out.read_bytes()).hexdigest()]
+    assert "was made with query" not in grow("--train", "auxiliary")
+    assert "was made with query" in grow()
+    assert "was made with query" in grow("--train", "auxiliary", "--ngram", "5")
+    held_out.write_text("What else is asked?")
+    assert "was made with query" in grow("--train", "auxiliary")
+
+
 def test_groups_become_pairs(store: str, tmp_path: Path):
     code, output = run(store, tmp_path / "out", "-f", "preference")
     assert code == 0, output
