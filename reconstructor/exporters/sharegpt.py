@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Message, Row, SkippedItem
@@ -52,7 +53,7 @@ class ShareGpt:
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
             for conversation in counted_conversations(item):
-                if isinstance(conversation, Skipped):
+                if isinstance(conversation, SkippedItem):
                     yield conversation
                     continue
                 rows = conversation.targets(self.targets, MessageForm(self.reasoning))
@@ -64,7 +65,10 @@ class ShareGpt:
         turns = share_gpt_turns(messages)
         if not alternates(turns):
             return SkippedItem("turns don't alternate")
-        system = "\n\n".join(content_text(m) for m in messages if m["role"] == "system")
+        leading = list(takewhile(lambda message: message["role"] == "system", messages))
+        if any(message["role"] == "system" for message in messages[len(leading) :]):
+            return SkippedItem("a system message in mid-conversation")
+        system = "\n\n".join(content_text(message) for message in leading)
         tools = json.dumps([tool["function"] for tool in conversation.tools], ensure_ascii=False)
         values = {"conversations": turns, "system": system, "tools": tools, **item.labels()}
         rendered = None if self.targets == "split" else conversation.rendered()

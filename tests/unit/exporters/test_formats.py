@@ -18,7 +18,7 @@ from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.types import Outcome, Reward
 
 from . import readers
-from .world import TOOLS, World, reasons_of, rows_of, says, tool, user
+from .world import TOOLS, World, reasons_of, rows_of, says, system, tool, user
 
 
 def made(format: str, items: list[ExportItem], **options: str) -> list[dict[str, Any]]:
@@ -150,6 +150,17 @@ def test_sharegpt_alternates_as_its_readers_demand(world: World, tmp_path: Path)
     assert json.loads(turns[2]["value"]) == ["a.txt", "text"]
     assert row["system"] == "You are an agent."
     assert [entry["name"] for entry in json.loads(row["tools"])] == ["bash", "read"]
+
+
+def test_sharegpt_has_no_place_for_a_system_message_in_mid_conversation(world: World):
+    script = world.script("s")
+    start = [system("One."), system("Two."), user("hi")]
+    script.ask(start, says("hello"))
+    assert made("sharegpt", [script.item()])[0]["system"] == "One.\n\nTwo."
+    later = world.script("later")
+    later.ask([*start, says("hello"), system("Be brief."), user("bye")], says("so long"))
+    found = list(exporter_named("sharegpt", {"targets": "split"}).rows([later.item()]))
+    assert reasons_of(found) == ["a system message in mid-conversation"]
 
 
 def test_atif_documents_pass_the_published_models(world: World, tmp_path: Path):
