@@ -304,12 +304,13 @@ def _messages_type(arrow: Any, arguments: Any) -> Any:
 
 
 def _message_struct(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its arguments and its non-text content as JSON texts (spaced as in chat templates).
+    """A message with its arguments as JSON texts (spaced as in chat templates).
 
-    Arguments that are a text are encoded, too: readers decode Arrow's JSON type.
+    Arguments that are a text are encoded, too: readers decode Arrow's JSON type. Raises `RowError` for content with
+    images: as a text it would be other words than the user's.
     """
-    content = message.get("content")
-    plain = content if content is None or isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    if not isinstance(message.get("content"), str | None):
+        raise RowError("content with images does not fit Parquet; use --container jsonl")
     calls = [
         {
             **call,
@@ -320,7 +321,7 @@ def _message_struct(message: Mapping[str, Any]) -> dict[str, Any]:
         }
         for call in message.get("tool_calls") or ()
     ]
-    return {**message, "content": plain, "tool_calls": calls or None}
+    return {**message, "tool_calls": calls or None}
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from datasets import load_dataset
 
 from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
-from rolltap.reconstructor.exporters.base import ExportItem
+from rolltap.reconstructor.exporters.base import Container, ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.types import Outcome, Reward
 
@@ -257,6 +258,25 @@ def test_tool_arguments_are_objects_in_every_container(
     rows: Any = load_dataset(kind, data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
     called = next(message for message in rows[0][column] if message.get("tool_calls"))
     assert called["tool_calls"][0]["function"]["arguments"] == {"command": "ls"}
+
+
+def test_a_message_with_an_image_is_no_row_of_parquet(world: World, tmp_path: Path):
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    script = world.solved("seen")
+    for call_id, text in script.texts.items():
+        content = [{"type": "text", "text": "Look."}, image]
+        shown = [{**each, "content": content} if each["role"] == "user" else each for each in text.messages]
+        script.texts[call_id] = replace(text, messages=shown)
+    containers: dict[Container, int] = {"jsonl": 2, "parquet": 1}
+    manifest: dict[str, Any] = {}
+    for container, rows in containers.items():
+        with DatasetWriter(tmp_path / container, exporter_named("sft"), Query(container=container)) as writer:
+            for item in (world.solved("plain", "other").item(), script.item()):
+                writer.add([item])
+            manifest = writer.finish()
+        assert manifest["rows"] == rows
+    reason = "RowError: content with images does not fit Parquet; use --container jsonl"
+    assert manifest["failed"]["rows"] == [{"session_id": "seen", "row": 0, "reason": reason}]
 
 
 @pytest.mark.parametrize("format", [name for name in EXPORTERS if name != "slime"])  # its files are torch's
