@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import importlib
 import importlib.util
 import math
+import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -60,10 +62,13 @@ class PythonTable(EvaluatorTable, tag="python", frozen=True):
     def _module(self) -> ModuleType:
         if not self._file:
             return importlib.import_module(self.callable.partition(":")[0])
-        spec = importlib.util.spec_from_file_location(f"check_{Path(self._file).stem}", self._file)
+        path = Path(self._file)
+        name = f"check_{path.stem}_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]}"
+        spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses look their module up by its name
         spec.loader.exec_module(module)
         return module
 
