@@ -169,17 +169,20 @@ class AsyncRecord:
         return await self._source.note(NewNote(kind, name, value, session_id=session_id, call_id=call_id))
 
     async def _pages(self, selection: Selection) -> AsyncIterator[Portion[SessionSummary]]:
-        """The sessions, once the list holds the whole record."""
+        """The sessions, once the list holds the whole record, each once: one may move to the next page meanwhile."""
         await self._source.settle(texts=bool(selection.query.search.strip()))
         limit, offset = selection.limit, 0
-        while limit is None or offset < limit:
-            size = PAGE if limit is None else min(PAGE, limit - offset)
+        seen: set[str] = set()
+        while limit is None or len(seen) < limit:
+            size = PAGE if limit is None else min(PAGE, limit - len(seen))
             page = await self._source.sessions(replace(selection.query, limit=size, offset=offset))
             offset += len(page.sessions)
             if not page.sessions:
                 return
+            new = tuple(session for session in page.sessions if session.id not in seen)
+            seen.update(session.id for session in new)
             total = page.total if limit is None else min(limit, page.total)
-            yield Portion(page.sessions, offset, total)
+            yield Portion(new, len(seen), total)
 
     async def _each(self, selection: Selection) -> AsyncIterator[tuple[SessionSummary, int, int]]:
         """Each session, how many that makes, and of how many."""

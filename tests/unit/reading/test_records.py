@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -21,7 +22,9 @@ import rolltap
 from rolltap.engine.scripted import say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, DatasetError
+from rolltap.reading.types import SessionPage, SessionQuery
 from rolltap.records import Record
+from rolltap.records.record import AsyncRecord
 
 from ...harnesses.house import House, house
 from .conftest import QUESTION, TURN, ReadHouse, Talk
@@ -41,6 +44,29 @@ async def recorded(reading: ReadHouse) -> ReadHouse:
     second = await reading.talk(harness="claude")
     await second.ask({"role": "user", "content": f"Hello {HOSTILE}"}, tools=False)
     return reading
+
+
+@pytest.mark.parametrize(("limit", "found"), [(None, 3), (2, 2)])
+async def test_a_session_that_moves_over_a_pages_border_is_one_row(
+    limit: int | None, found: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("rolltap.records.record.PAGE", 2)
+    ids = ["a", "b", "c"]
+
+    class Growing:
+        """A list, the newest first, to which a session is added after its first page."""
+
+        async def settle(self, *, texts: bool) -> None: ...
+
+        async def sessions(self, query: SessionQuery) -> SessionPage:
+            page = sorted(ids, reverse=True)[query.offset : query.offset + query.limit]
+            ids[3:] = ["d"]
+            rows: Any = [SimpleNamespace(id=id) for id in page]
+            return SessionPage(tuple(rows), len(ids), 1.0)
+
+    source: Any = Growing()
+    rows = [row.id async for row in AsyncRecord(source).sessions(limit=limit)]
+    assert rows == ["c", "b", "a"][:found]
 
 
 async def test_a_record_that_is_left_open_is_closed_at_exit(recorded: ReadHouse):
