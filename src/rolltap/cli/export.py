@@ -160,8 +160,8 @@ def _named(sessions: Path | None) -> list[str]:
         ids = sessions.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"--sessions: {sessions} can't be read: {error}") from error
-    if not ids or not all(id.isalnum() for id in ids):
-        raise DatasetError(f"--sessions: {sessions} is not a list of sessions' ids, one a line")
+    if not ids or not all(re.fullmatch(r"[\w-]+", id) for id in ids):
+        raise DatasetError(f"--sessions: {sessions} is no list of sessions' ids, one a line")
     return [f"session in ({', '.join(ids)})"]
 
 

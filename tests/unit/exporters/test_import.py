@@ -138,6 +138,18 @@ def test_a_reward_keeps_its_digits(format: str, reward: float, tag: str, store: 
     assert session.tags["reward"] == tag
 
 
+def test_imported_sessions_can_be_named_in_a_file(store: str, tmp_path: Path):
+    documents = [{"id": id, "messages": [user(id), says("y")]} for id in ("one", "two")]
+    run("import", traced(tmp_path / "log.jsonl", documents), "--store", store)
+    chosen = next(session.id for session, _ in record(store) if session.tags["imported"] == "two")
+    (tmp_path / "ids").write_text(f"{chosen}\n")
+    args = ("--format", "sft", "--store", store, "--sessions", str(tmp_path / "ids"))
+    code, output = run("export", str(tmp_path / "out"), *args)
+    assert code == 0, output
+    (row,) = lines(tmp_path / "out" / "train-00000-of-00001.jsonl")
+    assert row["session_id"] == chosen
+
+
 def test_a_file_of_another_path_is_the_same_file(store: str, tmp_path: Path):
     twins = [{"messages": CONVERSATION, "tools": TOOLS}] * 2
     (tmp_path / "moved").mkdir()
