@@ -1,8 +1,8 @@
 """Step transitions with returns, for offline RL: one row per trained call.
 
 An episode is one agent's trained calls of a session, in call order. A step's `reward` is the sum of the rewards of its
-own call (scope `call:<id>`); the main agent's last step also has the rollout's reward. `return_to_go` is
-G_t = r_t + gamma * G_{t+1}. `prompt_ids` is the state that the engine saw, `output_ids` the action.
+own call (scopes `call:<id>` and `span:<id>:<start>:<end>`); the main agent's last step also has the rollout's reward.
+`return_to_go` is G_t = r_t + gamma * G_{t+1}. `prompt_ids` is the state that the engine saw, `output_ids` the action.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def step_rewards(item: ExportItem, turns: Sequence[CallSpan]) -> list[float]:
     """The reward of each step of one agent's episode. The rollout's reward is added to the main agent's last step."""
     by_call: defaultdict[str, float] = defaultdict(float)
     for reward in item.rewards:
-        scope, _, call_id = reward.scope.partition(":")
-        if scope == "call":
-            by_call[call_id] += reward.value
+        scope, _, rest = reward.scope.partition(":")
+        if scope in ("call", "span"):
+            by_call[rest.partition(":")[0]] += reward.value
     rewards = [by_call[turn.call_id] for turn in turns]
     if not turns[-1].agent or all(segment.agent for segment in item.rows):
         rewards[-1] += item.reward or 0.0

@@ -197,7 +197,8 @@ def test_atif_metrics_are_the_engines_tokens(world: World):
 
 def test_transitions_discount_what_comes_later(world: World):
     item = world.solved("s").item(reward=1.0)
-    rewards = (*item.rewards, Reward("r2", "s", 0.5, scope="call:s-0000"))
+    parts = (("r2", 0.25, "call:s-0000"), ("r3", 0.25, "span:s-0000:0:2"), ("r4", 9.0, "role:s-0000"))
+    rewards = (*item.rewards, *(Reward(id, "s", value, scope=scope) for id, value, scope in parts))
     (script,) = [world.solved("s").item(reward=1.0, rewards=rewards)]
     rows = made("transitions", [script], gamma="0.5")
     assert [row["reward"] for row in rows] == [0.5, 1.0]
