@@ -68,7 +68,8 @@ class Figures:
 
 def card(manifest: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str:
     """README.md in the hub's layout: YAML that lists each split's files, then a readable summary of the manifest."""
-    lines = ["---", "configs:", "- config_name: default", "  data_files:"]
+    none = "" if files else " []"  # without the list a loader would take the manifest for the data
+    lines = ["---", "configs:", "- config_name: default", f"  data_files:{none}"]
     for split in manifest["splits"]:
         if any(entry["path"].startswith(f"{split}-") for entry in files):
             lines += [f"  - split: {split}", f"    path: {split}-*"]

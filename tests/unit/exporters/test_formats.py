@@ -261,6 +261,13 @@ def test_tool_arguments_are_objects_in_every_container(
     assert called["tool_calls"][0]["function"]["arguments"] == {"command": "ls"}
 
 
+def test_an_empty_dataset_says_so_when_it_is_loaded(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "out", exporter_named("sft"), Query()) as writer:
+        writer.finish()
+    with pytest.raises(FileNotFoundError, match="data files"):  # and the manifest is not taken for its row
+        load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
+
+
 def test_a_message_with_an_image_is_no_row_of_parquet(world: World, tmp_path: Path):
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     script = world.solved("seen")
