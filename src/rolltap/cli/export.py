@@ -161,7 +161,7 @@ def _named(sessions: Path | None) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"--sessions: {sessions} can't be read: {error}") from error
     if not ids or not all(re.fullmatch(r"[\w-]+", id) for id in ids):
-        raise DatasetError(f"--sessions: {sessions} is no list of sessions' ids, one a line")
+        raise DatasetError(f"--sessions: {sessions} is not a list of sessions' ids, one a line")
     return [f"session in ({', '.join(ids)})"]
 
 

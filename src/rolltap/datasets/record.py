@@ -18,7 +18,7 @@ from rolltap.datasets.texts import call_texts
 from rolltap.errors import AlignmentError, DatasetError, RecordCorrupt
 from rolltap.ledger import reading as ledger
 from rolltap.ledger.archive import all_groups
-from rolltap.options.summaries import harness_of
+from rolltap.reading.summaries import harness_of
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.grouping import BY_OPENING, Grouping
 from rolltap.reconstructor.exporters.opening import opening_key
@@ -55,7 +55,9 @@ Failed = Callable[[str, Exception], None]
 """Is told a session's id and why its record can't be read."""
 
 
-async def recorded_groups(call_log: SqlCallLog, options: ReadOptions, failed: Failed) -> AsyncIterator[list[ExportItem]]:
+async def recorded_groups(
+    call_log: SqlCallLog, options: ReadOptions, failed: Failed
+) -> AsyncIterator[list[ExportItem]]:
     """The rollouts of each group, oldest first; then the sessions that belong to no rollout.
 
     Each of these is by itself, or with the others of its group once all have been seen. A damaged session is left out.

@@ -130,7 +130,7 @@ def test_a_held_out_conversation_shares_no_words_by_its_roles_and_names(world: W
     call = {"id": "c1", "type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}
     messages = [user(QUESTION), {**says("Yaren."), "tool_calls": [call]}, {**user("ok"), "name": "bash"}]
     (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
-    held_out = HeldOut([tmp_path / "chat.jsonl"])
+    held_out = NgramIndex([tmp_path / "chat.jsonl"])
     assert held_out.overlap(asked(world, "other", "Refactor my parser, please.")) is None
     assert held_out.overlap(world.solved("named").item()) == "chat.jsonl", "its arguments are those of the file"
     assert held_out.overlap(asked(world, "role", "user")) is None
@@ -139,7 +139,7 @@ def test_a_held_out_conversation_shares_no_words_by_its_roles_and_names(world: W
 
 def test_only_a_newline_ends_a_line_of_a_held_out_file(world: World, tmp_path: Path):
     (tmp_path / "b.jsonl").write_text('"Make\u2028a\x85file!"\n"ls"\n', encoding="utf-8")
-    assert HeldOut([tmp_path / "b.jsonl"]).overlap(asked(world, "same", "make a file")) == "b.jsonl"
+    assert NgramIndex([tmp_path / "b.jsonl"]).overlap(asked(world, "same", "make a file")) == "b.jsonl"
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
