@@ -160,7 +160,7 @@ def conversations(item: ExportItem) -> Iterator[Conversation]:
 
 
 def counted_conversations(item: ExportItem) -> Iterator[Conversation | SkippedItem]:
-    """The item's conversations, then a `SkippedItem` for each segment with loss that has none, or for the whole item."""
+    """The item's conversations, then a `SkippedItem` for each segment with loss that has none, or for the item."""
     readable = list(conversations(item))
     yield from readable
     for _ in range(max(len(item.rows) - len(readable), int(not readable))):

@@ -157,8 +157,8 @@ async def test_what_is_not_the_leases_is_refused_and_nothing_is_kept(trained: Tr
 @pytest.mark.parametrize(
     ("streams", "says"),
     [
-        ({"logprobs": [-1.0, NAN]}, "no finite number"),
-        ({"entropy": [float("inf")]}, "no finite number"),
+        ({"logprobs": [-1.0, NAN]}, "not a finite number"),
+        ({"entropy": [float("inf")]}, "not a finite number"),
         ({"logprobs": [-1e300]}, "float32"),
         ({"logprobs": [0.5]}, "at most 0"),
         ({"entropy": [-0.5]}, "at least 0"),

@@ -133,8 +133,8 @@ async def test_a_body_that_the_connection_ends(open_to: Callable[[str], Connecti
         ([OK + b"content-length: 50\r\n\r\nhello"], "the server closed the connection"),
         ([OK + b"transfer-encoding: chunked\r\n\r\n3\r\nhel\r\n"], "the server closed the connection"),
         ([b"HTTP/1.1 200"], "the server closed the connection"),
-        ([b"SSH-2.0-OpenSSH_9.2\r\n"], "no HTTP/1.1"),
-        ([OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n"], "no HTTP/1.1"),
+        ([b"SSH-2.0-OpenSSH_9.2\r\n"], "not HTTP/1.1"),
+        ([OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n"], "not HTTP/1.1"),
         ([OK, *[b"x-filler: " + b"y" * 8000 + b"\r\n"] * 12], "head has over 65536 bytes"),
     ],
 )
