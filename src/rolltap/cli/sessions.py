@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -29,6 +30,12 @@ WIDE_ENOUGH = 100
 
 WIDE_MISMATCH = 0.2
 """Mean |log(trainer / engine)| of a call that is shown as a warning."""
+
+INDENT = 4
+"""Columns by which a branch of a session's tree is indented."""
+
+NARROWEST_ROW = 60
+"""Columns that a call has beside its indent: of many branches, the screen breaks the lines itself."""
 
 SessionArgument = Annotated[str, typer.Argument(help="id, or a unique prefix", autocompletion=complete_session)]
 
@@ -138,11 +145,17 @@ def show(
     lines = plane.call("GET", f"/read/sessions/{details['id']}")["calls"]
     trainers = {line["id"]: line["trainer"] for line in lines if line["trainer"]}
     tree = Tree(f"session {details['id']} (policy {details['policy']})")
-    branches = {None: tree}
-    for call in details["calls"]:
-        parent = branches.get(call["parent_id"], tree)
-        branches[call["id"]] = parent.add(_line(call, trainers.get(call["id"])))
-    Screen().print(tree)
+    continuing = Counter(call["parent_id"] for call in details["calls"])
+    rows = {None: (tree, 0)}
+    for call in details["calls"]:  # indented where the history branches, not at every call
+        above, depth = rows.get(call["parent_id"], (tree, 0))
+        line, branch = _line(call, trainers.get(call["id"])), above is not tree and continuing[call["parent_id"]] > 1
+        row = above.add(line.append(f", branches off {call['parent_id'][-6:]}") if branch else line)
+        indents = above is tree or branch or continuing[call["id"]] > 1
+        rows[call["id"]] = (row, depth + 1) if indents else (above, depth)
+    screen = Screen()
+    screen.width = max(screen.width, NARROWEST_ROW + max(INDENT * depth for _, depth in rows.values()))
+    screen.print(tree)
 
 
 def whole_id(plane: PlaneClient, text: str) -> str:

@@ -114,6 +114,27 @@ def test_a_refused_call_says_why() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_every_call_of_a_long_session_is_shown_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    answers = replies(IDS[0])
+    tree = {0: None, **{at: at - 1 for at in range(1, 40)}, 40: 5, 41: 40}  # 40 calls in a line, and a branch of two
+    tree |= {at: at - 1 - at % 2 for at in range(42, 100)}  # then each call is retried: branches of branches
+    named = {at: f"{at:020d}" for at in tree} | {None: None}
+    facts = {"kind": "agent", "outcome": "completed", "prompt_tokens": 1, "output_tokens": 1}
+    calls = [{"id": named[at], "parent_id": named[parent], **facts} for at, parent in tree.items()]
+    answers[f"GET /sessions/{IDS[0]}"]["calls"] = calls  # type: ignore[index]
+    with stub_plane(answers) as plane:
+        lines = [line for line in show(plane, IDS[0])[1].splitlines() if " agent completed" in line]
+    shown = {int(line.split(" agent ")[0][-6:]): line for line in lines}
+    assert sorted(shown) == sorted(tree)
+    indents = {at: line.index(" agent ") for at, line in shown.items()}
+    assert {indents[at] for at in range(1, 6)} == {indents[1]}
+    assert indents[6] == indents[40] == indents[5] + 4
+    assert "branches off 000005" in shown[40]
+    assert "branches off" not in shown[5]
+
+
+@pytest.mark.usefixtures("here")
 def test_a_session_is_named_by_what_only_its_id_begins_with() -> None:
     with stub_plane(replies(*IDS)) as plane:
         assert IDS[0] in show(plane, "01ab")[1]
