@@ -8,7 +8,7 @@ from functools import cache
 from rolltap.errors import ConfigError
 from rolltap.plugins import known_names, lookup
 from rolltap.proxy.dialects.anthropic import Anthropic
-from rolltap.proxy.dialects.base import Dialect
+from rolltap.proxy.dialects.base import ClientEnvironment, Dialect
 from rolltap.proxy.dialects.gemini import Gemini
 from rolltap.proxy.dialects.openai_chat import OpenAIChat
 from rolltap.proxy.dialects.openai_completions import OpenAICompletions
@@ -30,3 +30,12 @@ def known_dialects() -> Mapping[str, Dialect]:
     """Returns all dialects by name: ours, then those that installed packages register as instances."""
     names = [*DIALECTS, *(name for name in known_names(DIALECTS, ENTRY_POINTS) if name not in DIALECTS)]
     return {name: lookup("dialect", name, DIALECTS, ENTRY_POINTS, ConfigError) for name in names}
+
+
+def client_environments() -> Mapping[ClientEnvironment, set[str]]:
+    """The variables that clients read, each with the names of the dialects whose clients read them."""
+    environments: dict[ClientEnvironment, set[str]] = {}
+    for dialect in known_dialects().values():
+        if dialect.client_environment is not None:
+            environments.setdefault(dialect.client_environment, set()).add(dialect.name)
+    return environments

@@ -29,7 +29,7 @@ from rolltap.proxy.dialects.json_request import MAX_TOOLS, check_depth, cut, dec
 from rolltap.proxy.dialects.openai_chat_messages import parse_message
 from rolltap.proxy.dialects.openai_chat_reader import ChatReader
 from rolltap.proxy.dialects.openai_chat_reply import ChatWriter, completion
-from rolltap.proxy.dialects.openai_common import openai_error, openai_key
+from rolltap.proxy.dialects.openai_common import OPENAI_ENVIRONMENT, openai_error, openai_key
 from rolltap.proxy.dialects.request_cache import KnownRequest, RequestCache
 
 
@@ -44,6 +44,7 @@ class OpenAIChat(Dialect):
         Route("GET", "/v1/models/{model:path}", "model"),
     )
     stream_url = "/v1/chat/completions"
+    client_environment = OPENAI_ENVIRONMENT
     reply_reader = ChatReader
 
     def __init__(self) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rolltap.errors import ContextOverflow, NotFound, RolltapError
-from rolltap.proxy.dialects.base import WireReply
+from rolltap.proxy.dialects.base import ClientEnvironment, WireReply
 from rolltap.proxy.dialects.json_reply import error_reply
+
+OPENAI_ENVIRONMENT = ClientEnvironment("OPENAI_BASE_URL", "/v1", "OPENAI_API_KEY")
 
 _TYPES = {
     401: "authentication_error",

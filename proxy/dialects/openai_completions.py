@@ -41,7 +41,7 @@ from rolltap.proxy.dialects.openai_chat_wire import (
     StreamOptions,
     UsageOut,
 )
-from rolltap.proxy.dialects.openai_common import openai_error, openai_key
+from rolltap.proxy.dialects.openai_common import OPENAI_ENVIRONMENT, openai_error, openai_key
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for requests without `max_tokens`."""
@@ -102,6 +102,7 @@ class OpenAICompletions(Dialect):
     field_names: Mapping[str, str] = {"messages": "prompt"}
     routes: Sequence[Route] = (Route("POST", "/v1/completions", "generate"),)
     stream_url = "/v1/completions"
+    client_environment = OPENAI_ENVIRONMENT
     reply_reader = ChatReader
 
     def key(self, request: WireRequest) -> str | None:

@@ -24,12 +24,12 @@ from rolltap.proxy.conversation.chat import (
     Sampling,
 )
 from rolltap.proxy.dialects import openai_responses_wire as wire
-from rolltap.proxy.dialects.base import ClientEnvironment, Dialect, FindCall, Route, WireReply, WireRequest
+from rolltap.proxy.dialects.base import Dialect, FindCall, Route, WireReply, WireRequest
 from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.history import Linker
 from rolltap.proxy.dialects.item_cache import ItemCache
 from rolltap.proxy.dialects.json_request import BodyParts, check_depth, cut, decode, invalid
-from rolltap.proxy.dialects.openai_common import openai_error, openai_key
+from rolltap.proxy.dialects.openai_common import OPENAI_ENVIRONMENT, openai_error, openai_key
 from rolltap.proxy.dialects.openai_responses_items import (
     ContentPiece,
     ParsedItem,
@@ -57,7 +57,7 @@ class OpenAIResponses(Dialect):
         Route("GET", "/v1/responses/{reply}", "retrieve"),
     )
     stream_url = "/v1/responses"
-    client_environment = ClientEnvironment("OPENAI_BASE_URL", "/v1", "OPENAI_API_KEY")
+    client_environment = OPENAI_ENVIRONMENT
     reply_reader = ResponsesReader
 
     def __init__(self) -> None:

@@ -144,7 +144,13 @@ async def _state(services: Services, policy: Policy) -> PolicyStatus:
     stats = await services.ledger.policies.stats(policy.name)
     values = fields_of(state) | fields_of(stats)
     control = await services.ledger.controls.of(policy.name)
-    return PolicyStatus(**values, engine=policy.engine.name, trainable=policy.settings.trainable, control=control)
+    return PolicyStatus(
+        **values,
+        engine=policy.engine.name,
+        trainable=policy.settings.trainable,
+        relayed=policy.source.relayed_dialects,
+        control=control,
+    )
 
 
 async def _control(services: Services, name: str, control: RolloutControl, by: OwnerRequest | None) -> RolloutControl:

@@ -39,6 +39,10 @@ async def test_a_session_is_opened_where_the_server_of_this_folder_listens(here:
         )
         assert opened[0] == 0, opened
         assert "export OPENAI_BASE_URL=http://127.0.0.1:" in opened[1]
+        assert "/v1  # keep your own OPENAI_API_KEY" in opened[1]
+        assert "ANTHROPIC" not in opened[1]
+        status, text = await printed(here, "run", "command", "--policy", "openai", "--", "true")
+        assert (status, "openai: calls are relayed to the vendor under your own key" in text) == (1, True), text
         assert second[0] == 1
         assert "a server with the data folder rolltap-data already runs on http://127.0.0.1:" in second[1]
         assert await end(server, signal.SIGKILL) == -signal.SIGKILL

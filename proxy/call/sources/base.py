@@ -53,6 +53,11 @@ class Source(Protocol):
     sets_sampling: bool
     """The policy's settings and its trainer's control go over what the request asks of sampling."""
 
+    @property
+    def relayed_dialects(self) -> Sequence[str]:
+        """The dialects whose calls go to a vendor under the user's own key; empty where rolltap's keys are taken."""
+        ...
+
     def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         """The request's fields (by their `openai_chat` names) that are accepted and have no effect.
 

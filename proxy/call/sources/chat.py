@@ -41,6 +41,7 @@ class ChatSource(UpstreamSource):
     knows_prompt: bool = False
     replayable: bool = True
     sets_sampling: bool = True
+    relayed_dialects: Sequence[str] = ()
     vocabulary: str = ""
 
     def check(self, request: ChatRequest) -> None:

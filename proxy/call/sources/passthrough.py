@@ -43,6 +43,10 @@ class PassthroughSource(UpstreamSource):
     sets_sampling: bool = False
     vocabulary: str = ""
 
+    @property
+    def relayed_dialects(self) -> Sequence[str]:
+        return () if self.engine.keyed else sorted(self.engine.dialects)
+
     def refusal(self) -> Unauthenticated:
         """The error for a call with the wrong kind of key, or in a protocol that this vendor does not speak."""
         key = "a key of rolltap's" if self.engine.keyed else "the vendor's own key, not rolltap's"

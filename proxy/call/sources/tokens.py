@@ -64,6 +64,7 @@ class TokenSource:
     knows_prompt: bool = True
     replayable: bool = True
     sets_sampling: bool = True
+    relayed_dialects: Sequence[str] = ()
     _prompts: Prompts = field(default_factory=Prompts)
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -102,6 +102,19 @@ def connect(
     settings = load_settings(config_path(config))
     key = key or getattr(settings.keys, role) or kept_key(role, settings.data)
     return PlaneClient(plane, url or plane_url(settings, plane), key)
+
+
+def refuse_relayed(served: Sequence[Mapping[str, Any]], policies: Collection[str]) -> None:
+    """`ConfigError` where one of `policies`, or without any every served one, takes only the user's key of its vendor.
+
+    `served` is the server's list of policies.
+    """
+    relayed = [policy["name"] for policy in served if policy["relayed"]]
+    if refused := [name for name in relayed if name in policies or (not policies and len(relayed) == len(served))]:
+        raise ConfigError(
+            f"{', '.join(refused)}: calls are relayed to the vendor under your own key, which rolltap does not have; "
+            f"start the harness yourself with what `rolltap sessions open --policy {refused[0]}` prints"
+        )
 
 
 def plane_url(settings: Settings, plane: PlaneName) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolltap.cli.client import PlaneClient
+from rolltap.cli.common import refuse_relayed
 from rolltap.cli.screen import Screen
 from rolltap.cli.tasks import bars, groups_table, only, policy_or_roles, print_failures
 from rolltap.counted import counted
@@ -58,8 +59,10 @@ async def run_harbor(plane: PlaneClient, order: TrialOrder) -> bool:
     player = Player(order.agent, order.dialect)
     works = await work_on(order.target, player, Grader(order.reward_key), runtime=order.runtime, jobs=jobs)
     async with AdminClient(plane.url, plane.key) as client:
-        names = [policy["name"] for policy in (await client.get("/policies"))["policies"]]
+        served = (await client.get("/policies"))["policies"]
+        names = [policy["name"] for policy in served]
         policy = policy_or_roles(order.policy) or only(names)
+        refuse_relayed(served, [policy] if isinstance(policy, str) else list(policy.values()))
         summary = f"{counted(len(works), 'task')}, {counted(order.n, 'trial')} each · {order.agent} · {policy}"
         console.print(f"{summary} · {jobs}")
         started = time.monotonic()

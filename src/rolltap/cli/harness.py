@@ -13,7 +13,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors, plane_url
+from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors, plane_url, refuse_relayed
 from rolltap.cli.completion import complete_harness, complete_policy
 from rolltap.cli.screen import Screen, say
 from rolltap.errors import ConfigError, TaskInvalid
@@ -120,11 +120,14 @@ def env(
     if session and not key:
         raise ConfigError("--session needs its --key; leave --session out to open a new session")
     server = connect("admin", config, url)
+    served = server.call("GET", "/policies")["policies"]
     if session:
         details = server.call("GET", f"/sessions/{quote(session, safe='')}")
+        refuse_relayed(served, [details["policy"]])
         base = agent_url or plane_url(load_settings(config_path(config)), "agent")
         endpoint = Endpoint(f"{base.rstrip('/')}/s/{session}", key, details["policy"])
     else:
+        refuse_relayed(served, [policy] if policy else [])
         opened = server.call("POST", "/sessions", {"policy": policy or None, "tags": {"harness": name}})
         base = f"{agent_url.rstrip('/')}/s/{opened['session_id']}" if agent_url else opened["base_url"]
         endpoint = Endpoint(base, opened["key"], opened["policy"])

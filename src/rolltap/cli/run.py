@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
+from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors, refuse_relayed
 from rolltap.cli.completion import complete_harness, complete_policy, complete_runtime, complete_target
 from rolltap.cli.harbor import TrialOrder, check_alone, run_harbor
 from rolltap.cli.screen import Screen, say
@@ -113,9 +113,10 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
         raise TaskInvalid(f"no prompt: rolltap run {harness.name} -- PROMPT")
     installation = find(harness.package) if harness.package else None
     runtime, notice = runtime_here(harness, installation, unsandboxed=unsandboxed)
-    if notice:
-        console.print(notice)
     async with AdminClient(plane.url, plane.key) as client:
+        refuse_relayed((await client.get("/policies"))["policies"], [policy] if policy else [])
+        if notice:
+            console.print(notice)
         workspace = await runtime.prepare(Empty())
         try:
             session = await client.open_session(policy=policy, tags={"harness": harness.name})

@@ -142,14 +142,13 @@ def exports(settings: Settings, url: str) -> list[str]:
 
     Where calls go to a vendor under the user's own key, that key stays where it is.
     """
-    from rolltap.proxy.dialects import known_dialects
+    from rolltap.proxy.dialects import client_environments
 
     key = settings.keys.project
     own = [engine for engine in settings.engines.values() if engine.kind == "passthrough" and not engine.api_key]
     lines: list[str] = []
-    for dialect in known_dialects().values():
-        if (client := dialect.client_environment) is not None:
-            line = f"export {client.base_url}={url}{client.path}"
-            relayed = any(not engine.dialects or dialect.name in engine.dialects for engine in own)
-            lines.append(line if relayed else f"{line} {client.key}={key}")
+    for client, speaking in client_environments().items():
+        line = f"export {client.base_url}={url}{client.path}"
+        relayed = any(not engine.dialects or not speaking.isdisjoint(engine.dialects) for engine in own)
+        lines.append(line if relayed else f"{line} {client.key}={key}")
     return [*lines, f"codex -c openai_base_url={url}/v1  # Codex reads no OPENAI_BASE_URL"]

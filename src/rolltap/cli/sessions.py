@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Collection
 from typing import Annotated, Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import typer
 from rich.table import Column, Table
@@ -59,12 +60,28 @@ def open_(
             raise ConfigError(f"--tag: expected NAME=VALUE, not {text!r}")
     tags = dict(text.split("=", 1) for text in tag or [])
     body = {"tags": tags} | ({"policy": policy} if policy else {})
-    session = connect("admin", config, url).call("POST", "/sessions", body)
+    plane = connect("admin", config, url)
+    session = plane.call("POST", "/sessions", body)
     if as_json:
         say(json.dumps(session))
         return
-    for line in exports(session):
+    relayed = plane.call("GET", f"/policies/{quote(session['policy'], safe='')}")["relayed"]
+    for line in relayed_exports(session, relayed) if relayed else exports(session):
         say(line)
+
+
+def relayed_exports(session: dict[str, Any], dialects: Collection[str]) -> list[str]:
+    """What to export where calls go to a vendor under the user's own key: the URL holds the session's key."""
+    from rolltap.proxy.dialects import client_environments
+
+    url = f"{session['base_url'].rpartition('/')[0]}/{session['key']}"
+    lines = [
+        f"export {client.base_url}={url}{client.path}  # keep your own {client.key}"
+        for client, speaking in client_environments().items()
+        if not speaking.isdisjoint(dialects)
+    ]
+    codex = [f"# codex -c openai_base_url={url}/v1"] if "openai_responses" in dialects else []
+    return [f"# session {session['session_id']}; its key, in the URL, is shown only now", *lines, *codex]
 
 
 def exports(session: dict[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
+from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors, refuse_relayed
 from rolltap.cli.node import slots_of
 from rolltap.cli.screen import Screen
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
@@ -60,8 +60,10 @@ async def run_tasks(plane: PlaneClient, request: RunRequest, defaults: Defaults)
     """Submits the tasks, runs or follows them with progress bars; True if a rollout did not succeed."""
     tasks = [resolve_paths(task, defaults) for task in tasks_of(request.target, request.options)]
     async with AdminClient(plane.url, plane.key) as client:
-        names = [policy["name"] for policy in (await client.get("/policies"))["policies"]]
+        served = (await client.get("/policies"))["policies"]
+        names = [policy["name"] for policy in served]
         policy = policy_or_roles(request.policy) or only(names)
+        refuse_relayed(served, [policy] if isinstance(policy, str) else list(policy.values()))
         for task in tasks:
             check(task, names)
             if request.here:

@@ -97,11 +97,13 @@ class SetControl(OwnerRequest):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStatus(PolicyState):
     """A policy with its counts, as in `PolicyStats`; `engine` is the name of its engine or pool, `control` what a
-    trainer has set for the rollouts to come."""
+    trainer has set for the rollouts to come. `relayed`: the dialects whose calls go to a vendor under the user's own
+    key; empty where rolltap's keys are taken."""
 
     policy: str
     engine: str
     trainable: bool
+    relayed: Sequence[str]
     groups: Mapping[str, int]
     rollouts: Mapping[str, int]
     outstanding: int

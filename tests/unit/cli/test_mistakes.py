@@ -209,6 +209,33 @@ def test_capture_without_an_engine_goes_to_the_vendors_under_the_users_own_keys(
     assert "OPENAI_API_KEY=" in exports(local, "http://here")[0]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "command", "--policy", "theirs", "--", "true"],
+        ["run", "tasks.jsonl", "-a", "command", "--policy", "a=mine,b=theirs"],
+        ["harness", "env", "pi", "--policy", "theirs"],
+        ["harness", "env", "pi", "--session", "s1", "--key", "k"],
+    ],
+)
+def test_a_policy_that_takes_only_the_users_own_key_is_refused_before_a_session_is_opened(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
+    Path("tasks.jsonl").write_text(
+        '{"id": "t", "instruction": "Go.", "evaluator": {"kind": "command", "command": "true"}}\n'
+    )
+    served = [{"name": "mine", "relayed": []}, {"name": "theirs", "relayed": ["anthropic"]}]
+    replies = {"GET /policies": {"policies": served}, "GET /sessions/s1": {"policy": "theirs"}}
+    with stub_plane(replies) as plane:
+        at = command.index("--") if "--" in command else len(command)
+        line = said(*command[:at], "--url", plane.url, *command[at:])
+    assert "theirs: calls are relayed to the vendor under your own key" in line
+    assert "rolltap sessions open --policy theirs" in line
+    assert not any(name.startswith("POST") for name, _ in plane.requests)
+
+
 def test_a_hub_name_is_no_tokenizer_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     line = said("serve", "--engine", "http://127.0.0.1:1", "--tokenizer", "Qwen/Qwen3-8B", "--policy", "p", *PORTS)

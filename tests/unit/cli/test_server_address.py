@@ -136,11 +136,13 @@ def test_status_says_how_many_groups_are_stale(here: Path) -> None:
 
 
 OPENED = {"session_id": "s1", "key": "k-1", "base_url": "http://here:8710/s/s1", "policy": "my-model", "expires_at": 0}
+OWN = {"name": "my-model", "relayed": []}
+OPENS = {"POST /sessions": OPENED, "GET /policies": {"policies": [OWN]}, "GET /policies/my-model": OWN}
 
 
 def test_an_opened_session_says_its_model_and_how_codex_is_pointed(here: Path) -> None:
     keep_key(here / "rolltap-data")
-    with stub_plane({"POST /sessions": OPENED}) as plane:
+    with stub_plane(OPENS) as plane:
         output = run("sessions", "open", "--url", plane.url)
     assert "model my-model" in output
     assert "rolltap harness env codex --session s1 --key k-1" in output
@@ -148,7 +150,7 @@ def test_an_opened_session_says_its_model_and_how_codex_is_pointed(here: Path) -
 
 def test_env_asks_the_server_for_address_key_and_model(here: Path) -> None:
     keep_key(here / "rolltap-data")
-    with stub_plane({"POST /sessions": OPENED}) as plane:
+    with stub_plane(OPENS) as plane:
         output = run("harness", "env", "codex", "--url", plane.url)
     assert "http://here:8710/s/s1" in output
     assert output.startswith("# session s1, model my-model")
@@ -168,7 +170,7 @@ def test_env_finds_a_harness_that_is_in_the_cache_only(here: Path, monkeypatch: 
     folder.mkdir()
     stamp = {"bins": [f"{folder}/bin"], "needs": [], "versions": {}, "seconds": 1.0}
     (folder / "installed.json").write_text(json.dumps(stamp))
-    with stub_plane({"POST /sessions": OPENED}) as plane:
+    with stub_plane(OPENS) as plane:
         assert f'export PATH={folder}/bin:"$PATH"' in run("harness", "env", "codex", "--url", plane.url)
         monkeypatch.setenv("ROLLTAP_HARNESSES", str(here / "none"))
         assert "PATH" not in run("harness", "env", "codex", "--url", plane.url)
@@ -176,7 +178,7 @@ def test_env_finds_a_harness_that_is_in_the_cache_only(here: Path, monkeypatch: 
 
 def test_env_of_an_open_session_takes_the_model_of_its_policy(here: Path) -> None:
     keep_key(here / "rolltap-data")
-    with stub_plane({"GET /sessions/s1": {"id": "s1", "policy": "my-model"}}) as plane:
+    with stub_plane({**OPENS, "GET /sessions/s1": {"id": "s1", "policy": "my-model"}}) as plane:
         output = run("harness", "env", "codex", "--session", "s1", "--key", "k-1", "--url", plane.url)
     assert "http://127.0.0.1:8710/s/s1" in output
     assert "-m my-model" in output

@@ -114,6 +114,26 @@ def test_a_refused_call_says_why() -> None:
 
 
 @pytest.mark.usefixtures("here")
+def test_an_opened_session_of_a_vendor_has_its_key_in_the_url_and_leaves_the_users_own() -> None:
+    opened = {"session_id": "s1", "key": "rt-k", "base_url": "http://here:8710/s/s1", "policy": "openai"}
+    answers: dict[str, object] = {"POST /sessions": opened}
+    answers["GET /policies/openai"] = {"relayed": ["openai_chat", "openai_responses"]}
+    with stub_plane(answers) as plane:
+        output = CliRunner().invoke(app, ["sessions", "open", "--url", plane.url]).output
+    assert output.splitlines() == [
+        "# session s1; its key, in the URL, is shown only now",
+        "export OPENAI_BASE_URL=http://here:8710/s/rt-k/v1  # keep your own OPENAI_API_KEY",
+        "# codex -c openai_base_url=http://here:8710/s/rt-k/v1",
+    ]
+    answers["GET /policies/openai"] = {"relayed": ["anthropic"]}
+    with stub_plane(answers) as plane:
+        output = CliRunner().invoke(app, ["sessions", "open", "--url", plane.url]).output
+    assert output.splitlines()[1:] == [
+        "export ANTHROPIC_BASE_URL=http://here:8710/s/rt-k  # keep your own ANTHROPIC_API_KEY"
+    ]
+
+
+@pytest.mark.usefixtures("here")
 def test_every_call_of_a_long_session_is_shown_in_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     answers = replies(IDS[0])

@@ -48,7 +48,7 @@ def test_env_is_shell_that_can_be_run(name: str, tmp_path: Path) -> None:
         "policy": "m",
         "expires_at": 0,
     }
-    with stub_plane({"POST /sessions": opened}) as plane:
+    with stub_plane({"POST /sessions": opened, "GET /policies": {"policies": [{"name": "m", "relayed": []}]}}) as plane:
         told = output("env", name, "--url", plane.url, env={"ROLLTAP_ADMIN_KEY": "k"})
     *exports, command = told.strip().splitlines()
     assert command.split()[0] in ("codex", "pi", "opencode", "python", "vibe")

@@ -71,7 +71,7 @@ def test_a_harness_that_is_not_here_is_named_before_anything_is_submitted(
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"id": "t", "instruction": "Go.", "evaluator": {"kind": "command", "command": "true"}}\n')
     words = ["run", str(tasks), "--harness", "codex", "--runtime", "process"]
-    with stub_plane({"GET /policies": {"policies": [{"name": "p"}]}}) as plane:
+    with stub_plane({"GET /policies": {"policies": [{"name": "p", "relayed": []}]}}) as plane:
         result = CliRunner().invoke(app, [*words, "--url", plane.url])
     assert result.exit_code == 1
     assert result.output == "rolltap: codex is not installed on this machine: rolltap harness install codex\n"
@@ -90,7 +90,7 @@ async def test_a_run_that_is_interrupted_says_how_it_goes_on(
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"id": "t", "instruction": "Go.", "evaluator": {"kind": "command", "command": "true"}}\n')
     defaults = Defaults(harness="command", argv=("true",), runtime="process")
-    replies = {"GET /policies": {"policies": [{"name": "p"}]}, "POST /tasks": {"id": "one"}}
+    replies = {"GET /policies": {"policies": [{"name": "p", "relayed": []}]}, "POST /tasks": {"id": "one"}}
     with stub_plane(replies) as plane, pytest.raises(asyncio.CancelledError):
         await run_tasks(
             PlaneClient("admin", plane.url, "k"), RunRequest(str(tasks), 1, 1, id="one", here=here), defaults

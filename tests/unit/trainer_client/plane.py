@@ -219,6 +219,7 @@ class Plane:
             policy=name,
             engine="engine",
             trainable=name == self.policy,
+            relayed=(),
             groups={"complete": len(self.ready), "stale": self.stale},
             rollouts={},
             outstanding=0,
