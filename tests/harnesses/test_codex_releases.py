@@ -46,7 +46,7 @@ class BuiltInProvider(Release):
         argv += ["-m", job.endpoint.model, "-c", f"openai_base_url={json.dumps(job.endpoint.v1)}"]
         argv += ["-c", "check_for_update_on_startup=false", "-c", "analytics.enabled=false"]
         argv += ["--disable", "plugins", "--disable", "apps", job.instruction]
-        return Command(tuple(argv), env={"OPENAI_API_KEY": job.endpoint.key, "CODEX_API_KEY": job.endpoint.key})
+        return Command(tuple(argv), env={"CODEX_API_KEY": job.endpoint.key})
 
 
 @pytest.mark.harness

@@ -147,8 +147,11 @@ def exports(settings: Settings, url: str) -> list[str]:
     key = settings.keys.project
     own = [engine for engine in settings.engines.values() if engine.kind == "passthrough" and not engine.api_key]
     lines: list[str] = []
+    codex = ""
     for client, speaking in client_environments().items():
         line = f"export {client.base_url}={url}{client.path}"
         relayed = any(not engine.dialects or not speaking.isdisjoint(engine.dialects) for engine in own)
         lines.append(line if relayed else f"{line} {client.key}={key}")
-    return [*lines, f"codex -c openai_base_url={url}/v1  # Codex reads no OPENAI_BASE_URL"]
+        if "openai_responses" in speaking:
+            codex = "codex" if relayed else f"CODEX_API_KEY={key} codex exec"
+    return [*lines, f"{codex} -c openai_base_url={url}/v1  # Codex reads no OPENAI_BASE_URL"]

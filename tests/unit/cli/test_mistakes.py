@@ -206,7 +206,11 @@ def test_capture_without_an_engine_goes_to_the_vendors_under_the_users_own_keys(
         "export GOOGLE_GEMINI_BASE_URL=http://here",
     ]
     local = settings_from(None, {**quick, "engine": "http://gpu", "kind": "openai_compatible"}, None, capture=True)
-    assert "OPENAI_API_KEY=" in exports(local, "http://here")[0]
+    key = local.keys.project
+    assert exports(local, "http://here")[0] == f"export OPENAI_BASE_URL=http://here/v1 OPENAI_API_KEY={key}"
+    codex = f"CODEX_API_KEY={key} codex exec -c openai_base_url=http://here/v1  # Codex reads no OPENAI_BASE_URL"
+    assert exports(local, "http://here")[-1] == codex
+    assert exports(settings, "http://here")[-1].startswith("codex -c openai_base_url=http://here/v1 ")
 
 
 @pytest.mark.parametrize(
