@@ -74,6 +74,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
+KIND_HELP = "its API: vllm (the default), sglang, llamacpp, tinker, rolltap, openai_compatible, passthrough"
 PortOption = Annotated[
     int | None, typer.Option(min=0, max=65535, help="instead of the settings' port; 0 takes a free one, and says which")
 ]
@@ -93,13 +94,17 @@ def serve(
     engine: Annotated[
         str | None, typer.Option(help="URL of a model server, for a start without a settings file")
     ] = None,
-    kind: Annotated[
-        str, typer.Option(help="its API: vllm, sglang, llamacpp, tinker, rolltap, openai_compatible, passthrough")
-    ] = "vllm",
+    kind: Annotated[str | None, typer.Option(help=KIND_HELP)] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="folder with the model's tokenizer.json")] = None,
-    family: Annotated[str, typer.Option(help="renderer family, e.g. qwen3; empty: by the chat template")] = "",
-    policy: Annotated[str, typer.Option(help="name of the policy that the engine serves")] = "default",
-    model: Annotated[str, typer.Option(help="the model's name on the engine; empty: the policy's name")] = "",
+    family: Annotated[
+        str | None, typer.Option(help="renderer family, e.g. qwen3; default: by the chat template")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="name of the policy that the engine serves; default: default")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="the model's name on the engine; default: the policy's name")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help="folder of database, keys and spool")] = None,
     host: Annotated[str | None, typer.Option(help="address of the planes, instead of listen.host")] = None,
     agent_port: PortOption = None,

@@ -30,19 +30,20 @@ VENDORS: dict[str, dict[str, Any]] = {
 def settings_from(path: Path | None, quick: dict[str, Any], data: Path | None, *, capture: bool = False) -> Settings:
     """The settings of the file, or those of a single policy on the engine that `quick` names.
 
-    With `capture` and neither, every protocol's own vendor is served.
+    `quick` holds the options engine, kind, tokenizer, family, policy and model; None where one is not given. With
+    `capture` and neither, every protocol's own vendor is served. `ConfigError` for an option that lacks --engine.
     """
     overrides: dict[str, Any] = {"data": data} if data is not None else {}
-    if quick["engine"]:
-        overrides["engines"] = {"main": {"kind": quick["kind"], "url": quick["engine"]}}
-        overrides["policies"] = {
-            quick["policy"]: {
-                "engine": "main",
-                "model": quick["model"],
-                "tokenizer": str(quick["tokenizer"] or ""),
-                "family": quick["family"],
-            }
-        }
+    named = {name: str(value) for name, value in quick.items() if value is not None}
+    engine = named.pop("engine", "")
+    if named and not engine:
+        raise ConfigError(
+            f"--{next(iter(named))} needs --engine URL; without it, a settings file says what is served, or --capture "
+            "relays to the vendors"
+        )
+    if engine:
+        overrides["engines"] = {"main": {"kind": named.pop("kind", "vllm"), "url": engine}}
+        overrides["policies"] = {named.pop("policy", "default"): {"engine": "main", **named}}
     elif path is None and capture:
         overrides["engines"] = {name: {"kind": "passthrough", **vendor} for name, vendor in VENDORS.items()}
         overrides["policies"] = {name: {"engine": name} for name in VENDORS}

@@ -7,6 +7,7 @@ import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -198,7 +199,7 @@ def test_an_unknown_engine_kind_lists_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_capture_without_an_engine_goes_to_the_vendors_under_the_users_own_keys() -> None:
-    quick = {"engine": None, "kind": "vllm", "tokenizer": None, "family": "", "policy": "default", "model": ""}
+    quick: dict[str, Any] = dict.fromkeys(("engine", "kind", "tokenizer", "family", "policy", "model"))
     settings = settings_from(None, quick, None, capture=True)
     assert exports(settings, "http://here")[:3] == [
         "export OPENAI_BASE_URL=http://here/v1",
@@ -238,6 +239,19 @@ def test_a_policy_that_takes_only_the_users_own_key_is_refused_before_a_session_
     assert "theirs: calls are relayed to the vendor under your own key" in line
     assert "rolltap sessions open --policy theirs" in line
     assert not any(name.startswith("POST") for name, _ in plane.requests)
+
+
+@pytest.mark.parametrize("option", ["kind", "tokenizer", "family", "policy", "model"])
+@pytest.mark.parametrize("config", [True, False])
+def test_options_of_the_engine_are_refused_without_it(
+    option: str, config: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if config:
+        Path("rolltap.toml").write_text(VENDOR + '[policies.p]\nengine = "v"\n')
+    line = said(*CAPTURE, f"--{option}", "vllm")
+    assert line.startswith(f"rolltap: --{option} needs --engine URL;")
+    assert [path.name for path in tmp_path.iterdir()] == (["rolltap.toml"] if config else [])
 
 
 def test_a_hub_name_is_no_tokenizer_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
