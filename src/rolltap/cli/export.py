@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from rich.table import Table
@@ -193,22 +194,37 @@ def _run(job: ExportJob) -> None:
 async def run_export(
     job: ExportJob, *, show: Callable[[int, int], None] = lambda sessions, rows: None
 ) -> dict[str, Any]:
-    """Writes the dataset and returns its manifest. `show` is told how many sessions and groups have been read."""
+    """Writes the dataset and returns its manifest. `show` is told how many sessions and groups have been read.
+
+    Where no session is selected, nothing is written: `DatasetError`.
+    """
     call_log = open_record(job.store)
     await call_log.start()
     try:
         query = replace(job.query, chosen=await _chosen(call_log, job)) if job.query.session_filter else job.query
         with job.writer(query) as writer:
-            sessions = 0
-            groups = 0
+            sessions = groups = rewarded = 0
+            some = job.state is not None  # a dataset that grows may have nothing new
             async for group in recorded_groups(call_log, job.read_options, writer.fail):
                 await asyncio.to_thread(writer.add, group)
                 sessions += len(group)
                 groups += 1
+                rewarded += sum(item.reward is not None for item in group)
+                some = some or any(query.where.keep(item) is not None for item in group)
                 show(sessions, groups)
+            if not some:
+                raise DatasetError(_nothing(query, sessions, rewarded))
             return await asyncio.to_thread(writer.finish)
     finally:
         await call_log.close()
+
+
+def _nothing(query: Query, sessions: int, rewarded: int) -> str:
+    """Why an export of a record of `sessions` would be empty."""
+    if not sessions:
+        return "the record has no sessions"
+    asked = shorten(str(query.where), 200, placeholder=" ...")
+    return f"no session meets {asked}; {sessions:,} are in the record, {rewarded:,} of them with a reward"
 
 
 async def _chosen(call_log: SqlCallLog, job: ExportJob) -> frozenset[str]:

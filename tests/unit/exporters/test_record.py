@@ -292,11 +292,31 @@ def test_the_manifest_names_the_tokenizer_and_its_template(store: str, model_fol
     assert manifest["tokenizer"]["hash"] == HubTokenizer(model_folder).hash
 
 
-@pytest.mark.parametrize(("since", "rows"), [("2026-02-25", 3), ("2026-02-26", 0)])
-def test_since_a_date(since: str, rows: int, store: str, tmp_path: Path):
-    code, output = run(store, tmp_path / "out", "-f", "sft", "--since", since)
+def test_since_a_date(store: str, tmp_path: Path):
+    code, output = run(store, tmp_path / "out", "-f", "sft", "--since", "2026-02-25")
     assert code == 0, output
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["rows"] == rows
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["rows"] == 3
+
+
+@pytest.mark.parametrize(
+    ("args", "condition"),
+    [
+        (["--where", "reward>=99", "--best", "1"], "reward>=99"),
+        (["--since", "2026-02-26"], "date>='2026-02-26'"),
+        (["--where", "reward>=99", "--dry-run"], "reward>=99"),
+    ],
+)
+def test_an_export_of_no_session_says_so_and_leaves_its_folder_free(
+    args: list[str], condition: str, store: str, tmp_path: Path
+):
+    code, output = run(store, tmp_path / "out", "-f", "sft", *args)
+    assert code == 1
+    assert f"no session meets {condition}; 3 are in the record, 2 of them with a reward" in output
+    assert list(tmp_path.iterdir()) == []
+    code, output = run(
+        store, tmp_path / "out", "-f", "sft", "--state", str(tmp_path / "state"), "--where", "reward>=99"
+    )
+    assert code == 0, "a dataset that grows may have nothing yet"
 
 
 def test_a_dry_run_needs_no_folder(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
