@@ -91,7 +91,9 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     where = ".".join(str(part) for part in first["loc"] if part != "body")
     unknown = first["type"] == "unexpected_keyword_argument"  # bodies are dataclasses; no client knows keywords
     problem = "Extra inputs are not permitted" if unknown else first["msg"]
-    return JSONResponse(_body("invalid_request", f"{where}: {problem}", where or None), 400)
+    if first["loc"] == ("body",) and first["type"] != "value_error":
+        problem = "the body must be a JSON object, sent with Content-Type: application/json"
+    return JSONResponse(_body("invalid_request", f"{where}: {problem}" if where else problem, where or None), 400)
 
 
 async def _http_error(_: Request, error: Exception) -> JSONResponse:

@@ -161,3 +161,21 @@ async def test_mutated_requests_are_answered_or_refused(client: Client, form: Fo
     statuses = await asyncio.gather(*map(answered, bodies))
     assert {200, 400} <= set(statuses)
     assert len(await client.errors()) == len(statuses) - statuses.count(200)
+
+
+async def said(client: Client, plane: str, row: str, role: str = "admin", **sent: Any) -> str:
+    """What a plane says of a request that it refuses."""
+    method, path = row.split()
+    headers = {"authorization": f"Bearer {getattr(client.home.app.settings.keys, role)}", **sent.pop("headers", {})}
+    async with client.http.request(method, client.home.urls[plane] + path, headers=headers, **sent) as answer:
+        assert 400 <= answer.status < 500
+        return (await answer.json())["error"]["message"]
+
+
+async def test_a_body_without_its_content_type_is_told_what_is_missing(client: Client) -> None:
+    body = json.dumps({"policies": [POLICY], "trainer": "t"}).encode()
+    untyped = {"content-type": "text/plain"}
+    assert await said(client, "trainer", "POST /leases", data=body, headers=untyped) == (
+        "the body must be a JSON object, sent with Content-Type: application/json"
+    )
+    assert (await said(client, "trainer", "POST /leases", json={"groups": "two"})).partition(":")[0]
