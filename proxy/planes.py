@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -35,6 +36,7 @@ from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import check_values
 from rolltap.proxy.sessions.keys import Keyring
 
+NOT_FOUND = 404
 PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorAnswer, "description": "what went wrong"}}
 
 
@@ -71,7 +73,7 @@ def _app(title: str) -> FastAPI:
     app.router.redirect_slashes = False  # a redirect would name whatever host the client sent
     app.add_exception_handler(RolltapError, _rolltap_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, _http_error(title))
     return app
 
 
@@ -96,6 +98,17 @@ async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse(_body("invalid_request", f"{where}: {problem}" if where else problem, where or None), 400)
 
 
-async def _http_error(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    return JSONResponse(_body("http_error", str(error.detail)), error.status_code)
+def _http_error(plane: str) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
+    """Answers the framework's own errors. For an unknown route it names the plane, and the one that has the route."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        text = str(error.detail)
+        if error.status_code == NOT_FOUND:
+            path = request.scope["path"]
+            text = f"no route {request.method} {path} on the {plane}"
+            if (home := access.plane_of(path)) is not None:
+                text += f"; it is on the {home} plane"
+        return JSONResponse(_body("http_error", text), error.status_code)
+
+    return answer

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.routing import compile_path
 
 from rolltap.contract.keys import Caller, Role
 from rolltap.errors import Forbidden, Unauthenticated
@@ -107,6 +108,16 @@ TRAINER_PLANE: Table = {
 
 TABLES: Mapping[str, Table] = {"admin": ADMIN_PLANE, "trainer": TRAINER_PLANE}
 
+_PATHS = {name: [compile_path(row.split()[1])[0] for row in table] for name, table in TABLES.items()}
+
+
+def plane_of(path: str) -> str | None:
+    """The plane that has a route with this path; None where it is neither the admin's nor the trainer's."""
+    if path.startswith(("/v1/", "/s/")):
+        return "agent"
+    return next((name for name, patterns in _PATHS.items() if any(known.match(path) for known in patterns)), None)
+
+
 OF_DEPLOYMENT = frozenset({"GET /metrics"})
 """Routes that show all tenants. Only keys of the default tenant may use them."""
 
@@ -150,6 +161,8 @@ def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) ->
     """A FastAPI dependency that checks the caller's role by the route's row in `table` and stores the caller for the
     route. It writes `AUDITED` routes and refusals to the audit log first. `note` counts calls with a session key."""
 
+    plane = next((name for name, known in TABLES.items() if known is table), "")
+
     async def dependency(
         request: Request, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
     ) -> None:
@@ -164,7 +177,8 @@ def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) ->
         roles = table.get(row, ())
         if caller.role not in roles:
             await audit.append(caller.id, caller.role, f"refused {row}", dict(request.path_params))
-            raise Forbidden(f"this needs a key of role {' or '.join(roles) or 'none'}, not {caller.role}")
+            needed = " or ".join(roles) or "none"
+            raise Forbidden(f"{row} on the {plane} plane needs a key of role {needed}, not {caller.role}")
         if row in OF_DEPLOYMENT and not caller.of_deployment:
             await audit.append(caller.id, caller.role, f"refused {row}", dict(request.path_params))
             raise Forbidden(f"this route shows all tenants; the key belongs to tenant {caller.tenant!r}")
@@ -189,7 +203,7 @@ def plane_key_check(
         if caller.role not in plane_roles:
             with acting_for(caller.tenant):
                 await audit.append(caller.id, caller.role, f"refused a body on the {plane} plane", {})
-            raise Forbidden(f"this plane needs a key of role {' or '.join(sorted(plane_roles))}, not {caller.role}")
+            raise Forbidden(f"the {plane} plane needs a key of role {' or '.join(sorted(plane_roles))}, not {caller.role}")
 
     return check_key
 

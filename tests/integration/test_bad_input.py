@@ -179,3 +179,16 @@ async def test_a_body_without_its_content_type_is_told_what_is_missing(client: C
         "the body must be a JSON object, sent with Content-Type: application/json"
     )
     assert (await said(client, "trainer", "POST /leases", json={"groups": "two"})).partition(":")[0]
+
+
+async def test_the_wrong_planes_url_is_told_the_right_one(client: Client) -> None:
+    wrong = await said(client, "trainer", "POST /sessions", json={})
+    assert wrong == "no route POST /sessions on the trainer plane; it is on the admin plane"
+    wrong = await said(client, "admin", "POST /leases/abc/ack", json={})
+    assert wrong == "no route POST /leases/abc/ack on the admin plane; it is on the trainer plane"
+    assert (await said(client, "admin", "POST /v1/messages", json={})).endswith("; it is on the agent plane")
+    assert await said(client, "admin", "GET /nowhere") == "no route GET /nowhere on the admin plane"
+    assert "the trainer plane needs a key of role" in await said(client, "trainer", "POST /leases", "runner", json={})
+    assert "GET /policies/{name} on the trainer plane needs" in await said(
+        client, "trainer", f"GET /policies/{POLICY}", "runner"
+    )
