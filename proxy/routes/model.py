@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -175,19 +175,27 @@ class AgentPlane:
 
     def _find(self, method: str, path: str) -> tuple[Target, Mapping[str, str]]:
         known: set[str] = set()
-        for candidate in (path, path.rstrip("/")):  # a base URL with a slash at its end
-            if (table := self._exact.get(candidate)) is not None:
-                if method in table:
-                    return table[method], {}
-                known.update(table)
-            for pattern, table in self._patterns:
-                if match := pattern.match(candidate):
-                    if method in table:
-                        return table[method], match.groupdict()
-                    known.update(table)
+        for table, params in self._tables(path):
+            if method in table:
+                return table[method], params
+            known.update(table)
         if known:
             raise MethodNotAllowed(f"{path} takes {', '.join(sorted(known))}, not {method}")
-        raise NotFound(f"no route {method} {path} on the agent plane")
+        hint = ""
+        if path.startswith("/v1/v1/"):
+            hint = "; /v1 is there twice"
+        elif any(True for _ in self._tables(f"/v1{path}")):
+            hint = "; the base URL ends in /v1"
+        raise NotFound(f"no route {method} {path} on the agent plane{hint}")
+
+    def _tables(self, path: str) -> Iterator[tuple[dict[str, Target], Mapping[str, str]]]:
+        """The routes with this path by method, each with its path's parameters."""
+        for candidate in (path, path.rstrip("/")):  # a base URL with a slash at its end
+            if (table := self._exact.get(candidate)) is not None:
+                yield table, {}
+            for pattern, table in self._patterns:
+                if match := pattern.match(candidate):
+                    yield table, match.groupdict()
 
 
 def wire_request(scope: Any, params: Mapping[str, str], body: bytes, route: str = "") -> WireRequest:

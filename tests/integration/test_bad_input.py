@@ -192,3 +192,12 @@ async def test_the_wrong_planes_url_is_told_the_right_one(client: Client) -> Non
     assert "GET /policies/{name} on the trainer plane needs" in await said(
         client, "trainer", f"GET /policies/{POLICY}", "runner"
     )
+
+
+async def test_a_base_url_without_v1_or_with_two_is_told_so(client: Client) -> None:
+    for prefix in ("", "/s/abc"):
+        lacking = await said(client, "agent", f"POST {prefix}/chat/completions", json={})
+        assert lacking.endswith("no route POST /chat/completions on the agent plane; the base URL ends in /v1")
+        twice = await said(client, "agent", f"POST {prefix}/v1/v1/messages", json={})
+        assert twice.endswith("no route POST /v1/v1/messages on the agent plane; /v1 is there twice")
+    assert (await said(client, "agent", "GET /nowhere")).endswith("no route GET /nowhere on the agent plane")
