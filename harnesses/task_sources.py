@@ -20,7 +20,7 @@ from rolltap.harnesses.environments import PACKAGES, list_tasks
 from rolltap.harnesses.evaluators.environment import EnvironmentCheck
 from rolltap.harnesses.specs import TaskSpec
 from rolltap.harnesses.tasks import read_tasks, refuse_twins
-from rolltap.plugins import known_names, lookup
+from rolltap.plugins import lookup
 from rolltap.types import Task
 
 
@@ -109,9 +109,12 @@ def parse_arguments(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def is_source(target: str) -> bool:
-    """True if `target` is `KIND:WHERE` with a known kind, and no existing path."""
+    """True if `target` is `KIND:WHERE`, and no path. Raises `TaskInvalid` for an unknown kind, with the known ones."""
     kind, colon, _ = target.partition(":")
-    return bool(colon) and not Path(target).exists() and kind in known_names(TASK_SOURCES, ENTRY_POINTS)
+    if not colon or "/" in kind or Path(target).exists():
+        return False
+    lookup("kind of tasks", kind, TASK_SOURCES, ENTRY_POINTS, TaskInvalid)
+    return True
 
 
 def tasks_of(target: str, options: SourceOptions) -> list[Task]:
@@ -119,6 +122,6 @@ def tasks_of(target: str, options: SourceOptions) -> list[Task]:
     if not is_source(target):
         return read_tasks(Path(target), options.repositories, reward_key=options.reward_key)
     kind, _, where = target.partition(":")
-    tasks = lookup("task source", kind, TASK_SOURCES, ENTRY_POINTS, TaskInvalid)(where, options)
+    tasks = lookup("kind of tasks", kind, TASK_SOURCES, ENTRY_POINTS, TaskInvalid)(where, options)
     refuse_twins(tasks, target)
     return tasks

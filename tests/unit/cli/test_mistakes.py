@@ -380,6 +380,14 @@ def test_a_task_file_that_is_not_there_is_no_harness(tmp_path: Path, monkeypatch
     assert "missing.jsonl: no such file" in said("run", "missing.jsonl")
 
 
+@pytest.mark.parametrize("where", ["gsm8k", "folder/tasks.jsonl"])
+def test_a_mistyped_kind_of_tasks_lists_the_kinds(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = said("run", f"verifers:{where}", "--n", "8")
+    assert line.startswith("rolltap: no kind of tasks 'verifers'; known: ")
+    assert "verifiers" in line
+
+
 def test_a_ray_cluster_on_other_machines_needs_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     for own in ("local", "auto", "127.0.0.1:6379", "ray://localhost:10001"):

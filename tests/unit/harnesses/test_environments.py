@@ -233,7 +233,9 @@ def test_a_source_is_named_by_its_kind(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     assert is_source("verifiers:gsm8k")
     assert not is_source("verifiers")
-    assert not is_source("nothing:gsm8k")
+    assert not is_source("folder/nothing:gsm8k")
+    with pytest.raises(TaskInvalid, match="no kind of tasks 'nothing'; known: .*verifiers"):
+        is_source("nothing:gsm8k")
     (tmp_path / "verifiers:gsm8k").touch()
     assert not is_source("verifiers:gsm8k"), "a file of that name is meant"
     with pytest.raises(TaskInvalid, match=r"none\.py: no such file"):
