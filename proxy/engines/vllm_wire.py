@@ -185,7 +185,7 @@ def completion_chunk(
     if choice.token_ids is None and choice.text:
         raise EngineProtocolError(
             "the engine returns text without token ids: it is not a vLLM with `return_token_ids`; "
-            "set engines.*.kind to openai_compatible or passthrough"
+            "set engines.*.kind (--kind) to openai_compatible or passthrough"
         )
     logprobs, extras = None, {}
     logprobs_of_ids = choice.logprobs

@@ -9,7 +9,15 @@ from pathlib import Path
 import aiohttp
 
 from rolltap.calllog import open_call_log
-from rolltap.errors import ConfigError, DatabaseInUse, EngineError, RateLimited, RolltapError
+from rolltap.errors import (
+    ConfigError,
+    DatabaseInUse,
+    EngineError,
+    EngineTimeout,
+    EngineUnavailable,
+    RateLimited,
+    RolltapError,
+)
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model
@@ -77,11 +85,11 @@ async def _check_engine(
         return [Finding(what, "broken", error.message, healthy=False)]
     try:
         facts = await client.probe()
-    except ConfigError as error:
-        return [Finding(what, "broken", error.message, healthy=False)]
-    except (EngineError, RateLimited) as error:
-        advice = f"{error.message}; start the model server, or correct engines.{name}.url"
+    except (EngineUnavailable, EngineTimeout) as error:
+        advice = f"{error.message}; start the model server, or correct engines.{name}.url (--engine)"
         return [Finding(what, "down", advice, healthy=False)]
+    except (ConfigError, EngineError, RateLimited) as error:
+        return [Finding(what, "broken", error.message, healthy=False)]
     finally:
         await client.close()
     can_do = [

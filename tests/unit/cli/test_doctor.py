@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from typer.testing import CliRunner
 
 from rolltap.calllog.open import open_call_log
@@ -63,7 +66,27 @@ async def test_an_engine_that_does_not_answer_is_named(tmp_path: Path, capsys: p
     assert not await check(config(tmp_path, '[engines.main]\nurl = "http://127.0.0.1:1"\n'))
     assert "engine main" in (output := capsys.readouterr().out)
     assert "can't be reached" in output
-    assert "start the model server, or correct engines.main.url" in output
+    assert "start the model server, or correct engines.main.url (--engine)" in output
+
+
+async def test_an_engine_that_answers_without_token_ids_is_not_said_to_be_down(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "m"}]})
+
+    async def completions(_: web.Request) -> web.Response:
+        choice = {"index": 0, "text": "Hi", "finish_reason": "length"}
+        events = f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n"
+        return web.Response(text=events, content_type="text/event-stream")
+
+    server = web.Application()
+    server.add_routes([web.get("/v1/models", models), web.post("/v1/completions", completions)])
+    async with TestServer(server) as engine:
+        assert not await check_engine(str(engine.make_url("/")), "vllm")
+    output = capsys.readouterr().out
+    assert "set engines.*.kind (--kind) to openai_compatible" in output
+    assert "start the model server" not in output
 
 
 async def test_the_store_of_a_running_server_is_in_order(
