@@ -7,6 +7,7 @@ import logging
 
 from rolltap.errors import EngineError, RateLimited
 from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.engines import is_chat_engine
 from rolltap.proxy.engines.base import missing_model
 
 log = logging.getLogger("rolltap.engines")
@@ -24,6 +25,9 @@ async def probe_engine(policies: Policies, policy: Policy) -> None:
             if other.engine is policy.engine:
                 other.lose()
         return
+    if not policy.known and policy.settings.trainable and is_chat_engine(facts.kind):
+        for note in facts.notes:
+            log.warning("policy %s: engine %s: %s", policy.name, policy.engine.name, note)
     policy.learn(facts)
     model = policy.settings.model or policy.name
     advice = missing_model(model, facts.models)

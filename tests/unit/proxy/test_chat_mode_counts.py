@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.reading_process.session_views import SessionViews
@@ -49,3 +51,18 @@ async def test_the_upstreams_own_counts_are_shown_where_there_are_no_ids(tmp_pat
     assert '"total": 0' in page or '"total":0' in page
     assert "No tokenizer is known" not in page + saved
     assert [(found["name"], found["grade"]) for found in shown["findings"]] == [("text_only", "info")]
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+async def test_a_start_on_an_engine_without_token_ids_says_once_that_nothing_can_be_trained(
+    trainable: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        ScriptedEngine(say("Hello."), FOLDER, wire="openai") as engine,
+        captured(tmp_path, engine, trainable=trainable) as (app, _),
+    ):
+        (policy,) = app.policies.all
+        await app._probe(policy)  # as after calls without an answer
+    said = [record.getMessage() for record in caplog.records if "can't be trained" in record.getMessage()]
+    sentence = "no token ids with its replies: its calls are recorded as text and can't be trained"
+    assert said == ([f"policy default: engine main: {sentence}"] if trainable else [])
