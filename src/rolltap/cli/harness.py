@@ -119,6 +119,8 @@ def env(
     harness = get_harness(name, dialect=dialect)
     if session and not key:
         raise ConfigError("--session needs its --key; leave --session out to open a new session")
+    if key and not session:
+        raise ConfigError("--key needs its --session; leave --key out to open a new session")
     server = connect("admin", config, url)
     served = server.call("GET", "/policies")["policies"]
     if session:

@@ -190,6 +190,14 @@ def test_env_does_not_make_up_a_key() -> None:
     assert "--session needs its --key" in result.output
 
 
+def test_env_does_not_drop_a_key_without_its_session(here: Path) -> None:
+    keep_key(here / "rolltap-data")
+    with stub_plane(OPENS) as plane:
+        result = CliRunner().invoke(app, ["harness", "env", "codex", "--key", "WRONG", "--url", plane.url])
+    assert (result.exit_code, plane.requests) == (1, [])
+    assert "--key needs its --session" in result.output
+
+
 @pytest.mark.parametrize(
     ("url", "written"),
     [
