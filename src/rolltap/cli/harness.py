@@ -17,10 +17,11 @@ from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, on
 from rolltap.cli.completion import complete_harness, complete_policy
 from rolltap.cli.screen import Screen, say
 from rolltap.errors import ConfigError, TaskInvalid
-from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits
+from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits, PythonCall
 from rolltap.harnesses.install import find, install, on_path
 from rolltap.harnesses.registry import get_harness, harness_names
 from rolltap.harnesses.runtimes.here import acts_unasked
+from rolltap.harnesses.specs import launch_type
 from rolltap.harnesses.tested import release_results
 from rolltap.settings import load_settings
 
@@ -121,6 +122,8 @@ def env(
         raise ConfigError("--session needs its --key; leave --session out to open a new session")
     if key and not session:
         raise ConfigError("--key needs its --session; leave --key out to open a new session")
+    if launch_type(harness) is PythonCall:
+        raise TaskInvalid(f"{name} runs inside the runner; there is nothing to export")
     server = connect("admin", config, url)
     served = server.call("GET", "/policies")["policies"]
     if session:
@@ -135,8 +138,7 @@ def env(
         endpoint = Endpoint(base, opened["key"], opened["policy"])
         say(f"# session {opened['session_id']}, model {opened['policy']}; the key is shown only now")
     launch = harness.launch(Job(endpoint, "PROMPT", Path.cwd(), Path("~").expanduser(), Limits()))
-    if not isinstance(launch, Command):
-        raise TaskInvalid(f"{name} runs inside the runner; there is nothing to export")
+    assert isinstance(launch, Command)
     if how := acts_unasked(harness):
         say(f"# {name} is started {how} and may do whatever you can; `rolltap run {name}` has a sandbox")
     package = harness.package

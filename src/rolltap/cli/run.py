@@ -19,14 +19,14 @@ from rolltap.cli.screen import Screen, say
 from rolltap.cli.tasks import RunRequest, run_tasks
 from rolltap.counted import counted
 from rolltap.errors import RolltapError, TaskInvalid
-from rolltap.harnesses.base import Ending, Exit, Harness, Job, Limits, PythonCall, Workspace
+from rolltap.harnesses.base import Command, Ending, Exit, Harness, Job, Limits, PythonCall, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.install import find
 from rolltap.harnesses.logs.check import check_log
 from rolltap.harnesses.registry import get_harness
 from rolltap.harnesses.runtimes.here import runtime_here
 from rolltap.harnesses.sources import Empty
-from rolltap.harnesses.specs import Defaults
+from rolltap.harnesses.specs import Defaults, launch_type
 from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments
 
 POLL_S = 0.3
@@ -111,6 +111,8 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
     """Runs `harness` here under a fresh session; True if it failed."""
     if not prompt and harness.package is not None:
         raise TaskInvalid(f"no prompt: rolltap run {harness.name} -- PROMPT")
+    if launch_type(harness) is PythonCall:
+        raise TaskInvalid(f"{harness.name} runs inside the runner only; use mini-swe-agent")
     installation = find(harness.package) if harness.package else None
     runtime, notice = runtime_here(harness, installation, unsandboxed=unsandboxed)
     async with AdminClient(plane.url, plane.key) as client:
@@ -146,8 +148,7 @@ async def _run_watched(
     try:
         job = Job(workspace.endpoint(session.endpoint), prompt, workspace.workdir, workspace.home, OWN_LIMITS)
         launch = harness.launch(job)
-        if isinstance(launch, PythonCall):
-            raise TaskInvalid(f"{harness.name} runs inside the runner only; use mini-swe-agent")
+        assert isinstance(launch, Command)
         watch = asyncio.create_task(_watch(client, session, seen))
         try:
             return await workspace.run(launch, job.limits, AGENT_S, reach=session.endpoint.base_url)

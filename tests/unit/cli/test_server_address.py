@@ -190,6 +190,16 @@ def test_env_does_not_make_up_a_key() -> None:
     assert "--session needs its --key" in result.output
 
 
+@pytest.mark.parametrize("command", ["harness env {}", "run {} go"])
+def test_a_harness_inside_the_runner_is_refused_before_a_session_is_opened(command: str, here: Path) -> None:
+    keep_key(here / "rolltap-data")
+    words = command.format("mini-swe-agent-inprocess").split()
+    with stub_plane(OPENS) as plane:
+        result = CliRunner().invoke(app, [*words, "--url", plane.url])
+    assert (result.exit_code, plane.requests) == (1, [])
+    assert "mini-swe-agent-inprocess runs inside the runner" in result.output
+
+
 def test_env_does_not_drop_a_key_without_its_session(here: Path) -> None:
     keep_key(here / "rolltap-data")
     with stub_plane(OPENS) as plane:

@@ -234,7 +234,7 @@ def test_a_source_is_named_by_its_kind(tmp_path: Path, monkeypatch: pytest.Monke
     assert is_source("verifiers:gsm8k")
     assert not is_source("verifiers")
     assert not is_source("folder/nothing:gsm8k")
-    with pytest.raises(TaskInvalid, match="no kind of tasks 'nothing'; known: .*verifiers"):
+    with pytest.raises(TaskInvalid, match=r"no kind of tasks 'nothing'; known: .*verifiers"):
         is_source("nothing:gsm8k")
     (tmp_path / "verifiers:gsm8k").touch()
     assert not is_source("verifiers:gsm8k"), "a file of that name is meant"
