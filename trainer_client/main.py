@@ -5,13 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any
 
 import torch
 
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, EngineUnavailable, StoreUnavailable
 from rolltap.model_folders import download_hint
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.distributed import follow
@@ -21,6 +21,9 @@ from rolltap.trainer_client.run import locked, run_id
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Terminal, open_sinks
 from rolltap.trainer_client.worker import RankWorker
+
+FIRST_CONTACT_S = 5.0
+"""How long a server that does not answer is tried at the start, where its URL may be wrong."""
 
 
 def run(settings: TrainerSettings) -> None:
@@ -42,6 +45,8 @@ def run(settings: TrainerSettings) -> None:
 
 
 def _lead(settings: TrainerSettings, ranks: Ranks) -> None:
+    with suppress(StoreUnavailable, EngineUnavailable):  # a server that answers is waited for with patience, later
+        TrainerClient(settings.url, settings.key, settings.name, patience=FIRST_CONTACT_S).policy(settings.policy)
     client = TrainerClient(settings.url, settings.key, settings.name, run=run_id(settings.out))
     with ExitStack() as stack:
         stack.enter_context(locked(settings.out))

@@ -4,8 +4,8 @@ A `Request` says what to send and how to read the reply; `HttpClient` (blocking)
 
 * An error reply is raised as the exception of its code (`rolltap.errors`).
 * A server that can't be reached, or whose store or engine can't, is asked again with growing pauses for `patience`
-  seconds, and at least twice; then `ServerUnreachable`, or the server's own error. A request that must not be repeated
-  is marked `once`.
+  seconds, and at least twice; then `ServerUnreachable`, or the server's own error. The first failure is logged. A
+  request that must not be repeated is marked `once`.
 * A redirect is an error, since the key would travel with it, and the environment's proxies are not used.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import logging
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ import aiohttp
 import msgspec
 from tenacity import (
     AsyncRetrying,
+    RetryCallState,
     Retrying,
     retry_if_exception_type,
     stop_after_attempt,
@@ -38,6 +40,8 @@ from rolltap.addresses import server_url
 from rolltap.errors import EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 
 T = TypeVar("T")
+
+log = logging.getLogger("rolltap.http_client")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 3.0
 
@@ -113,6 +117,17 @@ class _Target:
         self.timeout = timeout
         self.patience = patience
 
+    def retrying(self, request: Request[Any]) -> dict[str, Any]:
+        """How tenacity repeats `request`: the first failure is logged, since the tries may take long."""
+
+        def first(state: RetryCallState) -> None:
+            error = state.outcome.exception() if state.outcome is not None else None
+            if state.attempt_number == 1 and isinstance(error, Exception):
+                known = error if isinstance(error, RolltapError) else self.unreachable(error)
+                log.warning("%s; trying for %g s", known.message, self.patience)
+
+        return {**request.retrying(self.patience), "before_sleep": first}
+
     def unreachable(self, error: Exception) -> ServerUnreachable:
         cause = getattr(error, "os_error", None) or getattr(error, "reason", None) or error  # aiohttp's, urllib's
         reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
@@ -130,7 +145,7 @@ class HttpClient(_Target):
 
     def send(self, request: Request[T]) -> T:
         try:
-            body = Retrying(**request.retrying(self.patience))(self._once, request)
+            body = Retrying(**self.retrying(request))(self._once, request)
         except UNREACHABLE as error:
             raise self.unreachable(error) from error
         return request.read(body)
@@ -172,7 +187,7 @@ class AsyncHttpClient(_Target):
         if self._session is None:
             raise RuntimeError(f"use {type(self).__name__} as a context manager: async with {type(self).__name__}(...)")
         try:
-            body = await AsyncRetrying(**request.retrying(self.patience))(self._once, self._session, request)
+            body = await AsyncRetrying(**self.retrying(request))(self._once, self._session, request)
         except UNREACHABLE as error:
             raise self.unreachable(error) from error
         # A lease may hold hundreds of megabytes.

@@ -40,6 +40,18 @@ def test_the_server_is_that_of_the_settings(
     assert [(settings.url, settings.key) for settings in ran] == [(url, "kept")]
 
 
+def test_a_mistyped_url_is_said_in_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(main, "FIRST_CONTACT_S", 0.3)
+    Path("m").mkdir()
+    Path("m/config.json").write_text("{}")
+    given = ["--policy", "p", "--model", "m", "--out", "run", "--key", "k", "--url", "http://127.0.0.1:9"]
+    result = CliRunner().invoke(app, ["train", *given])
+    assert result.exit_code == 1
+    assert "no rolltap server at http://127.0.0.1:9 (" in result.output
+    assert not Path("run").exists()
+
+
 def test_a_model_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = ["--policy", "p", "--model", "nothere", "--out", "run", "--key", "k", "--url", "http://127.0.0.1:1"]

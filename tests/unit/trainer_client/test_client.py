@@ -153,9 +153,12 @@ def test_a_dropped_connection_is_tried_again(call: Call, plane: Plane) -> None:
     assert call("policy", "policy").version == 0
 
 
-def test_no_server_is_said_so_after_a_while(call: Call) -> None:
+def test_no_server_is_said_so_at_once_and_after_a_while(call: Call, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ServerUnreachable, match=r"no rolltap server at http://127\.0\.0\.1:9 .*rolltap serve"):
         call("policy", "policy", url="http://127.0.0.1:9")
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "rolltap.http_client"]
+    assert said.startswith("no rolltap server at http://127.0.0.1:9 (")
+    assert said.endswith("; trying for 0.5 s")
 
 
 def test_names_cannot_break_out_of_the_path(call: Call, plane: Plane) -> None:
