@@ -131,6 +131,8 @@ def _ledger_families(ledger_state: FromLedger) -> Iterator[Family]:
             rollouts.add_metric([name, status], count)
         for staleness, count in counts.staleness.items():
             ready.add_metric([name, str(staleness)], count)
+        if counts.abandoned:
+            ready.add_metric([name, "abandoned"], counts.abandoned)
     yield from (groups, rollouts, ready)
     rooms = {name: counts.room for name, counts in ledger_state.policies.items() if counts.room is not None}
     yield _gauge_by("rolltap_group_room", "Groups that may still be opened before trainers catch up.", "policy", rooms)

@@ -110,6 +110,7 @@ class PolicyStatus(PolicyState):
     room: int | None
     zero_variance: int
     staleness: Mapping[int, int]
+    abandoned: int
     control: RolloutControl
 
 

@@ -85,7 +85,8 @@ class DeadLetter:
 class PolicyStats:
     """Counts of one policy. `room`: the number of groups that may still be opened; None if there is no limit.
 
-    `staleness`: the number of ready groups by the staleness of their oldest trained token.
+    `staleness`: the number of ready groups by the staleness of their oldest trained token. `abandoned`: the number of
+    those with a token of weights that a rewind abandoned, which are in no `staleness`.
     """
 
     policy: str
@@ -96,6 +97,7 @@ class PolicyStats:
     room: int | None
     zero_variance: int
     staleness: Mapping[int, int] = field(default_factory=dict)
+    abandoned: int = 0
 
 
 @dataclass(frozen=True, slots=True)

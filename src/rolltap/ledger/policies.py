@@ -220,11 +220,13 @@ def _stats(tx: Tx, policy: Any, silence: float) -> PolicyStats:
         .where(of_policy)
         .group_by(rollouts.c.status)
     )
-    ready = sa.select(groups.c.oldest_version).where(
+    ready = sa.select(groups.c.oldest_version, groups.c.newest_version).where(
         of_policy, groups.c.status == GroupStatus.COMPLETE, groups.c.oldest_version >= 0
     )
     history = history_of(tx, policy)
-    ages = Counter(history.behind(row.oldest_version) for row in tx.all(ready))
+    rows = tx.all(ready)
+    kept = [row for row in rows if not history.meets_abandoned(row.oldest_version, row.newest_version)]
+    ages = Counter(history.behind(row.oldest_version) for row in kept)
     return PolicyStats(
         policy=policy.name,
         version=policy.version,
@@ -234,4 +236,5 @@ def _stats(tx: Tx, policy: Any, silence: float) -> PolicyStats:
         room=room(tx, policy.name, silence),
         zero_variance=tx.scalar(sa.select(sa.func.count()).where(of_policy, groups.c.zero_variance.is_(True))),
         staleness=dict(sorted(ages.items())),
+        abandoned=len(rows) - len(kept),
     )

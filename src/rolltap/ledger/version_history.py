@@ -41,10 +41,13 @@ class VersionHistory:
             version -= last - first + 2
         return version
 
+    def meets_abandoned(self, oldest: int, newest: int) -> bool:
+        """Whether a version from `oldest` to `newest` is abandoned."""
+        return any(oldest <= last and first <= newest for first, last in self.abandoned)
+
     def is_fresh(self, version: int, max_staleness: int) -> bool:
         """Whether `version` is at most `max_staleness` updates behind, and not abandoned."""
-        is_abandoned = any(first <= version <= last for first, last in self.abandoned)
-        return not is_abandoned and self.behind(version) <= max_staleness
+        return not self.meets_abandoned(version, version) and self.behind(version) <= max_staleness
 
     @property
     def _newest(self) -> int:

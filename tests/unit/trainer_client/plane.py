@@ -226,6 +226,7 @@ class Plane:
             room=None,
             zero_variance=0,
             staleness={},
+            abandoned=0,
             control=RolloutControl(),
         )
 
