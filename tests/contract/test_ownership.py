@@ -71,6 +71,12 @@ async def test_a_trainer_with_its_own_folder_comes_back_by_itself(world: World) 
         assert (await restored(world, "one")).incarnation == incarnation
 
 
+async def test_a_call_without_an_incarnation_is_told_where_to_take_it_from(world: World) -> None:
+    await restored(world, "one")
+    with pytest.raises(TrainerFenced, match=r"stop this process, or send `incarnation` from rewind's reply$"):
+        await world.ledger.trainers.lease(of("one", 0))
+
+
 async def test_a_zombie_of_the_same_run_trains_nothing_more(world: World) -> None:
     """A paused machine wakes after its trainer was started elsewhere: what it asks for is refused, nothing is lost."""
     zombie = (await restored(world, "one")).incarnation
@@ -88,7 +94,7 @@ async def test_a_zombie_of_the_same_run_trains_nothing_more(world: World) -> Non
         policies.check_weights_owner("policy", by),
         policies.assign_version("policy", 1, "its weights", by),
     ):
-        with pytest.raises(TrainerFenced, match=rf"has the newer incarnation {now} since .* stop this process"):
+        with pytest.raises(TrainerFenced, match=rf"has the newer incarnation {now} since .* stop this process$"):
             await refused
     lease = await trainers.lease(of("one", now))
     assert [one.group.id for one in lease.groups] == [group.id]

@@ -35,7 +35,11 @@ def lock_incarnation(tx: Tx, name: str, incarnation: int) -> Any:
     if row.incarnation != incarnation:
         raise TrainerFenced(
             f"trainer {name!r} has the newer incarnation {row.incarnation}{_since(row.started_at)}; this call is from "
-            f"{f'incarnation {incarnation}' if incarnation else 'a process that has not rewound'}: stop this process",
+            + (
+                f"incarnation {incarnation}: stop this process"
+                if incarnation
+                else "a process that has not rewound: stop this process, or send `incarnation` from rewind's reply"
+            ),
             param="incarnation",
         )
     return row
