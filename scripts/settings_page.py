@@ -34,7 +34,8 @@ SECTIONS: dict[str, type[BaseModel]] = {
 HEAD = """# Settings
 
 `rolltap serve` reads `rolltap.toml` (or `--config FILE`) once, at start. Every key can be overridden from the
-environment as `ROLLTAP_<SECTION>__<KEY>` (`ROLLTAP_LISTEN__AGENT_PORT=9000`). An unknown key stops the start with one
+environment as `ROLLTAP_<SECTION>__<KEY>` (`ROLLTAP_LISTEN__AGENT_PORT=9000`); a name with a hyphen needs `env`:
+`env 'ROLLTAP_POLICIES__MY-MODEL__MODEL=x' rolltap serve`. An unknown key stops the start with one
 line that names it. At the top of the file, `data` names the folder of the database, the keys and the spool (default
 `rolltap-data`). A relative one is looked up where the command starts, not beside the file: in another folder, set
 `ROLLTAP_DATA=/absolute/path`. `rolltap train` reads the section `[trainer]` of the same file:
