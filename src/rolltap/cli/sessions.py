@@ -114,7 +114,7 @@ def list_(
         say(json.dumps(page["sessions"]))
         return
     session = Column("session", no_wrap=True)  # ids are whole, to be copied
-    numbers = [Column(name, justify="right", no_wrap=True) for name in ("calls", "tokens")]
+    numbers = [Column(name, justify="right", no_wrap=True) for name in ("calls", "sampled")]
     policy, state = Column("policy, tags", min_width=len("policy, tags")), Column("state", min_width=len("tampering"))
     screen = Screen()
     table = Table(session, Column("began", no_wrap=True), policy, *numbers, state)

@@ -69,6 +69,7 @@ def test_the_list_shows_tampering_and_a_log_that_differs_in_80_columns(monkeypat
     assert [row[0] for row in rows if row[0]] == list(IDS[:2]), text
     assert {row[2] for row in rows} == {"default", "claude-code", "a=b", ""}, text
     assert len(rows[0]) == 6, text
+    assert "calls ┃ sampled" in text
     assert {tuple(row[3:5]) for row in rows if row[0]} == {("1234", "123456")}
     states = " ".join(row[5] for row in rows).split()
     assert states == ["closed", "closed", "reward", "0.5", "tampering", "12", "log", "differs"]
