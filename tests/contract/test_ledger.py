@@ -208,7 +208,7 @@ async def test_a_version_is_never_the_number_of_other_weights(world: World) -> N
         rewound = await world.ledger.trainers.rewind("trainer", Rewind(3, {"policy": 3}, "run"))
         assert rewound.versions == {"policy": 7}
     for version in (3, 4, 6):
-        with pytest.raises(LedgerError, match="it is at 5, with all up to 6 abandoned"):
+        with pytest.raises(LedgerError, match="it is at 5, with all up to 6 abandoned; push as the number that rewind"):
             await policies.set_version("policy", version)
     await policies.set_version("policy", 7)
     assert (await world.ledger.trainers.rewind("trainer", Rewind(3, {"policy": 7}, "run"))).versions == {"policy": 7}

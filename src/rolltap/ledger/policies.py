@@ -147,7 +147,8 @@ def _assign(tx: Tx, name: str, version: int) -> None:
     if version < lowest:
         raise LedgerError(
             f"policy {name!r} can't go to version {version}: numbers only grow, and it is at {policy.version}"
-            + (f", with all up to {last_abandoned[-1]} abandoned" if lowest > policy.version else ""),
+            + (f", with all up to {last_abandoned[-1]} abandoned" if lowest > policy.version else "")
+            + "; push as the number that rewind returned, or a later one",
             param="version",
         )
     tx.run(_update(name).values(given=max(policy.given, version)))
