@@ -51,7 +51,7 @@ class Preference(MessageForm):
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         if group[0].group_id is None:
-            yield SkippedItem("belongs to no group")
+            yield SkippedItem("belongs to no group (--group-by)")
             return
         ranked: list[tuple[float, str, ExportItem, Conversation]] = []
         for item in group:

@@ -258,7 +258,7 @@ def test_groups_become_pairs(store: str, tmp_path: Path):
     assert code == 0, output
     (row,) = lines(tmp_path / "out" / "train-00000-of-00001.jsonl")
     assert (row["chosen"][-1]["content"], row["rejected"][-1]["content"]) == ("a.txt", "nothing")
-    assert "belongs to no group" in output
+    assert "belongs to no group (--group-by)" in output
 
 
 def test_conditions_and_options_reach_the_dataset(store: str, tmp_path: Path):
