@@ -203,7 +203,9 @@ def plane_key_check(
         if caller.role not in plane_roles:
             with acting_for(caller.tenant):
                 await audit.append(caller.id, caller.role, f"refused a body on the {plane} plane", {})
-            raise Forbidden(f"the {plane} plane needs a key of role {' or '.join(sorted(plane_roles))}, not {caller.role}")
+            raise Forbidden(
+                f"the {plane} plane needs a key of role {' or '.join(sorted(plane_roles))}, not {caller.role}"
+            )
 
     return check_key
 

@@ -205,7 +205,13 @@ async def run_export(
         with job.writer(query) as writer:
             sessions = groups = rewarded = 0
             some = job.state is not None  # a dataset that grows may have nothing new
-            async for group in recorded_groups(call_log, job.read_options, writer.fail):
+
+            def fail(session_id: str, error: Exception) -> None:
+                nonlocal some
+                some = True  # the manifest names the damaged session
+                writer.fail(session_id, error)
+
+            async for group in recorded_groups(call_log, job.read_options, fail):
                 await asyncio.to_thread(writer.add, group)
                 sessions += len(group)
                 groups += 1

@@ -59,7 +59,7 @@ async def test_a_start_on_an_engine_without_token_ids_says_once_that_nothing_can
 ) -> None:
     async with (
         ScriptedEngine(say("Hello."), FOLDER, wire="openai") as engine,
-        captured(tmp_path, engine, trainable=trainable) as (app, _),
+        chat_mode_proxy(tmp_path, engine, trainable=trainable) as (app, _),
     ):
         (policy,) = app.policies.all
         await app._probe(policy)  # as after calls without an answer
