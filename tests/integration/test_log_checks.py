@@ -72,12 +72,12 @@ DROPS_A_TURN = "del log['steps'][3]"
         (DROPS_A_TURN, "mismatch", "1 recorded replies are not in the log"),
         ("log['steps'][1]['metrics']['completion_tokens'] += 1", "mismatch", "is not in the record"),
         ("log['steps'].append(log['steps'][1])", "mismatch", "is not in the record"),
-        ("log = '{'", "none", "no JSON"),
-        ("log = '[' * 100_000", "none", "no JSON"),
+        ("log = '{'", "none", "not JSON"),
+        ("log = '[' * 100_000", "none", "not JSON"),
         ("log['steps'] = {'a': 3}", "none", "left no log"),
         ("log = {'not': 'ours'}", "none", "left no log"),
         ("os.symlink('/etc/passwd', os.path.join(os.environ['HOME'], 'trajectory.json')); sys.exit()", "none", "read"),
-        ("os.mkfifo(os.path.join(os.environ['HOME'], 'trajectory.json')); sys.exit()", "none", "no regular file"),
+        ("os.mkfifo(os.path.join(os.environ['HOME'], 'trajectory.json')); sys.exit()", "none", "not a regular file"),
     ],
 )
 async def test_the_verdict_stands_on_the_session(change: str, verdict: str, text: str, tmp_path: Path) -> None:
