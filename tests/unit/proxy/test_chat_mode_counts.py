@@ -8,6 +8,7 @@ import pytest
 
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
+from rolltap.proxy.call.engine_watch import probe_engine
 from rolltap.proxy.reading_process.session_views import SessionViews
 from rolltap.proxy.viewer.one_file import one_file
 from rolltap.proxy.viewer.pages import Pages
@@ -62,7 +63,7 @@ async def test_a_start_on_an_engine_without_token_ids_says_once_that_nothing_can
         chat_mode_proxy(tmp_path, engine, trainable=trainable) as (app, _),
     ):
         (policy,) = app.policies.all
-        await app._probe(policy)  # as after calls without an answer
+        await probe_engine(app.policies, policy)  # as after calls without an answer
     said = [record.getMessage() for record in caplog.records if "can't be trained" in record.getMessage()]
     sentence = "no token ids with its replies: its calls are recorded as text and can't be trained"
     assert said == ([f"policy default: engine main: {sentence}"] if trainable else [])
