@@ -200,7 +200,7 @@ def test_the_two_loops_in_one_file_each(workshop: Workshop) -> None:
     taught = workshop.run("sl_loop", batch_size=4, learning_rate=3e-3, save_every=0, log_path="loops")
     assert taught[-1]["train_mean_nll"] < taught[0]["train_mean_nll"] / 3
     reinforced = workshop.run(
-        "rl_loop", batch_size=4, group_size=8, max_tokens=20, learning_rate=5e-4, max_steps=70, log_path="loops"
+        "rl_loop", batch_size=4, group_size=8, max_tokens=20, learning_rate=5e-4, max_steps=80, log_path="loops"
     )
     rewards = [step["reward/total"] for step in reinforced if "reward/total" in step]
-    assert mean(rewards[-3:]) > mean(rewards[:3]) + 0.1, rewards
+    assert mean(rewards[-5:]) > mean(rewards[:5]) + 0.1, rewards
