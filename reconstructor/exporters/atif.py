@@ -100,12 +100,12 @@ def _steps(item: ExportItem, segment: Segment, recorded: Sequence[RecordedMessag
     turns = {turn.call_id: turn for turn in segment.turns}
     agent: dict[str, Any] | None = None
     steps: list[dict[str, Any]] = []
-    for each in recorded:
-        message = each.message
+    for entry in recorded:
+        message = entry.message
         if message["role"] == "tool" and agent is not None:
             _observe(agent, message)
             continue
-        step = _agent_step(item, turns[each.call_id], message) if each.call_id is not None else _message_step(message)
+        step = _agent_step(item, turns[entry.call_id], message) if entry.call_id is not None else _message_step(message)
         steps.append(step)
         if message["role"] == "assistant":
             agent = step

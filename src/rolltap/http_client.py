@@ -120,13 +120,13 @@ class _Target:
     def retrying(self, request: Request[Any]) -> dict[str, Any]:
         """How tenacity repeats `request`: the first failure is logged, since the tries may take long."""
 
-        def first(state: RetryCallState) -> None:
+        def log_first_failure(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
             if state.attempt_number == 1 and isinstance(error, Exception):
-                known = error if isinstance(error, RolltapError) else self.unreachable(error)
-                log.warning("%s; trying for %g s", known.message, self.patience)
+                failure = error if isinstance(error, RolltapError) else self.unreachable(error)
+                log.warning("%s; trying for %g s", failure.message, self.patience)
 
-        return {**request.retrying(self.patience), "before_sleep": first}
+        return {**request.retrying(self.patience), "before_sleep": log_first_failure}
 
     def unreachable(self, error: Exception) -> ServerUnreachable:
         cause = getattr(error, "os_error", None) or getattr(error, "reason", None) or error  # aiohttp's, urllib's

@@ -204,11 +204,11 @@ async def run_export(
         query = replace(job.query, chosen=await _chosen(call_log, job)) if job.query.session_filter else job.query
         with job.writer(query) as writer:
             sessions = groups = rewarded = 0
-            some = job.state is not None  # a dataset that grows may have nothing new
+            selected = job.state is not None  # a dataset that grows may have nothing new
 
             def fail(session_id: str, error: Exception) -> None:
-                nonlocal some
-                some = True  # the manifest names the damaged session
+                nonlocal selected
+                selected = True  # the manifest names the damaged session
                 writer.fail(session_id, error)
 
             async for group in recorded_groups(call_log, job.read_options, fail):
@@ -216,9 +216,9 @@ async def run_export(
                 sessions += len(group)
                 groups += 1
                 rewarded += sum(item.reward is not None for item in group)
-                some = some or any(query.where.keep(item) is not None for item in group)
+                selected = selected or any(query.where.keep(item) is not None for item in group)
                 show(sessions, groups)
-            if not some:
+            if not selected:
                 raise DatasetError(_nothing(query, sessions, rewarded))
             return await asyncio.to_thread(writer.finish)
     finally:

@@ -42,13 +42,13 @@ def parse_call(intent: CallIntent, request: RequestParts, known: Collection[str]
 
 
 def _naming(message: Message, known: Collection[str]) -> Message:
-    named = _known_name(message.handle, known)
-    return msgspec.structs.replace(message, handle=named, recall=named is not None)
+    call_id = _known_name(message.handle, known)
+    return msgspec.structs.replace(message, handle=call_id, recall=call_id is not None)
 
 
 def _known_name(handle: str | None, known: Collection[str]) -> str | None:
-    named = recorded_name(handle)
-    return named if named is not None and named in known else None
+    call_id = recorded_name(handle)
+    return call_id if call_id is not None and call_id in known else None
 
 
 async def recalled(chat: ChatRequest, find: FindCall) -> ChatRequest:
