@@ -7,6 +7,7 @@ created; Redis: one that may be emptied). Missing programs are installed by `scr
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gc
 import itertools
 import logging
@@ -21,6 +22,7 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,24 +84,37 @@ PORTS = range(10_000, min(20_000, _CONNECTIONS_FROM)) or range(10_000, 20_000)
 `rolltap.demo.stack`: nobody takes one between `free_port` and the start of its server."""
 
 
+PORT_BLOCKS = 20
+"""`PORTS` are divided into so many blocks. A process that needs ports takes one block and holds it until it ends."""
+
+
+@cache
 def _own_ports() -> Iterator[int]:
-    """Every worker has a part of its own and goes round in it, from anywhere on: there may be other runs beside."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    own = PORTS[worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
-    start = random.Random().randrange(len(own))
-    return itertools.cycle([*own[start:], *own[:start]])
+    """The ports of a block that no other process holds, round and round.
 
-
-_own_port = _own_ports()
+    Other runs may be going on: between `free_port` and the start of its server, a port looks free to them.
+    """
+    folder = Path(tempfile.gettempdir(), f"rolltap-ports-{os.getuid()}")
+    folder.mkdir(exist_ok=True)
+    size = len(PORTS) // PORT_BLOCKS
+    for block in random.Random().sample(range(PORT_BLOCKS), PORT_BLOCKS):
+        lock = os.open(folder / str(block), os.O_CREAT | os.O_RDWR)  # stays open; started programs do not inherit it
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+        else:
+            return itertools.cycle(PORTS[block * size : (block + 1) * size])
+    pytest.fail(f"other processes hold all blocks of ports; see {folder}")
 
 
 def free_port() -> int:
     """A port of the loopback that this process has not had before, until it had all of its own."""
-    for port in itertools.islice(_own_port, len(PORTS)):
+    for port in itertools.islice(_own_ports(), len(PORTS) // PORT_BLOCKS):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    pytest.fail(f"no port of {PORTS} is free")
+    pytest.fail("none of this process's ports is free")
 
 
 def program(name: str) -> str:
