@@ -9,15 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rolltap.demo.stack import Process, Stack
 from rolltap.engine.tiny.tasks import MINI_SWE_AGENT, Split, TinyTask, make_tasks
 from rolltap.harnesses.attempts import Progress, RolloutSummary, Slots, Stage
-from rolltap.harnesses.base import Limits
+from rolltap.harnesses.base import Ending, Evidence, Limits, Score, Verdict
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
@@ -50,17 +48,14 @@ class DemoRecipe:
 
     A rollout's command is chosen by one or two of its tokens, and the right one is rare at first. With the usual upper
     clip (0.2) such a token gains too little per step, and kinds of tasks that begin near zero are not learned in time.
-    Rollouts take most of a step's time, so each of their batches is trained four times. Most gradients have a norm
-    below 0.1 and some ten times that, which can undo what is learned: their norms are clipped, and the last steps are
-    small.
+    Rollouts take most of a step's time, so each of their batches is trained four times.
     """
 
-    steps: int = 36
+    steps: int = 32
     groups: int = 8
     rollouts: int = 8
     lr: float = 2e-4
-    lr_end: float = 0.05
-    grad_clip: float = 0.2
+    lr_end: float = 0.2
     epochs: int = 4
     recipe: str = "grpo"
     clip_high: float = 0.6
@@ -70,18 +65,36 @@ class DemoRecipe:
 
 
 class ShuffledRewards:
-    """The control: each check returns the reward of an earlier rollout, drawn at random."""
+    """The control: each rollout gets the reward of an earlier one, drawn at random."""
 
     def __init__(self, seed: int, size: int = 32) -> None:
         self._random = random.Random(seed)
         self._pool: deque[float] = deque(maxlen=size)
 
-    def wrap(self, check: Callable[[Path], float]) -> Callable[[Path], float]:
-        def shuffled(folder: Path) -> float:
-            self._pool.append(check(folder))
-            return self._random.choice(list(self._pool))
+    def exchange(self, reward: float) -> float:
+        self._pool.append(reward)
+        return self._random.choice(list(self._pool))
 
-        return shuffled
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """The demo's evaluator: 1 if the folder is as the task wants it and the agent has submitted, else 0.
+
+    Without the second condition nothing keeps the submission intact: in a failed rollout it is trained as a part of the
+    failure, in a successful one a garbled submission is trained as a part of the success.
+    """
+
+    task: TinyTask
+    shuffled: ShuffledRewards | None = None
+    name: str = "demo"
+    needs_clean_workspace: bool = False
+    reward_files: tuple[str, ...] = ()
+
+    async def evaluate(self, evidence: Evidence) -> Verdict:
+        reward = 0.0
+        if evidence.exit.ending is Ending.DONE:
+            reward = await asyncio.to_thread(self.task.check, evidence.workspace.folder)
+        return Verdict((Score(self.shuffled.exchange(reward) if self.shuffled is not None else reward),))
 
 
 @dataclass(slots=True)
@@ -190,7 +203,6 @@ class SeedRunner:
                 "ROLLTAP_TRAINER__LOSS__CLIP_HIGH": str(recipe.clip_high),
                 "ROLLTAP_TRAINER__LOSS__CLIP_DUAL": str(recipe.clip_dual),
                 "ROLLTAP_TRAINER__OPTIMISER__LR_END": str(recipe.lr_end),
-                "ROLLTAP_TRAINER__OPTIMISER__GRAD_CLIP": str(recipe.grad_clip),
             },
         )
 
@@ -203,15 +215,13 @@ class SeedRunner:
             batch += 1
 
     def _assignment(self, task: TinyTask, split: Split | str) -> Assignment:
-        check = task.check
-        if self._shuffled is not None and split == "train":
-            check = self._shuffled.wrap(check)
+        shuffled = self._shuffled if split == "train" else None
         return Assignment(
             task=Task(task.id, task.instruction, {"kind": task.kind.name}),
             source=task.setup,
             harness=self._harness,
             runtime=self._runtime,
-            evaluator=PythonCheck(check),
+            evaluator=Success(task, shuffled),
             limits=LIMITS,
         )
 
