@@ -9,13 +9,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rolltap.demo.stack import Process, Stack
 from rolltap.engine.tiny.tasks import MINI_SWE_AGENT, Split, TinyTask, make_tasks
 from rolltap.harnesses.attempts import Progress, RolloutSummary, Slots, Stage
-from rolltap.harnesses.base import Ending, Evidence, Limits, Score, Verdict
+from rolltap.harnesses.base import Limits
 from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
@@ -65,36 +67,18 @@ class DemoRecipe:
 
 
 class ShuffledRewards:
-    """The control: each rollout gets the reward of an earlier one, drawn at random."""
+    """The control: each check returns the reward of an earlier rollout, drawn at random."""
 
     def __init__(self, seed: int, size: int = 32) -> None:
         self._random = random.Random(seed)
         self._pool: deque[float] = deque(maxlen=size)
 
-    def exchange(self, reward: float) -> float:
-        self._pool.append(reward)
-        return self._random.choice(list(self._pool))
+    def wrap(self, check: Callable[[Path], float]) -> Callable[[Path], float]:
+        def shuffled(folder: Path) -> float:
+            self._pool.append(check(folder))
+            return self._random.choice(list(self._pool))
 
-
-@dataclass(frozen=True, slots=True)
-class Success:
-    """The demo's evaluator: 1 if the folder is as the task wants it and the agent has submitted, else 0.
-
-    Without the second condition nothing keeps the submission intact: in a failed rollout it is trained as a part of the
-    failure, in a successful one a garbled submission is trained as a part of the success.
-    """
-
-    task: TinyTask
-    shuffled: ShuffledRewards | None = None
-    name: str = "demo"
-    needs_clean_workspace: bool = False
-    reward_files: tuple[str, ...] = ()
-
-    async def evaluate(self, evidence: Evidence) -> Verdict:
-        reward = 0.0
-        if evidence.exit.ending is Ending.DONE:
-            reward = await asyncio.to_thread(self.task.check, evidence.workspace.folder)
-        return Verdict((Score(self.shuffled.exchange(reward) if self.shuffled is not None else reward),))
+        return shuffled
 
 
 @dataclass(slots=True)
@@ -215,13 +199,15 @@ class SeedRunner:
             batch += 1
 
     def _assignment(self, task: TinyTask, split: Split | str) -> Assignment:
-        shuffled = self._shuffled if split == "train" else None
+        check = task.check
+        if self._shuffled is not None and split == "train":
+            check = self._shuffled.wrap(check)
         return Assignment(
             task=Task(task.id, task.instruction, {"kind": task.kind.name}),
             source=task.setup,
             harness=self._harness,
             runtime=self._runtime,
-            evaluator=Success(task, shuffled),
+            evaluator=PythonCheck(check),
             limits=LIMITS,
         )
 

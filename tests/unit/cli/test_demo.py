@@ -10,15 +10,11 @@ import pytest
 
 from rolltap.cli import demo
 from rolltap.cli.demo import MARKER, prepare_folder
-from rolltap.demo.learn import DemoRecipe, Success
+from rolltap.demo.learn import DemoRecipe
 from rolltap.demo.show import share
 from rolltap.demo.stack import free_ports
-from rolltap.engine.tiny.tasks import make_tasks
 from rolltap.errors import ConfigError
-from rolltap.harnesses.base import Ending, Evidence, Exit, Limits
-from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.reading.intervals import wilson
-from rolltap.types import Task
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -79,18 +75,3 @@ def test_the_interval_is_wilsons(success: float, n: int, low: float, high: float
 
 def test_a_share_is_shown_with_its_interval() -> None:
     assert share(0.5, 10) == "0.50 (0.24 to 0.76)"
-
-
-@pytest.mark.parametrize(("ending", "reward"), [(Ending.DONE, 1.0), (Ending.LIMIT, 0.0), (Ending.CRASHED, 0.0)])
-async def test_a_task_done_without_a_submission_is_no_success(ending: Ending, reward: float) -> None:
-    task = next(task for task in make_tasks(0, 8, "train") if task.kind.name == "create")
-
-    def done(folder: Path) -> None:
-        task.setup(folder)
-        (folder / task.first).touch()
-
-    workspace = await ThreadRuntime().prepare(done)
-    evidence = Evidence(Task("t", task.instruction), Exit(ending, 1.0), workspace, None, Limits())  # type: ignore[arg-type]
-    verdict = await Success(task).evaluate(evidence)
-    await workspace.close()
-    assert [score.value for score in verdict.scores] == [reward]
