@@ -9,20 +9,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rolltap.demo.stack import Process, Stack
+from rolltap.demo.stack import DemoFailed, Process, Stack
 from rolltap.engine.tiny.tasks import MINI_SWE_AGENT, Split, TinyTask, make_tasks
 from rolltap.harnesses.attempts import Progress, RolloutSummary, Slots, Stage
-from rolltap.harnesses.base import Limits
+from rolltap.harnesses.base import Ending, Evidence, Limits, Score, Verdict
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
-from rolltap.types import Task
+from rolltap.types import RolloutStatus, Task
 
 POLICY, FROZEN = "tiny", "tiny-frozen"
 """The policy that is trained, and the same engine under a name whose calls are never trained (to measure with)."""
@@ -50,7 +48,8 @@ class DemoRecipe:
 
     A rollout's command is chosen by one or two of its tokens, and the right one is rare at first. With the usual upper
     clip (0.2) such a token gains too little per step, and kinds of tasks that begin near zero are not learned in time.
-    Rollouts take most of a step's time, so each of their batches is trained four times.
+    Rollouts take most of a step's time, so each of their batches is trained four times. Four epochs can move what has
+    little to do with the reward far away in one step; the KL divergence from the first model keeps it.
     """
 
     steps: int = 32
@@ -62,23 +61,42 @@ class DemoRecipe:
     recipe: str = "grpo"
     clip_high: float = 0.6
     clip_dual: float = 3.0
+    kl: float = 0.02
     held_out: int = 64
     max_staleness: int = 1
 
 
 class ShuffledRewards:
-    """The control: each check returns the reward of an earlier rollout, drawn at random."""
+    """The control: each rollout gets the reward of an earlier one, drawn at random."""
 
     def __init__(self, seed: int, size: int = 32) -> None:
         self._random = random.Random(seed)
         self._pool: deque[float] = deque(maxlen=size)
 
-    def wrap(self, check: Callable[[Path], float]) -> Callable[[Path], float]:
-        def shuffled(folder: Path) -> float:
-            self._pool.append(check(folder))
-            return self._random.choice(list(self._pool))
+    def exchange(self, reward: float) -> float:
+        self._pool.append(reward)
+        return self._random.choice(list(self._pool))
 
-        return shuffled
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """The demo's evaluator: 1 if the folder is as the task wants it and the agent has submitted, else 0.
+
+    Without the second condition nothing keeps the submission intact: in a failed rollout it is trained as a part of the
+    failure, in a successful one a garbled submission is trained as a part of the success.
+    """
+
+    task: TinyTask
+    shuffled: ShuffledRewards | None = None
+    name: str = "demo"
+    needs_clean_workspace: bool = False
+    reward_files: tuple[str, ...] = ()
+
+    async def evaluate(self, evidence: Evidence) -> Verdict:
+        reward = 0.0
+        if evidence.exit.ending is Ending.DONE:
+            reward = await asyncio.to_thread(self.task.check, evidence.workspace.folder)
+        return Verdict((Score(self.shuffled.exchange(reward) if self.shuffled is not None else reward),))
 
 
 @dataclass(slots=True)
@@ -121,18 +139,26 @@ class SeedRunner:
         return SeedResult(self._seed, before, after, curve, held_out, time.monotonic() - started, steps)
 
     async def _measure(self, client: AdminClient, when: str) -> float:
-        """Success on the held-out tasks, which are the same before and after."""
+        """Success on the held-out tasks, which are the same before and after.
+
+        `DemoFailed` where every rollout failed.
+        """
         tasks = make_tasks(self._seed, self._recipe.held_out, "held_out")
         rewards: list[float] = []
+        failed: list[RolloutSummary] = []
 
         def progress(event: Progress) -> None:
             if event.stage is Stage.ENDED and event.summary is not None:
                 rewards.append(event.summary.reward or 0.0)
+                if event.summary.status is RolloutStatus.FAILED:
+                    failed.append(event.summary)
                 self._note(when, len(rewards), f"success {sum(rewards) / len(rewards):.2f}")
 
         assignments = [self._assignment(task, when) for task in tasks]
         runner = RolloutRunner(client, SLOTS, progress=progress)
         await run_groups(runner, assignments, policy=FROZEN, n=1, tags=(when,))
+        if len(failed) == len(tasks):
+            raise DemoFailed(f"the agent failed on every task: {failed[0].reason}")
         return sum(rewards) / len(rewards)
 
     async def _train(self, client: AdminClient) -> None:
@@ -186,6 +212,7 @@ class SeedRunner:
             {
                 "ROLLTAP_TRAINER__LOSS__CLIP_HIGH": str(recipe.clip_high),
                 "ROLLTAP_TRAINER__LOSS__CLIP_DUAL": str(recipe.clip_dual),
+                "ROLLTAP_TRAINER__LOSS__KL": str(recipe.kl),
                 "ROLLTAP_TRAINER__OPTIMISER__LR_END": str(recipe.lr_end),
             },
         )
@@ -199,15 +226,13 @@ class SeedRunner:
             batch += 1
 
     def _assignment(self, task: TinyTask, split: Split | str) -> Assignment:
-        check = task.check
-        if self._shuffled is not None and split == "train":
-            check = self._shuffled.wrap(check)
+        shuffled = self._shuffled if split == "train" else None
         return Assignment(
             task=Task(task.id, task.instruction, {"kind": task.kind.name}),
             source=task.setup,
             harness=self._harness,
             runtime=self._runtime,
-            evaluator=PythonCheck(check),
+            evaluator=Success(task, shuffled),
             limits=LIMITS,
         )
 

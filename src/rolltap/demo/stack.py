@@ -26,7 +26,7 @@ STOP_S = 15.0
 
 
 class DemoFailed(RolltapError):
-    """A process of the demo did not start, or ended before its time."""
+    """A process of the demo did not start or ended before its time, or the agent does not run."""
 
 
 PORTS = range(20_000, 32_768)

@@ -1,20 +1,28 @@
-"""The demo's folder and figures, without running it."""
+"""The demo's folder, figures and reward, and what it says where its agent does not run."""
 
 from __future__ import annotations
 
 import json
 import socket
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from rolltap.cli import demo
 from rolltap.cli.demo import MARKER, prepare_folder
-from rolltap.demo.learn import DemoRecipe
+from rolltap.demo import learn
+from rolltap.demo.learn import DemoRecipe, Success
 from rolltap.demo.show import share
-from rolltap.demo.stack import free_ports
+from rolltap.demo.stack import DemoFailed, free_ports
+from rolltap.engine.tiny.tasks import make_tasks
 from rolltap.errors import ConfigError
+from rolltap.harnesses.base import Ending, Evidence, Exit, Job, Launch, Limits, PythonCall
+from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
+from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.reading.intervals import wilson
+from rolltap.types import Task
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -75,3 +83,33 @@ def test_the_interval_is_wilsons(success: float, n: int, low: float, high: float
 
 def test_a_share_is_shown_with_its_interval() -> None:
     assert share(0.5, 10) == "0.50 (0.24 to 0.76)"
+
+
+@pytest.mark.parametrize(("ending", "reward"), [(Ending.DONE, 1.0), (Ending.LIMIT, 0.0), (Ending.CRASHED, 0.0)])
+async def test_a_task_done_without_a_submission_is_no_success(ending: Ending, reward: float) -> None:
+    task = next(task for task in make_tasks(0, 8, "train") if task.kind.name == "create")
+
+    def done(folder: Path) -> None:
+        task.setup(folder)
+        (folder / task.first).touch()
+
+    workspace = await ThreadRuntime().prepare(done)
+    evidence = Evidence(Task("t", task.instruction), Exit(ending, 1.0), workspace, None, Limits())  # type: ignore[arg-type]
+    verdict = await Success(task).evaluate(evidence)
+    await workspace.close()
+    assert [score.value for score in verdict.scores] == [reward]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenAgent(MiniSweAgentInProcess):
+    def launch(self, job: Job) -> Launch:
+        def run(stop: threading.Event) -> tuple[Ending, str]:
+            return Ending.CRASHED, "ImportError: no module 'agent'"
+
+        return PythonCall(run)
+
+
+def test_a_demo_whose_agent_does_not_run_says_why_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learn, "MiniSweAgentInProcess", BrokenAgent)
+    with pytest.raises(DemoFailed, match=r"the agent failed on every task: .*ImportError: no module 'agent'"):
+        demo.run(seeds=[0], out=tmp_path / "out", recipe=DemoRecipe(steps=1, held_out=2), shuffle_rewards=False)
