@@ -24,6 +24,7 @@ from rolltap.errors import RolltapError, StoreUnavailable
 from rolltap.proxy.reading_process.asking import TENANT_HEADER, Answer, P, Question, name_of
 from rolltap.proxy.reading_process.child import ERROR_STATUS, WireError
 from rolltap.proxy.reading_process.folder import SocketFolder
+from rolltap.proxy.reading_process.started import StartedProcess
 from rolltap.settings import KeySettings, Settings
 from rolltap.tenants import current_tenant
 
@@ -44,7 +45,7 @@ class ReadingProcess:
         self._settings = settings.model_copy(update={"keys": KeySettings()})
         self._settled = settled
         self._starting = asyncio.Lock()
-        self._child: asyncio.subprocess.Process | None = None
+        self._child: StartedProcess | None = None
         self._folder: SocketFolder | None = None
         self._http: aiohttp.ClientSession | None = None
 
@@ -118,13 +119,8 @@ class ReadingProcess:
         with socket.socket(socket.AF_UNIX) as listener:  # the child's alone from here on: it closes with the child
             listener.bind(path)
             listener.listen(128)
-            self._child = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "rolltap.proxy.reading_process.child", str(listener.fileno())),
-                stdin=asyncio.subprocess.PIPE,
-                pass_fds=[listener.fileno()],
-            )
-        assert self._child.stdin is not None
-        self._child.stdin.write(self._settings.model_dump_json().encode() + b"\n")
+            command = (sys.executable, "-m", "rolltap.proxy.reading_process.child", str(listener.fileno()))
+            self._child = StartedProcess(command, self._settings.model_dump_json().encode(), [listener.fileno()])
         timeout = aiohttp.ClientTimeout(total=None, sock_read=self._settings.limits.read_s)
         return aiohttp.ClientSession(connector=aiohttp.UnixConnector(path, limit=0), timeout=timeout)
 
@@ -134,8 +130,7 @@ class ReadingProcess:
             await self._http.close()
             self._http = None
         if self._child is not None:
-            assert self._child.stdin is not None
-            self._child.stdin.close()
+            self._child.close_input()
             try:
                 async with asyncio.timeout(ENDS_WITHIN_S):
                     await self._child.wait()

@@ -19,6 +19,7 @@ from rolltap.errors import NotFound, RolltapError, StoreUnavailable
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.reading_process.folder import SocketFolder
 from rolltap.proxy.reading_process.process import ReadingProcess
+from rolltap.proxy.reading_process.started import StartedProcess
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.proxy.viewer.run import EngineLine
 from rolltap.reading import RecordReader
@@ -39,7 +40,7 @@ async def app(tmp_path: Path) -> AsyncIterator[Rolltap]:
         yield app
 
 
-def child_of(reading: ReadingProcess) -> asyncio.subprocess.Process:
+def child_of(reading: ReadingProcess) -> StartedProcess:
     assert reading._child is not None
     return reading._child
 
@@ -74,7 +75,7 @@ async def test_one_that_is_killed_in_the_middle_of_questions_is_started_anew(app
     """Before its end is known here."""
     await (await app.reading(RecordReader.policies)).read()
     killed = child_of(app.reading)
-    killed.send_signal(signal.SIGSTOP)
+    os.kill(killed.pid, signal.SIGSTOP)
     questions = [asyncio.create_task(app.reading(RecordReader.policies)) for _ in range(3)]
     await asyncio.sleep(0.1)  # until they are on their way
     killed.kill()
@@ -99,7 +100,7 @@ async def test_one_that_hangs_is_ended_and_started_anew(tmp_path: Path, caplog: 
                 await (await app.reading(RecordReader.policies)).read()
                 break
         hung = child_of(app.reading)
-        hung.send_signal(signal.SIGSTOP)
+        os.kill(hung.pid, signal.SIGSTOP)
         first = asyncio.create_task(app.reading(RecordReader.policies))
         await asyncio.sleep(1.0)
         second = asyncio.create_task(app.reading(RecordReader.policies))
@@ -254,3 +255,39 @@ def test_one_whose_parent_died_at_once_ends_without_a_word() -> None:
     command = [sys.executable, "-m", "rolltap.proxy.reading_process.child", "0"]
     ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
     assert (ended.stdout, ended.stderr) == (b"", b"")
+
+
+async def test_its_start_runs_no_fork_handlers(tmp_path: Path) -> None:
+    """A handler that waits for a lock in the forked child would stop the event loop, as libfaketime's once did."""
+    script = f"""
+import asyncio, ctypes, pathlib, uvloop
+from rolltap.proxy.app import Rolltap
+from rolltap.reading import RecordReader
+from rolltap.settings import Settings
+
+forks = []
+handler = ctypes.CFUNCTYPE(None)(lambda: forks.append(1))
+ctypes.CDLL(None).__register_atfork(handler, None, None, None)
+
+async def main():
+    engines = {{"up": {{"kind": "openai_compatible", "url": "http://127.0.0.1:9"}}}}
+    settings = Settings(data=pathlib.Path({str(tmp_path)!r}), engines=engines, policies={{"p": {{"engine": "up"}}}})
+    async with Rolltap.running(settings) as app:
+        forks.clear()
+        await (await app.reading(RecordReader.policies)).read()
+        print(len(forks))
+
+uvloop.run(main())
+"""
+    counted = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True)
+    assert counted.stdout == "0\n", counted.stderr
+
+
+async def test_one_that_ends_at_once_or_reads_nothing_does_not_stop_the_loop() -> None:
+    line = b"x" * (1 << 20)  # more than a pipe holds
+    ends = StartedProcess(["false"], line, [])
+    assert await asyncio.wait_for(ends.wait(), 10) == 1
+    hangs = StartedProcess(["sleep", "60"], line, [])
+    hangs.close_input()
+    hangs.kill()
+    assert await asyncio.wait_for(hangs.wait(), 10) == hangs.returncode == -signal.SIGKILL
