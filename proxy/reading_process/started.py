@@ -1,8 +1,8 @@
 """A process that the server starts, whose end can be awaited.
 
-uvloop starts processes by a fork on the event loop. That copies the page tables of a large server, and before its program
-the child runs the fork handlers of every loaded library: one that waits for a lock stops the loop for good. `subprocess`
-uses vfork on Linux, which does neither.
+uvloop starts a process by a fork, and the event loop waits for it. A fork copies the page tables of a large server, and
+runs the fork handlers of every loaded library in the child: one that waits for a lock there stops the loop for good.
+`subprocess` uses vfork on Linux, which does neither.
 """
 
 from __future__ import annotations
