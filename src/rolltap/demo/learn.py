@@ -49,7 +49,7 @@ class DemoRecipe:
     A rollout's command is chosen by one or two of its tokens, and the right one is rare at first. With the usual upper
     clip (0.2) such a token gains too little per step, and kinds of tasks that begin near zero are not learned in time.
     Rollouts take most of a step's time, so each of their batches is trained four times. Four epochs can move what has
-    little to do with the reward far away in one step; the KL divergence from the first model keeps it.
+    little to do with the reward far away in one step; the KL term, against the first model, brings it back.
     """
 
     steps: int = 32
