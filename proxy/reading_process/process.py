@@ -24,7 +24,7 @@ from rolltap.errors import RolltapError, StoreUnavailable
 from rolltap.proxy.reading_process.asking import TENANT_HEADER, Answer, P, Question, name_of
 from rolltap.proxy.reading_process.child import ERROR_STATUS, WireError
 from rolltap.proxy.reading_process.folder import SocketFolder
-from rolltap.proxy.reading_process.started import StartedProcess
+from rolltap.proxy.reading_process.spawn import Subprocess
 from rolltap.settings import KeySettings, Settings
 from rolltap.tenants import current_tenant
 
@@ -45,7 +45,7 @@ class ReadingProcess:
         self._settings = settings.model_copy(update={"keys": KeySettings()})
         self._settled = settled
         self._starting = asyncio.Lock()
-        self._child: StartedProcess | None = None
+        self._child: Subprocess | None = None
         self._folder: SocketFolder | None = None
         self._http: aiohttp.ClientSession | None = None
 
@@ -120,7 +120,7 @@ class ReadingProcess:
             listener.bind(path)
             listener.listen(128)
             command = (sys.executable, "-m", "rolltap.proxy.reading_process.child", str(listener.fileno()))
-            self._child = StartedProcess(command, self._settings.model_dump_json().encode(), [listener.fileno()])
+            self._child = Subprocess(command, self._settings.model_dump_json().encode(), [listener.fileno()])
         timeout = aiohttp.ClientTimeout(total=None, sock_read=self._settings.limits.read_s)
         return aiohttp.ClientSession(connector=aiohttp.UnixConnector(path, limit=0), timeout=timeout)
 

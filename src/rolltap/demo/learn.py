@@ -16,6 +16,7 @@ from rolltap.engine.tiny.tasks import MINI_SWE_AGENT, Split, TinyTask, make_task
 from rolltap.harnesses.attempts import Progress, RolloutSummary, Slots, Stage
 from rolltap.harnesses.base import Ending, Evidence, Limits, Score, Verdict
 from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
@@ -95,7 +96,8 @@ class Success:
     async def evaluate(self, evidence: Evidence) -> Verdict:
         reward = 0.0
         if evidence.exit.ending is Ending.DONE:
-            reward = await asyncio.to_thread(self.task.check, evidence.workspace.folder)
+            (score,) = (await PythonCheck(self.task.check).evaluate(evidence)).scores
+            reward = score.value
         return Verdict((Score(self.shuffled.exchange(reward) if self.shuffled is not None else reward),))
 
 
@@ -145,20 +147,20 @@ class SeedRunner:
         """
         tasks = make_tasks(self._seed, self._recipe.held_out, "held_out")
         rewards: list[float] = []
-        failed: list[RolloutSummary] = []
+        failures: list[RolloutSummary] = []
 
         def progress(event: Progress) -> None:
             if event.stage is Stage.ENDED and event.summary is not None:
                 rewards.append(event.summary.reward or 0.0)
                 if event.summary.status is RolloutStatus.FAILED:
-                    failed.append(event.summary)
+                    failures.append(event.summary)
                 self._note(when, len(rewards), f"success {sum(rewards) / len(rewards):.2f}")
 
         assignments = [self._assignment(task, when) for task in tasks]
         runner = RolloutRunner(client, SLOTS, progress=progress)
         await run_groups(runner, assignments, policy=FROZEN, n=1, tags=(when,))
-        if len(failed) == len(tasks):
-            raise DemoFailed(f"the agent failed on every task: {failed[0].reason}")
+        if len(failures) == len(tasks):
+            raise DemoFailed(f"the agent failed on every task: {failures[0].reason}")
         return sum(rewards) / len(rewards)
 
     async def _train(self, client: AdminClient) -> None:

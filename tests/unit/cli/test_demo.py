@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from rolltap.demo import learn
 from rolltap.demo.learn import DemoRecipe, Success
 from rolltap.demo.show import share
 from rolltap.demo.stack import DemoFailed, free_ports
-from rolltap.engine.tiny.tasks import make_tasks
-from rolltap.errors import ConfigError
-from rolltap.harnesses.base import Ending, Evidence, Exit, Job, Launch, Limits, PythonCall
+from rolltap.engine.tiny.tasks import TinyTask, make_tasks
+from rolltap.errors import ConfigError, EvaluatorFailed
+from rolltap.harnesses.base import Ending, Evidence, Exit, Job, Launch, Limits, PythonCall, Verdict
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.reading.intervals import wilson
@@ -85,19 +86,36 @@ def test_a_share_is_shown_with_its_interval() -> None:
     assert share(0.5, 10) == "0.50 (0.24 to 0.76)"
 
 
+async def evaluate_with(task: TinyTask, name: str, make: Callable[[Path], None], ending: Ending) -> Verdict:
+    """The demo's verdict on a rollout of `task` that left the file `name`."""
+
+    def setup(folder: Path) -> None:
+        task.setup(folder)
+        make(folder / name)
+
+    workspace = await ThreadRuntime().prepare(setup)
+    evidence = Evidence(Task("t", task.instruction), Exit(ending, 1.0), workspace, None, Limits())  # type: ignore[arg-type]
+    try:
+        return await Success(task).evaluate(evidence)
+    finally:
+        await workspace.close()
+
+
 @pytest.mark.parametrize(("ending", "reward"), [(Ending.DONE, 1.0), (Ending.LIMIT, 0.0), (Ending.CRASHED, 0.0)])
 async def test_a_task_done_without_a_submission_is_no_success(ending: Ending, reward: float) -> None:
     task = next(task for task in make_tasks(0, 8, "train") if task.kind.name == "create")
 
-    def done(folder: Path) -> None:
-        task.setup(folder)
-        (folder / task.first).touch()
-
-    workspace = await ThreadRuntime().prepare(done)
-    evidence = Evidence(Task("t", task.instruction), Exit(ending, 1.0), workspace, None, Limits())  # type: ignore[arg-type]
-    verdict = await Success(task).evaluate(evidence)
-    await workspace.close()
+    verdict = await evaluate_with(task, task.first, Path.touch, ending)
     assert [score.value for score in verdict.scores] == [reward]
+
+
+async def test_what_the_agent_left_fails_the_evaluation_and_not_the_runner() -> None:
+    def make_socket(path: Path) -> None:
+        with socket.socket(socket.AF_UNIX) as unreadable:
+            unreadable.bind(str(path))
+
+    with pytest.raises(EvaluatorFailed, match="the check raised OSError"):
+        await evaluate_with(make_tasks(0, 1, "train")[0], "socket", make_socket, Ending.DONE)
 
 
 @dataclass(frozen=True, slots=True)

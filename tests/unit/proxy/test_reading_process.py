@@ -19,7 +19,7 @@ from rolltap.errors import NotFound, RolltapError, StoreUnavailable
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.reading_process.folder import SocketFolder
 from rolltap.proxy.reading_process.process import ReadingProcess
-from rolltap.proxy.reading_process.started import StartedProcess
+from rolltap.proxy.reading_process.spawn import Subprocess
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.proxy.viewer.run import EngineLine
 from rolltap.reading import RecordReader
@@ -40,7 +40,7 @@ async def app(tmp_path: Path) -> AsyncIterator[Rolltap]:
         yield app
 
 
-def child_of(reading: ReadingProcess) -> StartedProcess:
+def child_of(reading: ReadingProcess) -> Subprocess:
     assert reading._child is not None
     return reading._child
 
@@ -279,15 +279,16 @@ async def main():
 
 uvloop.run(main())
 """
-    counted = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True)
-    assert counted.stdout == "0\n", counted.stderr
+    count = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], capture_output=True, text=True)
+    assert count.stdout == "0\n", count.stderr
 
 
 async def test_one_that_ends_at_once_or_reads_nothing_does_not_stop_the_loop() -> None:
     line = b"x" * (1 << 20)  # more than a pipe holds
-    ends = StartedProcess(["false"], line, [])
-    assert await asyncio.wait_for(ends.wait(), 10) == 1
-    hangs = StartedProcess(["sleep", "60"], line, [])
-    hangs.close_input()
-    hangs.kill()
-    assert await asyncio.wait_for(hangs.wait(), 10) == hangs.returncode == -signal.SIGKILL
+    short = Subprocess(["false"], line, [])
+    assert await asyncio.wait_for(short.wait(), 10) == 1
+    short.close_input()
+    stuck = Subprocess(["sleep", "60"], line, [])
+    stuck.close_input()
+    stuck.kill()
+    assert await asyncio.wait_for(stuck.wait(), 10) == stuck.returncode == -signal.SIGKILL

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 
-class StartedProcess:
+class Subprocess:
     """Starts `command`, which inherits the descriptors `pass_fds` and is given `line` on standard input.
 
-    To be made on the event loop, which it blocks for a few milliseconds, until the program runs.
+    To be made on the event loop, which it blocks until the program runs, about 1 ms.
     """
 
     def __init__(self, command: Sequence[str], line: bytes, pass_fds: Sequence[int]) -> None:
@@ -53,6 +53,5 @@ class StartedProcess:
         with suppress(OSError, ValueError):  # it has ended, or its input was closed
             self._process.stdin.write(line + b"\n")
         self._process.wait()
-        self.close_input()
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(self._ended.set)
