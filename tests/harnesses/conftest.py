@@ -8,7 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential
 
+from rolltap.errors import ConfigError
 from rolltap.harnesses.base import Package
 from rolltap.harnesses.install import Installation, install
 from rolltap.harnesses.registry import HARNESSES
@@ -25,8 +27,17 @@ def note_cell(record_property: Callable[[str, object], None]) -> Callable[[Cell]
     return lambda cell: record_property(CELL, asdict(cell))
 
 
+@retry(
+    retry=retry_if_exception_type(ConfigError),
+    stop=stop_after_delay(150),
+    wait=wait_exponential(multiplier=5, max=60),
+    reraise=True,
+)
 def installed(package: Package) -> Installation:
-    """`package` in the cache; of several processes one installs it and the others wait."""
+    """`package` in the cache; of several processes one installs it and the others wait.
+
+    A registry may lack one dependency for some minutes, which npm doesn't wait for: the installation is tried again.
+    """
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,0 +1,56 @@
+"""An installation of a harness that fails says why, by the output of npm and pip."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rolltap.errors import ConfigError
+from rolltap.harnesses.base import Package
+from rolltap.harnesses.install import find, install
+
+NOT_FOUND = """\
+npm error code E404
+npm error 404 Not Found - GET an-address/nosuch
+npm error 404
+npm error 404  The requested resource 'nosuch@*' could not be found or you do not have permission to access it.
+npm error A complete log of this run can be found in: /root/.npm/_logs/2026-11-27T09_51_45_945Z-debug-0.log
+"""
+NO_TARGET = """\
+npm error code ETARGET
+npm error notarget No matching version found for nosuch@1.2.3.
+npm error notarget In most cases you or one of your dependencies are requesting a package version that doesn't exist.
+npm error A complete log of this run can be found in: /root/.npm/_logs/2026-11-27T09_51_45_945Z-debug-0.log
+"""
+
+
+@pytest.fixture
+def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An npm that prints what the test writes to the file returned, and fails."""
+    output, folder = tmp_path / "output", tmp_path / "bin"
+    folder.mkdir()
+    executable = folder / "npm"
+    executable.write_text(f"#!/bin/sh\ncat {output} >&2\nexit 1\n", encoding="utf-8")
+    executable.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return output
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (NOT_FOUND, "code E404; 404 Not Found - GET an-address/nosuch"),
+        (NO_TARGET, "code ETARGET; notarget No matching version found for nosuch@1.2.3."),
+        ("node: cannot open libssl\n", "node: cannot open libssl"),
+        ("", "exit code 1"),
+    ],
+)
+def test_it_says_why_npm_failed(npm: Path, tmp_path: Path, output: str, cause: str) -> None:
+    npm.write_text(output, encoding="utf-8")
+    package = Package("npm", "nosuch", "1.2.3", executable="nosuch")
+    with pytest.raises(ConfigError) as failure:
+        install(package, tmp_path / "cache")
+    assert str(failure.value) == f"npm can't install nosuch@1.2.3: {cause}"
+    assert find(package, tmp_path / "cache") is None
