@@ -38,6 +38,7 @@ from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
+from rolltap.proxy.engines.prompts import Prompts
 from rolltap.proxy.front.access import plane_key_check
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
@@ -55,7 +56,7 @@ from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
-from rolltap.proxy.sessions.session_cache import SessionCache
+from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
 from rolltap.proxy.viewer.access import Access, Viewers
 from rolltap.proxy.viewer.app import mount, viewer_app
 from rolltap.proxy.viewer.engines import engines_of
@@ -199,11 +200,16 @@ def _build(
 ) -> Rolltap:
     SHARED.limit = int(settings.limits.cache_mb * 1_000_000)
     handles = Handles(settings.keys.secret.encode())
-    policies, vendors = open_policies(settings, handles, http)
+    prompts = Prompts()
+    policies, vendors = open_policies(settings, handles, http, prompts)
     single_process = call_log.database.dialect_name == "sqlite"  # which takes one writing process
     digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
     live = SessionCache(
-        call_log, digests, single_process=single_process, forest_bytes=int(settings.limits.forests_mb * 1_000_000)
+        call_log,
+        digests,
+        single_process=single_process,
+        forest_bytes=int(settings.limits.forests_mb * 1_000_000),
+        released=partial(_release, prompts),
     )
     recorder = Recorder(call_log, spans)
     sessions = SessionService(call_log, lambda: policies.names, settings.limits, closed=live.forget)
@@ -250,6 +256,13 @@ def _build(
         "admin": gated("admin", admin),
     }
     return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access, reading, keyring.accounts)
+
+
+def _release(prompts: Prompts, session: LiveSession) -> None:
+    """Drops what is cached for the next call of a session that has ended."""
+    prompts.release(session.forest.nodes)
+    for dialect in known_dialects().values():
+        dialect.release(session.hashed_key)
 
 
 def _gates(

@@ -20,13 +20,14 @@ from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
+from rolltap.proxy.engines.prompts import Prompts
 from rolltap.settings import PolicySettings, Settings
 
 
 def open_policies(
-    settings: Settings, handles: Handles, http: aiohttp.ClientSession
+    settings: Settings, handles: Handles, http: aiohttp.ClientSession, prompts: Prompts
 ) -> tuple[Policies, dict[str, PassthroughSource]]:
-    """All policies, and the passthrough sources by policy name."""
+    """All policies, and the passthrough sources by policy name. `prompts`: the cache that token sources share."""
     token_engines: dict[str, Engine] = {}
     upstreams: dict[str, ChatEngine] = {}
     vendors: dict[str, PassthroughUpstream] = {}
@@ -50,7 +51,9 @@ def open_policies(
         else:
             engine = token_engines[policy.engine]
             continuation = _continuation(name, policy, handles)
-            policies[name] = Policy(name, policy, engine, TokenSource(name, policy, engine, continuation))
+            policies[name] = Policy(
+                name, policy, engine, TokenSource(name, policy, engine, continuation, prompts=prompts)
+            )
     return Policies(policies), relaying
 
 

@@ -153,10 +153,6 @@ class DigestCache:
         self.outlines.put(number, entry)
         return number
 
-    def digest(self, message: Message, policy: str = "") -> bytes:
-        """The digest of the message without its thinking."""
-        return self.digests(message, policy)[0]
-
     def digests(self, message: Message, policy: str = "") -> tuple[bytes, bytes]:
         """The digest of the message without its thinking, and the digest of its thinking."""
         ignored = self._ignored.get(policy, ())

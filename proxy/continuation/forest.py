@@ -27,6 +27,7 @@ from rolltap.proxy.continuation.canonical import (
     chain,
     extend_chain,
     frame_bytes,
+    message_digest,
     tools_digest,
 )
 from rolltap.proxy.conversation.chat import ChatRequest, Message
@@ -139,6 +140,11 @@ class Forest:
             outlines.pop(self._outlined.pop())
         return outline
 
+    def release(self) -> None:
+        """Drops what is cached for the next request: the session has ended."""
+        for number in self._outlined:
+            self._digests.outlines.pop(number)
+
     def _outline_of(self, policy: str, request: ChatRequest, effort: str) -> Outline:
         lead = 0
         while lead < len(request.messages) and request.messages[lead].role in ("system", "developer"):
@@ -234,7 +240,8 @@ class Forest:
         node.complete(output_ids, reply, outcome)
         self._weigh(node)
         if node.continuable and reply is not None:
-            node.context_digest = extend_chain(node.request_digest(), self._digests.digest(reply))
+            # Not through the cache: clients resend a reply as an object of their own.
+            node.context_digest = extend_chain(node.request_digest(), message_digest(reply))
             self._contexts.setdefault(node.context_key, SameContextCalls()).add(node)
 
     @property

@@ -148,6 +148,9 @@ class Dialect(Protocol):
         """Parses a request from its parts in the call log (`ChatRequest.head`, `items`, `fixed`)."""
         return self.parse(WireRequest("", {}, {}, {}, rebuild(self.items_field, head, items, fixed)))
 
+    def release(self, hashed_key: int) -> None:
+        """Drops what is kept for the next request of an API key, given by its `hash`: its session has ended."""
+
     async def recall(self, request: ChatRequest, find: FindCall) -> ChatRequest:
         """Inserts the recorded replies that the request only names. Raises `InvalidRequest` for an unknown one."""
         return request

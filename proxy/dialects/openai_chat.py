@@ -67,6 +67,9 @@ class OpenAIChat(Dialect):
         self._known.keep(key, entry, former)
         return entry.chat
 
+    def release(self, hashed_key: int) -> None:
+        self._known.release(hashed_key)
+
     def _parse_whole(self, request: WireRequest) -> KnownRequest:
         """Parses a request that extends no known one."""
         body = cut(request.body, ("messages", "tools"))

@@ -120,6 +120,10 @@ class RequestCache:
             requests.pop()
         self._by_key.put(hash(key), requests)
 
+    def release(self, hashed_key: int) -> None:
+        """Drops the requests of an API key, given by its `hash`."""
+        self._by_key.pop(hashed_key)
+
 
 def _size(requests: Sequence[KnownRequest]) -> int:
     return sum([known.size for known in requests])

@@ -6,7 +6,7 @@ So a prompt's JSON is its parent's JSON plus that of its new ids, and an echoed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import msgspec
@@ -65,6 +65,11 @@ class Prompts:
         prompt = EncodedPrompt(ids, json)
         self.kept.put(call_id, prompt)
         return prompt
+
+    def release(self, call_ids: Iterable[str]) -> None:
+        """Drops the prompts of calls whose session has ended."""
+        for call_id in call_ids:
+            self.kept.pop(call_id)
 
 
 def written(value: Any) -> msgspec.Raw:

@@ -11,7 +11,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -53,6 +53,7 @@ class LiveSession:
     trusted_until: float = 0.0  # on the monotonic clock
     account: KeyAccount | None = None  # of its minted project key
     weighed: int = 0  # its part of the cache's size, in bytes
+    hashed_key: int = 0  # `hash` of its API key, by which dialects cache requests; 0 before the first call with it
 
     @contextmanager
     def slot(self, limit: int) -> Iterator[None]:
@@ -92,8 +93,10 @@ class SessionCache:
         single_process: bool = False,
         capacity: int = 4096,
         forest_bytes: int = FOREST_BYTES,
+        released: Callable[[LiveSession], None] = lambda live: None,
     ) -> None:
-        """`single_process`: no other process opens sessions, closes them or records their calls.
+        """`single_process`: no other process opens sessions, closes them or records their calls. `released(live)` is
+        called for a session that has ended, to drop what other caches keep for its next call.
 
         Limits: `capacity` sessions, and `forest_bytes` bytes for all forests. Sessions with calls in flight are never
         evicted.
@@ -105,9 +108,10 @@ class SessionCache:
         self._forest_bytes = forest_bytes
         self._size = 0
         self._digests = digests or DigestCache()
+        self._released = released
         self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
         self._referenced: WeakValueDictionary[str, LiveSession] = WeakValueDictionary()  # also evicted ones in use
-        self._ended: LRUCache[str, Session] = LRUCache(capacity)  # closed sessions: refused without asking the store
+        self._ended: LRUCache[str, str] = LRUCache(capacity)  # ids of closed sessions: refused without the store
         self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key hash
 
     async def enter(self, key: str | None, url_session_id: str | None) -> LiveSession:
@@ -117,11 +121,13 @@ class SessionCache:
         hashed = key_hash(key)
         if (ended := self._ended.get(hashed)) is not None:
             self._drop(hashed)
-            _check(ended, url_session_id)
+            _check_id(ended, url_session_id)
+            raise _closed(ended)
         live = self._referenced.get(hashed)
         if live is None or live.trusted_until < time.monotonic():
             live = await self._look_up(hashed, live, url_session_id)
         _check(live.session, url_session_id)
+        live.hashed_key = hash(key)
         act_for(tenant_of(live.session.tags))
         self._touch(live)  # it may have been evicted during the lookup
         return live
@@ -200,17 +206,27 @@ class SessionCache:
 
     def _let_end(self, session: Session) -> None:
         """Refuses the session from now on. Its forest is freed when the calls in flight have ended."""
-        self._ended[session.key_hash] = session
+        live = self._referenced.get(session.key_hash)  # before its last reference is dropped
+        self._ended[session.key_hash] = session.id
         self._drop(session.key_hash)
-        live = self._referenced.get(session.key_hash)
         if live is not None:
             live.session = session
+            live.forest.release()
+            self._released(live)
+
+
+def _closed(session_id: str) -> SessionClosed:
+    return SessionClosed(f"session {session_id} is closed; open a new one")
+
+
+def _check_id(session_id: str, url_session_id: str | None) -> None:
+    if url_session_id is not None and url_session_id != session_id:
+        raise Unauthenticated(f"the key does not belong to session {url_session_id!r} of the URL")
 
 
 def _check(session: Session, url_session_id: str | None) -> None:
-    if url_session_id is not None and url_session_id != session.id:
-        raise Unauthenticated(f"the key does not belong to session {url_session_id!r} of the URL")
+    _check_id(session.id, url_session_id)
     if session.closed_at is not None:
-        raise SessionClosed(f"session {session.id} is closed; open a new one")
+        raise _closed(session.id)
     if session.expires_at <= time.time():
         raise SessionClosed(f"session {session.id} has expired; open a new one")

@@ -65,7 +65,7 @@ class TokenSource:
     replayable: bool = True
     sets_sampling: bool = True
     relayed_dialects: Sequence[str] = ()
-    _prompts: Prompts = field(default_factory=Prompts)
+    prompts: Prompts = field(default_factory=Prompts)
 
     def __post_init__(self) -> None:
         self.max_context = self.max_context or self.settings.max_context or 0
@@ -146,7 +146,7 @@ class TokenSource:
         return self.continuation.may_lack_parent(plan, forest, request)
 
     def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
-        prompt = self._prompts.make(call_ids[0], plan.prompt_ids, plan.parent and plan.parent.call_id)
+        prompt = self.prompts.make(call_ids[0], plan.prompt_ids, plan.parent and plan.parent.call_id)
         calls: list[OpenCall] = []
         for index, call_id in enumerate(call_ids):
             if index and plan.break_ is not None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rolltap.errors import InvalidRequest
+from rolltap.proxy.cache_space import CacheSpace
 from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.dialects.base import WireRequest
+from rolltap.proxy.dialects.history import LinkedHistory
 from rolltap.proxy.dialects.openai_chat import OpenAIChat
+from rolltap.proxy.dialects.request_cache import KnownRequest, RequestCache
 
 FIRST = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "metadata": [1], "n": 1}'
 OPEN = FIRST[: FIRST.index(b"]")]
@@ -44,3 +47,17 @@ def test_what_is_known_changes_nothing(body: bytes) -> None:
     parsed(knowing, FIRST)
     assert parsed(knowing, body) == parsed(OpenAIChat(), body)
     assert parsed(knowing, body) == parsed(OpenAIChat(), body)
+
+
+def test_the_requests_of_a_released_key_are_dropped() -> None:
+    space = CacheSpace()
+    cache = RequestCache("messages", space)
+    chat = OpenAIChat().parse(WireRequest("", {}, {}, {}, FIRST))
+    for key in ("one", "other"):
+        cache.keep(key, KnownRequest(chat, LinkedHistory(), FIRST, FIRST[FIRST.index(b"[") : -len(CLOSE) + 1]), None)
+    size = space.size
+    cache.release(hash("one"))
+    cache.release(hash("unknown"))
+    assert space.size == size // 2
+    assert cache.extended("one", FIRST) is None
+    assert cache.extended("other", FIRST) is not None

@@ -55,6 +55,18 @@ def test_prompts_are_kept_within_a_limit_of_bytes() -> None:
     assert len(prompts.kept) == count
 
 
+def test_the_prompts_of_a_session_that_has_ended_are_dropped() -> None:
+    space = CacheSpace(16_000)
+    prompts = Prompts(space)
+    prompts.make("one", ids(5, 7))
+    prompts.make("two", ids(5, 7, 9), "one")
+    prompts.make("other", ids(5, 7))
+    prompts.release(["one", "two"])
+    assert len(prompts.kept) == 1
+    prompts.release(["other", "unknown"])
+    assert space.size == 0
+
+
 def test_what_has_no_ids_is_not_kept() -> None:
     prompts = Prompts()
     assert list(prompts.make("of an upstream that renders by itself", ids())) == []

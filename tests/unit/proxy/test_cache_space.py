@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 
 from rolltap.proxy.cache_space import SHARED, CacheSpace, WeighedCache
+from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.conversation.chat import Message, Text
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.engines.prompts import Prompts
+from rolltap.types import Outcome
 
 LIMIT = 3_000_000
 TEXT = "The quick brown fox jumps over it. " * 1000
@@ -87,6 +90,23 @@ def test_large_requests_leave_the_caches_under_their_bound(shape: Shape, monkeyp
     assert sent > 0.4 * LIMIT
     assert 0 < SHARED.size <= LIMIT
     assert memory < LIMIT
+
+
+def test_replies_and_ended_sessions_leave_nothing_in_the_caches() -> None:
+    """A client resends a reply as an object of its own, so the digest of ours would never be found again."""
+    space = CacheSpace(LIMIT)
+    digests = DigestCache(space=space)
+    forest = Forest(digests)
+    outline = forest.outline("policy", DIALECTS["openai_chat"].parse(request("openai_chat", chat(user("hi")), "key")))
+    node = CallNode("call", None, outline.lineage(0), np.arange(3, dtype=np.int32))
+    forest.add(node)
+    size = space.size
+    forest.complete(node, np.arange(2, dtype=np.int32), Message("assistant", (Text(TEXT),)), Outcome.COMPLETED)
+    assert node.continuable
+    assert space.size == size
+    forest.release()
+    assert len(digests.outlines) == 0
+    assert space.size < size
 
 
 def test_prompts_and_other_caches_share_the_bound() -> None:

@@ -12,6 +12,7 @@ from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.plan import Continuation
 from rolltap.proxy.continuation.rendering import FamilyRenderer
+from rolltap.proxy.engines.prompts import Prompts
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.settings import PinSettings, Settings
 from tests.unit.continuation.making import tokenizer_with, trl_template
@@ -130,4 +131,4 @@ def test_a_pinned_level_that_the_prompt_lacks_is_refused(tmp_path: Path) -> None
         {"engines": {"main": {"kind": "vllm", "url": "http://127.0.0.1:9"}}, "policies": {"p": policy}}
     )
     with pytest.raises(ConfigError, match=r"policies.p.pin.effort.*no level 'high'; it has: low, medium, xhigh"):
-        open_policies(settings, Handles(b"0123456789abcdef"), None)  # type: ignore[arg-type]
+        open_policies(settings, Handles(b"0123456789abcdef"), None, Prompts())  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import pytest
 
 from rolltap.calllog.base import CallRow
 from rolltap.calllog.memory import MemoryCallLog
-from rolltap.errors import SessionClosed, StoreUnavailable
+from rolltap.errors import SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.ids import new_id
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.canonical import DIGEST_BYTES
@@ -189,6 +189,24 @@ async def test_a_closed_sessions_forest_is_let_go_when_its_last_call_ends(single
     assert in_use[0].session.closed_at is not None  # a call under way keeps it
     in_use.clear()
     assert forest() is None
+
+
+async def test_what_is_cached_for_a_session_is_released_once_when_it_ends() -> None:
+    log, released = CountingLog(), []
+    one, two = await opened(log, "one"), await opened(log, "two")
+    live = SessionCache(log, single_process=True, released=released.append)
+    await live.enter("one", None)
+    await live.adopt(two)
+    await log.close_through(live, one)
+    (ended,) = released
+    assert (ended.session.id, ended.hashed_key) == (one.id, hash("one"))
+    ended = released.clear()
+    await log.close_through(live, one)  # its forest is not loaded for that
+    with pytest.raises(SessionClosed):
+        await live.enter("one", None)
+    with pytest.raises(Unauthenticated, match="does not belong to session 'another'"):
+        await live.enter("one", "another")
+    assert released == []
 
 
 async def test_a_closed_sessions_forest_is_not_loaded_to_refuse_its_key() -> None:

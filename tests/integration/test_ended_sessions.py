@@ -1,0 +1,37 @@
+"""Sessions that have ended leave nothing behind in the proxy's caches: its memory follows the open ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+
+from rolltap.engine.scripted import Script, ScriptedReply
+from rolltap.proxy.cache_space import SHARED
+
+from ..harnesses.house import POLICY, House, house
+
+TURNS = 4
+
+
+async def converse(home: House, http: aiohttp.ClientSession) -> None:
+    """A session of `TURNS` calls, which is closed at its end."""
+    session = await home.client.open_session(policy=POLICY)
+    messages = [{"role": "user", "content": "hi"}]
+    for _ in range(TURNS):
+        url = f"{session.endpoint.base_url}/v1/chat/completions"
+        headers = {"Authorization": f"Bearer {session.endpoint.key}"}
+        async with http.post(url, json={"model": POLICY, "messages": messages}, headers=headers) as reply:
+            assert reply.status == 200, await reply.text()
+            messages.append((await reply.json())["choices"][0]["message"])
+        messages.append({"role": "user", "content": "and now?"})
+    await home.client.close_session(session.session_id)
+
+
+async def test_the_caches_hold_nothing_of_sessions_that_have_ended(tmp_path: Path) -> None:
+    async with house(Script(otherwise=ScriptedReply(say="Hello.")), tmp_path) as home, aiohttp.ClientSession() as http:
+        await converse(home, http)  # its texts stay in the caches, as other sessions may send them
+        size = SHARED.size
+        for _ in range(5):
+            await converse(home, http)
+        assert SHARED.size == size > 0
