@@ -1,4 +1,4 @@
-"""Sessions that have ended leave nothing behind in the proxy's caches: its memory follows the open ones."""
+"""Sessions that have ended leave no request, prompt or digest in the proxy's caches; only their texts stay."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ async def converse(home: House, http: aiohttp.ClientSession) -> None:
     await home.client.close_session(session.session_id)
 
 
-async def test_the_caches_hold_nothing_of_sessions_that_have_ended(tmp_path: Path) -> None:
+async def test_the_caches_do_not_grow_with_sessions_that_have_ended(tmp_path: Path) -> None:
     async with house(Script(otherwise=ScriptedReply(say="Hello.")), tmp_path) as home, aiohttp.ClientSession() as http:
-        await converse(home, http)  # its texts stay in the caches, as other sessions may send them
+        await converse(home, http)  # its texts stay
         size = SHARED.size
         for _ in range(5):
             await converse(home, http)
