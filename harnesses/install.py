@@ -7,6 +7,7 @@ The cache is `$ROLLTAP_HARNESSES`, by default `~/.cache/rolltap/harnesses`. An i
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -60,11 +61,18 @@ def find(package: Package, cache: Path | None = None) -> Installation | None:
 
 
 def install(package: Package, cache: Path | None = None) -> Installation:
-    """Installs `package` with npm or pip unless it is installed already. Raises `ConfigError` if that fails."""
+    """Installs `package` with npm or pip unless it is installed already. Raises `ConfigError` if that fails.
+
+    Of several processes one installs it and the others wait.
+    """
     cache = cache or default_cache()
-    existing = find(package, cache)
-    if existing is not None:
-        return existing
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f".{_folder(package, cache).name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return find(package, cache) or _install(package, cache)
+
+
+def _install(package: Package, cache: Path) -> Installation:
     folder = _folder(package, cache)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -34,14 +33,8 @@ def note_cell(record_property: Callable[[str, object], None]) -> Callable[[Cell]
     reraise=True,
 )
 def installed(package: Package) -> Installation:
-    """`package` in the cache; of several processes one installs it and the others wait.
-
-    A registry may lack one dependency for some minutes, which npm doesn't wait for: the installation is tried again.
-    """
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return install(package, CACHE)
+    """`package` in the cache. A registry may lack a dependency for some minutes: the installation is tried again."""
+    return install(package, CACHE)
 
 
 @pytest.fixture(scope="session")
