@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.decoding import convert
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Endpoint, Harness, Job, Launch, Limits, PythonCall, RuntimeOptions, Source
 from rolltap.harnesses.client import AdminClient
@@ -131,7 +132,7 @@ def parse_spec(spec: Mapping[str, Any]) -> TaskSpec:
     table = dict(spec)
     evaluator = parse_evaluator(table.pop("evaluator", None))
     try:
-        return msgspec.structs.replace(msgspec.convert(table, TaskSpec), evaluator=evaluator)
+        return msgspec.structs.replace(convert(table, TaskSpec), evaluator=evaluator)
     except msgspec.ValidationError as error:
         raise TaskInvalid(f"the task can't be used: {error}") from error
 

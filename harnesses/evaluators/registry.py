@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.decoding import convert
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.command import CommandCheck
@@ -41,7 +42,7 @@ def parse_evaluator(table: Any) -> EvaluatorTable:
         raise TaskInvalid(message, param="evaluator")
     settings = evaluator_class(table["kind"])
     try:
-        return msgspec.convert(table, settings)
+        return convert(table, settings)
     except msgspec.ValidationError as error:
         message = f"the task's evaluator is wrong: {error}; for example {settings.example}"
         raise TaskInvalid(message, param="evaluator") from error

@@ -20,7 +20,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from harbor.agents.base import BaseAgent
 from harbor.agents.factory import AgentFactory
 from harbor.agents.installed.base import BaseInstalledAgent
@@ -33,6 +32,7 @@ from harbor.models.trial.result import AgentInfo
 from harbor.utils.trajectory_utils import format_trajectory_json
 
 from rolltap import wire
+from rolltap.decoding import convert
 from rolltap.errors import ConfigError, RuntimeFailed
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.harbor.environment import BubblewrapEnvironment
@@ -156,7 +156,7 @@ class CapturedAgent(BaseAgent):
             self._trajectory = await client.send(
                 Request("GET", f"{path}/trajectory", parse=lambda body: wire.unpack(body, Trajectory))
             )
-            self._turns = msgspec.convert(await client.get(f"{path}/transcript"), tuple[CallTurn, ...])
+            self._turns = convert(await client.get(f"{path}/transcript"), tuple[CallTurn, ...])
 
     def populate_context_post_run(self, context: AgentContext) -> None:
         """Copies the inner agent's context to `context` and adds the session's id and tokens, also to the ATIF file."""

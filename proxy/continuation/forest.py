@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, is_
 
-import msgspec
-
 from rolltap.calllog.base import CallRow
+from rolltap.decoding import from_json, from_msgpack
 from rolltap.proxy.continuation.call_node import CallNode, Lineage, Thought, same_context
 from rolltap.proxy.continuation.canonical import (
     DIGEST_BYTES,
@@ -264,13 +263,13 @@ class Forest:
         if node is not None and (done is None or node.outcome in (Outcome.COMPLETED, done.outcome)):
             return False
         if node is None:
-            lineage = msgspec.msgpack.decode(intent.lineage, type=Lineage)
+            lineage = from_msgpack(intent.lineage, Lineage)
             parent = self.nodes.get(intent.parent_id) if intent.parent_id else None
             node = CallNode(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.break_)
             node.dialect, node.recorded = intent.dialect, True
             self.add(node)
         if done is not None:
-            reply = msgspec.json.decode(done.message, type=Message) if done.message else None
+            reply = from_json(done.message, Message) if done.message else None
             self.complete(node, done.output_ids, reply, done.outcome)
         return True
 

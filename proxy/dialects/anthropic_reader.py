@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.decoding import from_json
 from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.dialects.anthropic_messages import parse_entry
 from rolltap.proxy.dialects.reply_reader import make_choice
@@ -63,7 +64,7 @@ class MessagesReader:
         self._stop: str | None = None
 
     def event(self, data: bytes) -> None:
-        event = msgspec.json.decode(data, type=_Event)
+        event = from_json(data, _Event)
         match event.type:
             case "message_start" if event.message is not None:
                 self._count(event.message.usage)
@@ -82,7 +83,7 @@ class MessagesReader:
                 self.error = event.error.message if event.error is not None else "error"
 
     def whole(self, body: bytes) -> None:
-        message = msgspec.json.decode(body, type=_Message)
+        message = from_json(body, _Message)
         self._blocks = dict(enumerate(message.content))
         self._stop = message.stop_reason
         self._count(message.usage)

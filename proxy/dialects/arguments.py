@@ -10,6 +10,7 @@ import re
 
 import msgspec
 
+from rolltap.decoding import from_json
 from rolltap.proxy.conversation.chat import MAX_DEPTH
 from rolltap.proxy.dialects.anthropic_wire import UnparsedInput, UnparsedWrapper
 from rolltap.proxy.dialects.json_request import invalid
@@ -50,7 +51,7 @@ def text_of(raw: msgspec.Raw, where: str) -> str:
 def _unwrap(data: bytes) -> str | None:
     """Returns the wrapper's content; None if the object is not exactly the wrapper."""
     try:
-        return msgspec.json.decode(data, type=UnparsedWrapper).input.raw
+        return from_json(data, UnparsedWrapper).input.raw
     except msgspec.MsgspecError:
         return None
 
@@ -67,7 +68,7 @@ def object_of(text: str) -> msgspec.Raw | UnparsedWrapper:
 def is_object(text: str) -> bool:
     """True if `text` is a complete JSON object."""
     try:
-        msgspec.json.decode(text.encode(), type=dict[str, msgspec.Raw])
+        from_json(text.encode(), dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return False
     return True

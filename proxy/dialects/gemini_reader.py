@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rolltap.decoding import from_json
 from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.dialects.gemini_contents import parse_content
 from rolltap.proxy.dialects.reply_reader import make_choice
@@ -46,12 +47,12 @@ class GeminiReader:
         self._finish = ""
 
     def event(self, data: bytes) -> None:
-        self._take(msgspec.json.decode(data, type=_Body))
+        self._take(from_json(data, _Body))
 
     def whole(self, body: bytes) -> None:
         """Reads one reply, or the JSON list of chunks of a stream that was not requested as events."""
-        for chunk in msgspec.json.decode(body, type=list[msgspec.Raw]) if body.lstrip()[:1] == b"[" else (body,):
-            self._take(msgspec.json.decode(chunk, type=_Body))
+        for chunk in from_json(body, list[msgspec.Raw]) if body.lstrip()[:1] == b"[" else (body,):
+            self._take(from_json(chunk, _Body))
         self.ended = True
 
     def choice(self) -> Choice:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.conversation.chat import MAX_DEPTH
 
@@ -52,7 +53,7 @@ def invalid(param: str, message: str) -> InvalidRequest:
 def decode(data: bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
     """Decodes `data` as `kind`. Raises `InvalidRequest`, which names the field; `where` is the path of `data`."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return from_json(data, kind)
     except msgspec.ValidationError as error:
         raise _field_error(str(error), where) from None
     except msgspec.DecodeError as error:
@@ -121,7 +122,7 @@ def cut(body: bytes, apart: Collection[str]) -> BodyParts:
 
 def rebuild(items_field: str, head: bytes, items: Sequence[bytes], fixed: Mapping[str, bytes]) -> bytes:
     """Builds a body that parses the same from its parts in the call log (`ChatRequest.head`, `items`, `fixed`)."""
-    fields = msgspec.json.decode(head, type=dict[str, msgspec.Raw])
+    fields = from_json(head, dict[str, msgspec.Raw])
     apart = {name: msgspec.Raw(raw) for name, raw in fixed.items()}
     return msgspec.json.encode({**fields, **apart, items_field: [msgspec.Raw(item) for item in items]})
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.decoding import from_json
 from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.conversation.openai_usage import OpenAIUsage
 from rolltap.proxy.dialects.openai_chat_messages import parse_message
@@ -71,10 +72,10 @@ class ChatReader:
         if data == DONE:
             self.closing = self.ended = True
             return
-        self._take(msgspec.json.decode(data, type=_Body))
+        self._take(from_json(data, _Body))
 
     def whole(self, body: bytes) -> None:
-        self._take(msgspec.json.decode(body, type=_Body))
+        self._take(from_json(body, _Body))
         self.ended = True
 
     def choice(self) -> Choice:

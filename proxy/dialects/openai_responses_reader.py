@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from rolltap.decoding import from_json
 from rolltap.proxy.conversation.chat import Choice, Text, Usage
 from rolltap.proxy.dialects.openai_responses_items import TEXT as TEXT_RANK
 from rolltap.proxy.dialects.openai_responses_items import ContentPiece, join_pieces, parse_item
@@ -68,7 +69,7 @@ class ResponsesReader:
         self._status = ""
 
     def event(self, data: bytes) -> None:
-        event = msgspec.json.decode(data, type=_Event)
+        event = from_json(data, _Event)
         if event.type in ENDS and event.response is not None:
             self.closing = self.ended = True
             self._take(event.response)
@@ -79,16 +80,16 @@ class ResponsesReader:
             self._items.append(event.item.copy())
             self._open_text = ""
         elif event.type == "response.output_text.delta" and event.delta is not NOTHING:
-            self._open_text += msgspec.json.decode(event.delta, type=str)
+            self._open_text += from_json(event.delta, str)
 
     def whole(self, body: bytes) -> None:
-        self._take(msgspec.json.decode(body, type=_Response))
+        self._take(from_json(body, _Response))
         self.ended = True
 
     def choice(self) -> Choice:
         pieces: list[ContentPiece] = []
         for item in self._items:
-            if msgspec.json.decode(item, type=_Kind).type in READ:
+            if from_json(item, _Kind).type in READ:
                 piece = parse_item(bytes(item))
                 assert isinstance(piece, ContentPiece)
                 pieces.append(piece)

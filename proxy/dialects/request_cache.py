@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.cache_space import ENTRY_BYTES, LARGEST, SHARED, CacheSpace, WeighedCache, json_bytes
 from rolltap.proxy.conversation.chat import ChatRequest
@@ -83,7 +84,7 @@ class KnownRequest:
         end = start + len(array)
         # The same bytes may also occur elsewhere. This is the history if the field is empty without them.
         try:
-            rest = msgspec.json.decode(body[:start] + b"[]" + body[end:], type=dict[str, msgspec.Raw])
+            rest = from_json(body[:start] + b"[]" + body[end:], dict[str, msgspec.Raw])
         except msgspec.MsgspecError:
             return None
         if bytes(rest.get(field, b"")) != b"[]":

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import numpy as np
 
+from rolltap.decoding import convert, json_decoder
 from rolltap.errors import EngineProtocolError, EngineUnavailable, RateLimited, RolltapError
 from rolltap.proxy.engines.base import SampleRequest
 from rolltap.proxy.engines.http import failure
@@ -48,7 +49,7 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
 
     Python's own JSON writers put NaN and Infinity where JSON has no word for them: those are read as they are meant.
     """
-    strict = msgspec.json.Decoder(kind)
+    strict = json_decoder(kind)
 
     def read(data: bytes) -> T:
         try:
@@ -64,7 +65,7 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
 def event_reader(kind: type[T]) -> Callable[[Sequence[bytes]], Iterator[T]]:
     """Reads the events of one read as `kind`s, in one decoding where all are strict JSON; errors come in their turn."""
     read_one = decoder(kind)
-    together = msgspec.json.Decoder(list[kind])
+    together = json_decoder(list[kind])
 
     def read(events: Sequence[bytes]) -> Iterator[T]:
         if len(events) > 1:
@@ -81,7 +82,7 @@ def event_reader(kind: type[T]) -> Callable[[Sequence[bytes]], Iterator[T]]:
 
 def _lenient(data: bytes, kind: type[T], cause: Exception) -> T:
     try:
-        return msgspec.convert(json.loads(data, object_hook=_raw_prompt_fields), kind)
+        return convert(json.loads(data, object_hook=_raw_prompt_fields), kind)
     except (ValueError, RecursionError) as error:
         raise EngineProtocolError(f"the engine sent an event that is not JSON: {cause}") from error
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.decoding import convert
 from rolltap.errors import (
     ContextOverflow,
     EngineProtocolError,
@@ -136,7 +137,7 @@ class EngineHttp:
         """What `/v1/models` lists."""
         answer = await self.json("GET", "/v1/models")
         try:
-            return msgspec.convert(answer, _Models).data
+            return convert(answer, _Models).data
         except msgspec.ValidationError as error:
             raise EngineProtocolError(f"engine {self.name}: /v1/models is not a list of models: {error}") from error
 

@@ -12,13 +12,14 @@ from typing import Any, overload
 import msgspec
 import numpy as np
 
+from rolltap.decoding import json_decoder
 from rolltap.errors import EngineProtocolError
 from rolltap.proxy.cache_space import SHARED, CacheSpace, WeighedCache
 from rolltap.types import Int32
 
 NOT_ECHOED = msgspec.Raw(b"null")
 
-_read_ids = msgspec.json.Decoder(list[int] | None)
+_read_ids = json_decoder(list[int] | None)
 
 
 class EncodedPrompt(Sequence[int]):

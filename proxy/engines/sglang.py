@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from rolltap.contract.trainer import TokenScores
+from rolltap.decoding import from_json
 from rolltap.errors import EngineError, EngineProtocolError, EngineRefused
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, ScoreRequest, Take
 from rolltap.proxy.engines.decode import (
@@ -280,7 +281,7 @@ class SglangOutput(Output[SglangEvent]):
 
 def _scores(name: str, request: ScoreRequest, answer: bytes) -> TokenScores:
     try:
-        meta = msgspec.json.decode(answer, type=SglangEvent).meta_info
+        meta = from_json(answer, SglangEvent).meta_info
     except msgspec.DecodeError as error:
         raise EngineProtocolError(f"engine {name}: its scores can't be read: {error}") from error
     rows = (meta.input_token_logprobs if meta else None) or []

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rolltap.decoding import convert, from_json
 from rolltap.errors import EngineProtocolError, EngineRefused, EngineTimeout, EngineUnavailable
 from rolltap.proxy.engines.base import EngineFacts, FixedWeights, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.decode import FinishReason, top_k
@@ -82,7 +83,7 @@ class TinkerEngine(FixedWeights):
     async def _models(self) -> list[ListedModel]:
         answer = await self._http.json("GET", f"{API}/get_server_capabilities")
         try:
-            listed = msgspec.convert(answer, Capabilities).supported_models
+            listed = convert(answer, Capabilities).supported_models
         except msgspec.ValidationError as error:
             raise EngineProtocolError(
                 f"engine {self.name}: its capabilities are not a list of models: {error}"
@@ -137,7 +138,7 @@ class TinkerEngine(FixedWeights):
                 continue
             if not data.startswith(b"{"):
                 return data
-            failed = msgspec.json.decode(data, type=FailedRequest)
+            failed = from_json(data, FailedRequest)
             raise failure(self.name, RETRIEVE, 400 if failed.category == "user" else 500, failed.error)
         raise EngineTimeout(f"engine {self.name}: {RETRIEVE} took over {limit_s:g} s")
 

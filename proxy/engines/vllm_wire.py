@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from rolltap.contract.trainer import TokenScores
+from rolltap.decoding import from_json
 from rolltap.errors import EngineProtocolError
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, ScoreRequest
 from rolltap.proxy.engines.decode import (
@@ -298,7 +299,7 @@ class ScoredCompletion(msgspec.Struct):
 def prompt_scores(name: str, request: ScoreRequest, answer: bytes) -> TokenScores:
     """`prompt_logprobs`: for each id of the prompt (none for the first) its own log-prob and its candidates', by id."""
     try:
-        choices = msgspec.json.decode(answer, type=ScoredCompletion).choices
+        choices = from_json(answer, ScoredCompletion).choices
     except msgspec.DecodeError as error:
         raise EngineProtocolError(f"engine {name}: its scores can't be read: {error}") from error
     places = (choices[0].prompt_logprobs if choices else None) or []

@@ -22,6 +22,7 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response
 
+from rolltap.decoding import convert
 from rolltap.errors import NotFound, RolltapError
 from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.proxy.reading_process.asking import TENANT_HEADER, encode, names_of
@@ -87,7 +88,7 @@ class QuestionApp:
             raise NotFound(f"the reading process knows no question {name!r}")
         arguments: Sequence[Any] = msgspec.json.decode(body)
         types = self._arguments[name][: len(arguments)]
-        values = [msgspec.convert(value, type) for value, type in zip(arguments, types, strict=True)]
+        values = [convert(value, type) for value, type in zip(arguments, types, strict=True)]
         return await asyncio.to_thread(encode, await self._methods[name](*values))
 
 

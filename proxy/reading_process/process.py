@@ -20,6 +20,7 @@ import aiohttp
 import msgspec
 
 from rolltap import errors
+from rolltap.decoding import from_json
 from rolltap.errors import RolltapError, StoreUnavailable
 from rolltap.proxy.reading_process.asking import TENANT_HEADER, Answer, P, Question, name_of
 from rolltap.proxy.reading_process.child import ERROR_STATUS, WireError
@@ -150,6 +151,6 @@ def _process_ended(error: aiohttp.ClientError) -> StoreUnavailable:
 def _decode_error(status: int, body: bytes) -> RolltapError:
     if status != ERROR_STATUS:
         return RolltapError("the process that reads the record failed; the server's log has it")
-    wire_error = msgspec.json.decode(body, type=WireError)
+    wire_error = from_json(body, WireError)
     kind: type[RolltapError] = getattr(errors, wire_error.name)
     return kind(wire_error.message, param=wire_error.param, retry_after=wire_error.retry_after)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from rolltap import wire
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest
+from rolltap.decoding import from_json
 from rolltap.ledger.base import TrainedVersions
 from rolltap.ledger.open_leases import OpenedLease
 from rolltap.ledger.rebuilding import BrokenGroups, LocalRebuilder
@@ -21,7 +20,7 @@ class RemoteRebuilder:
 
     async def trained_versions(self, session_id: str) -> TrainedVersions:
         answer = await self._ask(LocalRebuilder.trained_versions, session_id)
-        return msgspec.json.decode(await answer.read(), type=TrainedVersions)
+        return from_json(await answer.read(), TrainedVersions)
 
     async def lease(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Lease | BrokenGroups:
         lease = await self.packed_lease(request, opened, opened_at)
@@ -32,4 +31,4 @@ class RemoteRebuilder:
         answer = await self._ask(LocalRebuilder.lease, request, opened, opened_at)
         if answer.media_type == wire.CONTENT_TYPE:
             return answer
-        return msgspec.json.decode(await answer.read(), type=BrokenGroups)
+        return from_json(await answer.read(), BrokenGroups)

@@ -6,10 +6,9 @@ import asyncio
 from dataclasses import asdict
 from typing import Any
 
-import msgspec
-
 from rolltap.calllog.base import CallLog, CallRow
 from rolltap.contract.harness_log import HarnessLog
+from rolltap.decoding import convert
 from rolltap.ledger.base import TrajectoriesOf
 from rolltap.log_check import LogCheck
 from rolltap.proxy.call.turn_cap import REACHED
@@ -49,7 +48,7 @@ class SessionViews:
         """Returns whether `log`, the fields of a `HarnessLog`, agrees with the record."""
         rows = await self._log.rows(session_id)
         (trajectory,) = await self._trajectories([session_id])
-        harness_log = msgspec.convert(log, HarnessLog)
+        harness_log = convert(log, HarnessLog)
         return await asyncio.to_thread(lambda: compare(harness_log, recorded_replies(rows, trajectory)))
 
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 
 from rolltap.contract.admin import ClosedSession, OpenSession, SessionKey
 from rolltap.contract.harness_log import HarnessLog, LogEntry
+from rolltap.decoding import convert
 from rolltap.errors import InvalidRequest, LedgerError
 from rolltap.log_check import UNCHECKED, LogCheck
 from rolltap.proxy.call.turn_cap import cap_of
@@ -95,7 +96,7 @@ async def _checked(services: Services, session: Session, log: HarnessLog) -> Log
         # What is trained was settled when the rollout ended.
         raise LedgerError(f"rollout {session.rollout_id} has ended; its harness's log is compared before")
     check = await _ask_json(services, SessionViews.compared, session.id, asdict(log))
-    return await services.call_log.set_log_check(session.id, msgspec.convert(check, LogCheck))
+    return await services.call_log.set_log_check(session.id, convert(check, LogCheck))
 
 
 async def _ask_json(services: Services, question: Question[P], *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:

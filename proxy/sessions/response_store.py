@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from rolltap.calllog.base import CallCompletion, CallLog, CallRow
+from rolltap.decoding import convert, from_json
 from rolltap.errors import NotFound
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
@@ -64,7 +63,7 @@ class ResponseStore:
         if not request.stored:
             raise NotFound(f"the reply {handle!r} was asked for with `store: false`")
         name = self._handles.mint(intent.id, MAX_POSITION)
-        usage = msgspec.convert(done.usage, Usage)
+        usage = convert(done.usage, Usage)
         started = ReplyStarted(intent.id, int(intent.created_at), request.model, usage.prompt, name)
         return request, started, ReplyEnded((self._choice(intent.policy, done, request),), usage)
 
@@ -81,7 +80,7 @@ class ResponseStore:
             source = self._policies[policy_name].source
             logprobs = source.token_logprobs(done.output_ids.tolist(), done.logprobs.tolist())
         finish = "length" if done.finish is Finish.LENGTH else "stop"
-        return Choice(msgspec.json.decode(done.message, type=Message), finish, logprobs=logprobs)
+        return Choice(from_json(done.message, Message), finish, logprobs=logprobs)
 
     async def _request(self, dialect: Dialect, call_id: str) -> ChatRequest:
         """The call's request, parsed again."""

@@ -111,7 +111,7 @@ class SessionCache:
         self._released = released
         self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
         self._referenced: WeakValueDictionary[str, LiveSession] = WeakValueDictionary()  # also evicted ones in use
-        self._ended: LRUCache[str, str] = LRUCache(capacity)  # ids of closed sessions: refused without the store
+        self._ended: LRUCache[str, Session] = LRUCache(capacity)  # closed sessions: refused without asking the store
         self._loading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by key hash
 
     async def enter(self, key: str | None, url_session_id: str | None) -> LiveSession:
@@ -121,8 +121,7 @@ class SessionCache:
         hashed = key_hash(key)
         if (ended := self._ended.get(hashed)) is not None:
             self._drop(hashed)
-            _check_id(ended, url_session_id)
-            raise _closed(ended)
+            _check(ended, url_session_id)
         live = self._referenced.get(hashed)
         if live is None or live.trusted_until < time.monotonic():
             live = await self._look_up(hashed, live, url_session_id)
@@ -207,7 +206,7 @@ class SessionCache:
     def _let_end(self, session: Session) -> None:
         """Refuses the session from now on. Its forest is freed when the calls in flight have ended."""
         live = self._referenced.get(session.key_hash)  # before its last reference is dropped
-        self._ended[session.key_hash] = session.id
+        self._ended[session.key_hash] = session
         self._drop(session.key_hash)
         if live is not None:
             live.session = session
@@ -215,18 +214,10 @@ class SessionCache:
             self._released(live)
 
 
-def _closed(session_id: str) -> SessionClosed:
-    return SessionClosed(f"session {session_id} is closed; open a new one")
-
-
-def _check_id(session_id: str, url_session_id: str | None) -> None:
-    if url_session_id is not None and url_session_id != session_id:
-        raise Unauthenticated(f"the key does not belong to session {url_session_id!r} of the URL")
-
-
 def _check(session: Session, url_session_id: str | None) -> None:
-    _check_id(session.id, url_session_id)
+    if url_session_id is not None and url_session_id != session.id:
+        raise Unauthenticated(f"the key does not belong to session {url_session_id!r} of the URL")
     if session.closed_at is not None:
-        raise _closed(session.id)
+        raise SessionClosed(f"session {session.id} is closed; open a new one")
     if session.expires_at <= time.time():
         raise SessionClosed(f"session {session.id} has expired; open a new one")

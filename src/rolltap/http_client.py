@@ -37,6 +37,7 @@ from tenacity import (
 
 from rolltap import errors
 from rolltap.addresses import server_url
+from rolltap.decoding import from_json
 from rolltap.errors import EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ def read_json(body: bytes) -> Any:
 
 def read_as(kind: type[T]) -> Callable[[bytes], T]:
     """Reads a reply as `kind`, a dataclass of `rolltap.contract`. Fields that it does not have are ignored."""
-    return lambda body: msgspec.json.decode(body, type=kind)
+    return lambda body: from_json(body, kind)
 
 
 def no_content(_: bytes) -> None:

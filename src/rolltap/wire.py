@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import zstandard
 
+from rolltap.decoding import msgpack_decoder
 from rolltap.errors import AlignmentError
 
 T = TypeVar("T")
@@ -47,6 +48,6 @@ def unpack(data: bytes, kind: type[T]) -> T:
     """The `kind` that `pack` made `data` from; `AlignmentError` if it does not hold together."""
     try:
         raw = zstandard.ZstdDecompressor().decompress(data, max_output_size=MAX_DECODED_BYTES)
-        return msgspec.msgpack.decode(raw, type=kind, dec_hook=_decode_array)
+        return msgpack_decoder(kind, _decode_array).decode(raw)
     except (zstandard.ZstdError, msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
         raise AlignmentError(f"not a rolltap {kind.__name__} payload: {error}") from error

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 import msgspec
 from tinker import types
 
+from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.trainer_client.weights import remove_folder, sweep
 
@@ -106,7 +107,7 @@ class Library:
     def metadata(self, saved: SavedWeights) -> SavedMetadata:
         """The description of saved weights. Raises `NotFound` if they do not exist."""
         try:
-            return msgspec.json.decode((self.folder(saved) / METADATA_FILE).read_bytes(), type=SavedMetadata)
+            return from_json((self.folder(saved) / METADATA_FILE).read_bytes(), SavedMetadata)
         except (OSError, msgspec.DecodeError) as error:
             raise NotFound(f"{saved.path}: nothing is saved there, or no longer") from error
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.decoding import from_json
 from rolltap.proxy.continuation.handles import MAX_CALLS
 from rolltap.proxy.conversation.chat import (
     ChatRequest,
@@ -118,14 +119,14 @@ class _Input(msgspec.Struct):
 def _free_text(arguments: str) -> str:
     """A custom tool's text: the function's one argument. Arguments that do not parse are returned unchanged."""
     try:
-        return msgspec.json.decode(arguments, type=_Input).input
+        return from_json(arguments, _Input).input
     except msgspec.MsgspecError:
         return arguments
 
 
 def _is_object(arguments: str) -> bool:
     try:
-        msgspec.json.decode(arguments or "{}", type=dict[str, msgspec.Raw])
+        from_json(arguments or "{}", dict[str, msgspec.Raw])
     except msgspec.MsgspecError:
         return False
     return True

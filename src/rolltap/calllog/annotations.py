@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 import sqlalchemy as sa
 
@@ -20,11 +19,12 @@ from rolltap.calllog.codec import pack_arrays, unpack_arrays, unpack_floats, unp
 from rolltap.calllog.records import CompletionDetail
 from rolltap.calllog.schema import annotations, call_completions, call_intents
 from rolltap.contract.annotations import CallAnnotation
+from rolltap.decoding import json_decoder
 from rolltap.errors import InvalidRequest, LedgerError
 from rolltap.types import NO_VERSION, Float32, Int32
 
 CHUNK = 500
-_detail = msgspec.json.Decoder(CompletionDetail)
+_detail = json_decoder(CompletionDetail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import msgspec
 import zstandard
 
+from rolltap.decoding import msgpack_decoder
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
 
 MAGIC = b"rolltap call log 1\n"
@@ -60,7 +61,7 @@ class End(msgspec.Struct, array_like=True, frozen=True, tag="end"):
 
 _CRC_OF_INTENT, _CRC_OF_COMPLETION = 10, 6
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Block | End)
+_decoder = msgpack_decoder(Block | End)
 
 
 def calls_digest(

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import zstandard
 
+from rolltap.decoding import msgpack_decoder
 from rolltap.errors import RecordCorrupt
 from rolltap.types import Float32, Int32
 
@@ -133,7 +134,7 @@ class _Array(msgspec.Struct, array_like=True, frozen=True):
     data: bytes
 
 
-_arrays_decoder = msgspec.msgpack.Decoder(dict[str, _Array])
+_arrays_decoder = msgpack_decoder(dict[str, _Array])
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray[Any, Any]]) -> bytes:

@@ -34,6 +34,7 @@ from rolltap.calllog.records import (
     split_hashes,
 )
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, sessions
+from rolltap.decoding import msgpack_decoder
 from rolltap.errors import RecordCorrupt, RolltapError
 from rolltap.types import Session
 
@@ -67,7 +68,7 @@ class _Packed(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Packed)
+_decoder = msgpack_decoder(_Packed)
 
 
 def encode_fact(fact: Fact) -> EncodedFact:

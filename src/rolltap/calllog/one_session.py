@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import sqlalchemy as sa
 
 from rolltap.calllog.base import CallRow
@@ -11,6 +10,7 @@ from rolltap.calllog.outline import model_of
 from rolltap.calllog.reading import StoredSessions, decode_rows, fetch_sessions
 from rolltap.calllog.records import StoredRequest
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, sessions
+from rolltap.decoding import msgpack_decoder
 from rolltap.errors import NotFound
 from rolltap.types import Session
 
@@ -43,7 +43,7 @@ def fetch_session(connection: sa.Connection, session_id: str) -> StoredSessions:
 def decode_session(stored: StoredSessions) -> tuple[Session, list[CallRow], dict[str, str]]:
     """The session, its calls in order, and the requested model by call id."""
     ((session, rows),) = decode_rows(stored).values()
-    decoder = msgspec.msgpack.Decoder(StoredRequest)
+    decoder = msgpack_decoder(StoredRequest)
     models = {row[0]: model_of(decoder.decode(unpack_bytes(row[-1])).head) for row in stored.calls.intents}
     return session, rows, models
 

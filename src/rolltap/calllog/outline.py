@@ -18,6 +18,7 @@ from rolltap.calllog.codec import count_packed, unpack_bytes
 from rolltap.calllog.reading import CHUNK, fetch_parts
 from rolltap.calllog.records import CompletionDetail, IntentDetail, StoredRequest, read_session, split_hashes
 from rolltap.calllog.schema import call_completions, call_intents, sessions
+from rolltap.decoding import json_decoder, msgpack_decoder
 from rolltap.types import Session
 
 HEAD_BYTES = 32
@@ -56,10 +57,10 @@ class _Head(msgspec.Struct):
     model: str | None = None
 
 
-_intent_detail = msgspec.json.Decoder(IntentDetail)
-_completion_detail = msgspec.json.Decoder(CompletionDetail)
-_stored_request = msgspec.msgpack.Decoder(StoredRequest)
-_head = msgspec.json.Decoder(_Head)
+_intent_detail = json_decoder(IntentDetail)
+_completion_detail = json_decoder(CompletionDetail)
+_stored_request = msgpack_decoder(StoredRequest)
+_head = json_decoder(_Head)
 
 
 def outlines(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, list[CallOutline]]:

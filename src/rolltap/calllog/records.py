@@ -27,6 +27,7 @@ from rolltap.calllog.codec import (
 )
 from rolltap.calllog.facts import Delivery, same_fact
 from rolltap.calllog.schema import call_intents
+from rolltap.decoding import convert, from_json, msgpack_decoder
 from rolltap.errors import RecordCorrupt
 from rolltap.log_check import UNCHECKED, LogCheck
 from rolltap.types import Break, BreakReason, CallKind, CallShape, Finish, Flaw, Outcome, Session, VersionSpan
@@ -82,7 +83,7 @@ NOT_READ = RequestParts(b"")
 
 _json = msgspec.json.Encoder(order="deterministic")
 _msgpack = msgspec.msgpack.Encoder()
-_request_decoder = msgspec.msgpack.Decoder(StoredRequest)
+_request_decoder = msgpack_decoder(StoredRequest)
 
 
 def session_row(session: Session) -> Row:
@@ -231,7 +232,7 @@ def _packed_shape(shape: CallShape) -> dict[str, Any]:
 
 
 def _read_shape(packed: Mapping[str, Any]) -> CallShape:
-    return msgspec.convert(packed, CallShape)
+    return convert(packed, CallShape)
 
 
 def delivery_row(delivery: Delivery) -> Row:
@@ -320,7 +321,7 @@ def check(what: str, row: Row, crc_at: int) -> None:
 
 def _decode(text: str, kind: type[Any], what: str, row_id: str) -> Any:
     try:
-        return msgspec.json.decode(text, type=kind)
+        return from_json(text, kind)
     except msgspec.MsgspecError as error:
         raise RecordCorrupt(f"{what} {row_id}: {error}") from error
 

@@ -38,6 +38,7 @@ from rolltap.calllog.fact_codec import EncodedFact, pack_fact, unpack_fact
 from rolltap.calllog.redis_checks import check_settings, check_stream_owner
 from rolltap.calllog.writing import GroupWriter, SpoolState, known_parts
 from rolltap.crash import crash_point
+from rolltap.decoding import msgpack_decoder
 from rolltap.errors import RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
 
@@ -87,7 +88,7 @@ STORE_WITHIN_S = 5.0
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[bytes])
+_decoder = msgpack_decoder(list[bytes])
 
 
 @dataclass(slots=True)

@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import msgspec
-
 from rolltap.calllog.base import CallRow, RequestParts
 from rolltap.calllog.facts import extend_items
+from rolltap.decoding import from_json
 from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Text, Tool
 from rolltap.proxy.dialects.base import RecordedCall
 from rolltap.reading.conversations import parse_call, recalled
@@ -38,7 +37,7 @@ async def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
         if chat is None:
             continue
         chat = await recalled(chat, find)
-        reply = msgspec.json.decode(done.message, type=Message) if done is not None and done.message else None
+        reply = from_json(done.message, Message) if done is not None and done.message else None
         calls[intent.id] = (chat, reply)
         texts[intent.id] = CallText(
             messages=[plain.message(message) for message in chat.messages],

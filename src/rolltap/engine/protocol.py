@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, Struct
 
+from rolltap.decoding import from_json
 from rolltap.engine.requests import PromptScores, TokenDelta
 from rolltap.engine.sampling import SamplingOptions
 from rolltap.errors import ContextOverflow, InvalidRequest
@@ -191,7 +192,7 @@ class AbortRequest(Struct, forbid_unknown_fields=True):
 def decode(raw: bytes, kind: type[Body]) -> Body:
     """The body as a `kind`; `InvalidRequest` that names the field if it is not one."""
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return from_json(raw, kind)
     except msgspec.ValidationError as error:
         place = re.search(r"`\$\.?([^`]*)`", str(error))
         field = re.search(r"(?:unknown|required) field `([^`]*)`", str(error))

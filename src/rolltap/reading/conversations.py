@@ -9,6 +9,7 @@ import msgspec
 
 from rolltap.calllog.base import CallIntent, CallRow, RequestParts
 from rolltap.calllog.facts import extend_items
+from rolltap.decoding import from_json
 from rolltap.errors import RequestError
 from rolltap.proxy.continuation.handles import recorded_name
 from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Reasoning
@@ -79,7 +80,7 @@ def view(message: Message) -> MessageView:
 
 def reply_view(packed: bytes) -> MessageView | None:
     """Returns a completion's message; None if the call has none."""
-    return view(msgspec.json.decode(packed, type=Message)) if packed else None
+    return view(from_json(packed, Message)) if packed else None
 
 
 def refused_view(request: RequestParts) -> MessageView | None:
@@ -154,7 +155,7 @@ def preview(packed: bytes, characters: int = 200) -> tuple[str, tuple[str, ...]]
     """Returns the beginning of a reply's text, and the names of the tools that it calls."""
     if not packed:
         return "", ()
-    message = msgspec.json.decode(packed, type=Message)
+    message = from_json(packed, Message)
     return message.text[:characters], tuple(call.name for call in message.tool_calls)
 
 

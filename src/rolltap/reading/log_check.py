@@ -20,10 +20,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from rolltap.calllog.base import CallRow
 from rolltap.contract.harness_log import HarnessLog, LogEntry
+from rolltap.decoding import from_json
 from rolltap.ids import ALPHABET, ID_LENGTH
 from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.proxy.continuation.handles import HANDLE_LENGTH, PREFIX
@@ -75,7 +74,7 @@ def recorded_replies(rows: Sequence[CallRow], trajectory: Trajectory) -> list[Re
         if completion is None or completion.outcome is Outcome.REFUSED:
             continue
         completed = completion.outcome is Outcome.COMPLETED
-        message = msgspec.json.decode(completion.message, type=Message) if completion.message else Message("assistant")
+        message = from_json(completion.message, Message) if completion.message else Message("assistant")
         continues = row.intent.parent_id is not None and row.intent.break_ is None
         main = purpose.kind is CallKind.MAIN and not purpose.agent and purpose.mask != MaskReason.ABANDONED
         token_count = len(completion.output_ids) or completion.usage.get("output", 0)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 from cachetools import LRUCache
 
 from rolltap.calllog.annotations import annotations_of, streams_of
@@ -22,6 +21,7 @@ from rolltap.calllog.one_session import Fingerprint, fetch_session, fingerprint,
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.outline import fetch_summarized, sampled_versions
 from rolltap.contract.notes import NewNote
+from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import reading as ledger
 from rolltap.ledger.run_state import RunState, run_state
@@ -206,7 +206,7 @@ class RecordReader:
             if row is None or row.completion is None or not row.completion.message:
                 return None
             earlier = parse_call(row.intent, await self.log.request(named), decoded.rows)
-            reply = msgspec.json.decode(row.completion.message, type=Message)
+            reply = from_json(row.completion.message, Message)
             return RecordedCall(earlier, reply) if earlier is not None else None
 
         messages = [view(message) for message in (await recalled(chat, find)).messages]

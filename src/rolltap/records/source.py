@@ -8,11 +8,10 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 from urllib.parse import quote
 
-import msgspec
-
 from rolltap import wire
 from rolltap.calllog.notes import Note
 from rolltap.contract.notes import NewNote
+from rolltap.decoding import from_json
 from rolltap.http_client import AsyncHttpClient, Request
 from rolltap.reading.comparing import VersionComparison, VersionRange
 from rolltap.reading.types import (
@@ -131,11 +130,9 @@ class ServerSource:
 
     async def note(self, note: NewNote) -> Note:
         return await self._client.send(
-            Request("POST", "/read/notes", note, parse=lambda body: msgspec.json.decode(body, type=Note), once=True)
+            Request("POST", "/read/notes", note, parse=lambda body: from_json(body, Note), once=True)
         )
 
     async def _get(self, path: str, kind: type[T], **query: str) -> T:
         parameters = {name: value for name, value in query.items() if value}
-        return await self._client.send(
-            Request("GET", path, query=parameters, parse=lambda body: msgspec.json.decode(body, type=kind))
-        )
+        return await self._client.send(Request("GET", path, query=parameters, parse=lambda body: from_json(body, kind)))

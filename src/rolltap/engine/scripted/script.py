@@ -26,6 +26,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from rolltap.decoding import convert
 from rolltap.errors import ConfigError
 
 
@@ -165,7 +166,7 @@ def load_script(path: Path) -> Script | ReplyFunction:
         reply: ReplyFunction = loaded  # type: ignore[assignment]
         return reply
     try:
-        return msgspec.convert(loaded, Script)
+        return convert(loaded, Script)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from error
 
