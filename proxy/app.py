@@ -204,8 +204,8 @@ def _build(
     policies, vendors = open_policies(settings, handles, http, prompts)
     single_process = call_log.database.dialect_name == "sqlite"  # which takes one writing process
     digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
-    forest_bytes, released = int(settings.limits.forests_mb * 1_000_000), partial(_release, prompts)
-    live = SessionCache(call_log, digests, single_process=single_process, forest_bytes=forest_bytes, released=released)
+    forest_bytes, release = int(settings.limits.forests_mb * 1_000_000), partial(_release, prompts)
+    live = SessionCache(call_log, digests, single_process=single_process, forest_bytes=forest_bytes, release=release)
     recorder = Recorder(call_log, spans)
     sessions = SessionService(call_log, lambda: policies.names, settings.limits, closed=live.forget)
 

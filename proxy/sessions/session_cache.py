@@ -93,9 +93,9 @@ class SessionCache:
         single_process: bool = False,
         capacity: int = 4096,
         forest_bytes: int = FOREST_BYTES,
-        released: Callable[[LiveSession], None] = lambda live: None,
+        release: Callable[[LiveSession], None] = lambda live: None,
     ) -> None:
-        """`single_process`: no other process opens sessions, closes them or records their calls. `released(live)` is
+        """`single_process`: no other process opens sessions, closes them or records their calls. `release(live)` is
         called for a session that has ended, to drop what other caches keep for its next call.
 
         Limits: `capacity` sessions, and `forest_bytes` bytes for all forests. Sessions with calls in flight are never
@@ -108,7 +108,7 @@ class SessionCache:
         self._forest_bytes = forest_bytes
         self._size = 0
         self._digests = digests or DigestCache()
-        self._released = released
+        self._release = release
         self._by_hash: OrderedDict[str, LiveSession] = OrderedDict()
         self._referenced: WeakValueDictionary[str, LiveSession] = WeakValueDictionary()  # also evicted ones in use
         self._ended: LRUCache[str, Session] = LRUCache(capacity)  # closed sessions: refused without asking the store
@@ -211,7 +211,7 @@ class SessionCache:
         if live is not None:
             live.session = session
             live.forest.release()
-            self._released(live)
+            self._release(live)
 
 
 def _check(session: Session, url_session_id: str | None) -> None:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 DecodeHook = Callable[[type, Any], Any]
 """Makes a value of a type that msgspec does not know."""
 
-_describing = RLock()
+_description_lock = RLock()
 _json: dict[Any, msgspec.json.Decoder[Any]] = {}
 _msgpack: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
@@ -31,7 +31,7 @@ def json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     """The decoder of JSON for `kind`, a type or a union of types. Its `decode` raises `msgspec.MsgspecError`."""
     decoder = _json.get(kind)
     if decoder is None:
-        with _describing:
+        with _description_lock:
             decoder = _json.setdefault(kind, msgspec.json.Decoder(kind))
     return decoder
 
@@ -44,7 +44,7 @@ def msgpack_decoder(kind: Any, hook: DecodeHook | None = None) -> msgspec.msgpac
     """The decoder of MessagePack for `kind`, a type or a union of types. Its `decode` raises `msgspec.MsgspecError`."""
     decoder = _msgpack.get((kind, hook))
     if decoder is None:
-        with _describing:
+        with _description_lock:
             decoder = _msgpack.setdefault((kind, hook), msgspec.msgpack.Decoder(kind, dec_hook=hook))
     return decoder
 

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_exponential
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from rolltap.errors import ConfigError
 from rolltap.harnesses.base import Package
@@ -26,15 +26,25 @@ def note_cell(record_property: Callable[[str, object], None]) -> Callable[[Cell]
     return lambda cell: record_property(CELL, asdict(cell))
 
 
-@retry(
-    retry=retry_if_exception_type(ConfigError),
-    stop=stop_after_delay(150),
-    wait=wait_exponential(multiplier=5, max=60),
-    reraise=True,
-)
+FAILURES: dict[Package, ConfigError] = {}
+"""Why packages could not be installed: only the first test that needs one waits for its registry."""
+
+
 def installed(package: Package) -> Installation:
     """`package` in the cache. A registry may lack a dependency for some minutes: the installation is tried again."""
-    return install(package, CACHE)
+    if package in FAILURES:
+        raise FAILURES[package]
+    attempts = Retrying(
+        retry=retry_if_exception_type(ConfigError),
+        stop=stop_after_delay(200),
+        wait=wait_exponential(multiplier=5, max=60),
+        reraise=True,
+    )
+    try:
+        return attempts(install, package, CACHE)
+    except ConfigError as error:
+        FAILURES[package] = error
+        raise
 
 
 @pytest.fixture(scope="session")

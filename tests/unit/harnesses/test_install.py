@@ -40,7 +40,7 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return output
 
 
-INSTALLS = """\
+SLOW_NPM = """\
 #!/bin/sh
 echo began >> {journal}
 mkdir -p "$3/node_modules/slow/" "$3/node_modules/.bin"
@@ -48,7 +48,7 @@ sleep 0.5
 echo '{{"version": "1.2.3"}}' > "$3/node_modules/slow/package.json"
 printf '#!/bin/sh\n' > "$3/node_modules/.bin/slow" && chmod +x "$3/node_modules/.bin/slow"
 """
-INSTALL = """\
+INSTALL_SLOW = """\
 import sys
 from pathlib import Path
 from rolltap.harnesses.base import Package
@@ -59,8 +59,8 @@ print(install(Package("npm", "slow", "1.2.3", executable="slow", node=0), Path(s
 
 def test_of_several_processes_one_installs_and_the_others_wait(npm: Path, tmp_path: Path) -> None:
     journal = tmp_path / "journal"
-    (tmp_path / "bin" / "npm").write_text(INSTALLS.format(journal=journal), encoding="utf-8")
-    command = [sys.executable, "-c", INSTALL, str(tmp_path / "cache")]
+    (tmp_path / "bin" / "npm").write_text(SLOW_NPM.format(journal=journal), encoding="utf-8")
+    command = [sys.executable, "-c", INSTALL_SLOW, str(tmp_path / "cache")]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(3)]
     outputs = [process.communicate(timeout=60) for process in processes]
     assert [stdout for stdout, _ in outputs] == [b"1.2.3\n"] * 3, outputs

@@ -192,21 +192,20 @@ async def test_a_closed_sessions_forest_is_let_go_when_its_last_call_ends(single
 
 
 async def test_what_is_cached_for_a_session_is_released_once_when_it_ends() -> None:
-    log, released = CountingLog(), []
+    log, released_sessions = CountingLog(), []
     one, two = await opened(log, "one"), await opened(log, "two")
-    live = SessionCache(log, single_process=True, released=released.append)
+    live = SessionCache(log, single_process=True, release=released_sessions.append)
     await live.enter("one", None)
     await live.adopt(two)
     await log.close_through(live, one)
-    (ended,) = released
-    assert (ended.session.id, ended.hashed_key) == (one.id, hash("one"))
-    ended = released.clear()
+    assert [(session.session.id, session.hashed_key) for session in released_sessions] == [(one.id, hash("one"))]
+    released_sessions.clear()
     await log.close_through(live, one)  # its forest is not loaded for that
     with pytest.raises(SessionClosed):
         await live.enter("one", None)
     with pytest.raises(Unauthenticated, match="does not belong to session 'another'"):
         await live.enter("one", "another")
-    assert released == []
+    assert released_sessions == []
 
 
 async def test_a_closed_sessions_forest_is_not_loaded_to_refuse_its_key() -> None:
