@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rolltap.engine.scripted import ScriptedEngine, ToolUse
+from rolltap.engine.scripted import ScriptedEngine
 
 from ..harnesses.house import POLICY, House, opened
 from .families import Family
@@ -20,6 +21,9 @@ from .writing import FamilyReplyWriter
 
 NO_THINKING = "no-thinking"
 """The policy of the same model that is pinned not to think."""
+
+ALLOWED_BREAKS = frozenset({"thinking_dropped", "template_not_bridgeable", "compaction"})
+"""A template may drop old thinking, or render new messages by what stood before them; a summary replaces a history."""
 
 
 @dataclass
@@ -36,7 +40,12 @@ class FamilyHouse:
         rows = await self.home.app.services.call_log.rows(session_id)
         trajectory = await self.home.reader.trajectory(session_id)
         journal = [entry for entry in self.home.engine.journal.entries if entry.session == session_id]
-        return prove(rows, trajectory, journal)
+        return prove(rows, trajectory, journal, self.home.engine.model.writer.tokenizer.decode)
+
+    def last_prompt(self, session_id: str) -> str:
+        """The text of the last prompt that the engine saw of a session."""
+        ids = next(entry.prompt_ids for entry in reversed(self.home.engine.journal.entries) if entry.session == session_id)
+        return self.home.engine.model.writer.tokenizer.decode(ids)
 
 
 @asynccontextmanager
@@ -82,31 +91,40 @@ async def recorded_cell(house: FamilyHouse, name: str, *, thinking: bool = True,
     """The cell of a recorded shape."""
     kind, family = RECORDED[name], house.family
     session = await house.home.open(POLICY if thinking else NO_THINKING)
-    house.model.add(
-        session.session_id,
-        lambda command: ToolUse(tool=kind.shell, arguments={kind.argument: command}),
-        finish=kind.finish if family.tools else "",
-        summary=SUMMARIZE if compacts else "",
-    )
+    finish = kind.finish if family.tools else ""
+    house.model.add(session.session_id, kind.use, finish=finish, summary=SUMMARIZE if compacts else "")
+    began = time.monotonic()
     played = await play(kind(session.endpoint.model), session.endpoint, compacts=compacts)
     proof = await house.proof(session.session_id)
-    expected = () if not family.tools else (FIRST, SECOND, FAILING, *([kind.finish] if kind.finish else [LISTING]))
-    failures = [*([f"a call was refused: {played.refusal}"] if played.refusal else []), *proof_failures(proof)]
-    if not failures and played.ran != expected:
-        failures.append(f"the model called {expected}, the harness ran {played.ran}")
-    if not failures and proof.bridged < proof.continuing - sum(proof.breaks.values()):
-        failures.append(f"{proof.bridged} of {proof.continuing} prompts are bridged, breaks {proof.breaks}")
-    return FamilyCell(
+    cell = FamilyCell(
         name, family.name, family.by, thinking=thinking, compacts=compacts, ran=bool(played.ran), proof=proof,
-        failures=tuple(failures),
+        seconds=round(time.monotonic() - began, 1),
     )  # fmt: skip
+    if played.refusal:
+        return replace(cell, failures=(f"a call was refused: {played.refusal}", *proof.violations))
+    failures = list(proof_failures(proof))
+    calls = (FIRST, SECOND, FAILING, finish or LISTING) if family.tools and family.reads else ()
+    if played.ran != calls:
+        failures.append(f"the harness ran {played.ran}, not {calls}")
+    prompt = house.last_prompt(session.session_id)
+    failures += [f"the last prompt holds {text!r} {prompt.count(text)} times" for text in played.texts if prompt.count(text) != 1]
+    return replace(cell, failures=tuple(failures))
 
 
-def proof_failures(proof: SessionProof) -> Sequence[str]:
-    """What a proof says against a session: violations, failed calls, and sampled tokens that are not trained."""
-    out = [*proof.violations, *(f"a call failed: {error}" for error in proof.errors)]
+def proof_failures(proof: SessionProof, allowed: frozenset[str] = ALLOWED_BREAKS) -> Iterator[str]:
+    """What a proof says against a session: violations, failed calls, prompts that should have been bridged.
+
+    `allowed` are the reasons of breaks that this harness and this family may have.
+    """
+    yield from proof.violations
+    yield from (f"a call failed: {error}" for error in proof.errors)
     if proof.flaws:
-        out.append(f"flaws {proof.flaws}")
+        yield f"flaws {proof.flaws}"
     if proof.trained_calls < proof.main:
-        out.append(f"{proof.trained_calls} of {proof.main} main calls are trained")
-    return out
+        yield f"{proof.trained_calls} of {proof.main} main calls are trained"
+    if unexpected := proof.breaks.keys() - allowed:
+        yield f"breaks by {', '.join(sorted(unexpected))}"
+    if proof.bridged < proof.continuing - sum(proof.breaks.values()):
+        yield f"{proof.bridged} of {proof.continuing} prompts are bridged, with breaks {proof.breaks}"
+    if proof.handles:
+        yield f"a prompt holds our own id {proof.handles[0]}"

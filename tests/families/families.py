@@ -45,7 +45,8 @@ class Family:
 
     `renderer` is a name of the `renderers` package; without it, `template` names the chat template's file without its
     suffix. `vocabulary` is a key of `vocabularies.SOURCES`. `tools` False: the format has no tool calls, so the model
-    answers in text. `parallel` False: the format holds one call a turn. `like` names the family whose cells with real
+    answers in text. `reads` False: the proxy knows no reader for the calls of this template, so that they reach the
+    harness as text. `parallel` False: the format holds one call a turn. `like` names the family whose cells with real
     harnesses stand for this one's, too, for templates that differ from it in little.
     """
 
@@ -55,6 +56,7 @@ class Family:
     template: str = ""
     vocabulary: str = "qwen3"
     tools: bool = True
+    reads: bool = True
     parallel: bool = True
     like: str = ""
 
@@ -270,19 +272,19 @@ _TRL: Mapping[str, Family] = {
         _template("deepseekv3", DEEPSEEK, vocabulary="deepseek_v3"),
         _template("llama3_1", LLAMA, vocabulary="llama3_1", parallel=False),
         _template("llama3_2", LLAMA, vocabulary="llama3_1", parallel=False),
-        _template("gptoss", HARMONY, vocabulary="gptoss", parallel=False),
-        _template("gemma4", GEMMA_4, vocabulary="gemma3"),
-        _template("gemma4_v2", GEMMA_4, vocabulary="gemma3", like="gemma4"),
-        _template("gemma4_v3", GEMMA_4, vocabulary="gemma3", like="gemma4"),
-        _template("gemma4_v4", GEMMA_4, vocabulary="gemma3", like="gemma4"),
-        _template("gemma4_v5", GEMMA_4, vocabulary="gemma3", like="gemma4"),
-        _template("diffusion_gemma", GEMMA_4, vocabulary="gemma3", like="gemma4"),
+        _template("gptoss", HARMONY, reads=False, vocabulary="gptoss", parallel=False),
+        _template("gemma4", GEMMA_4, reads=False, vocabulary="gemma3"),
+        _template("gemma4_v2", GEMMA_4, reads=False, vocabulary="gemma3", like="gemma4"),
+        _template("gemma4_v3", GEMMA_4, reads=False, vocabulary="gemma3", like="gemma4"),
+        _template("gemma4_v4", GEMMA_4, reads=False, vocabulary="gemma3", like="gemma4"),
+        _template("gemma4_v5", GEMMA_4, reads=False, vocabulary="gemma3", like="gemma4"),
+        _template("diffusion_gemma", GEMMA_4, reads=False, vocabulary="gemma3", like="gemma4"),
         _template("lfm2", LFM, tools=False),
-        _template("lfm2_v2", LFM),
-        _template("lfm2_2_5", LFM),
-        _template("lfm2_2_5_v2", LFM, like="lfm2_2_5"),
-        _template("lfm2_2_5_vl", LFM, like="lfm2_2_5"),
-        _template("muse_glimmer", MUSE),
+        _template("lfm2_v2", LFM, reads=False),
+        _template("lfm2_2_5", LFM, reads=False),
+        _template("lfm2_2_5_v2", LFM, reads=False, like="lfm2_2_5"),
+        _template("lfm2_2_5_vl", LFM, reads=False, like="lfm2_2_5"),
+        _template("muse_glimmer", MUSE, reads=False),
     )
 }
 

@@ -10,7 +10,7 @@ import aiohttp
 
 from rolltap.harnesses.base import Endpoint
 
-from .recorded import NOTICE, RecordedHarness, RecordedRequest
+from .recorded import NOTICE, SYSTEM, RecordedHarness, RecordedRequest
 from .script import SECOND_TASK, SUMMARY, TASK, output_of
 
 MOST_CALLS = 12
@@ -19,11 +19,13 @@ MOST_CALLS = 12
 
 @dataclass
 class Played:
-    """How far a session came: `replies` were read, `ran` lists the commands that the model called. `refusal` is the
-    status and message of the request that was refused; empty: none was."""
+    """How far a session came: `replies` were read, `ran` lists the commands that the model called. `texts` are what the
+    last request holds of the harness's and the user's own words, in any order. `refusal` is the status and message of
+    the request that was refused; empty: none was."""
 
     replies: int = 0
     ran: tuple[str, ...] = ()
+    texts: tuple[str, ...] = (SYSTEM,)
     refusal: str = ""
 
 
@@ -42,7 +44,7 @@ async def play(harness: RecordedHarness, endpoint: Endpoint, *, compacts: bool =
             if compacts:
                 await _compact(http, harness, endpoint, played)
             elif harness.notifies:
-                harness.notify(NOTICE)
+                _notify(harness, played)
             await _prompt(http, harness, endpoint, SECOND_TASK, played)
         except _Refused as error:
             played.refusal = str(error)
@@ -54,6 +56,7 @@ async def _prompt(
 ) -> None:
     """The user's prompt, and what the harness does until the model calls no more tools."""
     harness.ask(prompt)
+    played.texts += (prompt,)
     for _ in range(MOST_CALLS):
         calls = harness.take(await _post(http, endpoint, harness.request()))
         played.replies += 1
@@ -63,8 +66,14 @@ async def _prompt(
         outputs = [output_of(call.command) for call in calls]
         harness.answer(calls, outputs)
         if harness.notifies and any(failed for _, failed in outputs):
-            harness.notify(NOTICE)
+            _notify(harness, played)
     raise _Refused(f"the model still calls tools after {MOST_CALLS} replies")
+
+
+def _notify(harness: RecordedHarness, played: Played) -> None:
+    notice = f"{NOTICE} ({len(played.texts)})"
+    harness.notify(notice)
+    played.texts += (notice,)
 
 
 async def _compact(
@@ -73,6 +82,7 @@ async def _compact(
     await _post(http, endpoint, harness.ask_summary())
     played.replies += 1
     harness.compact(SUMMARY)
+    played.texts = (SYSTEM,)
 
 
 async def _post(http: aiohttp.ClientSession, endpoint: Endpoint, request: RecordedRequest) -> list[dict[str, Any]]:

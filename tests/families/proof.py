@@ -7,13 +7,15 @@ a function of its id and place (`logprob_of`), so that it need not be kept to be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from rolltap.calllog.base import CallRow
 from rolltap.engine.scripted import Entry, logprob_of
+from rolltap.proxy.conversation.chat import Message
 from rolltap.types import CallKind, Outcome, Segment, Trajectory
 
 
@@ -36,9 +38,13 @@ class SessionProof:
     flaws: dict[str, int] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
     violations: tuple[str, ...] = ()
+    handles: tuple[str, ...] = ()
+    """Ids of our own that stand in a prompt: a model is to see those that it sampled, or such as its family has."""
 
 
-def prove(rows: Sequence[CallRow], trajectory: Trajectory, journal: Sequence[Entry]) -> SessionProof:
+def prove(
+    rows: Sequence[CallRow], trajectory: Trajectory, journal: Sequence[Entry], decode: Callable[[list[int]], str]
+) -> SessionProof:
     """`rows` are the session's calls in the store, `journal` the engine's entries of the session."""
     asked = {entry.id: entry for entry in journal}
     kinds = {one.call_id: one.kind for one in trajectory.classifications}
@@ -59,7 +65,15 @@ def prove(rows: Sequence[CallRow], trajectory: Trajectory, journal: Sequence[Ent
         flaws=dict(Counter(row.completion.flaw.value for row in completed if row.completion and row.completion.flaw)),
         errors=tuple(row.completion.error for row in rows if row.completion and row.completion.error),
         violations=(*violations, *(f"the engine was asked for {stray}, which is not on record" for stray in strays)),
+        handles=tuple(_handles(completed, [decode(entry.prompt_ids) for entry in journal])),
     )
+
+
+def _handles(completed: Sequence[CallRow], prompts: Sequence[str]) -> Iterator[str]:
+    for row in completed:
+        assert row.completion is not None
+        message = msgspec.json.decode(row.completion.message, type=Message)
+        yield from (call.id for call in message.tool_calls if any(call.id in prompt for prompt in prompts))
 
 
 def _is_bridged(row: CallRow, completed: dict[str, CallRow]) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from rolltap.engine.scripted import ToolUse
+
 JsonObject = dict[str, Any]
 
 SYSTEM = "You are a coding agent. You work in the folder /work and call tools until the task is done."
@@ -38,8 +40,9 @@ class RecordedCall:
 
     @property
     def command(self) -> str:
-        values = json.loads(self.arguments or "{}")
-        return str(next(iter(values.values()), "")) if isinstance(values, dict) else ""
+        """The shell's command."""
+        value = next(iter(json.loads(self.arguments).values()), "")
+        return value[0] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class RecordedHarness(ABC):
     name: ClassVar[str]
     shell: ClassVar[str] = "bash"
     argument: ClassVar[str] = "command"
+    type: ClassVar[JsonObject] = {"type": "string"}
+    """The schema of the shell's argument: a text, or a list of texts."""
     notifies: ClassVar[bool] = False
     """Whether it sends system or developer messages in mid-session."""
     compacts: ClassVar[bool] = False
@@ -95,8 +100,13 @@ class RecordedHarness(ABC):
         """Replaces the conversation by `summary`."""
         raise NotImplementedError(self.name)
 
+    @classmethod
+    def use(cls, command: str) -> ToolUse:
+        """The model's call of the shell."""
+        return ToolUse(tool=cls.shell, arguments={cls.argument: [command] if cls.type["type"] == "array" else command})
+
     def schemas(self) -> list[tuple[str, JsonObject]]:
-        shell = {"type": "object", "properties": {self.argument: {"type": "string"}}, "required": [self.argument]}
+        shell = {"type": "object", "properties": {self.argument: self.type}, "required": [self.argument]}
         return [(self.shell, shell), ("read_file", PATH_SCHEMA)]
 
 
@@ -456,11 +466,19 @@ class MiniSweAgent(RecordedChat):
 
 
 class Cline(RecordedChat):
-    """The environment as a part after the prompt's; no content in a turn of calls."""
+    """A shell that takes a list of commands; results as JSON."""
 
     name = "cline"
     shell = "run_commands"
-    preface = (ENVIRONMENT,)
+    argument = "commands"
+    type: ClassVar = {"type": "array", "items": {"type": "string"}}
+    fields: ClassVar = {"tool_choice": "auto"}
+
+    def content(self, *texts: str) -> Any:
+        return "\n".join(texts)
+
+    def result(self, text: str) -> Any:
+        return json.dumps([{"result": text, "success": True}])
 
 
 RECORDED: Mapping[str, type[RecordedHarness]] = {
