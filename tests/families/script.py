@@ -26,13 +26,15 @@ RunTool = Callable[[str], ToolUse]
 class SessionScript:
     """The replies to one session's prompts, in turn; `summary` stands in the harness's request for a summary.
 
-    `finish` is the command that ends a task, for harnesses that need one.
+    `finish` is the command that ends a task, for harnesses that need one. With `floods` the model reads long outputs
+    until a small context is full.
     """
 
     family: Family
     run: RunTool
     finish: str = ""
     summary: str = ""
+    floods: bool = False
     replies: list[ScriptedReply] = field(init=False)
     second: list[ScriptedReply] = field(init=False)
 
@@ -45,7 +47,8 @@ class SessionScript:
         if not self.family.parallel:
             made = [_reply("I create one.", "", self.run(FIRST)), _reply("", "And two.", self.run(SECOND))]
         end = _reply("All is made.", "", self.run(self.finish)) if self.finish else _reply("All is made.", "Both are there.")
-        self.replies = [*made, _reply("Is there more?", "Now I look.", self.run(FAILING)), end]
+        floods = [_reply("", f"I read, time {time}.", self.run("seq 1 1500")) for time in range(3 * self.floods)]
+        self.replies = [*made, *floods, _reply("Is there more?", "Now I look.", self.run(FAILING)), end]
         self.second = [_reply("Again.", "", self.run(LISTING)), _reply("", "Bye.")]
 
     def next(self, prompt: Prompt) -> ScriptedReply:
@@ -64,8 +67,10 @@ class FamilyModel:
         self.family = family
         self._scripts: dict[str, SessionScript] = {}
 
-    def add(self, session_id: str, run: RunTool, *, finish: str = "", summary: str = "") -> None:
-        self._scripts[session_id] = SessionScript(self.family, run, finish, summary)
+    def add(
+        self, session_id: str, run: RunTool, *, finish: str = "", summary: str = "", floods: bool = False
+    ) -> None:
+        self._scripts[session_id] = SessionScript(self.family, run, finish, summary, floods)
 
     def __call__(self, prompt: Prompt) -> ScriptedReply:
         script = self._scripts.get(prompt.session)
