@@ -266,7 +266,7 @@ class Forest:
             lineage = from_msgpack(intent.lineage, Lineage)
             parent = self.nodes.get(intent.parent_id) if intent.parent_id else None
             node = CallNode(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.break_)
-            node.dialect, node.recorded = intent.dialect, True
+            node.dialect, node.fitted, node.recorded = intent.dialect, intent.shape.fitted, True
             self.add(node)
         if done is not None:
             reply = from_json(done.message, Message) if done.message else None

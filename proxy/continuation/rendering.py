@@ -19,7 +19,7 @@ from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
 from rolltap.proxy.continuation.json_calls import HERMES, is_arguments, read_call
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import MAX_NAME, Image, Message, Text, Tool
+from rolltap.proxy.conversation.chat import MAX_NAME, Image, Message, Text, Tool, ToolCall
 from rolltap.proxy.conversation.effort import Efforts, find_efforts
 
 KNOWN_TOOLS = 256
@@ -173,7 +173,7 @@ class FamilyRenderer:
         specs = self._specs(tools)
         try:
             return self._by_thinking[thinking].render_ids(rows, tools=specs, add_generation_prompt=True)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(f"{self.family} cannot render these messages: {error}") from error
 
     def bridge(
@@ -300,7 +300,7 @@ def template_row(message: Message, guard: Guard) -> dict[str, Any]:
         row["tool_calls"] = [
             {"id": guard(call.id), "type": "function", "function": {"name": guard(call.name), "arguments": args}}
             for call in message.tool_calls
-            for args in [_guarded(_arguments(call.arguments), guard)]
+            for args in [_guarded(_arguments(call), guard)]
         ]
     if message.role == "tool":
         row["tool_call_id"] = guard(message.tool_call_id or "")
@@ -358,13 +358,24 @@ def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -
         raise ConfigError(message) from error
 
 
-def _arguments(text: str) -> Any:
-    """Arguments in the form for templates: a dict if the text is a JSON object, else the text."""
+def _arguments(call: ToolCall) -> Any:
+    """Arguments in the form for templates: a dict if the text is a JSON object, else the text. A custom tool's text is
+    the one argument that `template_tool` declares."""
+    if call.kind == "custom":
+        return {"input": call.arguments}
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+        return call.arguments
+    return value if isinstance(value, dict) else call.arguments
+
+
+def is_object(text: str) -> bool:
+    """Whether `text` is a JSON object, or empty."""
+    try:
+        return isinstance(json.loads(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _guarded(value: Any, guard: Guard) -> Any:

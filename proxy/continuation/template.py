@@ -37,6 +37,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     "user_after_thinking",
     "tool_after_thinking",
 )
+_WORD = "quetzal"
+"""A word that no template writes by itself."""
+
 _SENTINEL = f"sampled turn {secrets.token_hex(16)}"
 """Marks the last assistant message of a rendering. It is secret: in other text it would move that message's end."""
 
@@ -126,6 +129,8 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self._effort = effort
         self._template = ChatTemplate(tokenizer.chat_template, special)
+        self._takes_parts = not self._writes(_WORD) and self._writes([{"type": "text", "text": _WORD}])
+        self._takes_argument_text = not self._writes_arguments({"name": _WORD}) and self._writes_arguments(_WORD)
         self._close = self._turn_close()
         stops = {tokenizer.eos_token_id, self._close}
         self.stop_token_ids = tuple(sorted(stop for stop in stops if stop is not None))
@@ -205,14 +210,39 @@ class TemplateRenderer:
         return ids[:end], ids[end:]
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool, thinking: bool) -> str:
-        rows = [template_row(message, self.tokenizer.guard) for message in messages]
         specs = [template_tool(tool, self.tokenizer.guard) for tool in tools] or None
-        return self._template(rows, specs, prompt=prompt, thinking=thinking, effort=self._effort)
+        return self._template(self._rows(messages), specs, prompt=prompt, thinking=thinking, effort=self._effort)
+
+    def _rows(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages in the form that this template reads."""
+        rows = [template_row(message, self.tokenizer.guard) for message in messages]
+        for row in rows if self._takes_parts else ():
+            row["content"] = [{"type": "text", "text": row["content"]}]
+        if self._takes_argument_text:
+            for call in (call for row in rows for call in row.get("tool_calls", ())):
+                if not isinstance(call["function"]["arguments"], str):
+                    call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return rows
+
+    def _writes(self, content: Any) -> bool:
+        """Whether the template writes a user message's `content`."""
+        try:
+            return _WORD in self._template([{"role": "user", "content": content}], None, prompt=True, thinking=True)
+        except self._template.error:
+            return False
+
+    def _writes_arguments(self, arguments: Any) -> bool:
+        """Whether the template writes a call's `arguments`."""
+        call = {"id": "aaaaaaaaa", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            return _WORD in self._template([{"role": "user", "content": "q"}, turn], None, prompt=False, thinking=True)
+        except self._template.error:
+            return False
 
     def _probe(self, effort: str, thinking: bool = True) -> str | None:
-        rows = [template_row(message, self.tokenizer.guard) for message in PROBE]
         try:
-            return self._template(rows, None, prompt=True, thinking=thinking, effort=effort)
+            return self._template(self._rows(PROBE), None, prompt=True, thinking=thinking, effort=effort)
         except self._template.error:
             return None
 
@@ -240,9 +270,8 @@ class TemplateRenderer:
 
     def _turn_close(self) -> int | None:
         """The special token that the template writes directly after an assistant's text."""
-        rows = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _SENTINEL}]
         try:
-            text = self._template(rows, None, prompt=False, thinking=True)
+            text = self._text([_user("question"), _turn(_SENTINEL)], (), prompt=False, thinking=True)
         except self._template.error:
             return None
         ids = self.tokenizer.encode(text.rpartition(_SENTINEL)[2]) if _SENTINEL in text else []
@@ -289,6 +318,8 @@ class TemplateRenderer:
             return AuditResult(scenario, False, "the template does not render them after a complete assistant message")
         if len(extensions) > 1:
             return AuditResult(scenario, False, "the rendering of new messages depends on the history")
+        if not all(message.text in extension for extension in extensions for message in new if extension):
+            return AuditResult(scenario, False, "the template does not write them behind the assistant's message")
         return AuditResult(scenario, True)
 
     def _takes(self, messages: Sequence[Message]) -> bool:

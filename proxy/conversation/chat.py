@@ -41,12 +41,18 @@ class Reasoning(msgspec.Struct, frozen=True, tag="reasoning"):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A tool invocation. `arguments` is the text as written: JSON for functions, free text for `custom` tools."""
+    """A tool invocation. `arguments` is the text as written: JSON for functions, free text for `custom` tools.
+
+    In a recorded reply, `id` is our handle and `given_id` the id that the model sampled or the upstream gave ("":
+    none). `extra` has the upstream's further fields, which it wants back (a thought signature).
+    """
 
     id: str
     name: str
     arguments: str
     kind: Literal["function", "custom"] = "function"
+    given_id: str = ""
+    extra: dict[str, Any] = {}
 
 
 Part = Text | Image | Reasoning

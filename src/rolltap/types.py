@@ -173,6 +173,7 @@ class CallShape:
     asked: str = ""  # digest of the tool choice, effort and grammar asked for; "" for none: others are no retries
     manner: str = ""  # the model's name as the client gave it, and whether it reads the reply as a stream
     role: str = ""  # the role that the session's owner gave the caller
+    fitted: tuple[str, ...] = ()  # the rules that made the conversation fit the model's template
     quotes: tuple[str, ...] = ()  # recent calls whose reply stands in a message of this request that is not a reply
 
 
