@@ -384,6 +384,7 @@ def _histories(scenario: Scenario) -> list[list[Message]]:
     cycle = [_turn("", "ccccccccc"), _result("ccccccccc", "7")]
     return [
         [_user("hello"), last],
+        [_user("hello there"), Message("assistant", (Text("hi"),)), _user("go on"), last],
         [system, _user("hello there\n"), last],
         [system, _user("hello"), *cycle, last],
         [_user("hello"), Message("assistant", (Text("hi"),)), _user("go on"), *cycle, *cycle, last],

@@ -44,7 +44,9 @@ class FamilyHouse:
 
     def last_prompt(self, session_id: str) -> str:
         """The text of the last prompt that the engine saw of a session."""
-        ids = next(entry.prompt_ids for entry in reversed(self.home.engine.journal.entries) if entry.session == session_id)
+        ids = next(
+            entry.prompt_ids for entry in reversed(self.home.engine.journal.entries) if entry.session == session_id
+        )
         return self.home.engine.model.writer.tokenizer.decode(ids)
 
 
@@ -107,7 +109,9 @@ async def recorded_cell(house: FamilyHouse, name: str, *, thinking: bool = True,
     if played.ran != calls:
         failures.append(f"the harness ran {played.ran}, not {calls}")
     prompt = house.last_prompt(session.session_id)
-    failures += [f"the last prompt holds {text!r} {prompt.count(text)} times" for text in played.texts if prompt.count(text) != 1]
+    failures += [
+        f"the last prompt holds {text!r} {prompt.count(text)} times" for text in played.texts if prompt.count(text) != 1
+    ]
     return replace(cell, failures=tuple(failures))
 
 

@@ -115,8 +115,12 @@ class GeneratedSession:
 
     def reply(self) -> ScriptedReply:
         number = self.random.choice((0, 1, 1, 2)) if self.family.tools and self.family.reads else 0
-        calls = [ToolUse("look", {"name": self.word()}) for _ in range(number if self.family.parallel else min(number, 1))]
-        return ScriptedReply(say="" if calls and self.random.random() < 0.5 else self.word(), call=tuple(calls), split="odd")
+        calls = [
+            ToolUse("look", {"name": self.word()}) for _ in range(number if self.family.parallel else min(number, 1))
+        ]
+        return ScriptedReply(
+            say="" if calls and self.random.random() < 0.5 else self.word(), call=tuple(calls), split="odd"
+        )
 
 
 @pytest.mark.parametrize("name", QUICK)
