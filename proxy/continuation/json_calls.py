@@ -31,9 +31,12 @@ _PART_OF_ESCAPE = re.compile(rf"(?:{_HIGH})?\\(?:u[0-9a-fA-F]{{0,3}})?\Z|{_HIGH}
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
+NAME = rf"(?=.{{1,{MAX_NAME}}}(?![\w.:/@+-]))\w(?:[\w.:/@+-]*\w)?"
+"""What the name of a tool that is not declared may be."""
+
 HERMES = re.compile(
     r'\s*\{[ \t\n\r]*"name"[ \t\n\r]*:[ \t\n\r]*'
-    rf'"(?P<name>(?:[^\s"\\\x00-\x1f\x7f-\x9f]|\\["\\/]){{1,{MAX_NAME}}})"'
+    rf'"(?P<name>{NAME})"'
     r'[ \t\n\r]*,[ \t\n\r]*"arguments"[ \t\n\r]*:[ \t\n\r]*(?=\{)'
 )
 """The text before the arguments in a Hermes block, `{"name": NAME, "arguments": {...}}`."""

@@ -117,7 +117,16 @@ _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true
 
 def read_lfm2(block: Block) -> list[SampledCall] | None:
     """LFM2: a Python list of calls with keywords, `[NAME(KEY='text', KEY=1)]`; objects in it are JSON or Python."""
-    scanner = _Scanner(block.text, _PYTHON_STRING, _PYTHON_WORDS, bare_keys=False)
+    return _read_python(block, _PYTHON_STRING)
+
+
+def read_lfm2_unescaped(block: Block) -> list[SampledCall] | None:
+    """LFM2.5: like LFM2, but its template escapes nothing, so a backslash may be one or the beginning of an escape."""
+    return None if "\\" in block.text else _read_python(block, re.compile("'[^']*'|\"[^\"]*\""))
+
+
+def _read_python(block: Block, string: re.Pattern[str]) -> list[SampledCall] | None:
+    scanner = _Scanner(block.text, string, _PYTHON_WORDS, bare_keys=False)
     calls: list[SampledCall] = []
 
     def take_call() -> str | None:
@@ -136,11 +145,6 @@ def read_lfm2(block: Block) -> list[SampledCall] | None:
 
     is_list = scanner.takes("[") and scanner.take_items("[]", take_call) is not None
     return calls if is_list and calls and scanner.is_over else None
-
-
-def read_lfm2_unescaped(block: Block) -> list[SampledCall] | None:
-    """LFM2.5: like LFM2, but its template escapes nothing, so a backslash may be one or the beginning of an escape."""
-    return None if "\\" in block.text else read_lfm2(block)
 
 
 def _unescaped(text: str) -> str:

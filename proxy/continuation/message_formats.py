@@ -115,7 +115,7 @@ def read_inkling_reply(
         elif channel == text and inner:
             pieces.append(Piece(tokenizer.decode(inner), at))
         elif channel != text and whole.strip():
-            pieces.append(Piece(tokenizer.decode(body), at))
+            pieces.append(Piece(whole, at))
         at = after
     return ParsedReply(tuple(pieces), reasoning)
 
@@ -124,7 +124,7 @@ _MARK = "\ufdd1"
 """Stands for the token `｜DSML｜`: a Unicode non-character, which should not occur in text."""
 
 DSML = "｜DSML｜"
-_SECTION = re.compile(rf"\n{{0,2}}<{_MARK}tool_calls>(.*?)(?:</{_MARK}tool_calls>|\Z)", re.DOTALL)
+_SECTION = re.compile(rf"\n{{0,2}}<{_MARK}tool_calls>(.*?)(</{_MARK}tool_calls>|\Z)", re.DOTALL)
 _INVOKE = re.compile(rf'\s*<{_MARK}invoke name="([^"\n]+)">\s*(.*?)</{_MARK}invoke>\s*', re.DOTALL)
 _PARAMETER = re.compile(
     rf'<{_MARK}parameter name="([^"\n]+)" string="(true|false)">([^{_MARK}]*)</{_MARK}parameter>\s*'
@@ -134,26 +134,23 @@ _PARAMETER = re.compile(
 def read_dsml(tokenizer: HubTokenizer, ids: Sequence[int], start: int, tools: Sequence[Tool]) -> list[Piece]:
     """DeepSeek-V4: the text and the sections of calls in `ids` from `start`. The types of values stand beside them."""
     rest = ids[start:]
-    parts = Block(tokenizer, rest, tools).parts((DSML,))
-    text = "".join(_MARK if part.is_tag else part.text.replace(_MARK, "\ufffd") for part in parts)
-    ends = (
-        [len(tokenizer.decode(rest[:count]).replace(DSML, _MARK)) for count in range(len(rest) + 1)]
-        if _MARK in text
-        else []
-    )
+    block = Block(tokenizer, rest, tools)
+    text = "".join(_MARK if part.is_tag else part.text.replace(_MARK, "\ufffd") for part in block.parts((DSML,)))
+
+    def piece(begin: int, end: int, calls: tuple[ParsedCall, ...] | None = None) -> Piece:
+        counts = range(len(rest) + 1)
+        size = bisect_right(counts, begin, key=lambda count: len(tokenizer.decode(rest[:count]).replace(DSML, _MARK)))
+        return Piece(text[begin:end].replace(_MARK, DSML), start + max(0, size - 1), calls)
+
     pieces: list[Piece] = []
     at = 0
     for section in _SECTION.finditer(text):
-        pieces.append(Piece(text[at : section.start()].replace(_MARK, DSML), start + bisect_right(ends, at) - 1))
-        is_closed = section[0].endswith(f"</{_MARK}tool_calls>")
-        calls = _dsml_calls(section[1], Block(tokenizer, rest, tools)) if is_closed else None
-        whole = section[0].replace(_MARK, DSML)
-        broken = (ParsedCall("", "", False, whole),)
-        pieces.append(
-            Piece(whole, start + max(0, bisect_right(ends, section.start()) - 1), broken if calls is None else calls)
-        )
+        pieces.append(piece(at, section.start()))
         at = section.end()
-    return [*pieces, Piece(text[at:].replace(_MARK, DSML), start + max(0, bisect_right(ends, at) - 1))]
+        calls = _dsml_calls(section[1], block) if section[2] else None
+        broken = ParsedCall("", "", False, section[0].replace(_MARK, DSML))
+        pieces.append(piece(section.start(), at, (broken,) if calls is None else calls))
+    return [*pieces, piece(at, len(text))]
 
 
 def _dsml_calls(section: str, block: Block) -> tuple[ParsedCall, ...] | None:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rolltap.proxy.continuation.json_calls import is_arguments, repeats_key
+from rolltap.proxy.continuation.json_calls import NAME, is_arguments, repeats_key
 from rolltap.proxy.continuation.parsed import ParsedCall
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import MAX_NAME, Tool
+from rolltap.proxy.conversation.chat import Tool
 
 
 class SampledCall(NamedTuple):
@@ -80,9 +80,9 @@ def checked_calls(read: Read, block: Block) -> tuple[ParsedCall, ...] | None:
 
 
 def _checked(call: SampledCall, block: Block) -> ParsedCall:
-    """A client can take a call with a name without white space, or a declared one, and an arguments object without
-    repeated keys."""
-    is_name = re.fullmatch(rf"[^\s\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_NAME}}}", call.name) is not None
+    """A client can take a call of a name, which may have odd characters if it is declared, and an arguments object
+    without repeated keys."""
+    is_name = re.fullmatch(NAME, call.name) is not None
     is_whole = is_arguments(call.arguments) and not repeats_key(call.arguments)
     ok = is_whole and (is_name or block.declares(call.name))
     return ParsedCall(call.name, call.arguments, ok, block.text, id=call.id)

@@ -225,7 +225,7 @@ class TemplateRenderer:
 
     def _detect_format(self) -> str:
         """The format in which the template writes a tool call."""
-        values = [{"name": "x"}, {"name": "a\\n'b' </d>"}]  # templates differ in how they escape
+        values = [{"name": "x"}, {"name": "a\nb"}]  # templates differ in how they escape
         turns: list[list[int]] = []
         for arguments in values:
             call = Message("assistant", (), (ToolCall("aaaaaaaaa", "look", json.dumps(arguments)),))
