@@ -50,8 +50,8 @@ def read_harmony(
         header, body = tokenizer.decode(inner[:header_size]), inner[header_size + 1 :]
         whole = tokenizer.decode([id for id in ids[own_at:after] if id != closings[-1]])
         channel = re.search(r"<\|channel\|>\s*(\w+)", header)
-        name = channel[1] if channel is not None and "to=" not in header else ""
-        if middle in inner and "to=functions." in header:
+        name = channel[1] if channel is not None else ""
+        if middle in inner and "to=" in header:
             calls = (
                 _harmony_call(header, Block(tokenizer, body, tools)) if last in edges and ids[last] != start else None
             )
@@ -59,7 +59,7 @@ def read_harmony(
             pieces.append(Piece(whole, own_at - len(before), (broken,) if calls is None else calls))
         elif name == "analysis":
             thoughts.append(tokenizer.decode(body))
-        elif middle in inner and (name or "commentary" in header):
+        elif middle in inner and name in ("final", "commentary"):
             pieces.append(_after(pieces, tokenizer.decode(body), own_at - len(before)))
         elif inner:
             pieces.append(_after(pieces, whole, own_at - len(before)))

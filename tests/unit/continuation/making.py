@@ -29,6 +29,7 @@ DEEPSEEK = (
 )
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 GEMMA4 = ("<bos>", "<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
+HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|constrain|>")
 LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
 GEMMA = ("<start_of_turn>", "<end_of_turn>")
 
@@ -100,9 +101,9 @@ def mistral_renderer(folder: Path, version: str) -> TemplateRenderer:
     return TemplateRenderer(tokenizer_with(folder, mistral(version), "[TOOL_CALLS]", "[ARGS]", "</s>"))
 
 
-def family_renderer(folder: Path, family: str) -> FamilyRenderer:
-    """Any family, over the tiny model's vocabulary and the special tokens that the family asks for."""
-    special: list[str] = []
+def family_renderer(folder: Path, family: str, *more: str) -> FamilyRenderer:
+    """Any family, over the tiny model's vocabulary and the special tokens that the family asks for, and `more`."""
+    special = [*more]
     while True:
         try:
             return FamilyRenderer(family, tokenizer_with(folder, "", *special))
