@@ -17,6 +17,7 @@ import numpy as np
 from rolltap.finding import Grade, SessionFinding
 from rolltap.log_check import UNCHECKED, LogCheck, LogVerdict
 from rolltap.types import (
+    TOOLS_NOT_SHOWN,
     Break,
     BreakReason,
     Call,
@@ -69,6 +70,7 @@ def findings_of(
         *_tokens(replied),
         *_ends_of(calls),
         *_requests(agents),
+        *_fitted(agents),
         *_breaks(breaks, kinds),
     ]
     order = list(Grade)
@@ -157,6 +159,18 @@ def _requests(agents: Sequence[Call]) -> Iterable[SessionFinding]:
     for field, (name, text) in UNAPPLIED.items():
         if count := sum(field in call.shape.unapplied for call in agents):
             yield SessionFinding(name, Grade.INFO, count, f"calls {text}")
+
+
+def _fitted(agents: Sequence[Call]) -> Iterable[SessionFinding]:
+    """Conversations that were changed to fit the model's template."""
+    rules = Counter(rule for call in agents for rule in call.shape.fitted if rule != TOOLS_NOT_SHOWN)
+    if rules:
+        counts = ", ".join(f"{rule} {count}" for rule, count in sorted(rules.items()))
+        count = sum(any(rule in rules for rule in call.shape.fitted) for call in agents)
+        yield SessionFinding("made_to_fit", Grade.INFO, count, f"calls were made to fit the model's template: {counts}")
+    if count := sum(TOOLS_NOT_SHOWN in call.shape.fitted for call in agents):
+        text = "calls offer tools that the model's template does not write: the model can't know them"
+        yield SessionFinding(TOOLS_NOT_SHOWN, Grade.WARN, count, text)
 
 
 def _breaks(breaks: Sequence[Break], kinds: Mapping[str, CallKind]) -> Iterable[SessionFinding]:

@@ -51,7 +51,8 @@ class CallNode:
 
     __slots__ = (
         "_prompt", "break_", "call_id", "context_digest", "dialect", "fitted", "holds_thinking", "items", "lineage",
-        "outcome", "output_ids", "parent", "prompt_length", "recorded", "reply", "shared", "thought", "variant", "weighed",
+        "outcome", "output_ids", "parent", "prompt_length", "recorded", "reply", "shared", "thought", "variant",
+        "weighed",
     )  # fmt: skip
 
     def __init__(

@@ -23,7 +23,7 @@ from rolltap.proxy.continuation.forest import Forest, Match, Outline
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
 from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Text, Tool
-from rolltap.types import Break, BreakReason, Int32
+from rolltap.types import TOOLS_NOT_SHOWN, Break, BreakReason, Int32
 
 SUMMARY_MIN_CHARACTERS = 32
 """Minimum length of a reply that counts as quoted when it reappears in another role."""
@@ -216,7 +216,8 @@ class Continuation(ParentFinder):
             plan = self.with_prompt(self._repeat(duplicate, call_id, forest, request, place), prompt)
         else:
             plan = self._plan_for(call_id, forest, request, place, prompt, reason)
-        return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking), fitted=rules)
+        fitted = (*rules, TOOLS_NOT_SHOWN) if request.tools and not self.fitting.shows_tools else rules
+        return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking), fitted=fitted)
 
     def _with_given_ids(
         self,

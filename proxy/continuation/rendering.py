@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from cachetools import LRUCache
 
 from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
-from rolltap.proxy.continuation.json_calls import HERMES, is_arguments, read_call
+from rolltap.proxy.continuation.markers import Markers
+from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
+from rolltap.proxy.continuation.reply_reader import ReplyReader
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import MAX_NAME, Image, Message, Text, Tool, ToolCall
+from rolltap.proxy.continuation.tool_formats import format_of_family
+from rolltap.proxy.conversation.chat import Image, Message, Text, Tool, ToolCall
 from rolltap.proxy.conversation.effort import Efforts, find_efforts
 
 KNOWN_TOOLS = 256
@@ -30,66 +31,6 @@ PROBE = (Message("user", (Text("question"),)),)
 
 Guard = Callable[[str], str]
 HistoryThinking = Literal["tool_cycle", "keep"]
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedCall:
-    """A tool call as sampled. `arguments` is JSON text. `ok` is False if the family's parser could not read the block.
-
-    `block` is the number of its block, if a block of this format may hold several calls, or none.
-
-    A block that has `begun` counts as a call even if it is not `ok`; `arguments` may be incomplete then (`json_calls`).
-    """
-
-    name: str
-    arguments: str
-    ok: bool
-    raw: str
-    begun: bool = False
-    complete: bool = False
-    block: int | None = None
-
-    def as_begun(self, head: re.Pattern[str] | None) -> ParsedCall:
-        """The call with name and arguments from its sampled text, if the text begins with `head`."""
-        begun = read_call(head, self.raw) if head is not None else None
-        if begun is None or begun.name is None:
-            return self
-        ok, complete = self.ok and begun.complete, begun.complete
-        return replace(self, name=begun.name, arguments=begun.arguments, ok=ok, begun=True, complete=complete)
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedReply:
-    """An assistant message parsed from its token ids."""
-
-    text: str
-    reasoning: str
-    tool_calls: tuple[ParsedCall, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Markers:
-    """The token ids that separate a family's channels; None if the family has no such token.
-
-    `beginnings`: how the text of a reply begins that is a tool call in plain text; None if that is unknown.
-    `call_head` matches the text between a call's opening token and its arguments, if these are JSON.
-    """
-
-    reasoning_open: int | None
-    reasoning_close: int | None
-    tool_open: int | None
-    tool_close: int | None
-    beginnings: tuple[str, ...] | None = ()
-    call_head: re.Pattern[str] | None = None
-
-    def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
-        """Whether the generation prompt opens a thinking block."""
-        for token in reversed(prompt[-64:]):
-            if token == self.reasoning_open:
-                return True
-            if token == self.reasoning_close:
-                return False
-        return False
 
 
 class TokenRenderer(Protocol):
@@ -132,7 +73,13 @@ class TokenRenderer(Protocol):
         """
         ...
 
-    def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply: ...
+    def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
+        """The whole reply to `prompt`."""
+        ...
+
+    def read_block(self, block: Sequence[int], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
+        """The calls of a block, from its opening token to its closing one or to the reply's end."""
+        ...
 
 
 class FamilyRenderer:
@@ -145,20 +92,14 @@ class FamilyRenderer:
             raise ConfigError(f"token mode needs {error.name}: {install_line('tokens')}") from error
         self.tokenizer = tokenizer
         self.family = family
+        form = format_of_family(family)
         self._by_thinking = self._renderers("")
-        self.stop_token_ids = tuple(self._by_thinking[True].get_stop_token_ids())
+        own_stops = self._by_thinking[True].get_stop_token_ids()
+        self.stop_token_ids = tuple(dict.fromkeys((*own_stops, *tokenizer.end_token_ids)))
         self._guard = self._find_guard()
-        tool_open = tokenizer.convert_tokens_to_ids("<tool_call>")
         self._known_specs: LRUCache[int, tuple[Sequence[Tool], list[Any] | None]] = LRUCache(KNOWN_TOOLS)
-        self.markers = Markers(
-            reasoning_open=tokenizer.convert_tokens_to_ids("<think>"),
-            reasoning_close=tokenizer.convert_tokens_to_ids("</think>"),
-            tool_open=tool_open,
-            tool_close=tokenizer.convert_tokens_to_ids("</tool_call>"),
-            beginnings=("{",) if family == "llama-3" else () if tool_open is not None else None,
-        )
-        if self._reads_hermes():
-            self.markers = replace(self.markers, call_head=HERMES)
+        self.markers = form.markers(tokenizer)
+        self._reader = ReplyReader(tokenizer, form, self.stop_token_ids)
         takes_levels = "reasoning_effort" in type(renderers.config_from_name(family)).model_fields
         self.efforts = find_efforts(self._probe) if takes_levels else Efforts()
         self.switches_thinking = self.render(PROBE, (), thinking=True) != self.render(PROBE, (), thinking=False)
@@ -224,21 +165,10 @@ class FamilyRenderer:
         return [*prompt, *closed, *whole.token_ids[turn_close[-1] + 1 :]]
 
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
-        if self.markers.beginnings and not tools:  # without tools, a plain-text JSON object is no call
-            content_ids = [token for token in output if token not in self.stop_token_ids]
-            return ParsedReply(self.tokenizer.decode(content_ids).strip(), "", ())
-        # Some parsers take it from their options, not from the prompt, where a reply begins (GLM's).
-        thinks = begins_with(self.markers.reasoning_open, output, self.tokenizer) or (
-            self.markers.opens_in_reasoning(prompt)
-        )
-        parsed = self._by_thinking[thinks].parse_response(
-            list(output), tools=self._specs(tools), prompt_ids=list(prompt[-64:])
-        )
-        return ParsedReply(
-            text=parsed.content,
-            reasoning=parsed.reasoning_content or "",
-            tool_calls=tuple(parsed_call(call).as_begun(self.markers.call_head) for call in parsed.tool_calls),
-        )
+        return self._reader.read(output, prompt, tools)
+
+    def read_block(self, block: Sequence[int], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
+        return self._reader.read_block(block, tools)
 
     def _renderers(self, level: str) -> dict[bool, Any]:
         """The package's renderers at effort `level`, by `thinking`."""
@@ -262,12 +192,6 @@ class FamilyRenderer:
         literal = self.tokenizer.token(self.stop_token_ids[0])
         return str if specials(literal) == specials("question") else self.tokenizer.guard
 
-    def _reads_hermes(self) -> bool:
-        """Whether the family's parser reads Hermes blocks correctly."""
-        block = '<tool_call>\n{"name": "look", "arguments": {"name": "x"}}\n</tool_call>'
-        calls = self.parse(self.tokenizer.encode(block), [], ()).tool_calls
-        return [(call.name, call.arguments, call.ok) for call in calls] == [("look", '{"name": "x"}', True)]
-
     def _specs(self, tools: Sequence[Tool]) -> list[Any] | None:
         """The tools in the family's form. Dialects return equal tools as the same object, so its id is the key."""
         entry = self._known_specs.get(id(tools))
@@ -279,11 +203,6 @@ class FamilyRenderer:
 
     def _row(self, message: Message) -> Any:
         return template_row(message, self._guard)
-
-
-def begins_with(token: int | None, ids: Sequence[int], tokenizer: HubTokenizer) -> bool:
-    """Whether `token` is the first of `ids` that is not white space."""
-    return token is not None and token == next((id for id in ids if tokenizer.decode(id).strip()), None)
 
 
 def template_row(message: Message, guard: Guard) -> dict[str, Any]:
@@ -316,25 +235,6 @@ def template_tool(tool: Tool, guard: Guard) -> dict[str, Any]:
         parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     function = {"name": tool.name, "description": tool.description, "parameters": parameters or {}}
     return {"type": "function", "function": _guarded(function, guard)}
-
-
-def parsed_call(call: Any) -> ParsedCall:
-    """Converts a call of the `renderers` package. A call with a name and an arguments object is usable, even if a value
-    does not have its declared type."""
-    return sampled_call(
-        call.name, call.arguments, call.status.value == "ok" or isinstance(call.arguments, dict), call.raw
-    )
-
-
-def sampled_call(name: object, arguments: object, ok: bool, raw: str) -> ParsedCall:
-    """A call from sampled JSON; None for `arguments` means none. It is `ok` only if a client can send it back: with a
-    name of at most `MAX_NAME` characters that UTF-8 can encode, and an arguments object as in `json_calls`."""
-    valid_name = name if isinstance(name, str) and len(name) <= MAX_NAME and _is_encodable(name) else ""
-    value = {} if arguments is None else arguments
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if not is_arguments(text):
-        return ParsedCall(valid_name, "", False, raw)
-    return ParsedCall(valid_name, text, ok and bool(valid_name), raw)
 
 
 def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -> Any:
@@ -386,11 +286,3 @@ def _guarded(value: Any, guard: Guard) -> Any:
     if isinstance(value, list):
         return [_guarded(item, guard) for item in value]
     return value
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

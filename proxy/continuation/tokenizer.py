@@ -85,6 +85,8 @@ class HubTokenizer:
         self._beginnings = frozenset(literal[:size] for literal in literals for size in range(1, len(literal)))
         self._longest = max(map(len, literals), default=0)
         self.eos_token_id = self._id_of(self.config.get("eos_token"))
+        self.end_token_ids = _read_end_tokens(root)
+        """The ids that end a reply by the model's `generation_config.json`; empty without one."""
         self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()
 
     @property
@@ -166,6 +168,19 @@ class HubTokenizer:
     def token(self, token_id: int) -> str:
         """One token as text, for log-prob listings."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+def _read_end_tokens(folder: Path) -> tuple[int, ...]:
+    path = folder / "generation_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
+    end = config.get("eos_token_id") if isinstance(config, dict) else None
+    ids = end if isinstance(end, list) else [end]
+    return tuple(id for id in ids if isinstance(id, int) and not isinstance(id, bool))
 
 
 def _copy_with(added: list[Any], tokenizer: Any) -> Any:

@@ -177,6 +177,9 @@ class CallShape:
     quotes: tuple[str, ...] = ()  # recent calls whose reply stands in a message of this request that is not a reply
 
 
+TOOLS_NOT_SHOWN = "tools_not_shown"
+"""Stands among `CallShape.fitted` if the request offers tools and the model's template writes none."""
+
 NO_SHAPE = CallShape()  # nothing is on record about the request
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rolltap.engine.scripted import ScriptedEngine
 
 from ..harnesses.house import POLICY, House, opened
-from .families import Family
+from .families import HARMONY, Family
 from .playing import play
 from .proof import SessionProof, prove
 from .recorded import RECORDED, SUMMARIZE
@@ -44,14 +44,16 @@ class FamilyHouse:
 
     def last_prompt(self, session_id: str) -> str:
         """The text of the last prompt that the engine saw of a session."""
-        ids = next(entry.prompt_ids for entry in reversed(self.home.engine.journal.entries) if entry.session == session_id)
+        ids = next(
+            entry.prompt_ids for entry in reversed(self.home.engine.journal.entries) if entry.session == session_id
+        )
         return self.home.engine.model.writer.tokenizer.decode(ids)
 
 
 @asynccontextmanager
 async def family_house(family: Family, folder: Path, vocabulary: str = "") -> AsyncIterator[FamilyHouse]:
     """The proxy, with its data in `folder`. `vocabulary` is as in `model_folder`."""
-    weights = model_folder(family, vocabulary)
+    weights = model_folder(family, "" if family.markup is HARMONY and family.renderer else vocabulary)
     model = FamilyModel(family)
     engine = ScriptedEngine(model, weights, family=FamilyReplyWriter(family, weights))
     variants = {NO_THINKING: {"pin": {"thinking": False}}}
@@ -107,7 +109,9 @@ async def recorded_cell(house: FamilyHouse, name: str, *, thinking: bool = True,
     if played.ran != calls:
         failures.append(f"the harness ran {played.ran}, not {calls}")
     prompt = house.last_prompt(session.session_id)
-    failures += [f"the last prompt holds {text!r} {prompt.count(text)} times" for text in played.texts if prompt.count(text) != 1]
+    failures += [
+        f"the last prompt holds {text!r} {prompt.count(text)} times" for text in played.texts if prompt.count(text) != 1
+    ]
     return replace(cell, failures=tuple(failures))
 
 

@@ -105,11 +105,11 @@ KIMI = Markup(
         "<|tool_call_argument_begin|>", "<|tool_call_end|>", *_THINKS,
     ),
 )  # fmt: skip
-MINIMAX = Markup(
-    ("]~!b[", "]~b]", "[e~["), ("[e~[",), words=("<minimax:tool_call>", "</minimax:tool_call>", *_THINKS)
-)
+MINIMAX = Markup(("]~!b[", "]~b]", "[e~["), ("[e~[",), words=("<minimax:tool_call>", "</minimax:tool_call>", *_THINKS))
 LAGUNA = Markup(
-    ("〈|EOS|〉", "<assistant>", "</assistant>"), ("</assistant>", "〈|EOS|〉"), words=(*_THINKS, "<tool_call>", "</tool_call>")
+    ("〈|EOS|〉", "<assistant>", "</assistant>"),
+    ("</assistant>", "〈|EOS|〉"),
+    words=(*_THINKS, "<tool_call>", "</tool_call>"),
 )
 HY = Markup(
     tuple(f"<｜{name}:opensource｜>" for name in ("hy_begin_of_sentence", "hy_eos", "hy_User", "hy_Assistant", "reasoning_mode")),
@@ -156,7 +156,9 @@ DEEPSEEK = Markup(
     ),
 )  # fmt: skip
 GEMMA_3 = Markup(
-    ("<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>"), ("<end_of_turn>", "<eos>"), begin="<bos>"
+    ("<bos>", "<eos>", "<pad>", "<start_of_turn>", "<end_of_turn>", "<start_of_image>"),
+    ("<end_of_turn>", "<eos>"),
+    begin="<bos>",
 )
 GEMMA_4 = Markup(
     (
@@ -190,7 +192,16 @@ LFM = Markup(
     ),
 )
 MUSE = Markup(
-    ("<|begin_of_text|>", "<|end_of_text|>", "<|start|>", "<|message|>", "<|eom|>", "<|eot|>", "<|patch|>", "<|video|>"),
+    (
+        "<|begin_of_text|>",
+        "<|end_of_text|>",
+        "<|start|>",
+        "<|message|>",
+        "<|eom|>",
+        "<|eot|>",
+        "<|patch|>",
+        "<|video|>",
+    ),
     ("<|eot|>",),
     begin="<|begin_of_text|>",
     thinking=(" to=self<|message|>", "<|eom|>"),
@@ -319,7 +330,6 @@ OWN: tuple[Family, ...] = (
 )
 
 FAMILIES: Mapping[str, Family] = {
-    family.name: family
-    for family in (*PACKAGE_FAMILIES, *_TRL.values(), *_training_templates(), *OWN, *WITHOUT_TOOLS)
+    family.name: family for family in (*PACKAGE_FAMILIES, *_TRL.values(), *_training_templates(), *OWN, *WITHOUT_TOOLS)
 }
 """All families by name: the package's, trl's templates, the published rules, and templates without tools."""

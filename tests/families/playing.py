@@ -76,9 +76,7 @@ def _notify(harness: RecordedHarness, played: Played) -> None:
     played.texts += (notice,)
 
 
-async def _compact(
-    http: aiohttp.ClientSession, harness: RecordedHarness, endpoint: Endpoint, played: Played
-) -> None:
+async def _compact(http: aiohttp.ClientSession, harness: RecordedHarness, endpoint: Endpoint, played: Played) -> None:
     await _post(http, endpoint, harness.ask_summary())
     played.replies += 1
     harness.compact(SUMMARY)

@@ -133,7 +133,13 @@ class Codex(RecordedHarness):
             "instructions": SYSTEM,
             "input": items,
             "tools": [
-                {"type": "function", "name": name, "description": f"Runs {name}.", "strict": False, "parameters": schema}
+                {
+                    "type": "function",
+                    "name": name,
+                    "description": f"Runs {name}.",
+                    "strict": False,
+                    "parameters": schema,
+                }
                 for name, schema in (self.schemas() if tools else [])
             ],
             "tool_choice": "auto",
@@ -287,7 +293,12 @@ class GeminiCli(RecordedHarness):
             "contents": self.items,
             "systemInstruction": {"role": "user", "parts": [{"text": SYSTEM}]},
             "tools": [{"functionDeclarations": declarations}],
-            "generationConfig": {"temperature": 1, "topP": 0.95, "topK": 64, "thinkingConfig": {"includeThoughts": True}},
+            "generationConfig": {
+                "temperature": 1,
+                "topP": 0.95,
+                "topK": 64,
+                "thinkingConfig": {"includeThoughts": True},
+            },
         }
         return RecordedRequest(f"/v1beta/models/{self.model}:streamGenerateContent?alt=sse", body)
 
@@ -315,7 +326,9 @@ class GeminiCli(RecordedHarness):
                 "functionResponse": {
                     "id": call.id,
                     "name": call.name,
-                    "response": {"error" if failed else "output": f"<untrusted_context>\nOutput: {text}\n</untrusted_context>"},
+                    "response": {
+                        "error" if failed else "output": f"<untrusted_context>\nOutput: {text}\n</untrusted_context>"
+                    },
                 }
             }
             for call, (text, failed) in zip(calls, outputs, strict=True)
@@ -482,6 +495,5 @@ class Cline(RecordedChat):
 
 
 RECORDED: Mapping[str, type[RecordedHarness]] = {
-    harness.name: harness
-    for harness in (Codex, ClaudeCode, OpenCode, Pi, QwenCode, GeminiCli, MiniSweAgent, Cline)
+    harness.name: harness for harness in (Codex, ClaudeCode, OpenCode, Pi, QwenCode, GeminiCli, MiniSweAgent, Cline)
 }

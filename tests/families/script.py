@@ -46,7 +46,11 @@ class SessionScript:
         made = [_reply("I create them.", "", self.run(FIRST), self.run(SECOND))]
         if not self.family.parallel:
             made = [_reply("I create one.", "", self.run(FIRST)), _reply("", "And two.", self.run(SECOND))]
-        end = _reply("All is made.", "", self.run(self.finish)) if self.finish else _reply("All is made.", "Both are there.")
+        end = (
+            _reply("All is made.", "", self.run(self.finish))
+            if self.finish
+            else _reply("All is made.", "Both are there.")
+        )
         floods = [_reply("", f"I read, time {time}.", self.run("seq 1 1500")) for time in range(3 * self.floods)]
         self.replies = [*made, *floods, _reply("Is there more?", "Now I look.", self.run(FAILING)), end]
         self.second = [_reply("Again.", "", self.run(LISTING)), _reply("", "Bye.")]

@@ -73,5 +73,3 @@ def test_every_template_with_tools_of_trl_is_here() -> None:
 def assert_as_expected(cells: list[FamilyCell]) -> None:
     failed = [f"{cell.name}: {'; '.join(cell.failures)}" for cell in cells if cell.failures]
     assert not failed, f"{len(failed)} of {len(cells)} cells\n" + "\n".join(failed)
-
-
