@@ -1,8 +1,8 @@
 """Real releases of real harnesses on model families: the first call works, and every trained token is the engine's.
 
-A cell is a tool loop with parallel calls and a failed tool, then a second prompt in a new process for harnesses that can
-resume. Every harness runs on every family that is not `like` another one. Without thinking, and on the families that are
-`like` others, the light ones run on all and the others on some.
+A cell is a tool loop with parallel calls and a failed tool, then a second prompt in a new process for harnesses that
+can resume. Every harness runs on every family that is not `like` another one; there, two cells of light harnesses run.
+Without thinking, the light harnesses run on every family, and of the others each on some.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ async def real_cell(house: FamilyHouse, plan: Planned, installation: Installatio
     calls = family.tools and family.reads
     needs_calls = bool(tools.finish)  # it asks again and again when the model just answers
     if exits[-1].ending is not Ending.DONE and (calls or not needs_calls):
-        failures.append(f"prompt {len(exits)} ended as {exits[-1].ending} after {proof.calls} calls: {exits[-1].output[-300:]}")
+        last = exits[-1]
+        failures.append(f"prompt {len(exits)} ended as {last.ending} after {proof.calls} calls: {last.output[-300:]}")
     if calls and not all(made.values()):
         failures.append(f"files made: {made}")
     if calls and not plan.compacts and not (expected := _calls(plan, family)) <= proof.main:
