@@ -197,8 +197,11 @@ class TokenSource:
 
     def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
         """Leaves out ids without a log-prob."""
-        token = self.continuation.renderer.tokenizer.token
-        return tuple(TokenLogprob(token(id), logprob) for id, logprob in zip(ids, logprobs, strict=False))
+        tokenizer = self.continuation.renderer.tokenizer
+        return tuple(
+            TokenLogprob(tokenizer.token(id), logprob, bytes=tokenizer.token_bytes(id))
+            for id, logprob in zip(ids, logprobs, strict=False)
+        )
 
     def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return dialect_reply(http, arrival.dialect, flight)

@@ -250,6 +250,7 @@ async def test_log_probs_are_given_to_who_asks(plane: Any) -> None:
     content = answer.json()["choices"][0]["logprobs"]["content"]
     assert [token["logprob"] for token in content] == [-0.5] * len(content)
     assert "".join(token["token"] for token in content).startswith("ok")
+    assert b"".join(bytes(token["bytes"]) for token in content).startswith(b"ok")
 
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
