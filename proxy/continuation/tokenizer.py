@@ -186,7 +186,7 @@ class HubTokenizer:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """One token's bytes, which may be a part of a character. The bytes of a text's tokens, joined, are the text's."""
+        """One token's bytes, maybe a part of a character. Those of a text's tokens, joined, are the text's."""
         added = self._added.get(token_id)
         if added is not None:
             return added.encode()
