@@ -91,6 +91,7 @@ class ChatSource(UpstreamSource):
 
         await self.engine.chat(call.sent, take)
         call.usage = last.usage
+        call.unknown_finish = last.unknown_finish
         if last.finish == "abort":
             raise EngineError("the upstream aborted the request")
         if not last.complete or not len(call.prompt):

@@ -178,6 +178,7 @@ class TokenSource:
             sampled.take(chunk, parser.consumed)
             publish(events)
             finish = chunk.finish or finish
+            call.unknown_finish = chunk.unknown_finish or call.unknown_finish
             return not parser.over
 
         await self.engine.sample(call.sent, take)
