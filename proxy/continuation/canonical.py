@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from hashlib import blake2b
 from itertools import count
-from math import isinf
+from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
@@ -48,17 +48,23 @@ def canonical_arguments(text: str) -> str:
         return text.strip()
     except ValueError:
         members = whole_members(text)
-    return _sorted(members) if members is not None else text.strip()
+    return _sorted(members) if members is not None and _is_finite(members) else text.strip()
 
 
 def _sorted(value: Any) -> str:
     return json.dumps(_integral(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or isfinite(value)
+
+
 def _finite(text: str) -> float:
     """A number with a fraction or an exponent. Those beyond a float's range are not compared by value."""
     value = float(text)
-    if isinf(value):
+    if not isfinite(value):
         raise ValueError("beyond a float's range")
     return value
 

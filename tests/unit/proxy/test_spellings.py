@@ -32,9 +32,8 @@ def chat(answer: dict[str, Any]) -> dict[str, list[Any]]:
     second = {"role": "tool", "tool_call_id": two, "content": [{"type": "text", "text": "/"}]}
 
     def say(content: Any = None, *tool_calls: Any, **extra: Any) -> dict[str, Any]:
-        return (
-            {"role": "assistant", "content": content} | ({"tool_calls": list(tool_calls)} if tool_calls else {}) | extra
-        )
+        calls_field = {"tool_calls": list(tool_calls)} if tool_calls else {}
+        return {"role": "assistant", "content": content} | calls_field | extra
 
     return {
         "whole": [say("I look.", *calls, refusal=None, function_call=None), first, second],
