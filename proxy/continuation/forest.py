@@ -42,8 +42,9 @@ class Outline:
     messages. `thoughts`: the thinking that the conversation still contains.
 
     `messages`: the request's messages as turns (`turns`); the request's own if none were joined. `firsts[i]`: the
-    number of the first of the request's messages that message i consists of. `open_at`: the number of the first message
-    that later ones may still change. `proven`: every assistant message is a recorded reply.
+    number of the first of the request's `count` messages that message i consists of; empty if none were joined.
+    `open_at`: the number of the first message that later ones may still change. `proven`: every assistant message is a
+    recorded reply.
     """
 
     tools: bytes
@@ -53,6 +54,7 @@ class Outline:
     thoughts: tuple[Thought, ...] = ()
     messages: tuple[Message, ...] = ()
     firsts: tuple[int, ...] = ()
+    count: int = 0
     open_at: int = 0
     proven: bool = True
 
@@ -63,9 +65,9 @@ class Outline:
     def place_in_request(self, place: int) -> int:
         """The number of the request's message with which message `place` of the conversation begins."""
         place += self.lead
-        if place < len(self.firsts):
-            return self.firsts[place]
-        return place
+        if not self.firsts:
+            return place
+        return self.firsts[place] if place < len(self.firsts) else self.count
 
     def lineage(self, base: int, *, thinking: bool = True) -> Lineage:
         """The lineage of a call whose parent has the first `base` messages of the conversation."""
@@ -150,7 +152,7 @@ class Forest:
                 and (known.outline.proven or known.loads == self._loads)
                 and _begins_with(request, known.request)
             ):
-                outline = self._extend_outline(policy, known.request, known.outline, request)
+                outline = self._extend_outline(policy, known.outline, request)
                 size = known.frame_bytes
                 self._outlined.remove(number)
                 outlines.pop(number)
@@ -179,41 +181,37 @@ class Forest:
             system=extend_chain(b"system" + effort.encode(), system),
             lead=lead,
             links=(),
-            messages=request.messages[:lead],
-            firsts=tuple(range(lead)),
+            messages=request.messages,
             open_at=lead,
         )
-        return self._read_on(policy, outline, lead, request)
+        return self._read_on(policy, outline, request)
 
-    def _extend_outline(self, policy: str, former: ChatRequest, outline: Outline, request: ChatRequest) -> Outline:
-        """The outline of a request that extends the `former` one and has the same frame."""
-        end = outline.open_at
-        start = outline.firsts[end] if end < len(outline.firsts) else len(former.messages)
-        place = end - outline.lead
-        kept = replace(
-            outline,
-            links=outline.links[:place],
-            thoughts=tuple(thought for thought in outline.thoughts if thought[0] < place),
-            messages=outline.messages[:end],
-            firsts=outline.firsts[:end],
-        )
-        return self._read_on(policy, kept, start, request)
+    def _extend_outline(self, policy: str, outline: Outline, request: ChatRequest) -> Outline:
+        """The outline of a request that extends the outlined one and has the same frame."""
+        thoughts, place = outline.thoughts, outline.open_at - outline.lead
+        while thoughts and thoughts[-1][0] >= place:
+            thoughts = thoughts[:-1]
+        return self._read_on(policy, replace(outline, links=outline.links[:place], thoughts=thoughts), request)
 
-    def _read_on(self, policy: str, outline: Outline, start: int, request: ChatRequest) -> Outline:
-        """The outline with the request's messages from number `start` on."""
-        place = len(outline.links)
+    def _read_on(self, policy: str, outline: Outline, request: ChatRequest) -> Outline:
+        """The outline with the request's messages from the first that is still open on."""
+        start, end = outline.place_in_request(outline.open_at - outline.lead), outline.open_at
         reader = TurnReader(self, lambda message: self._digests.digests(message, policy)[0])
-        turns = reader.read(request.messages[start:], outline.links[-1] if outline.links else b"")
+        added = request.messages[start:]
+        turns = reader.read(added, outline.links[-1] if outline.links else b"")
         digests = [self._digests.digests(message, policy) for message in turns.messages]
-        messages = outline.messages + tuple(turns.messages)
-        is_unchanged = len(messages) == len(request.messages) and all(map(is_, messages, request.messages))
+        messages, firsts = request.messages, outline.firsts[:end]
+        if firsts or len(turns.messages) != len(added) or not all(map(is_, turns.messages, added)):
+            firsts = (firsts or tuple(range(end))) + tuple([start + first for first in turns.firsts])
+            messages = outline.messages[:end] + tuple(turns.messages)
         return replace(
             outline,
             links=outline.links + tuple(turns.links),
-            thoughts=outline.thoughts + _thoughts(digests, place),
-            messages=request.messages if is_unchanged else messages,
-            firsts=outline.firsts + tuple(start + first for first in turns.firsts),
-            open_at=len(outline.messages) + turns.open_at,
+            thoughts=outline.thoughts + _thoughts(digests, len(outline.links)),
+            messages=messages,
+            firsts=firsts,
+            count=len(request.messages),
+            open_at=end + turns.open_at,
             proven=outline.proven and turns.proven,
         )
 
