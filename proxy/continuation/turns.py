@@ -25,8 +25,8 @@ from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
 THINKING_TAG = re.compile(r"<(?P<tag>think|thinking|thought|reasoning)>\s*")
 """How thinking begins that a client sends back as text."""
 
-NAMELESS_PIECES = 64
-"""Maximum number of neighbouring messages without a handle that are searched for the one that names their reply."""
+MAX_PIECES = 64
+"""Maximum number of a reply's pieces, besides those of its calls: a history may be as long as a client likes."""
 
 
 class Record(Protocol):
@@ -178,7 +178,7 @@ class TurnReader:
             yield named
             return
         if not messages[at].tool_calls:
-            for message in messages[at + 1 : at + NAMELESS_PIECES]:
+            for message in messages[at + 1 : at + MAX_PIECES]:
                 if message.role != "assistant":
                     break
                 if name := _named_call(message):
@@ -192,7 +192,7 @@ class TurnReader:
         not."""
         assert node.reply is not None
         piecing = Piecing(node.reply, at)
-        for number in range(at, len(messages)):
+        for number in range(at, min(len(messages), at + MAX_PIECES + 4 * len(node.reply.tool_calls))):
             message = messages[number]
             if message.role == "tool":
                 piecing.results.append(message)

@@ -53,7 +53,7 @@ class ChatEvent(msgspec.Struct):
     prompt_token_ids: list[int] | None = None
     usage: OpenAIUsage | None = None
     sglext: SglExt | None = None
-    error: decode.Problem | None = None
+    error: decode.Problem | str | None = None
 
     @property
     def choice(self) -> Choice | None:

@@ -20,7 +20,7 @@ from rolltap.proxy.conversation.openai_pieces import CallAssembler, MessagePiece
 from rolltap.proxy.conversation.openai_usage import OpenAIUsage
 from rolltap.proxy.engines import chat_wire as wire
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, EngineFacts, FixedWeights, TakeChat, ToolDelta
-from rolltap.proxy.engines.decode import finish_of, problem
+from rolltap.proxy.engines.decode import Problem, finish_of, problem
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import smallest_context
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
@@ -106,7 +106,8 @@ class OpenAiCompatibleEngine(FixedWeights):
             nonlocal goes_on
             for event in wire.read_events(events):
                 if event.error is not None:
-                    raise problem(self.name, PATH, event.error)
+                    error = event.error if isinstance(event.error, Problem) else Problem(event.error)
+                    raise problem(self.name, PATH, error)
                 if (chunk := reply.take(event)) is not None:
                     goes_on = await take(chunk)
             return goes_on

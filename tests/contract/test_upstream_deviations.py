@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.errors import EngineProtocolError
+from rolltap.errors import EngineProtocolError, EngineUnavailable
 from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
 from rolltap.proxy.conversation.chat import (
     ChatRequest,
@@ -272,6 +272,14 @@ async def test_a_stream_without_any_end_is_no_reply(upstream: Upstream, reason: 
         await read(upstream, sse(chunk({"content": "hi"}, reason), done=b""))
     with pytest.raises(EngineProtocolError, match="inside an event"):
         await read(upstream, sse(chunk({"content": "hi"}), done=b'data: {"choices": [{"fin'))
+
+
+@pytest.mark.parametrize(
+    "error", ["out of memory", {"message": "out of memory"}, {"message": "out of memory", "code": 1}]
+)
+async def test_an_error_in_the_stream_is_the_upstreams_word(upstream: Upstream, error: Any) -> None:
+    with pytest.raises(EngineUnavailable, match="out of memory"):
+        await read(upstream, sse(chunk({"content": "hi"}), {"error": error}))
 
 
 async def test_a_nameless_call_is_flagged(upstream: Upstream) -> None:

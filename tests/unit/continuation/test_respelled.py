@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from rolltap.proxy.continuation.call_node import CallNode
+from rolltap.proxy.continuation.canonical import message_digest
+from rolltap.proxy.continuation.turns import MAX_PIECES, TurnReader
 from rolltap.proxy.conversation.chat import Message, Part, Reasoning, Text, ToolCall
 from rolltap.proxy.dialects.history import Linker
 from rolltap.types import BreakReason
@@ -280,3 +282,23 @@ def test_a_long_loop_of_split_turns_is_read_once(world: Any, monkeypatch: pytest
     assert (grown.links, grown.messages, grown.firsts) == (anew.links, anew.messages, anew.firsts)
     assert len(anew.messages) == 1 + 6 * 3 + 1
     assert anew.place_in_request(4) == 5
+
+
+@pytest.mark.parametrize("piece", [Message("assistant"), Message("assistant", (Text("<think>\nx"),)), Message("tool")])
+def test_a_hostile_history_costs_no_more_than_its_length(world: Any, piece: Message) -> None:
+    """Every message could begin a reply that all the others are pieces of."""
+    node = world.call(user("go"), output=f"<think>\nhm\n</think>\n\nYes.{BLOCK.format('{}')}<|im_end|>")
+    assert node.reply is not None
+    handle = world.handles.mint(node.call_id, 9)
+    named = replace(piece, handle=handle) if piece.role == "assistant" else piece
+    history = [Message("assistant", handle=handle) if number % 3 == 0 else named for number in range(600)]
+    digests = 0
+
+    def digest(message: Message) -> bytes:
+        nonlocal digests
+        digests += 1
+        return message_digest(message)
+
+    turns = TurnReader(world.forest, digest).read([user("go"), *history], b"")
+    assert len(turns.messages) == 601
+    assert digests < 601 * 2 * MAX_PIECES
