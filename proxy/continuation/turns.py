@@ -29,7 +29,7 @@ MAX_PIECES = 64
 """Maximum number of a reply's pieces, besides those of its calls: a history may be as long as a client likes."""
 
 
-class Record(Protocol):
+class RecordedReplies(Protocol):
     """What a session has on record of replies."""
 
     def call(self, call_id: str) -> CallNode | None:
@@ -118,7 +118,7 @@ class Piecing:
 class TurnReader:
     """Reads conversations of one session. `digest(message)` is the digest of a message without its thinking."""
 
-    def __init__(self, record: Record, digest: Callable[[Message], bytes]) -> None:
+    def __init__(self, record: RecordedReplies, digest: Callable[[Message], bytes]) -> None:
         self._record = record
         self._digest = digest
 
