@@ -109,6 +109,9 @@ def _endings(replied: Sequence[Call]) -> Iterable[SessionFinding]:
     cut = [call for call in replied if call.finish is Finish.LENGTH]
     if cut:
         yield SessionFinding("turns_truncated", Grade.WARN, len(cut), "replies were cut off by the token limit")
+    if unknown := [call for call in replied if call.remark]:
+        text = f"replies ended for a reason that rolltap does not know: {unknown[0].remark}"
+        yield SessionFinding("finish_unknown", Grade.WARN, len(unknown), text)
     if replied[-1].finish is Finish.LENGTH:
         yield SessionFinding("ended_at_output_cap", Grade.WARN, 1, "the last reply was cut off by the token limit")
     offered = [call for call in replied if call.shape.tools]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import groupby
 from operator import is_
+from typing import NamedTuple
 
 import msgspec
 
@@ -30,6 +31,12 @@ from rolltap.proxy.conversation.chat import Message, Part, Text, Tool, ToolCall
 
 ADDED_USER = "(no message)"
 """The text of a user message that a template needs and the conversation lacks."""
+
+EMPTY = "(empty)"
+"""The text of a message that a template refuses without one."""
+
+NO_RESULT = "(no result)"
+"""The text of a result that a template needs and the conversation lacks."""
 
 BETWEEN = "\n\n"
 """Stands between the texts of joined messages."""
@@ -166,6 +173,19 @@ def _results_first(messages: list[Message], reply: Message | None) -> list[Messa
     return out
 
 
+def _results_sorted(messages: list[Message], reply: Message | None) -> list[Message]:
+    """The results of a turn have the order of its calls."""
+    order = {call.id: at for at, call in enumerate(reply.tool_calls if reply is not None else ())}
+    out: list[Message] = []
+    for turn, others in _runs(messages):
+        order |= {call.id: at for at, call in enumerate(call for message in turn for call in message.tool_calls)}
+        results = iter(
+            sorted((m for m in others if m.role == "tool"), key=lambda m: order.get(m.tool_call_id or "", 0))
+        )
+        out += [*turn, *(next(results) if message.role == "tool" else message for message in others)]
+    return out
+
+
 def _text_in_result(messages: list[Message], reply: Message | None) -> list[Message]:
     """A user's text that follows results is a part of the last result."""
     out: list[Message] = []
@@ -199,6 +219,32 @@ def _calls_one_by_one(messages: list[Message], reply: Message | None) -> list[Me
     return out
 
 
+def _results_added(messages: list[Message], reply: Message | None) -> list[Message]:
+    """Calls that were never answered have a result that says so."""
+    out: list[Message] = []
+    turn = [reply] if reply is not None else []
+    for own_turn, others in _runs(messages):
+        turn = own_turn or turn
+        answered = {message.tool_call_id for message in others if message.role == "tool"}
+        lacking = [call for message in turn for call in message.tool_calls if call.id not in answered]
+        out += own_turn
+        if others:  # else the conversation ends, or goes on with the same turn
+            out += [Message("tool", (Text(NO_RESULT),), tool_call_id=call.id, name=call.name) for call in lacking]
+        out += others
+        turn = []
+    return out
+
+
+def _text_left_out(messages: list[Message], reply: Message | None) -> list[Message]:
+    """Text beside calls is left out, as the template does."""
+    return [
+        msgspec.structs.replace(message, parts=tuple(part for part in message.parts if not isinstance(part, Text)))
+        if message.tool_calls and message.text
+        else message
+        for message in messages
+    ]
+
+
 def _text_apart(messages: list[Message], reply: Message | None) -> list[Message]:
     """A turn's text is a message before the one with its calls."""
     out: list[Message] = []
@@ -225,6 +271,14 @@ def _arguments_as_object(messages: list[Message], reply: Message | None) -> list
     ]
 
 
+def _text_added(messages: list[Message], reply: Message | None) -> list[Message]:
+    """Messages without text and calls say that they are empty."""
+    return [
+        message if message.text or message.tool_calls else msgspec.structs.replace(message, parts=(Text(EMPTY),))
+        for message in messages
+    ]
+
+
 def _users_joined(messages: list[Message], reply: Message | None) -> list[Message]:
     return _joined_neighbours(messages, "user")
 
@@ -247,12 +301,16 @@ RULES: dict[str, tuple[str, Rule]] = {
     "system_as_user": ("the template has no system message: it is the first user message", _system_as_user),
     "system_in_turn": ("a system message after the beginning is a user message in its place", _system_in_turn),
     "results_as_text": ("a result without a call in the turn before it is a user message", _results_as_text),
+    "results_added": (f"a call that was never answered has the result {NO_RESULT!r}", _results_added),
     "results_first": ("results stand directly behind their calls", _results_first),
+    "results_sorted": ("results have the order of their calls", _results_sorted),
     "text_in_result": ("text that follows results is a part of the last one", _text_in_result),
     "users_joined": ("user messages in a row are one", _users_joined),
     "assistants_joined": ("assistant messages in a row are one", _assistants_joined),
     "calls_one_by_one": ("parallel calls are a turn each, with its result", _calls_one_by_one),
     "text_apart": ("text beside calls is a message of its own", _text_apart),
+    "text_left_out": ("the template has no text beside calls: it is left out", _text_left_out),
+    "text_added": (f"a message without text says {EMPTY!r}", _text_added),
     "user_added": (f"a user message {ADDED_USER!r} stands before a conversation that has none there", _user_added),
 }
 """The rules in the order in which they are applied: what each does, and its function."""
@@ -370,8 +428,16 @@ SHAPES: dict[str, tuple[Message, ...]] = {
     "assistants in a row, with a call": (*_REPLIED, _turn("", _FIRST), _result("charlie")),
     "assistant at the end": _REPLIED,
     "parallel calls": (*_ASKED, _turn("", _FIRST, _SECOND), _result("bravo"), _result("charlie", _SECOND)),
+    "results out of order": (*_ASKED, _turn("", _FIRST, _SECOND), _result("bravo", _SECOND), _result("charlie")),
     "call without result": (*_ASKED, _turn("", _FIRST, _SECOND), _result("bravo"), _user("charlie")),
     "text beside a call": (*_ASKED, _turn("bravo", _FIRST), _result("charlie")),
+    "text beside a call, then a reply": (
+        *_ASKED,
+        _turn("bravo", _FIRST),
+        _result("charlie"),
+        _turn("delta"),
+        _user("echo"),
+    ),
     "assistant first": (_turn("alfa"), _user("bravo")),
     "system, then assistant": (_system("alfa"), _turn("bravo"), _user("charlie")),
     "system alone": (_system("alfa"),),
@@ -393,9 +459,13 @@ TRIED = (
     "arguments_as_object",
     "results_first",
     "results_as_text",
+    "results_added",
+    "results_sorted",
     "text_in_result",
     "calls_one_by_one",
     "text_apart",
+    "text_left_out",
+    "text_added",
     "system_as_user",
     "calls_as_text",
 )
@@ -409,18 +479,21 @@ def find_fitting(renderer: TokenRenderer) -> Fitting:
     """
     fitting = Fitting(id_form=_find_id_form(renderer), shows_tools=_shows_tools(renderer))
     problems = _problems(renderer, fitting, SHAPES)
-    before: dict[str, str] = {}
+    before: dict[str, Problem] = {}
     while problems and problems != before:  # a rule may help only beside a later one
         before = problems
         for name in TRIED:
-            if not problems or name in fitting.rules:
+            if not problems or name in fitting.rules or (name == "calls_as_text" and "call and result" not in problems):
                 continue
             tried = replace(fitting, rules=merged(fitting.rules, (name,)))
             left = _problems(renderer, tried, SHAPES)
-            if left.keys() < problems.keys():
+            if left.keys() < problems.keys() and not any(
+                problem.is_refused and not problems[shape].is_refused for shape, problem in left.items()
+            ):
                 fitting, problems = tried, left
     table = tuple(
-        ShapeResult(shape, fitting.whole(messages).rules, problems.get(shape, "")) for shape, messages in SHAPES.items()
+        ShapeResult(shape, fitting.whole(messages).rules, problems[shape].text if shape in problems else "")
+        for shape, messages in SHAPES.items()
     )
     return replace(fitting, table=table)
 
@@ -430,29 +503,39 @@ def merged(*rules: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in (IDS_IN_FORM, *RULES) if any(name in names for names in rules))
 
 
-def _problems(renderer: TokenRenderer, fitting: Fitting, shapes: Mapping[str, tuple[Message, ...]]) -> dict[str, str]:
+class Problem(NamedTuple):
+    """Why a shape does not fit. `is_refused`: the template refuses it."""
+
+    text: str
+    is_refused: bool = False
+
+
+def _problems(
+    renderer: TokenRenderer, fitting: Fitting, shapes: Mapping[str, tuple[Message, ...]]
+) -> dict[str, Problem]:
     """What is wrong with each shape that does not fit."""
     problems = {shape: _problem(renderer, fitting, messages) for shape, messages in shapes.items()}
-    return {shape: problem for shape, problem in problems.items() if problem}
+    return {shape: problem for shape, problem in problems.items() if problem.text}
 
 
-def _problem(renderer: TokenRenderer, fitting: Fitting, messages: Sequence[Message]) -> str:
+def _problem(renderer: TokenRenderer, fitting: Fitting, messages: Sequence[Message]) -> Problem:
     """Why the messages do not fit: refused, a text is missing, a system message moved, or no bridge ("": they fit)."""
     has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
     for tools in ((_LOOK,),) if has_calls else ((_LOOK,), ()):
         try:
             ids = renderer.render(fitting.whole(messages).messages, tools, thinking=True)
         except InvalidRequest as error:
-            return error.message
-        if problem := _lost(messages, renderer.tokenizer.decode(ids)):
-            return problem
+            return Problem(error.message, is_refused=True)
+        if problem := _lost(fitting, messages, renderer.tokenizer.decode(ids)):
+            return Problem(problem)
     at = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
-    return _unbridged(renderer, fitting, messages, at) if 1 < at < len(messages) else ""
+    return Problem(_unbridged(renderer, fitting, messages, at) if 1 < at < len(messages) else "")
 
 
-def _lost(messages: Sequence[Message], text: str) -> str:
+def _lost(fitting: Fitting, messages: Sequence[Message], text: str) -> str:
     """Which message's text a rendering lacks, or which system message is not in its place."""
-    words = [(message, message.text.rpartition("\n")[2]) for message in messages if message.text]
+    leaves_out = "text_left_out" in fitting.rules
+    words = [(m, _word(m)) for m in messages if m.text and not (leaves_out and m.tool_calls)]
     places = [text.find(word) for _, word in words]
     for index, (message, word) in enumerate(words):
         if places[index] < 0:
@@ -476,21 +559,28 @@ def _unbridged(renderer: TokenRenderer, fitting: Fitting, messages: Sequence[Mes
     except InvalidRequest:
         return ""  # no such reply can have been sampled
     closing = renderer.markers.reasoning_close if renderer.markers.opens_in_reasoning(prompt) else None
-    output = [
-        *([closing] if closing is not None else []),
-        *renderer.tokenizer.encode("bravo"),
-        renderer.stop_token_ids[0],
-    ]
+    turn = [*([closing] if closing is not None else []), *renderer.tokenizer.encode("reply")]
 
-    def bridged(added: Sequence[Message]) -> list[int] | None:
-        return renderer.bridge(prompt, output, fitting.new(added, reply).messages, (_LOOK,), thinking=True)
+    def bridged(added: Sequence[Message], stop: int) -> str | None:
+        ids = renderer.bridge(prompt, [*turn, stop], fitting.new(added, reply).messages, (_LOOK,), thinking=True)
+        return None if ids is None else renderer.tokenizer.decode(ids[len(prompt) :])
 
-    if bridged(results or [_user("charlie")]) is None:
+    plain = results[:1] or [_user("charlie")]
+    stop = next((stop for stop in renderer.stop_token_ids if bridged(plain, stop) is not None), None)
+    if stop is None:
         return ""
-    ids = bridged(new)
-    return (
-        "the template does not bridge it" if ids is None else _lost(new, renderer.tokenizer.decode(ids[len(prompt) :]))
-    )
+    text = bridged(new, stop)
+    if text is None:
+        return "the template does not bridge it"
+    whole = renderer.tokenizer.decode(renderer.render(fitting.whole(messages).messages, (_LOOK,), thinking=True))
+    words = [_word(message) for message in results]
+    if sorted(words, key=text.find) != sorted(words, key=whole.find):
+        return "the template sorts results"
+    return _lost(fitting, new, text)
+
+
+def _word(message: Message) -> str:
+    return message.text.rpartition("\n")[2]
 
 
 def _find_id_form(renderer: TokenRenderer) -> str:

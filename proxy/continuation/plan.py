@@ -54,6 +54,7 @@ class PromptPlan:
     items_shared: int
     quotes: tuple[str, ...] = ()  # ids of recent calls whose reply the request quotes
     fitted: tuple[str, ...] = ()  # the rules that made the prompt's messages fit the template
+    messages: tuple[Message, ...] = ()  # for an upstream that renders them: the request's, as turns
 
     def node(self, call_id: str, items: tuple[bytes, ...] = ()) -> CallNode:
         """The forest node of the planned call. `items`: the items of its request."""
@@ -68,11 +69,15 @@ Rendering = Generator[tuple[int, Callable[[], Any]], Any, PromptPlan]
 
 
 class RequestPlace(NamedTuple):
-    """A request's place in the forest. `duplicate`: an earlier call with the same request and parent, if any."""
+    """A request's place in the forest. `duplicate`: an earlier call with the same request and parent, if any.
+
+    `request`: the request with its messages as turns.
+    """
 
     outline: Outline
     match: Match
     duplicate: CallNode | None
+    request: ChatRequest
 
 
 class ParentFinder:
@@ -85,10 +90,13 @@ class ParentFinder:
     def observe(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
         """The plan of a call whose prompt is not known yet. `with_prompt` completes it."""
         place = self._place(forest, request)
+        request = place.request
         empty = np.empty(0, np.int32)
         if place.duplicate is not None:
-            return self.with_prompt(self._repeat(place.duplicate, call_id, forest, request, place), empty)
-        return self._plan_for(call_id, forest, request, place, empty, None)
+            plan = self.with_prompt(self._repeat(place.duplicate, call_id, forest, request, place), empty)
+        else:
+            plan = self._plan_for(call_id, forest, request, place, empty, None)
+        return replace(plan, messages=request.messages)
 
     def with_prompt(self, plan: PromptPlan, prompt: Int32) -> PromptPlan:
         """The plan with the prompt ids that the upstream reports. A parent that they prove removes the break."""
@@ -110,14 +118,16 @@ class ParentFinder:
     def _place(self, forest: Forest, request: ChatRequest, effort: str = "") -> RequestPlace:
         """Searches the forest for the request's parent and for an earlier call with the same request."""
         outline = forest.outline(self.policy, request, effort)
+        if outline.messages is not request.messages:
+            request = msgspec.structs.replace(request, messages=outline.messages)
         match = forest.find(outline, self.handles.last_named(request))
         same = match.node if match.node and match.proven == len(outline.links) == match.node.length else None
         if same is None or match.proven == match.covered:
-            return RequestPlace(outline, match, None)
+            return RequestPlace(outline, match, None, request)
         base = same.lineage.base
         same_parent = (same.parent if base else None) is match.context
         is_duplicate = same_parent and same.lineage.thoughts == outline.lineage(base).thoughts
-        return RequestPlace(outline, match, same if is_duplicate else None)
+        return RequestPlace(outline, match, same if is_duplicate else None, request)
 
     def _repeat(
         self, duplicate: CallNode, call_id: str, forest: Forest, request: ChatRequest, place: RequestPlace
@@ -151,7 +161,9 @@ class ParentFinder:
             reason = BreakReason.TEMPLATE_NOT_BRIDGEABLE if len(prompt) else BreakReason.TOKENS_DIFFER
         break_ = None
         if reason is not None:
-            break_ = Break(reason, call_id, nearest.call_id if nearest else None, shared, outline.lead + match.proven)
+            break_ = Break(
+                reason, call_id, nearest.call_id if nearest else None, shared, outline.place_in_request(match.proven)
+            )
         lineage = outline.lineage(match.covered if match.context is not None else 0)
         return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent), quotes)
 
@@ -193,7 +205,7 @@ class Continuation(ParentFinder):
         The caller may run each yielded function in any thread.
         """
         place, renderer = self._place(forest, request, effort), self._at_effort[effort]
-        outline, match, duplicate = place
+        outline, match, duplicate, request = place
         if (
             duplicate is not None
             and duplicate.lineage.thinking == thinking

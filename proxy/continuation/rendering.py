@@ -26,6 +26,9 @@ from rolltap.proxy.conversation.effort import Efforts, find_efforts
 KNOWN_TOOLS = 256
 """Number of tool lists whose rendered form is cached."""
 
+THOUGHT_ENDS = ("</think>", "</think:opensource>", "<channel|>", "<|end|>", "<|end_message|>")
+"""The tokens that end thinking in the package's families."""
+
 PROBE = (Message("user", (Text("question"),)),)
 """A conversation that is rendered to find out which options change a prompt."""
 
@@ -99,6 +102,8 @@ class FamilyRenderer:
         self._guard = self._find_guard()
         self._known_specs: LRUCache[int, tuple[Sequence[Tool], list[Any] | None]] = LRUCache(KNOWN_TOOLS)
         self.markers = form.markers(tokenizer)
+        ends = (tokenizer.convert_tokens_to_ids(end) for end in THOUGHT_ENDS)
+        self._thought_ends = tuple(end for end in ends if end is not None)
         self._reader = ReplyReader(tokenizer, form, self.stop_token_ids)
         takes_levels = "reasoning_effort" in type(renderers.config_from_name(family)).model_fields
         self.efforts = find_efforts(self._probe) if takes_levels else Efforts()
@@ -121,23 +126,23 @@ class FamilyRenderer:
         self, prompt: list[int], output: list[int], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
     ) -> list[int] | None:
         rows = [self._row(message) for message in new]
-        specs = self._specs(tools)
-        family, closing = self._by_thinking[thinking], self.markers.reasoning_close
+        specs, family = self._specs(tools), self._by_thinking[thinking]
         try:
             rendered = family.bridge_to_next_turn(prompt, output, rows, tools=specs)
             if rendered is not None:
                 return rendered.token_ids
-            if closing is None or not output or output[-1] not in self.stop_token_ids:
-                return None
             # The package does not bridge a reply that ends while thinking. So close the thinking, bridge, and take
             # only what follows the reply's end, which is the same.
-            closed = [*prompt, closing, output[-1]]
-            rendered = family.bridge_to_next_turn(prompt, closed[len(prompt) :], rows, tools=specs)
+            for closing in self._thought_ends if output and output[-1] in self.stop_token_ids else ():
+                closed = [*prompt, closing, output[-1]]
+                rendered = family.bridge_to_next_turn(prompt, closed[len(prompt) :], rows, tools=specs)
+                if rendered is not None and rendered.token_ids[: len(closed)] == closed:
+                    return [*prompt, *output, *rendered.token_ids[len(closed) :]]
         except (ValueError, KeyError):
             return None  # the full render that follows reports the error
-        if rendered is None or rendered.token_ids[: len(closed)] != closed:
-            return None
-        return [*prompt, *output, *rendered.token_ids[len(closed) :]]
+        # Nor several results, where a whole rendering sorts them: so take what it writes behind a turn that has them.
+        stand_in = [Message("user", (Text("q"),)), _calling_turn(new)]
+        return self.splice(prompt, output, [*stand_in, *new], len(stand_in), tools, thinking=thinking)
 
     def splice(
         self,
@@ -161,8 +166,12 @@ class FamilyRenderer:
         ]
         if not turn_close or whole.token_ids[turn_close[-1]] not in self.stop_token_ids:
             return None
-        closed = output if output and output[-1] in self.stop_token_ids else [*output, whole.token_ids[turn_close[-1]]]
-        return [*prompt, *closed, *whole.token_ids[turn_close[-1] + 1 :]]
+        end = whole.token_ids[turn_close[-1]]
+        if not output or output[-1] not in self.stop_token_ids:
+            output = [*output, end]
+        elif output[-1] != end:  # the reply ended as turns of another kind do
+            return None
+        return [*prompt, *output, *whole.token_ids[turn_close[-1] + 1 :]]
 
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
         return self._reader.read(output, prompt, tools)
@@ -226,6 +235,13 @@ def template_row(message: Message, guard: Guard) -> dict[str, Any]:
         if message.name:
             row["name"] = guard(message.name)
     return row
+
+
+def _calling_turn(new: Sequence[Message]) -> Message:
+    """A turn that makes the calls which the results in `new` answer."""
+    results = [message for message in new if message.role == "tool"]
+    calls = (ToolCall(result.tool_call_id or "aaaaaaaaa", result.name or "look", "{}") for result in results)
+    return Message("assistant", () if results else (Text("t"),), tuple(calls))
 
 
 def template_tool(tool: Tool, guard: Guard) -> dict[str, Any]:

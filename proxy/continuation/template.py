@@ -233,15 +233,24 @@ class TemplateRenderer:
             text = self._text([*history, *new], tools, prompt=True, thinking=thinking)
         except self._template.error:
             return None
-        if self._close is None or _SENTINEL not in text:
+        if _SENTINEL not in text:
             return None
-        closing = self.tokenizer.token(self._close)
-        at = text.find(closing, text.rindex(_SENTINEL))
-        return text[at + len(closing) :] if at >= 0 else None
+        end = text.rindex(_SENTINEL)
+        if self._close is not None:
+            closing = self.tokenizer.token(self._close)
+            at = text.find(closing, end)
+            return text[at + len(closing) :] if at >= 0 else None
+        # The next message's first token ends the turn (GLM's): a reply ends with it, too, if it ends there.
+        places = (text.find(self.tokenizer.token(stop), end) for stop in self.stop_token_ids)
+        at = min((place for place in places if place >= 0), default=-1)
+        return text[at:] if at >= 0 else None
 
     def _join(self, prompt: list[int], output: list[int], extension: str) -> list[int]:
-        closed = output if output and output[-1] in self.stop_token_ids else [*output, self._close]
-        return [*prompt, *closed, *self.tokenizer.encode(extension)]  # type: ignore[list-item]
+        ends = bool(output) and output[-1] in self.stop_token_ids
+        added = self.tokenizer.encode(extension)
+        if self._close is not None:
+            return [*prompt, *output, *([] if ends else [self._close]), *added]
+        return [*prompt, *output, *(added[1:] if ends and added[0] == output[-1] else added)]
 
     def _turn_close(self) -> int | None:
         """The special token that the template writes directly after an assistant's text."""

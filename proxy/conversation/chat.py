@@ -186,11 +186,15 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A sampled token as a client that asked for log-probs sees it."""
+    """A sampled token as a client that asked for log-probs sees it.
+
+    `bytes`: the token's own bytes, which are no text where it is a part of a character. None: those of `token`.
+    """
 
     token: str
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
+    bytes: bytes | None = None
 
 
 # The stream of a reply. Every `index` is the 0-based choice (`n > 1`).

@@ -82,7 +82,7 @@ def logprobs_out(logprobs: Sequence[TokenLogprob] | None) -> wire.LogprobsOut | 
             wire.TokenLogprobOut(
                 entry.token,
                 entry.logprob,
-                _bytes(entry.token),
+                _bytes(entry.token) if entry.bytes is None else list(entry.bytes),
                 [wire.TopLogprobOut(token, value, _bytes(token)) for token, value in entry.top],
             )
             for entry in logprobs

@@ -38,11 +38,14 @@ class ContentPiece(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """True for a message without text that is not a reply of ours, which may have no text.
+        """True for a message without text, or reasoning without text, that is not a reply of ours, which may have none.
 
         Some clients put these between other items; they are skipped.
         """
-        return self.rank == TEXT and not self.parts and not self.recall and PREFIX not in (self.handle or "")
+        handles = [self.handle, *(part.handle for part in self.parts if isinstance(part, Reasoning))]
+        is_ours = any(PREFIX in (handle or "") for handle in handles)
+        has_text = any(not isinstance(part, Reasoning) or part.text for part in self.parts)
+        return self.rank != CALL and not has_text and not self.recall and not is_ours
 
 
 ParsedItem = Message | ContentPiece | ResponsesToolSet
@@ -105,10 +108,10 @@ def follows(before: ContentPiece, piece: ContentPiece) -> bool:
 
 
 def join_pieces(turn: tuple[ContentPiece, ...]) -> Message:
-    """Joins the items of an assistant turn into one message."""
-    handle = next((piece.handle for piece in turn if piece.handle), None)
-    if any(piece.recall for piece in turn):
-        return Message("assistant", handle=handle, recall=True)
+    """Joins the items of an assistant turn into one message. One that names recorded items has the items beside them,
+    too."""
+    recalled = next((piece.handle for piece in turn if piece.recall), None)
+    handle = recalled or next((piece.handle for piece in turn if piece.handle), None)
     parts = tuple(part for piece in turn for part in piece.parts)
     calls = tuple(piece.call for piece in turn if piece.call is not None)
-    return Message("assistant", parts, calls, handle=handle)
+    return Message("assistant", parts, calls, handle=handle, recall=recalled is not None)

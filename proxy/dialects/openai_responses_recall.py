@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from rolltap.proxy.conversation.chat import ChatRequest, Message
@@ -32,7 +34,7 @@ async def recall(request: ChatRequest, find: FindCall) -> ChatRequest:
             raise invalid("previous_response_id", f"no reply {step.previous!r} is on record in this session")
         history.append((*_split(call.request)[1], call.reply))
         step = call.request
-    messages = [await _resolve(message, find) for turns in reversed(history) for message in turns]
+    messages = await _resolved([message for turns in reversed(history) for message in turns], find)
     linked = Linker().link(messages, "input[{}]".format)
     return msgspec.structs.replace(request, messages=(*instructions, *linked), previous=None, recalls=False)
 
@@ -43,10 +45,40 @@ def _split(request: ChatRequest) -> tuple[tuple[Message, ...], tuple[Message, ..
     return request.messages[:count], request.messages[count:]
 
 
-async def _resolve(message: Message, find: FindCall) -> Message:
-    if not message.recall:
-        return message
-    call = await find(message.handle or "")
-    if call is None:
-        raise invalid("input", f"no item {message.handle!r} is on record in this session; send the item itself")
-    return call.reply
+async def _resolved(messages: Sequence[Message], find: FindCall) -> list[Message]:
+    """The messages with the replies that they name. A turn that is named several times, between its results, is one."""
+    out: list[Message] = []
+    place, named = -1, None  # the reply that was named last, in the turn that is not over
+    for message in messages:
+        if message.role not in ("assistant", "tool"):
+            place = -1
+        elif message.recall:
+            call = await find(message.handle or "")
+            if call is None:
+                raise invalid("input", f"no item {message.handle!r} is on record in this session; send the item itself")
+            if place < 0 or call.reply != named or not call.reply.tool_calls:
+                place, named = len(out), call.reply
+                out.append(call.reply)
+            out[place] = _with_items(out[place], message)
+            continue
+        elif place >= 0 and message.tool_calls and _is_part(message, out[place]):
+            out[place] = _with_items(out[place], message)
+            continue
+        out.append(message)
+    return out
+
+
+def _is_part(piece: Message, reply: Message) -> bool:
+    """Whether all calls of `piece` are the reply's, by their ids."""
+    return {call.id for call in piece.tool_calls} <= {call.id for call in reply.tool_calls}
+
+
+def _with_items(reply: Message, message: Message) -> Message:
+    """The recorded reply with the items that the client sent itself in the place of its own."""
+    sent = {call.id: call for call in message.tool_calls}
+    calls = tuple(sent.pop(call.id, call) for call in reply.tool_calls) + tuple(sent.values())
+    kinds = {type(part) for part in message.parts}
+    if calls == reply.tool_calls and not kinds:
+        return reply
+    parts = (*message.parts, *(part for part in reply.parts if type(part) not in kinds))
+    return msgspec.structs.replace(reply, parts=parts, tool_calls=calls)

@@ -209,6 +209,7 @@ class Call:
     break_: Break | None = None
     flaw: Flaw | None = None
     sampling_flaw: SamplingFlaw | None = None
+    remark: str = ""  # of a completed call: the engine gave a finish reason that rolltap does not know
     delivered: bool | None = None  # None: not known (the process died before it could tell)
     shape: CallShape = NO_SHAPE
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)

@@ -69,7 +69,7 @@ class ChatSource(UpstreamSource):
         return [
             OpenCall(call_id, index, plan.node(call_id, arrival.request.items), plan, sent, [])
             for index, call_id in enumerate(call_ids)
-            for sent in [self._call(call_id, index, arrival)]
+            for sent in [self._call(call_id, index, arrival, plan)]
         ]
 
     async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
@@ -91,6 +91,7 @@ class ChatSource(UpstreamSource):
 
         await self.engine.chat(call.sent, take)
         call.usage = last.usage
+        call.unknown_finish = last.unknown_finish
         if last.finish == "abort":
             raise EngineError("the upstream aborted the request")
         if not last.complete or not len(call.prompt):
@@ -108,7 +109,7 @@ class ChatSource(UpstreamSource):
     def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return dialect_reply(http, arrival.dialect, flight)
 
-    def _call(self, call_id: str, index: int, arrival: Arrival) -> ChatCall:
+    def _call(self, call_id: str, index: int, arrival: Arrival, plan: PromptPlan) -> ChatCall:
         """The upstream request: the conversation with the harness's sampling, overridden by the policy's pins, and by
         the session's temperature."""
         request, session = arrival.request, arrival.session.session
@@ -117,4 +118,4 @@ class ChatSource(UpstreamSource):
             pins["temperature"] = temperature
         sampling = msgspec.structs.replace(request.sampling, seed=request.sampling.choice_seed(index), **pins)
         model = self.settings.model or request.model
-        return ChatCall(call_id, model, request, sampling, session.id)
+        return ChatCall(call_id, model, msgspec.structs.replace(request, messages=plan.messages), sampling, session.id)

@@ -178,6 +178,7 @@ class TokenSource:
             sampled.take(chunk, parser.consumed)
             publish(events)
             finish = chunk.finish or finish
+            call.unknown_finish = chunk.unknown_finish or call.unknown_finish
             return not parser.over
 
         await self.engine.sample(call.sent, take)
@@ -197,8 +198,11 @@ class TokenSource:
 
     def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
         """Leaves out ids without a log-prob."""
-        token = self.continuation.renderer.tokenizer.token
-        return tuple(TokenLogprob(token(id), logprob) for id, logprob in zip(ids, logprobs, strict=False))
+        tokenizer = self.continuation.renderer.tokenizer
+        return tuple(
+            TokenLogprob(tokenizer.token(id), logprob, bytes=tokenizer.token_bytes(id))
+            for id, logprob in zip(ids, logprobs, strict=False)
+        )
 
     def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return dialect_reply(http, arrival.dialect, flight)
