@@ -8,6 +8,7 @@ upstreams compare ids with those that they gave. So the id that belongs there is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,21 @@ def recorded_calls(messages: Sequence[Message], forest: Forest, handles: Handles
         reply = node.reply if node is not None else None
         calls |= {call.id: call for call in (reply.tool_calls if reply is not None else ()) if call.id == handle}
     return calls
+
+
+def as_recorded(messages: Sequence[Message], calls: Mapping[str, ToolCall]) -> list[Message]:
+    """The messages with the given ids and the extras of the recorded `calls`, by the ids that the client sends."""
+    ids = {id: call.given_id for id, call in calls.items() if call.given_id}
+    extras = {ids.get(id, id): call.extra for id, call in calls.items() if call.extra}
+    rows = with_ids(messages, ids)
+    return [_with_extras(message, extras) for message in rows] if extras else rows
+
+
+def _with_extras(message: Message, extras: Mapping[str, dict[str, Any]]) -> Message:
+    if not any(call.id in extras for call in message.tool_calls):
+        return message
+    calls = (msgspec.structs.replace(call, extra=extras.get(call.id, call.extra)) for call in message.tool_calls)
+    return msgspec.structs.replace(message, tool_calls=tuple(calls))
 
 
 def with_ids(messages: Sequence[Message], ids: Mapping[str, str]) -> list[Message]:

@@ -535,7 +535,7 @@ def _problem(renderer: TokenRenderer, fitting: Fitting, messages: Sequence[Messa
 def _lost(fitting: Fitting, messages: Sequence[Message], text: str) -> str:
     """Which message's text a rendering lacks, or which system message is not in its place."""
     leaves_out = "text_left_out" in fitting.rules
-    words = [(m, _word(m)) for m in messages if m.text and not (leaves_out and m.tool_calls)]
+    words = [(m, _word(m)) for m in messages if m.text and not (leaves_out and m.role == "assistant")]
     places = [text.find(word) for _, word in words]
     for index, (message, word) in enumerate(words):
         if places[index] < 0:

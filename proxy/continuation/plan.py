@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rolltap.proxy.continuation.call_ids import recorded_calls, with_ids
+from rolltap.proxy.continuation.call_ids import as_recorded, recorded_calls
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.fit import find_fitting, merged
 from rolltap.proxy.continuation.forest import Forest, Match, Outline
@@ -96,7 +96,27 @@ class ParentFinder:
             plan = self.with_prompt(self._repeat(place.duplicate, call_id, forest, request, place), empty)
         else:
             plan = self._plan_for(call_id, forest, request, place, empty, None)
-        return replace(plan, messages=request.messages)
+        node, covered = place.match.context, place.outline.lead + place.match.covered
+        return replace(plan, messages=tuple(self._with_given_ids(forest, request.messages, node, covered)))
+
+    def _with_given_ids(
+        self,
+        forest: Forest,
+        messages: Sequence[Message],
+        node: CallNode | None = None,
+        covered: int = 0,
+        *,
+        whole: bool = True,
+    ) -> list[Message]:
+        """The messages with the ids that the model sampled or the upstream gave. If they continue `node`, its reply is
+        the message before `covered`, whatever ids the client sends. If not `whole`, only that message and those after
+        it are changed."""
+        first = 0 if whole or not covered else covered - 1
+        calls = recorded_calls(messages[first:], forest, self.handles)
+        if node is not None and node.reply is not None and covered:
+            echoed = messages[covered - 1].tool_calls
+            calls |= {call.id: sampled for call, sampled in zip(echoed, node.reply.tool_calls, strict=False)}
+        return [*messages[:first], *as_recorded(messages[first:], calls)]
 
     def with_prompt(self, plan: PromptPlan, prompt: Int32) -> PromptPlan:
         """The plan with the prompt ids that the upstream reports. A parent that they prove removes the break."""
@@ -230,25 +250,6 @@ class Continuation(ParentFinder):
             plan = self._plan_for(call_id, forest, request, place, prompt, reason)
         fitted = (*rules, TOOLS_NOT_SHOWN) if request.tools and not self.fitting.shows_tools else rules
         return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking), fitted=fitted)
-
-    def _with_given_ids(
-        self,
-        forest: Forest,
-        messages: Sequence[Message],
-        node: CallNode | None = None,
-        covered: int = 0,
-        *,
-        whole: bool = True,
-    ) -> list[Message]:
-        """The messages with the ids that the model sampled. If they continue `node`, its reply is the message before
-        `covered`, whatever ids the client sends. If not `whole`, only that message and those after it are changed."""
-        first = 0 if whole or not covered else covered - 1
-        calls = recorded_calls(messages[first:], forest, self.handles)
-        if node is not None and node.reply is not None and covered:
-            echoed = messages[covered - 1].tool_calls
-            calls |= {call.id: sampled for call, sampled in zip(echoed, node.reply.tool_calls, strict=False)}
-        ids = {id: call.given_id for id, call in calls.items() if call.given_id}
-        return [*messages[:first], *with_ids(messages[first:], ids)]
 
     def _render(
         self, renderer: TokenRenderer, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool

@@ -54,6 +54,9 @@ class ToolCall(msgspec.Struct, frozen=True):
     given_id: str = ""
     extra: dict[str, Any] = {}
 
+    def __hash__(self) -> int:
+        return hash((self.id, self.name, self.arguments, self.kind, self.given_id))  # `extra` has no hash
+
 
 Part = Text | Image | Reasoning
 

@@ -30,12 +30,13 @@ class FunctionPiece(msgspec.Struct):
 
 
 class CallPiece(msgspec.Struct):
-    """A tool call, or a part of it."""
+    """A tool call, or a part of it. `extra_content` is what Google's servers want back with it: a thought signature."""
 
     index: int | None = None
     id: str | int | None = None
     function: FunctionPiece | None = None
     custom: FunctionPiece | None = None
+    extra_content: dict[str, Any] | None = None
 
 
 class MessagePiece(msgspec.Struct):
@@ -93,6 +94,7 @@ class CallDelta(NamedTuple):
     id: str
     arguments: str
     is_custom: bool
+    extra: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -102,6 +104,7 @@ class _Call:
     is_custom: bool
     name: str = ""
     arguments: list[str] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
     position: int | None = None  # None: its name has not come, so nobody has seen it
 
     @property
@@ -145,14 +148,17 @@ class CallAssembler:
             elif call.is_repeated_by(piece, name, arguments):
                 continue
             call.id = call.id or call_id
+            if piece.extra_content:
+                call.extra["extra_content"] = piece.extra_content
             begins = call.position is None and bool(name or call.name)
             call.name = call.name or name
             call.arguments.append(arguments)
             if begins:
                 call.position, self._named = self._named, self._named + 1
-                deltas.append(CallDelta(call.position, call.name, call.id, "".join(call.arguments), call.is_custom))
+                text = "".join(call.arguments)
+                deltas.append(CallDelta(call.position, call.name, call.id, text, call.is_custom, call.extra))
             elif call.position is not None:
-                deltas.append(CallDelta(call.position, "", "", arguments, call.is_custom))
+                deltas.append(CallDelta(call.position, "", "", arguments, call.is_custom, call.extra))
         return deltas
 
     def _continued(self, index: int | None, call_id: str, name: str) -> _Call | None:

@@ -212,12 +212,13 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
-    """A piece of the tool call at `position`; its first piece has `id` and `name`."""
+    """A piece of the tool call at `position`; its first piece has `id` and `name`. `extra`: see `ToolCall`."""
 
     position: int
     arguments: str = ""
     id: str = ""
     name: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ChatChunk(msgspec.Struct, frozen=True, eq=False):

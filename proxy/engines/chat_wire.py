@@ -109,7 +109,12 @@ def _message(message: Message) -> dict[str, Any]:
         row["reasoning"] = row["reasoning_content"] = message.reasoning
     if message.tool_calls:
         row["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call)},
+                **call.extra,
+            }
             for call in message.tool_calls
         ]
     if message.role == "tool":

@@ -159,7 +159,9 @@ class _Reply:
         chunk = ChatChunk(
             reasoning=reasoning,
             text=text,
-            tool_calls=tuple(ToolDelta(call.position, call.arguments, call.id, call.name) for call in calls),
+            tool_calls=tuple(
+                ToolDelta(call.position, call.arguments, call.id, call.name, call.extra) for call in calls
+            ),
             token_ids=ids,
             logprobs=logprobs,
             prompt_ids=event.prompt_token_ids,

@@ -11,11 +11,11 @@ from pathlib import Path
 from rolltap.engine.scripted import ScriptedEngine
 
 from ..harnesses.house import POLICY, House, opened
-from .families import Family
+from .families import HARMONY, Family
 from .playing import play
 from .proof import SessionProof, prove
 from .recorded import RECORDED, SUMMARIZE
-from .script import FAILING, FIRST, LISTING, SECOND, FamilyModel
+from .script import FAILING, FIRST, GOODBYE, LISTING, SECOND, FamilyModel
 from .vocabularies import model_folder
 from .writing import FamilyReplyWriter
 
@@ -53,7 +53,7 @@ class FamilyHouse:
 @asynccontextmanager
 async def family_house(family: Family, folder: Path, vocabulary: str = "") -> AsyncIterator[FamilyHouse]:
     """The proxy, with its data in `folder`. `vocabulary` is as in `model_folder`."""
-    weights = model_folder(family, vocabulary)
+    weights = model_folder(family, "" if family.markup is HARMONY and family.renderer else vocabulary)
     model = FamilyModel(family)
     engine = ScriptedEngine(model, weights, family=FamilyReplyWriter(family, weights))
     variants = {NO_THINKING: {"pin": {"thinking": False}}}
@@ -108,6 +108,8 @@ async def recorded_cell(house: FamilyHouse, name: str, *, thinking: bool = True,
     calls = (FIRST, SECOND, FAILING, finish or LISTING) if family.tools and family.reads else ()
     if played.ran != calls:
         failures.append(f"the harness ran {played.ran}, not {calls}")
+    if GOODBYE not in played.answer and family.reads and not kind.finish:
+        failures.append(f"the last reply says {played.answer!r}")
     prompt = house.last_prompt(session.session_id)
     failures += [
         f"the last prompt holds {text!r} {prompt.count(text)} times" for text in played.texts if prompt.count(text) != 1

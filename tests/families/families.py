@@ -19,9 +19,9 @@ OWN_TEMPLATES = Path(__file__).parent / "templates"
 class Markup:
     """The tokens of a family's format.
 
-    `control` end turns and name roles, `words` stand inside a turn; both are single tokens. `ends` are those that end a
-    sampled turn, as in a model's `generation_config.json`; the first is the tokenizer's own. `begin` begins a prompt, if
-    the template asks for one. `thinking` is what opens and closes a thought.
+    `control` end turns and name roles, `words` stand inside a turn; both are single tokens. `ends` are those that end
+    a sampled turn, as in a model's `generation_config.json`; the first is the tokenizer's own. `begin` begins a prompt,
+    if the template asks for one. `thinking` is what opens and closes a thought.
     """
 
     control: tuple[str, ...]
@@ -76,8 +76,8 @@ class Family:
 def trl_templates() -> Path:
     """The folder of templates in the installed wheel of trl."""
     spec = importlib.util.find_spec("trl")
-    assert spec is not None and spec.submodule_search_locations is not None, "the tests need trl, for its templates"
-    return Path(next(iter(spec.submodule_search_locations))) / "chat_templates"
+    assert spec is not None, "the tests need trl, for its templates"
+    return Path(next(iter(spec.submodule_search_locations or ()))) / "chat_templates"
 
 
 _CALLS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
@@ -112,7 +112,10 @@ LAGUNA = Markup(
     words=(*_THINKS, "<tool_call>", "</tool_call>"),
 )
 HY = Markup(
-    tuple(f"<｜{name}:opensource｜>" for name in ("hy_begin_of_sentence", "hy_eos", "hy_User", "hy_Assistant", "reasoning_mode")),
+    tuple(
+        f"<｜{name}:opensource｜>"
+        for name in ("hy_begin_of_sentence", "hy_eos", "hy_User", "hy_Assistant", "reasoning_mode")
+    ),
     ("<｜hy_eos:opensource｜>",),
     words=tuple(
         f"<{slash}{name}:opensource>"
@@ -141,7 +144,8 @@ LLAMA = Markup(
 )  # fmt: skip
 DEEPSEEK = Markup(
     (
-        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜▁pad▁｜>", "<｜latest_reminder｜>",
+        "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜▁pad▁｜>",
+        "<｜latest_reminder｜>",
         *(f"<｜{name}｜>" for name in ("action", "query", "authority", "domain", "title", "read_url")),
     ),
     ("<｜end▁of▁sentence｜>",),
@@ -284,17 +288,17 @@ _TRL: Mapping[str, Family] = {
         _template("llama3_1", LLAMA, vocabulary="llama3_1", parallel=False),
         _template("llama3_2", LLAMA, vocabulary="llama3_1", parallel=False),
         _template("gptoss", HARMONY, reads=False, vocabulary="gptoss", parallel=False),
-        _template("gemma4", GEMMA_4, reads=False, vocabulary="gemma3"),
-        _template("gemma4_v2", GEMMA_4, reads=False, vocabulary="gemma3", like="gemma4"),
-        _template("gemma4_v3", GEMMA_4, reads=False, vocabulary="gemma3", like="gemma4"),
-        _template("gemma4_v4", GEMMA_4, reads=False, vocabulary="gemma3", like="gemma4"),
-        _template("gemma4_v5", GEMMA_4, reads=False, vocabulary="gemma3", like="gemma4"),
-        _template("diffusion_gemma", GEMMA_4, reads=False, vocabulary="gemma3", like="gemma4"),
+        _template("gemma4", GEMMA_4, vocabulary="gemma3"),
+        _template("gemma4_v2", GEMMA_4, vocabulary="gemma3", like="gemma4"),
+        _template("gemma4_v3", GEMMA_4, vocabulary="gemma3", like="gemma4"),
+        _template("gemma4_v4", GEMMA_4, vocabulary="gemma3", like="gemma4"),
+        _template("gemma4_v5", GEMMA_4, vocabulary="gemma3", like="gemma4"),
+        _template("diffusion_gemma", GEMMA_4, vocabulary="gemma3", like="gemma4"),
         _template("lfm2", LFM, tools=False),
-        _template("lfm2_v2", LFM, reads=False),
-        _template("lfm2_2_5", LFM, reads=False),
-        _template("lfm2_2_5_v2", LFM, reads=False, like="lfm2_2_5"),
-        _template("lfm2_2_5_vl", LFM, reads=False, like="lfm2_2_5"),
+        _template("lfm2_v2", LFM),
+        _template("lfm2_2_5", LFM),
+        _template("lfm2_2_5_v2", LFM, like="lfm2_2_5"),
+        _template("lfm2_2_5_vl", LFM, like="lfm2_2_5"),
         _template("muse_glimmer", MUSE, reads=False),
     )
 }

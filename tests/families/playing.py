@@ -19,11 +19,13 @@ MOST_CALLS = 12
 
 @dataclass
 class Played:
-    """How far a session came: `replies` were read, `ran` lists the commands that the model called. `texts` are what the
-    last request holds of the harness's and the user's own words, in any order. `refusal` is the status and message of
-    the request that was refused; empty: none was."""
+    """How far a session came: `ran` lists the commands that the model called, `answer` is the last reply's text.
 
-    replies: int = 0
+    `texts` are what the last request holds of the harness's and the user's own words, in any order. `refusal` is the
+    status and message of the request that was refused; empty: none was.
+    """
+
+    answer: str = ""
     ran: tuple[str, ...] = ()
     texts: tuple[str, ...] = (SYSTEM,)
     refusal: str = ""
@@ -34,7 +36,7 @@ class _Refused(Exception):
 
 
 async def play(harness: RecordedHarness, endpoint: Endpoint, *, compacts: bool = False) -> Played:
-    """Two prompts, with a notice in mid-session where the harness sends such; with `compacts`, a summary between them."""
+    """Two prompts, with a notice in mid-session where the harness sends such. `compacts`: a summary between them."""
     played = Played()
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {endpoint.key}"}) as http:
         try:
@@ -58,8 +60,8 @@ async def _prompt(
     harness.ask(prompt)
     played.texts += (prompt,)
     for _ in range(MOST_CALLS):
-        calls = harness.take(await _post(http, endpoint, harness.request()))
-        played.replies += 1
+        reply = harness.take(await _post(http, endpoint, harness.request()))
+        calls, played.answer = reply.calls, reply.text
         played.ran += tuple(call.command for call in calls)
         if not calls or harness.finish in (call.command for call in calls):
             return
@@ -78,7 +80,6 @@ def _notify(harness: RecordedHarness, played: Played) -> None:
 
 async def _compact(http: aiohttp.ClientSession, harness: RecordedHarness, endpoint: Endpoint, played: Played) -> None:
     await _post(http, endpoint, harness.ask_summary())
-    played.replies += 1
     harness.compact(SUMMARY)
     played.texts = (SYSTEM,)
 

@@ -24,8 +24,8 @@ class SessionProof:
     """What a session came to.
 
     `continuing` counts the main calls that resend a recorded turn, `bridged` those of them whose prompt is, token for
-    token, their parent's prompt and output and something new. `violations` are sentences, `errors` the messages of calls
-    that failed.
+    token, their parent's prompt and output and something new. `violations` are sentences, `errors` the messages of
+    calls that failed.
     """
 
     calls: int

@@ -46,6 +46,14 @@ class RecordedCall:
 
 
 @dataclass(frozen=True)
+class RecordedReply:
+    """What a harness has read of a reply."""
+
+    text: str
+    calls: list[RecordedCall]
+
+
+@dataclass(frozen=True)
 class RecordedRequest:
     """`path` is relative to the session's base URL."""
 
@@ -58,7 +66,7 @@ class RecordedHarness(ABC):
     """The conversation of one harness. `model` is the name that its requests ask for.
 
     `ask` and `notify` add to the conversation, `request` is what the harness then sends, `take` reads the reply (the
-    events of its stream, or its one body) and returns the calls to be answered with `answer`.
+    events of its stream, or its one body), whose calls are to be answered with `answer`.
     """
 
     model: str
@@ -83,7 +91,7 @@ class RecordedHarness(ABC):
     def request(self) -> RecordedRequest: ...
 
     @abstractmethod
-    def take(self, events: Sequence[JsonObject]) -> list[RecordedCall]: ...
+    def take(self, events: Sequence[JsonObject]) -> RecordedReply: ...
 
     @abstractmethod
     def answer(self, calls: Sequence[RecordedCall], outputs: Sequence[tuple[str, bool]]) -> None:
@@ -152,9 +160,9 @@ class Codex(RecordedHarness):
         }
         return RecordedRequest("/v1/responses", body)
 
-    def take(self, events: Sequence[JsonObject]) -> list[RecordedCall]:
+    def take(self, events: Sequence[JsonObject]) -> RecordedReply:
         (response,) = (event["response"] for event in events if event["type"] == "response.completed")
-        calls: list[RecordedCall] = []
+        text, calls = "", list[RecordedCall]()
         for item in response["output"]:
             if item["type"] == "reasoning":
                 kept = {key: item.get(key) for key in ("type", "id", "summary", "encrypted_content")}
@@ -163,7 +171,9 @@ class Codex(RecordedHarness):
             self.items.append(item)
             if item["type"] == "function_call":
                 calls.append(RecordedCall(item["call_id"], item["name"], item["arguments"]))
-        return calls
+            else:
+                text += "".join(part["text"] for part in item["content"])
+        return RecordedReply(text, calls)
 
     def answer(self, calls: Sequence[RecordedCall], outputs: Sequence[tuple[str, bool]]) -> None:
         for call, (text, failed) in zip(calls, outputs, strict=True):
@@ -219,7 +229,7 @@ class ClaudeCode(RecordedHarness):
         }
         return RecordedRequest("/v1/messages?beta=true", body)
 
-    def take(self, events: Sequence[JsonObject]) -> list[RecordedCall]:
+    def take(self, events: Sequence[JsonObject]) -> RecordedReply:
         blocks: dict[int, JsonObject] = {}
         for event in events:
             if event["type"] == "content_block_start":
@@ -236,7 +246,7 @@ class ClaudeCode(RecordedHarness):
                 block["input"] = json.loads(written or "{}")
                 calls.append(RecordedCall(block["id"], block["name"], json.dumps(block["input"])))
         self.items.append({"role": "assistant", "content": list(blocks.values())})
-        return calls
+        return RecordedReply("".join(block["text"] for block in blocks.values() if "text" in block), calls)
 
     def answer(self, calls: Sequence[RecordedCall], outputs: Sequence[tuple[str, bool]]) -> None:
         results = [
@@ -302,7 +312,7 @@ class GeminiCli(RecordedHarness):
         }
         return RecordedRequest(f"/v1beta/models/{self.model}:streamGenerateContent?alt=sse", body)
 
-    def take(self, events: Sequence[JsonObject]) -> list[RecordedCall]:
+    def take(self, events: Sequence[JsonObject]) -> RecordedReply:
         parts: list[JsonObject] = []
         calls: list[RecordedCall] = []
         for event in events:
@@ -318,7 +328,7 @@ class GeminiCli(RecordedHarness):
                 else:
                     parts.append(part)
         self.items.append({"role": "model", "parts": parts or [{"text": ""}]})
-        return calls
+        return RecordedReply("".join(part.get("text", "") for part in parts), calls)
 
     def answer(self, calls: Sequence[RecordedCall], outputs: Sequence[tuple[str, bool]]) -> None:
         responses = [
@@ -369,7 +379,7 @@ class RecordedChat(RecordedHarness):
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         return RecordedRequest("/v1/chat/completions", body)
 
-    def take(self, events: Sequence[JsonObject]) -> list[RecordedCall]:
+    def take(self, events: Sequence[JsonObject]) -> RecordedReply:
         text, reasoning = "", ""
         found: dict[int, JsonObject] = {}
         for event in events:
@@ -384,7 +394,7 @@ class RecordedChat(RecordedHarness):
                         call[key] += piece["function"].get(key) or ""
         calls = [RecordedCall(**call) for call in found.values()]
         self.items.append(self.echo(text, reasoning, calls))
-        return calls
+        return RecordedReply(text, calls)
 
     def echo(self, text: str, reasoning: str, calls: Sequence[RecordedCall]) -> JsonObject:
         """The turn as the harness sends it back: arguments re-serialised, reasoning kept."""

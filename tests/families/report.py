@@ -1,4 +1,4 @@
-"""The report of the matrix harness x family, `reports/families.json`, and the grid that pages and terminals show of it."""
+"""The report of the matrix harness x family, `reports/families.json`, and the grid that pages and terminals show."""
 
 from __future__ import annotations
 

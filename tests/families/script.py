@@ -16,6 +16,7 @@ TASK = "MAINTASK: use your shell tool to create one.txt and two.txt, then look f
 SECOND_TASK = "PARTTWO: thanks. List the files once more and say bye."
 FIRST, SECOND, FAILING, LISTING = "echo one > one.txt", "echo two > two.txt", "cat missing.txt", "ls"
 MAKES = {"one.txt": "one\n", "two.txt": "two\n"}
+GOODBYE = "Bye."
 SUMMARY = "<summary>MAINTASK: one.txt and two.txt were made.</summary>"
 
 RunTool = Callable[[str], ToolUse]
@@ -26,20 +27,22 @@ RunTool = Callable[[str], ToolUse]
 class SessionScript:
     """The replies to one session's prompts, in turn; `summary` stands in the harness's request for a summary.
 
-    `finish` is the command that ends a task, for harnesses that need one.
+    `finish` is the command that ends a task, for harnesses that need one. With `floods` the model reads long outputs
+    until a small context is full.
     """
 
     family: Family
     run: RunTool
     finish: str = ""
     summary: str = ""
+    floods: bool = False
     replies: list[ScriptedReply] = field(init=False)
     second: list[ScriptedReply] = field(init=False)
 
     def __post_init__(self) -> None:
         if not self.family.tools:
             self.replies = [_reply("I can't call tools.", "Type this:\n\n    echo one > one.txt")]
-            self.second = [_reply("", "Bye.")]
+            self.second = [_reply("", GOODBYE)]
             return
         made = [_reply("I create them.", "", self.run(FIRST), self.run(SECOND))]
         if not self.family.parallel:
@@ -49,8 +52,9 @@ class SessionScript:
             if self.finish
             else _reply("All is made.", "Both are there.")
         )
-        self.replies = [*made, _reply("Is there more?", "Now I look.", self.run(FAILING)), end]
-        self.second = [_reply("Again.", "", self.run(LISTING)), _reply("", "Bye.")]
+        floods = [_reply("", f"I read, time {time}.", self.run("seq 1 1500")) for time in range(3 * self.floods)]
+        self.replies = [*made, *floods, _reply("Is there more?", "Now I look.", self.run(FAILING)), end]
+        self.second = [_reply("Again.", "", self.run(LISTING)), _reply("", GOODBYE)]
 
     def next(self, prompt: Prompt) -> ScriptedReply:
         if self.summary and self.summary in prompt.last:
@@ -68,8 +72,8 @@ class FamilyModel:
         self.family = family
         self._scripts: dict[str, SessionScript] = {}
 
-    def add(self, session_id: str, run: RunTool, *, finish: str = "", summary: str = "") -> None:
-        self._scripts[session_id] = SessionScript(self.family, run, finish, summary)
+    def add(self, session_id: str, run: RunTool, *, finish: str = "", summary: str = "", floods: bool = False) -> None:
+        self._scripts[session_id] = SessionScript(self.family, run, finish, summary, floods)
 
     def __call__(self, prompt: Prompt) -> ScriptedReply:
         script = self._scripts.get(prompt.session)

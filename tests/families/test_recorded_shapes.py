@@ -27,7 +27,7 @@ SAMPLE: dict[str, tuple[str, ...]] = {
     "gemma3 (template)": ("codex", "claude-code", "mini-swe-agent"),
     "plain (template)": ("codex", "claude-code", "cline"),
 }
-"""The cells of every run. Among them are all kinds of rules that families have for the order of messages and for ids."""
+"""The cells of every run: among them are all kinds of rules that families have for the order of messages and ids."""
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -78,7 +78,8 @@ def harmony_folder(cache: Path = CACHE) -> Path:
     with _locked(cache):
         if not target.exists():
             spec = importlib.util.find_spec("litellm")
-            assert spec is not None and spec.origin is not None, "gpt-oss needs the vocabulary that litellm carries"
+            assert spec is not None, "gpt-oss needs the vocabulary that litellm carries"
+            assert spec.origin is not None
             url = b"https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
             name = hashlib.sha1(url).hexdigest()
             folder.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 
 The family's own renderer or template writes the turn as part of a conversation. What stands after the generation prompt
 is the reply. A thinking block that the generation prompt has opened, or left out, is respected. `split` of a scripted
-reply then makes ids of the text that no tokenizer would choose, so that a prompt which repeats them can't be a rendering
-of the text.
+reply then makes ids of the text that no tokenizer would choose, so that a prompt which repeats them can't be a
+rendering of the text.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FamilyReplyWriter(ScriptedReplyWriter):
     def write(self, reply: ScriptedReply, prompt: Sequence[int]) -> list[int]:
         if reply.ids is not None or reply.text is not None:
             return super().write(reply, prompt)
-        text = _harmony(reply) if self._family.markup is HARMONY else self._sampled(reply, prompt)
+        text = self._harmony(reply, prompt) if self._family.markup is HARMONY else self._sampled(reply, prompt)
         ids = self.tokenizer.encode(text)
         stop = next((at for at, token in enumerate(ids) if token in self.stop_ids), len(ids))
         return self._split(ids[: stop + reply.end], reply.split)
@@ -72,11 +72,24 @@ class FamilyReplyWriter(ScriptedReplyWriter):
         written = self._turn(reply, prompt, thinking=thinking, thought="" if closed else reply.think)
         shared = self._common(written, header or self._headers[True])
         opened, rest = header[shared:], written[shared:]
-        if rest.startswith(opened):
+        if rest.startswith(opened) and (header or not tail.endswith(opening)):
             return rest[len(opened) :]
         bare = rest.partition(closing)[2] if closing in rest else rest
-        is_thinking = not closed and opening.strip() in header
+        is_thinking = tail.endswith(opening) if not header else opening.strip() in header and not closed
         return f"{reply.think}{closing}{bare}" if is_thinking else bare
+
+    def _harmony(self, reply: ScriptedReply, prompt: Sequence[int]) -> str:
+        """A turn of gpt-oss as it is sampled: a history, which its renderers write, has no analysis and other ends."""
+        analysis, then = "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"
+        opened = self.tokenizer.decode(list(prompt[-TAIL:])).endswith(analysis)
+        thought = f"{'' if opened else analysis}{reply.think}{then}" if opened or reply.think else ""
+        if not reply.call:
+            return f"{thought}<|channel|>final<|message|>{reply.say}<|return|>"
+        preamble = f"<|channel|>commentary<|message|>{reply.say}{then}" if reply.say else ""
+        (use,) = reply.call
+        arguments = json.dumps(use.arguments, ensure_ascii=False)
+        call = f"<|channel|>commentary to=functions.{use.tool} <|constrain|>json<|message|>{arguments}<|call|>"
+        return thought + preamble + call
 
     def _turn(self, reply: ScriptedReply, prompt: Sequence[int], *, thinking: bool, thought: str) -> str:
         """The turn as the family writes it in a history that has nothing after it that would end its thinking."""
@@ -166,16 +179,3 @@ def _with_texts(row: Row) -> Row:
         for call in row.get("tool_calls", ())
     ]
     return {**row, "tool_calls": calls} if calls else row
-
-
-def _harmony(reply: ScriptedReply) -> str:
-    """A turn of gpt-oss as it is sampled: a history, which its renderers write, has no analysis and other ends."""
-    say = "<|start|>assistant<|channel|>"
-    parts = [f"<|channel|>analysis<|message|>{reply.think}<|end|>{say}"] if reply.think else ["<|channel|>"]
-    if not reply.call:
-        return "".join([*parts, f"final<|message|>{reply.say}<|return|>"])
-    if reply.say:
-        parts.append(f"commentary<|message|>{reply.say}<|end|>{say}")
-    (use,) = reply.call
-    arguments = json.dumps(use.arguments, ensure_ascii=False)
-    return "".join([*parts, f"commentary to=functions.{use.tool} <|constrain|>json<|message|>{arguments}<|call|>"])

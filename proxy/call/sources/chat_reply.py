@@ -40,6 +40,8 @@ class UpstreamCall:
 
     position: int
     name: str
+    given_id: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
     pieces: list[str] = field(default_factory=list)
     sent: int = 0
     started: bool = False
@@ -107,10 +109,11 @@ class ChatReplyParser:
             self._has_surplus = True
             return
         if piece.position == len(self._calls):
-            call = UpstreamCall(piece.position, piece.name)
+            call = UpstreamCall(piece.position, piece.name, piece.id)
             self._calls.append(call)
             self._waiting.append(call)
         call = self._calls[piece.position]
+        call.extra |= piece.extra
         if call.closed:  # the client has its end
             self._has_surplus = self._has_surplus or bool(piece.arguments.strip())
         elif piece.arguments:
@@ -151,9 +154,15 @@ class ChatReplyParser:
         return [*whole, ToolCallEnded(call.position, self._index)]
 
     def _tool_call(self, call: UpstreamCall) -> ToolCall:
-        if call.name in self._custom:
-            return ToolCall(self._mint(call.position), call.name, _free_text(call.arguments), "custom")
-        return ToolCall(self._mint(call.position), call.name, call.arguments)
+        is_custom = call.name in self._custom
+        return ToolCall(
+            self._mint(call.position),
+            call.name,
+            _free_text(call.arguments) if is_custom else call.arguments,
+            "custom" if is_custom else "function",
+            call.given_id,
+            call.extra,
+        )
 
 
 class _Input(msgspec.Struct):
