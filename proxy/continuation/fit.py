@@ -477,7 +477,7 @@ def find_fitting(renderer: TokenRenderer) -> Fitting:
 
     A rule is kept if more shapes fit with it, and none fits no longer.
     """
-    fitting = Fitting(id_form=_find_id_form(renderer), shows_tools=_shows_tools(renderer))
+    fitting = Fitting(id_form=_find_id_form(renderer))
     problems = _problems(renderer, fitting, SHAPES)
     before: dict[str, Problem] = {}
     while problems and problems != before:  # a rule may help only beside a later one
@@ -495,7 +495,7 @@ def find_fitting(renderer: TokenRenderer) -> Fitting:
         ShapeResult(shape, fitting.whole(messages).rules, problems[shape].text if shape in problems else "")
         for shape, messages in SHAPES.items()
     )
-    return replace(fitting, table=table)
+    return replace(fitting, table=table, shows_tools=_shows_tools(renderer, fitting))
 
 
 def merged(*rules: Collection[str]) -> tuple[str, ...]:
@@ -554,6 +554,8 @@ def _unbridged(renderer: TokenRenderer, fitting: Fitting, messages: Sequence[Mes
     """Whether the messages after the reply before `covered` break a bridge that a plain message of their kind has."""
     history, reply, new = messages[: covered - 1], messages[covered - 1], messages[covered:]
     results = [message for message in new if message.role == "tool"]
+    if "calls_one_by_one" in fitting.rules and len(reply.tool_calls) > 1:
+        return ""  # the model makes no such turn
     try:
         prompt = renderer.render(fitting.whole(history).messages, (_LOOK,), thinking=True)
     except InvalidRequest:
@@ -562,7 +564,10 @@ def _unbridged(renderer: TokenRenderer, fitting: Fitting, messages: Sequence[Mes
     turn = [*([closing] if closing is not None else []), *renderer.tokenizer.encode("reply")]
 
     def bridged(added: Sequence[Message], stop: int) -> str | None:
-        ids = renderer.bridge(prompt, [*turn, stop], fitting.new(added, reply).messages, (_LOOK,), thinking=True)
+        answered = {message.tool_call_id for message in added}
+        calls = tuple(call for call in reply.tool_calls if call.id in answered or added is new)
+        fitted = fitting.new(added, msgspec.structs.replace(reply, tool_calls=calls)).messages
+        ids = renderer.bridge(prompt, [*turn, stop], fitted, (_LOOK,), thinking=True)
         return None if ids is None else renderer.tokenizer.decode(ids[len(prompt) :])
 
     plain = results[:1] or [_user("charlie")]
@@ -598,9 +603,6 @@ def _find_id_form(renderer: TokenRenderer) -> str:
     return ""
 
 
-def _shows_tools(renderer: TokenRenderer) -> bool:
-    messages = SHAPES["system message"]
-    try:
-        return _LOOK.name in renderer.tokenizer.decode(renderer.render(messages, (_LOOK,), thinking=True))
-    except InvalidRequest:
-        return True
+def _shows_tools(renderer: TokenRenderer, fitting: Fitting) -> bool:
+    messages = fitting.whole(SHAPES["system message"]).messages
+    return _LOOK.name in renderer.tokenizer.decode(renderer.render(messages, (_LOOK,), thinking=True))
