@@ -1,4 +1,4 @@
-"""What each family's template takes: the table of docs/continuation.md. `python -m tests.families.fitting_table` writes it."""
+"""What each template takes: the table of docs/continuation.md (`python -m tests.families.fitting_table` writes it)."""
 
 from __future__ import annotations
 

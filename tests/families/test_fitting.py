@@ -150,7 +150,7 @@ KIMI = [name for name in QUICK if name.startswith("kimi")]
 
 @pytest.mark.parametrize("name", KIMI)
 def test_a_prompt_has_the_ids_that_the_model_sampled(name: str) -> None:
-    """Kimi takes a tool's name from its call's id: in a bridge, in a whole rendering after a break, of foreign calls."""
+    """Kimi takes a tool's name from its id: in a bridge, in a whole rendering after a break, of foreign calls."""
     session = GeneratedSession(FAMILIES[name], renderer_of(FAMILIES[name]), random.Random(3))
     foreign = ToolCall("toolu_017", "look", '{"name": "x"}')
     first = [Message("user", (Text("go"),)), Message("assistant", (), (foreign,)), session.result_of(foreign, "old")]
