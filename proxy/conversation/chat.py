@@ -123,6 +123,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     thinking: bool | None = None
     effort: str | None = None
     thinking_budget: int | None = None  # tokens of thinking
+    keep_thinking: bool | None = None  # earlier thinking stays in the prompt (a policy's `history_thinking`)
     json_schema: dict[str, Any] | None = None  # structured output; {} asks for any JSON object
 
     def choice_seed(self, index: int) -> int | None:
@@ -160,6 +161,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     hints: Hints = Hints()
     previous: str | None = None  # the handle of the reply that this request continues (`previous_response_id`)
     recalls: bool = False
+    remarks: tuple[str, ...] = ()  # names of what was taken and is not done as asked (`CallShape.unapplied`)
     stored: bool = True  # False: the client will not ask for the reply again (`store`)
     head: bytes = b"{}"
     items: tuple[bytes, ...] = ()

@@ -38,7 +38,9 @@ from rolltap.proxy.dialects.history import Linker, unknown_tool
 from rolltap.proxy.dialects.item_cache import ItemCache
 from rolltap.proxy.dialects.json_reply import encode
 from rolltap.proxy.dialects.json_request import MAX_TOOLS, check_depth, cut, decode, invalid
+from rolltap.proxy.dialects.openai_chat_wire import token_limit
 from rolltap.proxy.dialects.openai_common import bearer
+from rolltap.proxy.dialects.thinking_switches import ThinkingDemand
 
 DROPPED_TOOLS = ("web_search_", "web_fetch_")
 TOOL_SEARCH = "tool_search_tool_"
@@ -173,18 +175,32 @@ def tool_choice(choice: wire.WireChoice | None, tools: ToolSet) -> ToolChoice:
 
 def sampling(head: wire.Head) -> Sampling:
     """Returns the sampling parameters of a request."""
-    config = head.output_config or wire.OutputConfig()
+    config, demand = head.output_config or wire.OutputConfig(), ThinkingDemand()
     form = config.format or head.output_format
     if form is not None:
         check_depth(form.schema, "output_config.format.schema")
+    if head.thinking is not None:
+        demand.think(head.thinking.type != "disabled")
+        demand.spend(head.thinking.budget_tokens)
+    demand.try_hard(config.effort)
     return Sampling(
         temperature=head.temperature,
         top_p=head.top_p,
         top_k=head.top_k,
-        max_tokens=head.max_tokens,
+        max_tokens=token_limit(head.max_tokens, "max_tokens"),
         stop=tuple(head.stop_sequences or ()),
-        thinking=None if head.thinking is None else head.thinking.type != "disabled",
-        effort=config.effort,
-        thinking_budget=head.thinking.budget_tokens if head.thinking is not None else None,
+        thinking=False if demand.thinking is None and demand.effort == "none" else demand.thinking,
+        effort=demand.effort,
+        thinking_budget=demand.budget,
         json_schema=form.schema if form is not None else None,
     )
+
+
+def remarks(head: wire.Head) -> tuple[str, ...]:
+    """What the request asks of the vendor's server and is not done here."""
+    edits = head.context_management.edits if head.context_management is not None else ()
+    names = {
+        "task_budget": head.output_config is not None and head.output_config.task_budget is not None,
+        "context_management": any(edit.type == "clear_tool_uses_20250919" for edit in edits),
+    }
+    return tuple(name for name, is_asked in names.items() if is_asked)

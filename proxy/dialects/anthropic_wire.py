@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from rolltap.proxy.dialects.openai_chat_wire import MAX_STOPS, Count, Name, StopText
+from rolltap.proxy.dialects.openai_chat_wire import MAX_STOPS, Name, StopText, TokenLimit
+from rolltap.proxy.dialects.thinking_switches import Budget, Effort
 
 ToolUseId = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -116,7 +117,7 @@ class WireChoice(Struct):
 
 class Thinking(Struct):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: int | None = None
+    budget_tokens: Budget | None = None
     display: str | None = None
 
 
@@ -126,8 +127,9 @@ class OutputFormat(Struct):
 
 
 class OutputConfig(Struct, forbid_unknown_fields=True):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | bool | None = None
     format: OutputFormat | None = None
+    task_budget: dict[str, Any] | None = None  # a hint for the model, which is not given to it; findings count it
 
 
 class Metadata(Struct):
@@ -135,9 +137,10 @@ class Metadata(Struct):
 
 
 class Edit(Struct):
-    """A vendor-side edit of the history. It has no effect: the policy decides which thinking stays."""
+    """A vendor-side edit of the history. It has no effect: the policy decides which thinking stays, and the model sees
+    all tool results (findings count it)."""
 
-    type: Literal["clear_thinking_20251015"]
+    type: Literal["clear_thinking_20251015", "clear_tool_uses_20250919"]
 
 
 class ContextManagement(Struct, forbid_unknown_fields=True):
@@ -148,7 +151,7 @@ class Head(Struct, forbid_unknown_fields=True):
     """The body without `messages`, `system` and `tools`."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
-    max_tokens: Count | None = None
+    max_tokens: TokenLimit | None = None
     stream: bool | None = None
     tool_choice: WireChoice | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None

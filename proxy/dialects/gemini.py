@@ -25,6 +25,7 @@ from rolltap.proxy.conversation.chat import (
     Tool,
     ToolChoice,
 )
+from rolltap.proxy.conversation.effort import EFFORTS
 from rolltap.proxy.dialects import gemini_wire as wire
 from rolltap.proxy.dialects.base import ClientEnvironment, Dialect, Route, WireReply, WireRequest
 from rolltap.proxy.dialects.gemini_contents import join_contents, parse_content, parse_system
@@ -38,12 +39,14 @@ from rolltap.proxy.dialects.item_cache import ItemCache
 from rolltap.proxy.dialects.json_reply import encode
 from rolltap.proxy.dialects.json_request import MAX_TOOLS, BodyParts, check_depth, cut, decode, invalid
 from rolltap.proxy.dialects.model_list import model_list
+from rolltap.proxy.dialects.openai_chat_wire import token_limit
 from rolltap.proxy.dialects.openai_common import bearer
 
 MODELS = ("/v1beta/models", "/v1/models")
 STREAM = "streamGenerateContent"
 COUNT = "countTokens"
 APART = ("contents", "systemInstruction", "tools")
+TOOLS = {field.encode_name for field in msgspec.structs.fields(wire.WireTool)}
 KNOWN = {*APART, "generateContentRequest", *(field.encode_name for field in msgspec.structs.fields(wire.Head))}
 
 
@@ -170,6 +173,7 @@ def _top_level(body: bytes | msgspec.Raw, where: str) -> dict[str, msgspec.Raw]:
 
 def parse_tools(raw: bytes) -> tuple[Tool, ...]:
     """Parses the `tools` field. The vendor's own search tools are left out."""
+    _check_hosted_tools(raw)
     tools: dict[str, Tool] = {}
     for index, entry in enumerate(wire.decode_either(raw, list[wire.WireTool], "tools")):
         for inner, declared in enumerate(entry.function_declarations or ()):
@@ -180,6 +184,14 @@ def parse_tools(raw: bytes) -> tuple[Tool, ...]:
     if len(tools) > MAX_TOOLS:
         raise invalid("tools", f"at most {MAX_TOOLS} tools")
     return tuple(tools.values())
+
+
+def _check_hosted_tools(raw: bytes) -> None:
+    """Refuses unknown tools. An empty object declares one, so it is not a field that asks for nothing."""
+    for index, entry in enumerate(decode(raw, list[dict[str, msgspec.Raw]], "tools")):
+        for name, value in entry.items():
+            if wire.camel_key(name) not in TOOLS and bytes(value) not in (b"null", b"false"):
+                raise invalid(f"tools[{index}].{name}", "this tool is not supported; leave it out")
 
 
 def _tool(declared: wire.FunctionDeclaration, where: str) -> Tool:
@@ -216,13 +228,17 @@ def sampling(config: wire.GenerationConfig) -> Sampling:
     """Returns the sampling parameters of a request."""
     thinking = config.thinking_config or wire.ThinkingConfig()
     level = thinking.thinking_level.lower() if thinking.thinking_level else None
+    if level == "thinking_level_unspecified":
+        level = None
+    elif level is not None and level not in EFFORTS:
+        raise invalid("generationConfig.thinkingConfig.thinkingLevel", f"unknown level; known: {', '.join(EFFORTS)}")
     if config.logprobs and not config.response_logprobs:
         raise invalid("generationConfig.logprobs", "needs responseLogprobs: true")
     return Sampling(
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=None if config.top_k is None else int(config.top_k),
-        max_tokens=config.max_output_tokens,
+        max_tokens=token_limit(config.max_output_tokens, "generationConfig.maxOutputTokens"),
         stop=tuple(config.stop_sequences or ()),
         seed=config.seed,
         n=config.candidate_count or 1,

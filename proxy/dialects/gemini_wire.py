@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.dialects.json_request import check_depth, decode
-from rolltap.proxy.dialects.openai_chat_wire import MAX_STOPS, MAX_TOP_LOGPROBS, Count, Name, Penalty, StopText
+from rolltap.proxy.dialects.openai_chat_wire import MAX_STOPS, MAX_TOP_LOGPROBS, Name, Penalty, StopText, TokenLimit
 
 T = TypeVar("T")
 
@@ -110,7 +110,7 @@ class ThinkingConfig(Wire):
 
 class GenerationConfig(Wire):
     candidate_count: Annotated[int, Meta(ge=1, le=MAX_CANDIDATES)] | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: TokenLimit | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[float, Meta(ge=0, le=2**31)] | None = None

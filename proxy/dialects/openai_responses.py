@@ -29,6 +29,7 @@ from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.history import Linker
 from rolltap.proxy.dialects.item_cache import ItemCache
 from rolltap.proxy.dialects.json_request import BodyParts, check_depth, cut, decode, invalid
+from rolltap.proxy.dialects.openai_chat_wire import token_limit
 from rolltap.proxy.dialects.openai_common import OPENAI_ENVIRONMENT, openai_error, openai_key
 from rolltap.proxy.dialects.openai_responses_items import (
     ContentPiece,
@@ -42,6 +43,7 @@ from rolltap.proxy.dialects.openai_responses_reader import ResponsesReader
 from rolltap.proxy.dialects.openai_responses_recall import recall
 from rolltap.proxy.dialects.openai_responses_reply import ResponsesWriter, response_body
 from rolltap.proxy.dialects.openai_responses_tools import ResponsesToolSet, parse_tools, tool_choice
+from rolltap.proxy.dialects.thinking_switches import read_switches
 
 APART = ("input", "instructions", "tools")
 
@@ -152,17 +154,23 @@ def _input(body: BodyParts) -> bytes:
     return b'[{"role":"user","content":' + raw + b"}]" if raw.startswith(b'"') else raw
 
 
-def sampling(head: wire.Head) -> Sampling:
-    """Returns the sampling parameters of a request."""
-    effort = head.reasoning.effort if head.reasoning else None
+def sampling(head: wire.Head, effort: str | bool | None) -> Sampling:
+    """Returns the sampling parameters of a request. `effort`: that of its last `configuration_update`."""
+    asked = head.reasoning or wire.ReasoningConfig()
+    demand = read_switches(head, asked.effort if effort is None else effort)
+    demand.think(asked.enabled)
+    demand.spend(asked.max_tokens)
+    demand.settle()
     return Sampling(
         temperature=head.temperature,
         top_p=head.top_p,
-        max_tokens=head.max_output_tokens,
+        max_tokens=token_limit(head.max_output_tokens, "max_output_tokens"),
         logprobs="message.output_text.logprobs" in (head.include or ()) or bool(head.top_logprobs),
         top_logprobs=head.top_logprobs or 0,
-        thinking=None if effort is None else effort != "none",
-        effort=effort,
+        thinking=demand.thinking,
+        effort=demand.effort,
+        thinking_budget=demand.budget,
+        keep_thinking=demand.keep,
         json_schema=_schema(head.text.format if head.text else None),
     )
 

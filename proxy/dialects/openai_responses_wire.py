@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from rolltap.proxy.dialects.openai_chat_wire import MAX_TOP_LOGPROBS, Count, Name
+from rolltap.proxy.dialects.openai_chat_wire import MAX_TOP_LOGPROBS, Name, TokenLimit
+from rolltap.proxy.dialects.thinking_switches import Budget, Effort, ThinkingSwitches
 
 CallId = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -151,7 +152,10 @@ class TextConfig(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ReasoningConfig(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | bool | None = None
+    enabled: bool | None = None
+    max_tokens: Budget | None = None
+    mode: Literal["standard"] | None = None
     summary: str | None = None
     generate_summary: str | None = None
     context: str | None = None
@@ -159,6 +163,7 @@ class ReasoningConfig(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
+    include_usage: bool | None = None
 
 
 Include = Literal[
@@ -173,18 +178,18 @@ Include = Literal[
 ]
 
 
-class Head(Struct, forbid_unknown_fields=True):
+class Head(ThinkingSwitches):
     """The body without `input`, `instructions` and `tools`."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
     previous_response_id: str | None = None
     include: list[Include] | None = None
-    tool_choice: Literal["none", "auto", "required"] | WireChoice | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | WireChoice | None = None
     parallel_tool_calls: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: TokenLimit | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None

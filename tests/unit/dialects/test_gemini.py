@@ -178,7 +178,7 @@ def test_tool_choice(parse: Any, calling: Any, expected: ToolChoice) -> None:
         ({"cachedContent": "cachedContents/x"}, "cachedContent"),
         ({"generationConfig": {"temperature": 3}}, "generationConfig.temperature"),
         ({"generationConfig": {"responseModalities": ["AUDIO"]}}, "generationConfig.responseModalities[0]"),
-        ({"generationConfig": {"speechConfig": {}}}, "generationConfig.speechConfig"),
+        ({"generationConfig": {"speechConfig": {"languageCode": "en"}}}, "generationConfig.speechConfig"),
         ({"generationConfig": {"logprobs": 3}}, "generationConfig.logprobs"),
         (
             {"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["nap"]}}},

@@ -177,7 +177,7 @@ def test_what_changes_nothing_is_let_be(parse: Any) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logit_bias": {"5": 1}}, "logit_bias"),
         ({"modalities": ["audio"]}, "modalities[0]"),
-        ({"functions": []}, "functions"),
+        ({"functions": [{"name": "look"}]}, "functions"),
         ({"web_search_options": {}}, "web_search_options"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"stream_options": {"colour": True}}, "stream_options.colour"),
