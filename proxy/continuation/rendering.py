@@ -19,7 +19,7 @@ from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
 from rolltap.proxy.continuation.json_calls import HERMES, is_arguments, read_call
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import MAX_NAME, Image, Message, Text, Tool
+from rolltap.proxy.conversation.chat import MAX_NAME, TOOL_MEDIA, Image, Message, Text, Tool
 from rolltap.proxy.conversation.effort import Efforts, find_efforts
 
 KNOWN_TOOLS = 256
@@ -288,11 +288,11 @@ def begins_with(token: int | None, ids: Sequence[int], tokenizer: HubTokenizer) 
 
 def template_row(message: Message, guard: Guard) -> dict[str, Any]:
     """A message in the form for chat templates, with all text guarded against special-token literals."""
-    if any(isinstance(part, Image) for part in message.parts):
+    if TOOL_MEDIA not in message.marks and any(isinstance(part, Image) for part in message.parts):
         raise InvalidRequest("this policy's model does not accept images")
     row: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": guard(message.text),
+        "content": guard(message.described),
     }
     if message.reasoning:
         row["reasoning_content"] = guard(message.reasoning)

@@ -63,7 +63,11 @@ class Anthropic(Dialect):
 
     name = "anthropic"
     items_field = "messages"
-    field_names: Mapping[str, str] = {"response_format": "output_config.format"}
+    field_names: Mapping[str, str] = {
+        "response_format": "output_config.format",
+        "stop": "stop_sequences",
+        "reasoning_effort": "output_config.effort",
+    }
     routes: Sequence[Route] = (
         Route("POST", "/v1/messages", "generate"),
         Route("POST", "/v1/messages/count_tokens", "count_tokens"),
@@ -84,7 +88,8 @@ class Anthropic(Dialect):
     def parse(self, request: WireRequest) -> ChatRequest:
         body = cut(request.body, ("messages", "system", "tools"))
         head = decode(body.head, wire.Head)
-        if head.max_tokens is None and not request.path.endswith("/count_tokens"):
+        generates = not request.path.endswith("/count_tokens")
+        if head.max_tokens is None and generates:
             raise invalid("max_tokens", "this field is required")
         items, entries = self._entries.all(body.array("messages"), "messages")
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ToolSet()
@@ -100,7 +105,7 @@ class Anthropic(Dialect):
             places += [f"messages[{index}]"] * len(entry.messages)
         if not entries:
             raise invalid("messages", "at least one message is required")
-        if messages[-1].role == "assistant":
+        if messages[-1].role == "assistant" and generates:
             raise invalid(places[-1], "prefill is not supported; the conversation must end with a user message")
         return ChatRequest(
             dialect=self.name,
@@ -110,10 +115,12 @@ class Anthropic(Dialect):
             tool_choice=tool_choice(head.tool_choice, tools),
             sampling=sampling(head),
             stream=bool(head.stream),
+            remarks=remarks(head),
             hints=read_hints(request.headers, user_id=head.metadata.user_id if head.metadata else None),
             head=body.head,
             items=items,
             fixed=body.fixed("system", "tools"),
+            wire={"names": {"response_format": "output_format"}} if head.output_format is not None else {},
         )
 
     def writer(self, request: ChatRequest) -> MessagesWriter:

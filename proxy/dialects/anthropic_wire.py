@@ -34,14 +34,29 @@ class TextSource(Struct, tag_field="type", tag="text"):
     data: str
 
 
+class ContentSource(Struct, tag_field="type", tag="content"):
+    content: str | list[TextBlock | ImageBlock]
+
+
+class FileSource(Struct, tag_field="type", tag="file"):
+    file_id: str
+
+
 class ImageBlock(Struct, tag_field="type", tag="image"):
-    source: Base64Source | UrlSource
+    source: Base64Source | UrlSource | FileSource
 
 
 class DocumentBlock(Struct, tag_field="type", tag="document"):
-    """A plain-text document. Other types (PDF) are refused: engines cannot read them."""
+    """A document. Only its text is read: engines can't read other types (PDF)."""
 
-    source: TextSource
+    source: TextSource | ContentSource | Base64Source | UrlSource | FileSource
+    title: str | None = None
+
+
+class SearchResultBlock(Struct, tag_field="type", tag="search_result"):
+    source: str
+    title: str
+    content: list[TextBlock]
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
@@ -65,9 +80,12 @@ class ToolReferenceBlock(Struct, tag_field="type", tag="tool_reference"):
     tool_name: str
 
 
+ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+
+
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
     tool_use_id: ToolUseId
-    content: str | list[TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock] | None = None
+    content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
 
 
@@ -75,6 +93,7 @@ Block = (
     TextBlock
     | ImageBlock
     | DocumentBlock
+    | SearchResultBlock
     | ThinkingBlock
     | RedactedThinkingBlock
     | ToolUseBlock

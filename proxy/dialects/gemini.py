@@ -38,7 +38,7 @@ from rolltap.proxy.dialects.history import Linker, unknown_tool
 from rolltap.proxy.dialects.item_cache import ItemCache
 from rolltap.proxy.dialects.json_reply import encode
 from rolltap.proxy.dialects.json_request import MAX_TOOLS, BodyParts, check_depth, cut, decode, invalid
-from rolltap.proxy.dialects.model_list import model_list
+from rolltap.proxy.dialects.model_list import NO_CONTEXTS, model_list
 from rolltap.proxy.dialects.openai_chat_wire import token_limit
 from rolltap.proxy.dialects.openai_common import bearer
 
@@ -58,6 +58,13 @@ class Gemini(Dialect):
     field_names: Mapping[str, str] = {
         "messages": "contents",
         "response_format": "generationConfig.responseJsonSchema",
+        **{
+            name: f"generationConfig.{wire.camel_key(name)}"
+            for name in ("temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty")
+        },
+        "max_tokens": "generationConfig.maxOutputTokens",
+        "stop": "generationConfig.stopSequences",
+        "reasoning_effort": "generationConfig.thinkingConfig",
         "tool_choice": "toolConfig.functionCallingConfig",
         "logprobs": "generationConfig.responseLogprobs",
         "top_logprobs": "generationConfig.logprobs",
@@ -104,7 +111,7 @@ class Gemini(Dialect):
         for index, entry in enumerate(self._join_model_turns(contents)):
             messages += entry
             places += [f"contents[{index}]"] * len(entry)
-        if messages[-1].role == "assistant":
+        if messages[-1].role == "assistant" and not request.path.endswith(f":{COUNT}"):
             raise invalid(places[-1], "prefill is not supported; the conversation must end with a user's content")
         messages, places = self._identify(messages, places)
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ()
@@ -121,7 +128,7 @@ class Gemini(Dialect):
             head=body.head,
             items=items,
             fixed=body.fixed("systemInstruction", "tools"),
-            wire={"thoughts": thoughts},
+            wire={"thoughts": thoughts, "names": _schema_name(config)},
         )
 
     def _join_model_turns(self, contents: Sequence[tuple[Message, ...]]) -> list[tuple[Message, ...]]:
@@ -144,8 +151,8 @@ class Gemini(Dialect):
     def token_count(self, tokens: int) -> bytes:
         return encode({"totalTokens": tokens})
 
-    def models(self, names: Sequence[str], only: str | None) -> bytes:
-        return model_list(names, only and only.removeprefix("models/"))
+    def models(self, names: Sequence[str], only: str | None, contexts: Mapping[str, int] = NO_CONTEXTS) -> bytes:
+        return model_list(names, only and only.removeprefix("models/"), contexts)
 
     def error(self, error: RolltapError) -> WireReply:
         return gemini_error(error)
@@ -253,6 +260,15 @@ def sampling(config: wire.GenerationConfig) -> Sampling:
         else None,  # -1: the model decides
         json_schema=_schema(config),
     )
+
+
+def _schema_name(config: wire.GenerationConfig) -> dict[str, str]:
+    """The field that asks for structured output, where it is not `responseJsonSchema`."""
+    if config.response_schema is not None:
+        return {"response_format": "generationConfig.responseSchema"}
+    if config.response_json_schema is None and config.response_mime_type == "application/json":
+        return {"response_format": "generationConfig.responseMimeType"}
+    return {}
 
 
 def _schema(config: wire.GenerationConfig) -> dict[str, Any] | None:

@@ -32,6 +32,12 @@ class Blob(Wire):
     display_name: str | None = None
 
 
+class FileData(Wire):
+    file_uri: str
+    mime_type: str | None = None
+    display_name: str | None = None
+
+
 class FunctionCall(Wire):
     name: Name
     args: msgspec.Raw = msgspec.Raw(b"{}")
@@ -39,7 +45,8 @@ class FunctionCall(Wire):
 
 
 class FunctionResponsePart(Wire):
-    inline_data: Blob
+    inline_data: Blob | None = None
+    file_data: FileData | None = None
 
 
 class FunctionResponse(Wire):
@@ -58,6 +65,7 @@ class WirePart(Wire):
     thought: bool | None = None
     thought_signature: str | None = None
     inline_data: Blob | None = None
+    file_data: FileData | None = None
     function_call: FunctionCall | None = None
     function_response: FunctionResponse | None = None
     # no effect

@@ -50,6 +50,39 @@ class RefusalPart(Struct, tag_field="type", tag="refusal"):
     refusal: str
 
 
+class File(Struct):
+    filename: str | None = None
+    file_data: str | None = None
+    file_id: str | None = None
+
+
+class FilePart(Struct, tag_field="type", tag="file"):
+    file: File
+
+
+class Audio(Struct):
+    format: str | None = None
+
+
+class AudioPart(Struct, tag_field="type", tag="input_audio"):
+    input_audio: Audio
+
+
+class MediaUrl(Struct):
+    url: str
+
+
+class AudioUrlPart(Struct, tag_field="type", tag="audio_url"):
+    audio_url: MediaUrl
+
+
+class VideoUrlPart(Struct, tag_field="type", tag="video_url"):
+    video_url: MediaUrl
+
+
+ContentPart = TextPart | ImagePart | RefusalPart | FilePart | AudioPart | AudioUrlPart | VideoUrlPart
+
+
 class FunctionCall(Struct):
     name: Name
     arguments: str = ""
@@ -71,7 +104,7 @@ class WireMessage(Struct):
     """An entry of `messages`. Unknown fields are echoes of another server's reply (`provider_specific_fields`)."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | ImagePart | RefusalPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[WireToolCall] | None = None
     tool_call_id: str | None = None

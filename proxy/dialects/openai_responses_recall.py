@@ -1,4 +1,4 @@
-"""Completes requests that only name recorded messages: `previous_response_id` and item references.
+"""Completes requests that only name recorded messages: `previous_response_id`, item references and compactions.
 
 `recall` inserts the recorded messages, so that later stages see a complete history. As in OpenAI's protocol,
 `instructions` and tools come from the new request alone; those of earlier requests are not carried over.
@@ -12,12 +12,15 @@ from rolltap.proxy.conversation.chat import ChatRequest, Message
 from rolltap.proxy.dialects.base import FindCall
 from rolltap.proxy.dialects.history import Linker
 from rolltap.proxy.dialects.json_request import invalid
+from rolltap.proxy.dialects.openai_responses_compaction import summary
 
 INSTRUCTIONS = "instructions"
 
 
-async def recall(request: ChatRequest, find: FindCall) -> ChatRequest:
+async def recall(request: ChatRequest, find: FindCall, linker: Linker | None = None) -> ChatRequest:
     """Returns the request with its whole history. Raises `InvalidRequest` if it names an unknown call.
+
+    `linker`: the dialect's own, which returns one object per message.
 
     Costs one `find` for each link of the chain of `previous_response_id`s.
     """
@@ -33,7 +36,7 @@ async def recall(request: ChatRequest, find: FindCall) -> ChatRequest:
         history.append((*_split(call.request)[1], call.reply))
         step = call.request
     messages = [await _resolve(message, find) for turns in reversed(history) for message in turns]
-    linked = Linker().link(messages, "input[{}]".format)
+    linked = (linker or Linker()).link(messages, "input[{}]".format)
     return msgspec.structs.replace(request, messages=(*instructions, *linked), previous=None, recalls=False)
 
 
@@ -47,6 +50,11 @@ async def _resolve(message: Message, find: FindCall) -> Message:
     if not message.recall:
         return message
     call = await find(message.handle or "")
+    if message.role == "user":
+        if call is None:
+            why = "in this session; a compaction of another server or session can't be read"
+            raise invalid("input", f"no compaction {(message.handle or '')[:80]!r} is on record {why}")
+        return summary(call.reply)
     if call is None:
         raise invalid("input", f"no item {message.handle!r} is on record in this session; send the item itself")
     return call.reply

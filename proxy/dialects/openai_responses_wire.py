@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from rolltap.proxy.dialects.openai_chat_wire import MAX_TOP_LOGPROBS, Name, TokenLimit
+from rolltap.proxy.dialects.openai_chat_wire import MAX_TOP_LOGPROBS, Audio, Name, TokenLimit
 from rolltap.proxy.dialects.thinking_switches import Budget, Effort, ThinkingSwitches
 
 CallId = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -38,7 +38,26 @@ class InputImage(Struct, tag_field="type", tag="input_image"):
     file_id: str | None = None
 
 
-ContentPart = InputText | OutputText | PlainText | Refusal | InputImage
+class InputFile(Struct, tag_field="type", tag="input_file"):
+    filename: str | None = None
+    file_data: str | None = None
+    file_id: str | None = None
+    file_url: str | None = None
+
+
+class InputAudio(Struct, tag_field="type", tag="input_audio"):
+    input_audio: Audio
+
+
+class EncryptedContent(Struct, tag_field="type", tag="encrypted_content"):
+    """Text that only the vendor can read. Codex's agents send it to each other with the vendor's models."""
+
+    encrypted_content: str = ""
+
+
+ContentPart = (
+    InputText | OutputText | PlainText | Refusal | InputImage | InputFile | InputAudio | EncryptedContent
+)
 
 
 class SummaryText(Struct, tag_field="type", tag="summary_text"):
@@ -96,6 +115,34 @@ class AgentMessageItem(Struct, tag_field="type", tag="agent_message"):
     content: str | list[ContentPart]
 
 
+class ConfigurationUpdate(Struct, tag_field="type", tag="configuration_update"):
+    """Another effort from here on, until the next one. The request's own `reasoning.effort` stays what it was."""
+
+    reasoning: ReasoningUpdate | None = None
+
+
+class ReasoningUpdate(Struct):
+    effort: Effort | bool | None = None
+
+
+class CompactionItem(Struct, tag_field="type", tag="compaction"):
+    """Stands for a history that was replaced by a summary."""
+
+    encrypted_content: str | None = None
+    id: str | None = None
+
+
+class CompactionSummaryItem(Struct, tag_field="type", tag="compaction_summary"):
+    """Older releases of Codex: a `compaction`."""
+
+    encrypted_content: str | None = None
+    id: str | None = None
+
+
+class CompactionTrigger(Struct, tag_field="type", tag="compaction_trigger"):
+    """The last item of a request for a compaction."""
+
+
 class ItemReference(Struct, tag_field="type", tag="item_reference"):
     id: str
 
@@ -109,6 +156,10 @@ Item = (
     | CustomOutputItem
     | AdditionalToolsItem
     | AgentMessageItem
+    | ConfigurationUpdate
+    | CompactionItem
+    | CompactionSummaryItem
+    | CompactionTrigger
     | ItemReference
 )
 
