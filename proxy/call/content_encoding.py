@@ -1,6 +1,6 @@
 """Decodes compressed request bodies within the limit of `limits.body_mb`.
 
-A body is decoded in pieces and refused at the first byte above the limit: a bomb costs no more than a body of the limit.
+A body is decoded in pieces and refused above the limit: a bomb costs little more than a body of the limit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_ENCODINGS = 2
 
 
 def encodings_of(header: str) -> list[str]:
-    """The encodings in the header's order, without `identity`. Raises `UnsupportedEncoding` for one that is not known."""
+    """The encodings in the header's order, without `identity`. Raises `UnsupportedEncoding` for an unknown one."""
     names = [name.strip().lower() for name in header.split(",")]
     names = [name for name in names if name not in ("", "identity")]
     unknown = next((name for name in names if name not in DECODERS), None)
@@ -91,14 +91,13 @@ def _zstd(body: bytes) -> Iterator[bytes]:
     """A body may have several frames."""
     while body:
         stream: Any = zstandard.ZstdDecompressor(max_window_size=WINDOW).decompressobj()
-        for start in range(0, len(body), FED):
-            yield stream.decompress(body[start : start + FED])
-            if stream.eof:
-                break
-        if not stream.eof:
-            raise EOFError("it ends too early")
-        fed = min(start + FED, len(body))
-        body = body[fed - len(stream.unused_data) :]
+        fed = 0
+        while not stream.eof:
+            if fed >= len(body):
+                raise EOFError("it ends too early")
+            yield stream.decompress(body[fed : fed + FED])
+            fed += FED
+        body = body[min(fed, len(body)) - len(stream.unused_data) :]
 
 
 DECODERS: dict[str, Callable[[bytes], Iterator[bytes]]] = {

@@ -180,7 +180,14 @@ class Continuation(ParentFinder):
         self._drops_thinking = drops_thinking(renderer)
 
     def steps(
-        self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool, effort: str = "", keeps: bool = False
+        self,
+        call_id: str,
+        forest: Forest,
+        request: ChatRequest,
+        *,
+        thinking: bool,
+        effort: str = "",
+        keeps: bool = False,
     ) -> Rendering:
         """Plans `request` as call `call_id`, with `effort` as the prompt's effort level. If the request `keeps` earlier
         thinking, the template drops none.

@@ -20,7 +20,9 @@ NOTHING_WORDS = frozenset({"off", "none", "null", "false", "no", "disabled", "de
 SWITCHES = ("mode", "type", "enabled", "enable", "status")
 """Members that switch their object: if one of them is off, the object asks for nothing, whatever else is in it."""
 
-ON_BY_DEFAULT = frozenset({"add_generation_prompt", "do_sample", "skip_special_tokens", "spaces_between_special_tokens"})
+ON_BY_DEFAULT = frozenset(
+    {"add_generation_prompt", "do_sample", "skip_special_tokens", "spaces_between_special_tokens"}
+)
 """Fields of model servers whose `false` asks for something."""
 
 OFF_IS_ASKED = frozenset(

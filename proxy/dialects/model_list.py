@@ -48,5 +48,5 @@ def _model(name: str, context: int | None) -> dict[str, object]:
     gemini = {"name": f"models/{name}", "displayName": name, "version": "1", "supportedGenerationMethods": methods}
     lengths: dict[str, object] = {}
     if context is not None:
-        lengths = {field: context for field in CONTEXT_FIELDS} | {"top_provider": {"context_length": context}}
+        lengths = {**dict.fromkeys(CONTEXT_FIELDS, context), "top_provider": {"context_length": context}}
     return {**openai, **anthropic, **gemini, **lengths}

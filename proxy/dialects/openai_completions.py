@@ -123,7 +123,9 @@ class OpenAICompletions(Dialect):
             sampling=Sampling(
                 temperature=head.temperature,
                 top_p=head.top_p,
-                max_tokens=DEFAULT_MAX_TOKENS if head.max_tokens is None else token_limit(head.max_tokens, "max_tokens"),
+                max_tokens=DEFAULT_MAX_TOKENS
+                if head.max_tokens is None
+                else token_limit(head.max_tokens, "max_tokens"),
                 stop=stop,
                 seed=head.seed,
                 n=head.n or 1,

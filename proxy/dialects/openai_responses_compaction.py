@@ -37,8 +37,8 @@ TRIGGER = b'{"type":"compaction_trigger"}'
 ITEM_PREFIX = "cmp_"
 
 PROMPT = (
-    "Summarize this conversation. The work goes on from your summary alone: whoever continues it sees nothing of what is "
-    "above. Repeat the user's requests word for word. State what was done and found (files, commands, results, "
+    "Summarize this conversation. The work goes on from your summary alone: whoever continues it sees nothing of what "
+    "is above. Repeat the user's requests word for word. State what was done and found (files, commands, results, "
     "decisions and their reasons), what holds now, and what is to be done next. Answer with the summary only, and call "
     "no tools."
 )

@@ -29,7 +29,7 @@ from rolltap.proxy.dialects.openai_responses_tools import ResponsesToolSet, pars
 REASONING, TEXT, CALL = range(3)
 
 ENCRYPTED = "gAAAA"
-"""The beginning of what the vendor encrypted. Other "encrypted" text is what our model wrote into a tool's argument that
+"""The beginning of what the vendor encrypted. Other "encrypted" text is our model's: an argument that it wrote, and that
 the harness takes for encrypted."""
 
 UNREADABLE = "[encrypted text, which this model can't read]"

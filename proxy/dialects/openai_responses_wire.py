@@ -55,9 +55,7 @@ class EncryptedContent(Struct, tag_field="type", tag="encrypted_content"):
     encrypted_content: str = ""
 
 
-ContentPart = (
-    InputText | OutputText | PlainText | Refusal | InputImage | InputFile | InputAudio | EncryptedContent
-)
+ContentPart = InputText | OutputText | PlainText | Refusal | InputImage | InputFile | InputAudio | EncryptedContent
 
 
 class SummaryText(Struct, tag_field="type", tag="summary_text"):

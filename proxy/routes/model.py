@@ -210,8 +210,8 @@ def single_slashes(path: str) -> str:
 
 
 def wire_request(scope: Any, params: Mapping[str, str], body: bytes, route: str = "") -> WireRequest:
-    """Converts the request for dialects: its body without its encoding, and its path without repeated slashes. Uses only
-    ASGI's path, never the Host header."""
+    """Converts the request for dialects: the body is decoded, the path has no repeated slashes. Uses only ASGI's path,
+    never the Host header."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
     headers.pop(HEADER, None)  # the body is decoded
     query_string = scope.get("query_string", b"")

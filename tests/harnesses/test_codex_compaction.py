@@ -43,7 +43,8 @@ class BuiltInProvider(Codex):
 def script() -> Script:
     tools = TOOLS["codex"]
     floods = [
-        ScriptedReply(say=f"I read the numbers, time {time}.", call=(tools.run("seq 1 1500"),)) for time in range(FLOODS)
+        ScriptedReply(say=f"I read the numbers, time {time}.", call=(tools.run("seq 1 1500"),))
+        for time in range(FLOODS)
     ]
     summaries = [
         ScriptedReply(think="hm", say=f"MAINTASK is to read numbers; part {part} of them has been read by now.")

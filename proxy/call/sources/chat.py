@@ -20,8 +20,8 @@ from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.reply import ClientReply, dialect_reply
 from rolltap.proxy.call.sources.base import Begin, Publish, UpstreamSource, check_ids, marks_of, refused
-from rolltap.proxy.call.sources.client_faults import upstream_faults
 from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
+from rolltap.proxy.call.sources.client_faults import upstream_faults
 from rolltap.proxy.call.sources.image_hosts import foreign_image, has_foreign, without_foreign
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan

@@ -93,7 +93,9 @@ class TokenSource:
         if request.sampling.json_schema is not None and not self.structured_output:
             raise refused(request, "response_format", "this policy's engine has no structured output")
         if self.settings.tool_media == "refuse" and marks_of(request) & {TOOL_MEDIA, TOOL_DOCUMENT}:
-            raise refused(request, "messages", "a tool returned an image or a document, which this policy does not take")
+            raise refused(
+                request, "messages", "a tool returned an image or a document, which this policy does not take"
+            )
         if request.sampling.top_logprobs:
             raise refused(request, "top_logprobs", "this policy returns only the sampled token's log-prob")
 

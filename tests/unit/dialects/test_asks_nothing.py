@@ -44,7 +44,9 @@ nothing = st.recursive(
         st.lists(inner, max_size=3),
         st.dictionaries(st.text(max_size=6).filter(lambda name: name not in ON_BY_DEFAULT), inner, max_size=3),
         st.builds(
-            lambda off, more: {**more, "mode": off}, words, st.dictionaries(st.text(max_size=4), st.integers(), max_size=2)
+            lambda off, more: {**more, "mode": off},
+            words,
+            st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
         ),
     ),
     max_leaves=6,

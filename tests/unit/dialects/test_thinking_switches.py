@@ -108,7 +108,11 @@ def test_thinking_that_the_client_excludes_is_not_sent(parse: Any, fields: dict[
 
 @pytest.mark.parametrize(
     ("dialect", "field"),
-    [("openai_chat", "max_tokens"), ("openai_chat", "max_completion_tokens"), ("openai_responses", "max_output_tokens")],
+    [
+        ("openai_chat", "max_tokens"),
+        ("openai_chat", "max_completion_tokens"),
+        ("openai_responses", "max_output_tokens"),
+    ],
 )
 def test_no_limit_is_minus_one(parse: Any, refusal: Any, dialect: str, field: str) -> None:
     assert parse(dialect, **{field: -1}).sampling.max_tokens is None

@@ -1,4 +1,4 @@
-"""Compressed bodies are read within the limit; a bomb is refused before it is whole, an unknown encoding by its header."""
+"""Compressed bodies are read within the limit; a bomb and an unknown encoding are refused."""
 
 from __future__ import annotations
 
@@ -58,9 +58,13 @@ def test_a_broken_body_is_refused_by_its_header(way: str, data: st.DataObject) -
     whole = encode(BODY)
     cut = data.draw(st.integers(1, len(whole) - 1))
     try:
-        assert decoded(whole[:cut], encodings_of(header), 2_000_000) in (BODY[:9], BODY)  # cut between two members
+        beginning = decoded(whole[:cut], encodings_of(header), 2_000_000)
     except InvalidRequest as error:
-        assert error.param == "content-encoding"
+        param = error.param
+    else:
+        assert beginning == BODY[:9], "cut between two members"
+        return
+    assert param == "content-encoding"
 
 
 @pytest.mark.parametrize("way", ENCODE)

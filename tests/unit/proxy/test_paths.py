@@ -112,4 +112,5 @@ async def test_models_have_their_context_under_the_vendors_names(plane: Any, pat
 
 async def test_an_unknown_context_is_left_out(plane: Any) -> None:
     model = (await plane.client.post("/v1/models/tiny", b"", method="GET")).json()
-    assert model["id"] == "tiny" and "max_model_len" not in model
+    assert model["id"] == "tiny"
+    assert "max_model_len" not in model

@@ -1,4 +1,4 @@
-"""What a tool returned that a text-only model can't take is a line of text in its prompt; what a user sends is refused."""
+"""What a tool returned that a text-only model can't take is a line of text; what a user sends is refused."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ async def test_a_tools_media_are_a_line(
     assert answer.status == 200, answer.body
     prompt = plane.engine.tokenizer.decode(list(plane.engine.seen[0].prompt_ids))
     assert line in prompt
-    assert PNG not in prompt and PDF not in prompt
+    assert PNG not in prompt
+    assert PDF not in prompt
     (row,) = await plane.rows()
     assert {"tool_media", "tool_document"} & set(row.intent.shape.unapplied)
 
@@ -188,7 +189,8 @@ async def test_an_odd_result_is_rendered_and_noted(plane: Any, odd: str) -> None
     answer = await plane.client.chat(*history)
     assert answer.status == 200, answer.body
     prompt = plane.engine.tokenizer.decode(list(plane.engine.seen[0].prompt_ids))
-    assert "soil" in prompt and ("sand" in prompt) == (odd == "twice")
+    assert "soil" in prompt
+    assert ("sand" in prompt) == (odd == "twice")
     (row,) = await plane.rows()
     expected = {"twice": ("tool_result_repeated",), "without its call": ("tool_result_unmatched",)}.get(odd, ())
     assert row.intent.shape.unapplied == expected
