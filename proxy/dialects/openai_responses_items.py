@@ -29,8 +29,8 @@ from rolltap.proxy.dialects.openai_responses_tools import ResponsesToolSet, pars
 REASONING, TEXT, CALL = range(3)
 
 ENCRYPTED = "gAAAA"
-"""The beginning of what the vendor encrypted. Other "encrypted" text is our model's: an argument that it wrote, and that
-the harness takes for encrypted."""
+"""The beginning of what the vendor encrypted. Other "encrypted" text is our model's: an argument that it wrote and the
+harness takes for encrypted."""
 
 UNREADABLE = "[encrypted text, which this model can't read]"
 """Stands for text that the vendor encrypted."""
