@@ -140,8 +140,8 @@ class Linker:
 
     def _result(self, linked: LinkedHistory, result: Message, *, whole: bool) -> Message:
         """Returns a result with its tool's name, its call's offset and its marks. One without an id answers the next
-        call."""
-        call_id = result.tool_call_id or _id_of(linked, linked.next_call)
+        call, if that is of its tool."""
+        call_id = result.tool_call_id or _next_id(linked, result.name)
         call = linked.calls.get(call_id)
         name, offset, marks = result.name, 0, _media_marks(result)
         if call is not None:
@@ -183,9 +183,11 @@ def _refused_attachment(message: Message, place: str) -> InvalidRequest:
     return invalid(join(place, part.where), f"a user's {part.name} is not supported; send its text")
 
 
-def _id_of(linked: LinkedHistory, number: int) -> str:
-    """The id of the call with this number; empty if there is none."""
-    return next((call_id for call_id, (_, own) in reversed(linked.calls.items()) if own == number), "")
+def _next_id(linked: LinkedHistory, name: str | None) -> str:
+    """The id of the next call, of the tool `name` if it is given; empty if there is none."""
+    numbered = reversed(linked.calls.items())
+    next_call = next(((call_id, tool) for call_id, (tool, own) in numbered if own == linked.next_call), ("", ""))
+    return next_call[0] if name in (None, next_call[1]) else ""
 
 
 def _numbered_calls(message: Message, before: int, place: str) -> dict[str, tuple[str, int]]:

@@ -26,7 +26,9 @@ T = TypeVar("T")
 MAX_TOOLS = 1024
 MAX_ITEMS = 100_000
 MAX_LEFT_OUT = 64
-"""Maximum number of fields that ask for nothing and would not be read otherwise."""
+LEFT_OUT_BYTES = 16 << 20
+"""Maximum number of fields that ask for nothing and would not be read otherwise. Each costs decoding the JSON again, so
+long JSON may have fewer: as many as make this number of bytes."""
 
 ABSENT = (b"null", b"false", b"{}")
 """Values of a large field (messages, tools, system text) that count as absent."""
@@ -61,7 +63,8 @@ def decode(data: bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
 
     A field that is unknown, or has an invalid value, is left out if it asks for nothing (`asks_nothing`).
     """
-    for _ in range(MAX_LEFT_OUT):
+    left_out = 0
+    while True:
         try:
             return from_json(data, kind)
         except msgspec.ValidationError as error:
@@ -76,10 +79,9 @@ def decode(data: bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
         assert match is not None
         unknown = _UNKNOWN.match(match["what"])
         rest = without(data, match["path"] or "", unknown["field"] if unknown else None)
-        if rest is None:
+        if rest is None or left_out == min(MAX_LEFT_OUT, LEFT_OUT_BYTES // len(rest) + 1):
             raise _field_error(text, where)
-        data = rest
-    raise invalid(where, f"more than {MAX_LEFT_OUT} fields are not supported")
+        data, left_out = rest, left_out + 1
 
 
 def _field_error(text: str, where: str) -> InvalidRequest:

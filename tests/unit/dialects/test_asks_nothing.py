@@ -124,3 +124,12 @@ def test_the_other_values_keep_their_bytes() -> None:
 def test_the_exceptions_do_not_overlap() -> None:
     assert not ON_BY_DEFAULT & OFF_IS_ASKED
     assert not ASKED_BY_PRESENCE & OFF_IS_ASKED
+
+
+@pytest.mark.parametrize(("size", "taken"), [(0, 40), (3_000_000, 4)])
+def test_long_json_may_have_few_of_them(parse: Any, refusal: Any, size: int, taken: int) -> None:
+    """Each costs decoding the JSON again."""
+    part = {"text": "a" * size, **{f"zz{number}": None for number in range(taken)}}
+    assert parse("gemini", contents=[{"role": "user", "parts": [part]}]).messages
+    part |= {f"zz{number}": None for number in range(100)}
+    assert "zz" in refusal("gemini", contents=[{"role": "user", "parts": [part]}])

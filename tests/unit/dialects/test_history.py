@@ -78,3 +78,11 @@ def test_a_result_says_which_call_it_answers(answers: list[str], offsets: list[i
 
 def test_a_result_on_record_only_says_nothing() -> None:
     assert Linker().link(results("a"), PLACE, whole=False)[0].call_offset == 0
+
+
+@pytest.mark.parametrize(("name", "marks"), [(None, ()), ("look", ()), ("nap", (TOOL_RESULT_UNMATCHED,))])
+def test_a_result_without_an_id_answers_the_next_call_of_its_tool(name: str | None, marks: tuple[str, ...]) -> None:
+    turn = cycle("a", "b")[:2]
+    linked = Linker().link([*turn, Message("tool", (Text("ok"),), tool_call_id="", name=name)], PLACE)
+    assert (linked[-1].marks, linked[-1].name) == (marks, name or "look")
+    assert linked[-1].tool_call_id == ("" if marks else "b")
