@@ -40,6 +40,16 @@ UNAPPLIED: Mapping[str, tuple[str, str]] = {
         "effort_not_applied",
         "asked for an effort that the model's prompt does not have: its nearest, or none",
     ),
+    "history_thinking": ("thinking_not_kept", "asked to keep or to drop earlier thinking, and the policy decides that"),
+    "task_budget": ("task_budget_not_shown", "gave the model a token budget for its task, which it is not shown"),
+    "context_management": (
+        "history_not_edited",
+        "asked the server to clear old tool results; the model sees the whole history",
+    ),
+    "tool_media": ("tool_media_not_shown", "have images of a tool in their history that the model was not shown"),
+    "tool_document": ("tool_documents_not_shown", "have documents of a tool in their history, not shown to the model"),
+    "tool_result_repeated": ("tool_results_repeated", "have a second result of one tool call in their history"),
+    "tool_result_unmatched": ("tool_results_unmatched", "have a tool result without its call in their history"),
     "thinking": ("thinking_not_switched", "asked to think, or not to, and the model's prompt does not change by it"),
 }
 BREAKS: Mapping[BreakReason, tuple[str, str]] = {

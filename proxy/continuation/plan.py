@@ -218,9 +218,17 @@ class Continuation(ParentFinder):
         self._drops_thinking = drops_thinking(renderer)
 
     def steps(
-        self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool, effort: str = ""
+        self,
+        call_id: str,
+        forest: Forest,
+        request: ChatRequest,
+        *,
+        thinking: bool,
+        effort: str = "",
+        keeps: bool = False,
     ) -> Rendering:
-        """Plans `request` as call `call_id`, with `effort` as the prompt's effort level.
+        """Plans `request` as call `call_id`, with `effort` as the prompt's effort level. If the request `keeps` earlier
+        thinking, the template drops none.
 
         The caller may run each yielded function in any thread.
         """
@@ -233,7 +241,7 @@ class Continuation(ParentFinder):
         ):
             return self._repeat(duplicate, call_id, forest, request, place)
         node, covered = match.context, outline.lead + match.covered
-        ids, rules, reason = None, (), self._known_break(match, request.messages[covered:])
+        ids, rules, reason = None, (), self._known_break(match, request.messages[covered:], keeps=keeps)
         if node is not None and reason is None:
             edited = any(message.role == "assistant" for message in request.messages[covered:])
             size = weight(request, 0 if edited else len(node.items))
@@ -257,11 +265,11 @@ class Continuation(ParentFinder):
         fitted = self.fitting.whole(messages)
         return renderer.render(fitted.messages, tools, thinking=thinking), fitted.rules
 
-    def _known_break(self, match: Match, new: Sequence[Message]) -> BreakReason | None:
+    def _known_break(self, match: Match, new: Sequence[Message], *, keeps: bool) -> BreakReason | None:
         """Why `new` cannot continue the tokens of `match.context`, if that is known before rendering."""
         if match.ambiguous:
             return BreakReason.AMBIGUOUS_PARENT
-        if match.context is not None and self._follows_template(match.context, new):
+        if match.context is not None and not keeps and self._follows_template(match.context, new):
             return BreakReason.THINKING_DROPPED
         return None
 

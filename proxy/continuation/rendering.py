@@ -20,7 +20,7 @@ from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
 from rolltap.proxy.continuation.reply_reader import ReplyReader
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import format_of_family
-from rolltap.proxy.conversation.chat import Image, Message, Text, Tool, ToolCall
+from rolltap.proxy.conversation.chat import TOOL_MEDIA, Image, Message, Text, Tool, ToolCall
 from rolltap.proxy.conversation.effort import Efforts, find_efforts
 
 KNOWN_TOOLS = 256
@@ -216,11 +216,11 @@ class FamilyRenderer:
 
 def template_row(message: Message, guard: Guard) -> dict[str, Any]:
     """A message in the form for chat templates, with all text guarded against special-token literals."""
-    if any(isinstance(part, Image) for part in message.parts):
+    if TOOL_MEDIA not in message.marks and any(isinstance(part, Image) for part in message.parts):
         raise InvalidRequest("this policy's model does not accept images")
     row: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": guard(message.text),
+        "content": guard(message.described),
     }
     if message.reasoning:
         row["reasoning_content"] = guard(message.reasoning)

@@ -1,4 +1,4 @@
-"""Completes requests that only name recorded messages: `previous_response_id` and item references.
+"""Completes requests that only name recorded messages: `previous_response_id`, item references and compactions.
 
 `recall` inserts the recorded messages, so that later stages see a complete history. As in OpenAI's protocol,
 `instructions` and tools come from the new request alone; those of earlier requests are not carried over.
@@ -14,12 +14,15 @@ from rolltap.proxy.conversation.chat import ChatRequest, Message
 from rolltap.proxy.dialects.base import FindCall
 from rolltap.proxy.dialects.history import Linker
 from rolltap.proxy.dialects.json_request import invalid
+from rolltap.proxy.dialects.openai_responses_compaction import summary
 
 INSTRUCTIONS = "instructions"
 
 
-async def recall(request: ChatRequest, find: FindCall) -> ChatRequest:
+async def recall(request: ChatRequest, find: FindCall, linker: Linker | None = None) -> ChatRequest:
     """Returns the request with its whole history. Raises `InvalidRequest` if it names an unknown call.
+
+    `linker`: the dialect's own, which returns one object per message.
 
     Costs one `find` for each link of the chain of `previous_response_id`s.
     """
@@ -35,7 +38,7 @@ async def recall(request: ChatRequest, find: FindCall) -> ChatRequest:
         history.append((*_split(call.request)[1], call.reply))
         step = call.request
     messages = await _resolved([message for turns in reversed(history) for message in turns], find)
-    linked = Linker().link(messages, "input[{}]".format)
+    linked = (linker or Linker()).link(messages, "input[{}]".format)
     return msgspec.structs.replace(request, messages=(*instructions, *linked), previous=None, recalls=False)
 
 
@@ -50,6 +53,8 @@ async def _resolved(messages: Sequence[Message], find: FindCall) -> list[Message
     out: list[Message] = []
     place, named = -1, None  # the reply that was named last, in the turn that is not over
     for message in messages:
+        if message.role == "user" and message.recall:
+            message = await _summary(message, find)
         if message.role not in ("assistant", "tool"):
             place = -1
         elif message.recall:
@@ -82,3 +87,12 @@ def _with_items(reply: Message, message: Message) -> Message:
         return reply
     parts = (*message.parts, *(part for part in reply.parts if type(part) not in kinds))
     return msgspec.structs.replace(reply, parts=parts, tool_calls=calls)
+
+
+async def _summary(message: Message, find: FindCall) -> Message:
+    """The summary that a compaction item names."""
+    call = await find(message.handle or "")
+    if call is None:
+        why = "in this session; a compaction of another server or session can't be read"
+        raise invalid("input", f"no compaction {(message.handle or '')[:80]!r} is on record {why}")
+    return summary(call.reply)

@@ -105,7 +105,7 @@ def problem(name: str, path: str, error: Problem) -> RolltapError:
     """The error that a stream's error event stands for. The request has already started, so any code means failure."""
     code = error.code if isinstance(error.code, int) else 500
     error_of_code = failure(name, path, code, error.message)
-    if isinstance(error_of_code, EngineUnavailable | RateLimited) or code == 400:
+    if isinstance(error_of_code, EngineUnavailable | RateLimited) or code in (400, 422):
         return error_of_code
     return EngineUnavailable(f"engine {name}: {error.message}")
 

@@ -83,7 +83,8 @@ class OpenAiCompatibleEngine(FixedWeights):
         return WAYS[self._way] != "none"
 
     async def chat(self, call: ChatCall, take: TakeChat) -> None:
-        await retried(self.name, call.id, partial(self._attempt, call), take, self._retries)
+        structured = call.sampling.json_schema is not None
+        await retried(self.name, call.id, partial(self._attempt, call), take, self._retries, structured=structured)
 
     async def close(self) -> None:
         await self._http.close()

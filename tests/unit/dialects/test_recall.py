@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.conversation.chat import Message, Text, ToolCall
+from rolltap.proxy.conversation.chat import TOOL_RESULT_UNMATCHED, Message, Text, ToolCall
 from rolltap.proxy.dialects.base import FindCall, RecordedCall
 from rolltap.proxy.dialects.openai_responses_recall import recall
 
@@ -114,12 +114,12 @@ async def test_an_unknown_name_is_refused(parse: Any, fields: dict[str, Any], pa
     assert raised.value.param == param
 
 
-async def test_a_result_must_answer_a_recorded_call(parse: Any) -> None:
+async def test_a_result_that_answers_no_recorded_call_is_marked(parse: Any) -> None:
     result = {"type": "function_call_output", "call_id": "call_9", "output": "soil"}
     chat = parse("openai_responses", input=[result], previous_response_id="resp_1")
     records = {"resp_1": RecordedCall(parse("openai_responses"), Message("assistant", (Text("uno"),)))}
-    with pytest.raises(InvalidRequest, match="call_9"):
-        await recall(chat, lookup(records))
+    whole = await recall(chat, lookup(records))
+    assert whole.messages[-1].marks == (TOOL_RESULT_UNMATCHED,)
 
 
 async def test_a_long_chain_needs_no_recursion(parse: Any) -> None:
