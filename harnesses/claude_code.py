@@ -8,9 +8,8 @@ from rolltap.harnesses.base import Command, Endpoint, Job, Package
 def claude_environment(endpoint: Endpoint) -> dict[str, str]:
     """The environment that points Claude Code, or its agent SDK, at `endpoint` and turns off other network traffic."""
     model = endpoint.model
-    window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context)} if endpoint.context else {}
     return {
-        **window,
+        **(_window(endpoint) if endpoint.context else {}),
         "ANTHROPIC_BASE_URL": endpoint.base_url,
         "ANTHROPIC_API_KEY": endpoint.key,
         "ANTHROPIC_MODEL": model,
@@ -22,6 +21,14 @@ def claude_environment(endpoint: Endpoint) -> dict[str, str]:
         "DISABLE_AUTOUPDATER": "1",
         "ENABLE_TOOL_SEARCH": "0",
         "IS_SANDBOX": "1",  # else it refuses to skip permissions as root
+    }
+
+
+def _window(endpoint: Endpoint) -> dict[str, str]:
+    """The variables that make it compact when only the length of a reply is left."""
+    return {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.reserve),
     }
 
 

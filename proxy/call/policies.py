@@ -30,6 +30,7 @@ class Policy:
     engine: ServedEngine
     source: Source
     version: int = 0
+    engine_context: int = 0  # the context length that the engine returned, in tokens; 0 if unknown
     known: bool = False  # the engine has answered a probe, so its facts were learned; they hold while it is down
     logprobs_mode: str = "unknown"
     weight_versions: bool = False  # the engine returns every token's version
@@ -41,9 +42,15 @@ class Policy:
     failures: int = 0  # consecutive calls that the engine did not answer
     doubted: asyncio.Event = field(default_factory=asyncio.Event)  # set: the engine needs a probe
 
+    @property
+    def context(self) -> int:
+        """The context length in tokens: the setting, or else the engine's own; 0 if neither is known."""
+        return self.settings.max_context or self.engine_context
+
     def learn(self, facts: EngineFacts) -> None:
         """Stores the facts that the engine's probe returned."""
         self.known, self.logprobs_mode = True, facts.logprobs_mode
+        self.engine_context = facts.max_context or 0
         self.weight_versions = facts.weight_versions
         self.states_weights = facts.states_weights
         self.source.learn(facts)
