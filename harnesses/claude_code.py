@@ -5,6 +5,9 @@ from __future__ import annotations
 from rolltap.harnesses.base import Command, Endpoint, Job, Package
 
 
+BUFFER_TOKENS = 13_000
+
+
 def claude_environment(endpoint: Endpoint) -> dict[str, str]:
     """The environment that points Claude Code, or its agent SDK, at `endpoint` and turns off other network traffic."""
     model = endpoint.model
@@ -25,9 +28,13 @@ def claude_environment(endpoint: Endpoint) -> dict[str, str]:
 
 
 def _window(endpoint: Endpoint) -> dict[str, str]:
-    """The variables that make it compact when only the length of a reply is left."""
+    """The variables that make it compact when only the reserve is left.
+
+    It compacts at the length that it is told, less that of a reply and `BUFFER_TOKENS`. The buffer would take most of a
+    small context, so it is added. If a prompt is refused nevertheless, it compacts, too.
+    """
     return {
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context + BUFFER_TOKENS),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.reserve),
     }
 
