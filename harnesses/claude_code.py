@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rolltap.harnesses.base import Command, Endpoint, Job, Package
 
-
 BUFFER_TOKENS = 13_000
 
 

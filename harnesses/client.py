@@ -106,7 +106,8 @@ class AdminClient(AsyncHttpClient):
         """
         body = StartRollout(ttl, runner, claim.token, turns)
         key = await self._post(f"/rollouts/{claim.rollout_id}/start", body, AttemptKey)
-        return OpenedSession(key.session_id, _endpoint(key, key.model, key.contexts), key.attempt, key.turns)
+        roles = {role: key.contexts.get(role, 0) for role in key.roles}
+        return OpenedSession(key.session_id, _endpoint(key, key.model, roles), key.attempt, key.turns)
 
     async def finish_rollout(self, rollout_id: str, end: FinishRollout) -> AttemptStatus:
         """Ends the rollout and closes its session. Without `end.scoring` the ledger decides the scoring.

@@ -56,9 +56,7 @@ class Codex:
             argv += ["-c", f"{key}={json.dumps(value)}"]  # JSON strings and booleans are TOML ones
         argv += ["--disable", "plugins", "--disable", "apps", job.instruction]
         catalogue = {"models": [_model(job.endpoint)]}
-        return Command(
-            tuple(argv), env={"ROLLTAP_KEY": job.endpoint.key}, files={CATALOGUE: json.dumps(catalogue)}
-        )
+        return Command(tuple(argv), env={"ROLLTAP_KEY": job.endpoint.key}, files={CATALOGUE: json.dumps(catalogue)})
 
 
 def _model(endpoint: Endpoint) -> dict[str, Any]:

@@ -46,7 +46,11 @@ class GeminiCli:
             argv += ["--resume", "latest"]
         return Command(
             (*argv, "-p", job.instruction),
-            env={"GOOGLE_GEMINI_BASE_URL": job.endpoint.base_url, "GEMINI_API_KEY": job.endpoint.key},
+            env={
+                "GOOGLE_GEMINI_BASE_URL": job.endpoint.base_url,
+                "GEMINI_API_KEY": job.endpoint.key,
+                "GEMINI_CLI_HOME": str(job.home),
+            },
             files={".gemini/settings.json": json.dumps(settings)},
             endings={TURN_LIMIT: Ending.LIMIT},
         )

@@ -17,9 +17,10 @@ APIS = {
 }
 """Dialect → Pi's name of the protocol, and the suffix of its client's base URL."""
 
+FOLDER = ".pi/agent"
 CONTEXT_TOKENS = 131_072
 KEEP_RECENT_TOKENS = 20_000
-"""Pi's own default: what a compaction keeps of the history, at four characters a token. Numbers are a token a character."""
+"""Pi's own default: what a compaction keeps of the history, at four characters a token (numbers have one)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,9 @@ class Pi:
             argv.append("-c")
         return Command(
             (*argv, "-p", job.instruction),
-            env={"ROLLTAP_KEY": job.endpoint.key, "PI_OFFLINE": "1"},
+            env={"ROLLTAP_KEY": job.endpoint.key, "PI_OFFLINE": "1", "PI_CODING_AGENT_DIR": str(job.home / FOLDER)},
             files={
-                ".pi/agent/models.json": json.dumps({"providers": {"rolltap": provider}}),
-                ".pi/agent/settings.json": json.dumps({"compaction": compaction}),
+                f"{FOLDER}/models.json": json.dumps({"providers": {"rolltap": provider}}),
+                f"{FOLDER}/settings.json": json.dumps({"compaction": compaction}),
             },
         )

@@ -42,7 +42,7 @@ def router(services: Services) -> APIRouter:
         )
         base_url = services.session_url(session.id)
         context = services.policies[session.policy].context
-        return SessionKey(session.id, key, base_url, session.expires_at, session.policy, context)
+        return SessionKey(session.id, key, base_url, session.expires_at, session.policy, context=context)
 
     @routes.get("/sessions")
     async def list_sessions(limit: Limit = 100, before: str | None = None) -> SessionList:

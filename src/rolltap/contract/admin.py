@@ -286,7 +286,7 @@ class SessionKey:
     base_url: str
     expires_at: float
     policy: str
-    context: int
+    context: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class AttemptKey(SessionKey):
     attempt: int
     model: str
     roles: Mapping[str, str]
-    contexts: Mapping[str, int]
+    contexts: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     turns: int
 
 

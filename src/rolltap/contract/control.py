@@ -104,7 +104,7 @@ class PolicyStatus(PolicyState):
     engine: str
     trainable: bool
     relayed: Sequence[str]
-    context: int
+    context: int = 0
     groups: Mapping[str, int]
     rollouts: Mapping[str, int]
     outstanding: int

@@ -77,7 +77,7 @@ class Stub:
     async def start(self, request: web.Request) -> web.Response:
         rollout = request.match_info["id"]
         self.attempts[rollout] = self.attempts.get(rollout, 0) + 1
-        return self._session(attempt=self.attempts[rollout], model="tiny", roles={}, contexts={}, turns=0)
+        return self._session(attempt=self.attempts[rollout], model="tiny", roles={}, turns=0)
 
     async def open_session(self, request: web.Request) -> web.Response:
         return self._session()
@@ -85,7 +85,8 @@ class Stub:
     def _session(self, **attempt: Any) -> web.Response:
         session = f"s{next(self._ids)}"
         self.sessions[f"key-{session}"] = session
-        key = SessionKey(session, f"key-{session}", f"{self.url}/s/{session}", time.time() + 60, "default", self.context)
+        expiry, url = time.time() + 60, f"{self.url}/s/{session}"
+        key = SessionKey(session, f"key-{session}", url, expiry, "default", context=self.context)
         return web.json_response(msgspec.to_builtins(key) | attempt)
 
     async def finish(self, request: web.Request) -> web.Response:

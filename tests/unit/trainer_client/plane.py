@@ -220,7 +220,6 @@ class Plane:
             engine="engine",
             trainable=name == self.policy,
             relayed=(),
-            context=0,
             groups={"complete": len(self.ready), "stale": self.stale},
             rollouts={},
             outstanding=0,
