@@ -20,7 +20,8 @@ class Tools:
 
     The shell's name, its argument, and arguments that must be there as well; the call that begins a subagent, for those
     that have them; the command that ends a task, for those that are not done when the model just says so; and the
-    context that makes it compact its history in the compaction scenario, for those that do.
+    engine's context that makes it compact its history in the compaction scenario, for those that do; `asks_summary`
+    is a part of its request for a summary.
     """
 
     shell: str
@@ -51,8 +52,8 @@ TOOLS: Mapping[str, Tools] = {
         compacts_at=75_000,
         asks_summary="detailed summary of the conversation",
     ),
-    "pi": Tools("bash"),
-    "qwen-code": Tools("run_shell_command", more={"is_background": False}),
+    "pi": Tools("bash", asks_summary="The messages above are"),
+    "qwen-code": Tools("run_shell_command", more={"is_background": False}, asks_summary="scratchpad"),
     "gemini-cli": Tools("run_shell_command"),
     "opencode": Tools(
         "bash",
@@ -60,7 +61,7 @@ TOOLS: Mapping[str, Tools] = {
         compacts_at=28_000,
         asks_summary="context summarization agent",
     ),
-    "copilot-cli": Tools("bash", more={"description": "run it"}),
+    "copilot-cli": Tools("bash", more={"description": "run it"}, asks_summary="<summary>"),
     "mini-swe-agent": Tools("bash", finish="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     "openai-agents": Tools("shell"),
 }
