@@ -11,7 +11,7 @@ def claude_environment(endpoint: Endpoint) -> dict[str, str]:
     """The environment that points Claude Code, or its agent SDK, at `endpoint` and turns off other network traffic."""
     model = endpoint.model
     return {
-        **(_window(endpoint) if endpoint.context else {}),
+        **claude_window(endpoint),
         "ANTHROPIC_BASE_URL": endpoint.base_url,
         "ANTHROPIC_API_KEY": endpoint.key,
         "ANTHROPIC_MODEL": model,
@@ -26,12 +26,14 @@ def claude_environment(endpoint: Endpoint) -> dict[str, str]:
     }
 
 
-def _window(endpoint: Endpoint) -> dict[str, str]:
-    """The variables that make it compact when only the reserve is left.
+def claude_window(endpoint: Endpoint) -> dict[str, str]:
+    """The variables that make it compact when only the reserve is left; none if the context is unknown.
 
     It compacts at the length that it is told, less that of a reply and `BUFFER_TOKENS`. The buffer would take most of a
     small context, so it is added. If a prompt is refused nevertheless, it compacts, too.
     """
+    if not endpoint.context:
+        return {}
     return {
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context + BUFFER_TOKENS),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.reserve),
