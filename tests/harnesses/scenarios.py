@@ -49,7 +49,7 @@ TOOLS: Mapping[str, Tools] = {
     "claude-code": Tools(
         "Bash",
         agent=task("Agent", subagent_type="general-purpose"),
-        compacts_at=75_000,
+        compacts_at=68_000,
         asks_summary="detailed summary of the conversation",
     ),
     "pi": Tools("bash", asks_summary="The messages above are"),
@@ -61,7 +61,9 @@ TOOLS: Mapping[str, Tools] = {
         compacts_at=28_000,
         asks_summary="context summarization agent",
     ),
-    "copilot-cli": Tools("bash", more={"description": "run it"}, asks_summary="<summary>"),
+    "copilot-cli": Tools(
+        "bash", more={"description": "run it"}, asks_summary="detailed summary of the conversation so far"
+    ),
     "mini-swe-agent": Tools("bash", finish="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     "openai-agents": Tools("shell"),
 }

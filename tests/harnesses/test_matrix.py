@@ -85,7 +85,7 @@ async def test_a_harness_does_not_notice(
     assert [exit_.ending for exit_ in run.exits] == [Ending.DONE] * len(scenario.prompts), told
     assert run.files == scenario.makes, told
     failed = [call for call in run.calls if call["outcome"] != "completed"]
-    assert len(failed) == (0 if name in NOT_STREAMED else scenario.failed_calls), told
+    assert len(failed) == (0 if name in NOT_STREAMED else scenario.failed_calls), (told, failed)
     assert len(run.asked) >= len(run.calls) + (scenario.failed_calls if name in NOT_STREAMED else 0)
     if scenario.compacts:
         assert "compaction" in cell.breaks, told
