@@ -22,21 +22,29 @@ Source = Callable[[Path], None]
 """Fills an empty folder with a task's initial files. Called in a thread; see `sources.py`."""
 
 
+RESERVE_TOKENS = 16_384
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """The address of a harness's model.
 
     `base_url` is the session's own prefix (`http://host:port/s/<session>`) without `/v1`; `key` is the session's key;
     `model` is the name by which the harness requests the policy. The name matters: some harnesses send other requests
-    for names they know. `context` is the model's context in tokens, 0 if unknown; harnesses compact their history by
-    it. With several policies, `roles` are the names of their models, including `model`.
+    for names they know. `context` is the model's context length in tokens, 0 if unknown; harnesses compact their
+    history by it. With several policies, `roles` maps the name of each one's model, including `model`, to its context.
     """
 
     base_url: str
     key: str
     model: str
     context: int = 0
-    roles: tuple[str, ...] = ()
+    roles: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def reserve(self) -> int:
+        """The tokens of the context that a harness keeps free for a reply: it compacts before they are used up."""
+        return min(RESERVE_TOKENS, self.context // 4)
 
     @property
     def v1(self) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from rolltap.harnesses.base import Command, Endpoint, Job, Package
 
+BUFFER_TOKENS = 13_000
+
 
 def claude_environment(endpoint: Endpoint) -> dict[str, str]:
     """The environment that points Claude Code, or its agent SDK, at `endpoint` and turns off other network traffic."""
     model = endpoint.model
-    window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context)} if endpoint.context else {}
     return {
-        **window,
+        **claude_window(endpoint),
         "ANTHROPIC_BASE_URL": endpoint.base_url,
         "ANTHROPIC_API_KEY": endpoint.key,
         "ANTHROPIC_MODEL": model,
@@ -22,6 +23,20 @@ def claude_environment(endpoint: Endpoint) -> dict[str, str]:
         "DISABLE_AUTOUPDATER": "1",
         "ENABLE_TOOL_SEARCH": "0",
         "IS_SANDBOX": "1",  # else it refuses to skip permissions as root
+    }
+
+
+def claude_window(endpoint: Endpoint) -> dict[str, str]:
+    """The variables that make it compact when only the reserve is left; none if the context is unknown.
+
+    It compacts at the length that it is told, less that of a reply and `BUFFER_TOKENS`. The buffer would take most of a
+    small context, so it is added. If a prompt is refused nevertheless, it compacts, too.
+    """
+    if not endpoint.context:
+        return {}
+    return {
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(endpoint.context + BUFFER_TOKENS),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.reserve),
     }
 
 

@@ -106,7 +106,8 @@ class AdminClient(AsyncHttpClient):
         """
         body = StartRollout(ttl, runner, claim.token, turns)
         key = await self._post(f"/rollouts/{claim.rollout_id}/start", body, AttemptKey)
-        return OpenedSession(key.session_id, _endpoint(key, key.model, tuple(key.roles)), key.attempt, key.turns)
+        roles = {role: key.contexts.get(role, 0) for role in key.roles}
+        return OpenedSession(key.session_id, _endpoint(key, key.model, roles), key.attempt, key.turns)
 
     async def finish_rollout(self, rollout_id: str, end: FinishRollout) -> AttemptStatus:
         """Ends the rollout and closes its session. Without `end.scoring` the ledger decides the scoring.
@@ -203,5 +204,5 @@ def _attempt_status(rollout: Rollout) -> AttemptStatus:
     return AttemptStatus(rollout.status, rollout.attempt)
 
 
-def _endpoint(key: SessionKey, model: str, roles: tuple[str, ...] = ()) -> Endpoint:
-    return Endpoint(key.base_url.rstrip("/").removesuffix("/v1"), key.key, model, roles=roles)
+def _endpoint(key: SessionKey, model: str, roles: Mapping[str, int] | None = None) -> Endpoint:
+    return Endpoint(key.base_url.rstrip("/").removesuffix("/v1"), key.key, model, key.context, roles or {})

@@ -15,7 +15,8 @@ class AnyCommand:
     """`argv` may contain `{prompt}`, `{base_url}`, `{key}` and `{model}`. Without `{prompt}`, stdin has the prompt.
 
     The usual variables of the four vendors' clients point at the session, so many agents need nothing else.
-    `ROLLTAP_ROLES` has the model names of the rollout's roles, if there are several policies.
+    `ROLLTAP_CONTEXT` is the model's context length in tokens, 0 if unknown. If there are several policies,
+    `ROLLTAP_ROLES` has the model names of the rollout's roles, and `ROLLTAP_ROLE_CONTEXTS` their lengths.
     """
 
     argv: tuple[str, ...]
@@ -40,7 +41,9 @@ class AnyCommand:
                 "ROLLTAP_BASE_URL": endpoint.base_url,
                 "ROLLTAP_KEY": endpoint.key,
                 "ROLLTAP_MODEL": endpoint.model,
+                "ROLLTAP_CONTEXT": str(endpoint.context),
                 "ROLLTAP_ROLES": " ".join(endpoint.roles),
+                "ROLLTAP_ROLE_CONTEXTS": " ".join(map(str, endpoint.roles.values())),
                 "ROLLTAP_PROMPT": job.instruction,
                 "OPENAI_BASE_URL": endpoint.v1,
                 "OPENAI_API_BASE": endpoint.v1,

@@ -31,16 +31,22 @@ class CopilotCli:
         choice("dialect of copilot-cli", self.dialect, WIRES)
 
     def launch(self, job: Job) -> Command:
-        base = job.endpoint.base_url if self.dialect == "anthropic" else job.endpoint.v1
+        endpoint = job.endpoint
+        window = {
+            "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(endpoint.context - endpoint.reserve),
+            "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(endpoint.reserve),
+        }
+        base = endpoint.base_url if self.dialect == "anthropic" else endpoint.v1
         argv = ["copilot", "--allow-all-tools", *(["--continue"] if job.resume else [])]
         return Command(
             (*argv, "-p", job.instruction),
             env={
                 "COPILOT_PROVIDER_BASE_URL": base,
-                "COPILOT_PROVIDER_API_KEY": job.endpoint.key,
-                "COPILOT_MODEL": job.endpoint.model,
+                "COPILOT_PROVIDER_API_KEY": endpoint.key,
+                "COPILOT_MODEL": endpoint.model,
                 "COPILOT_OFFLINE": "true",
                 "COPILOT_AUTO_UPDATE": "false",
                 **WIRES[self.dialect],
+                **(window if endpoint.context else {}),
             },
         )

@@ -123,7 +123,7 @@ class EnvironmentLoop:
     def launch(self, job: Job) -> Command:
         refuse_resume(self.name, job)
         endpoint = job.endpoint
-        model = {"url": endpoint.v1, "key": endpoint.key, "model": endpoint.model, "roles": endpoint.roles}
+        model = {"url": endpoint.v1, "key": endpoint.key, "model": endpoint.model, "roles": tuple(endpoint.roles)}
         values = {**self.step.values, **model, "turns": job.limits.turns, "instruction": job.instruction}
         return replace(self.step, values=values).command(
             "play", job.home, proof_key(endpoint.base_url.rpartition("/s/")[2])

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from rolltap.harnesses.base import Command, Ending, Job, Package
 
 TURN_LIMIT = 53
 """Its exit code at the turn cap."""
+
+
+ASSUMED_CONTEXT = 1_048_576
+"""The context length in tokens that it assumes of a model that it does not know. It compacts at a share of that."""
+
+TOOL_OUTPUT_CHARS = 40_000
+"""Its own limit of a tool's output."""
 
 
 class GeminiCli:
@@ -23,19 +31,26 @@ class GeminiCli:
     )
 
     def launch(self, job: Job) -> Command:
-        settings = {
+        settings: dict[str, dict[str, Any]] = {
             "security": {"auth": {"selectedType": "gemini-api-key"}},  # without it: exit code 41
             "privacy": {"usageStatisticsEnabled": False},
             "telemetry": {"enabled": False},
             "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False},
             "model": {"maxSessionTurns": job.limits.turns or -1},
         }
+        if context := job.endpoint.context:
+            settings["model"]["compressionThreshold"] = (context - job.endpoint.reserve) / ASSUMED_CONTEXT
+            settings["tools"] = {"truncateToolOutputThreshold": min(TOOL_OUTPUT_CHARS, context // 2)}
         argv = ["gemini", "--yolo", "--skip-trust", "-m", job.endpoint.model]  # -m: no classifier call
         if job.resume:
             argv += ["--resume", "latest"]
         return Command(
             (*argv, "-p", job.instruction),
-            env={"GOOGLE_GEMINI_BASE_URL": job.endpoint.base_url, "GEMINI_API_KEY": job.endpoint.key},
+            env={
+                "GOOGLE_GEMINI_BASE_URL": job.endpoint.base_url,
+                "GEMINI_API_KEY": job.endpoint.key,
+                "GEMINI_CLI_HOME": str(job.home),
+            },
             files={".gemini/settings.json": json.dumps(settings)},
             endings={TURN_LIMIT: Ending.LIMIT},
         )

@@ -7,6 +7,9 @@ import json
 from rolltap.harnesses.base import Command, Job, Package
 from rolltap.harnesses.refusals import refuse_resume
 
+LEAST_CONTEXT = 64_000
+"""It refuses a model with a smaller context. It compacts at half of what it is told."""
+
 
 class Hermes:
     name = "hermes"
@@ -19,7 +22,9 @@ class Hermes:
 
     def launch(self, job: Job) -> Command:
         refuse_resume(self.name, job)
+        context = {"context_length": max(job.endpoint.context, LEAST_CONTEXT)} if job.endpoint.context else {}
         model = {
+            **context,
             "default": job.endpoint.model,
             "provider": "custom",
             "base_url": job.endpoint.v1,
@@ -27,6 +32,10 @@ class Hermes:
         }
         return Command(
             ("hermes", "chat", "--yolo", "-Q", "-q", job.instruction),
-            env={"OPENAI_BASE_URL": job.endpoint.v1, "OPENAI_API_KEY": job.endpoint.key},
+            env={
+                "OPENAI_BASE_URL": job.endpoint.v1,
+                "OPENAI_API_KEY": job.endpoint.key,
+                "HERMES_HOME": str(job.home / ".hermes"),
+            },
             files={".hermes/config.yaml": json.dumps({"model": model})},  # JSON is YAML
         )

@@ -36,8 +36,12 @@ class MistralVibe:
         argv = ["vibe", "--auto-approve", "-p", job.instruction]
         if job.limits.turns:
             argv += ["--max-turns", str(job.limits.turns)]
+        endpoint = job.endpoint
+        config = CONFIG.format(base=endpoint.v1, model=endpoint.model)
+        if endpoint.context:
+            config += f"auto_compact_threshold = {endpoint.context - endpoint.reserve}\n"
         return Command(
             tuple(argv),
-            env={"ROLLTAP_KEY": job.endpoint.key},
-            files={".vibe/config.toml": CONFIG.format(base=job.endpoint.v1, model=job.endpoint.model)},
+            env={"ROLLTAP_KEY": job.endpoint.key, "VIBE_HOME": str(job.home / ".vibe")},
+            files={".vibe/config.toml": config},
         )

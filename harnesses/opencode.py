@@ -17,7 +17,6 @@ PROVIDERS = {
 }
 """Dialect → the bundled AI SDK provider, and the suffix of its base URL."""
 
-OUTPUT_TOKENS = 16_384
 TITLE = "rollout"
 """A title set at launch, so that no call is made to create one."""
 
@@ -43,7 +42,7 @@ class OpenCode:
         model = f"rolltap/{job.endpoint.model}"
         options = {"baseURL": job.endpoint.base_url + suffix, "apiKey": job.endpoint.key}
         context = job.endpoint.context
-        settings = {"limit": {"context": context, "output": min(OUTPUT_TOKENS, context // 4)}} if context else {}
+        settings = {"limit": {"context": context, "output": job.endpoint.reserve}} if context else {}
         config = {
             "provider": {"rolltap": {"npm": package, "options": options, "models": {job.endpoint.model: settings}}},
             "model": model,

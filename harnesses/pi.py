@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rolltap.harnesses.base import Command, Job, Package
 from rolltap.harnesses.refusals import choice
@@ -17,8 +17,10 @@ APIS = {
 }
 """Dialect → Pi's name of the protocol, and the suffix of its client's base URL."""
 
+FOLDER = ".pi/agent"
 CONTEXT_TOKENS = 131_072
-OUTPUT_TOKENS = 16_384
+KEEP_RECENT_TOKENS = 20_000
+"""Pi's own default: what a compaction keeps of the history, at four characters a token (numbers have one)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,10 @@ class Pi:
 
     def launch(self, job: Job) -> Command:
         api, suffix = APIS[self.dialect]
-        context = job.endpoint.context or CONTEXT_TOKENS
-        model = {"id": job.endpoint.model, "contextWindow": context, "maxTokens": min(OUTPUT_TOKENS, context // 4)}
+        endpoint = replace(job.endpoint, context=job.endpoint.context or CONTEXT_TOKENS)
+        model = {"id": endpoint.model, "contextWindow": endpoint.context, "maxTokens": endpoint.reserve}
+        keep_recent = min(KEEP_RECENT_TOKENS, endpoint.context // 8)
+        compaction = {"reserveTokens": endpoint.reserve, "keepRecentTokens": keep_recent}
         provider = {
             "baseUrl": job.endpoint.base_url + suffix,
             "api": api,
@@ -51,6 +55,9 @@ class Pi:
             argv.append("-c")
         return Command(
             (*argv, "-p", job.instruction),
-            env={"ROLLTAP_KEY": job.endpoint.key, "PI_OFFLINE": "1"},
-            files={".pi/agent/models.json": json.dumps({"providers": {"rolltap": provider}})},
+            env={"ROLLTAP_KEY": job.endpoint.key, "PI_OFFLINE": "1", "PI_CODING_AGENT_DIR": str(job.home / FOLDER)},
+            files={
+                f"{FOLDER}/models.json": json.dumps({"providers": {"rolltap": provider}}),
+                f"{FOLDER}/settings.json": json.dumps({"compaction": compaction}),
+            },
         )

@@ -24,4 +24,6 @@ class QwenAgent:
 
     def launch(self, job: Job) -> Command:
         refuse_resume(self.name, job)
-        return driver("qwen_agent", job, openai_environment(job))
+        endpoint = job.endpoint
+        room = {"ROLLTAP_INPUT_TOKENS": str(endpoint.context - endpoint.reserve)} if endpoint.context else {}
+        return driver("qwen_agent", job, {**openai_environment(job), **room})

@@ -54,6 +54,7 @@ class QwenCode:
                 f"{prefix}_API_KEY": endpoint.key,
                 f"{prefix}_MODEL": endpoint.model,
                 "QWEN_SANDBOX": "false",
+                "QWEN_HOME": str(job.home / ".qwen"),
             },
             files={".qwen/settings.json": json.dumps(settings)},
             endings={TURN_LIMIT: Ending.LIMIT},

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Endpoint, Harness
+from rolltap.harnesses.claude_code import claude_window
 from rolltap.harnesses.install import Installation, find, not_installed, own
 from rolltap.harnesses.registry import get_harness
 
@@ -53,6 +54,8 @@ class AgentConnection:
 def connection_to(endpoint: Endpoint, agent: str, dialect: str = "") -> AgentConnection:
     """The connection of `agent` to `endpoint`, in its only dialect or in `dialect` (default: `openai_chat`).
 
+    The context's length is in it for Claude Code; for the others Harbor has no variable.
+
     Raises `TaskInvalid` if the agent does not speak `dialect`; the message lists those that it speaks.
     """
     only_dialect = OF_ONE_PROTOCOL.get(agent)
@@ -65,4 +68,6 @@ def connection_to(endpoint: Endpoint, agent: str, dialect: str = "") -> AgentCon
         "anthropic": {"ANTHROPIC_API_KEY": endpoint.key, "ANTHROPIC_BASE_URL": endpoint.base_url},
         "gemini": {"GEMINI_API_KEY": endpoint.key, "GOOGLE_GEMINI_BASE_URL": endpoint.base_url},
     }
-    return AgentConnection(endpoint.model if only_dialect else f"{provider}/{endpoint.model}", variables[provider])
+    window = claude_window(endpoint) if agent == "claude-code" else {}
+    model = endpoint.model if only_dialect else f"{provider}/{endpoint.model}"
+    return AgentConnection(model, {**variables[provider], **window})

@@ -1,6 +1,7 @@
 """OpenCode: the tables `session`, `message` and `part` of `~/.local/share/opencode/opencode.db` (SQLite).
 
-A tool's result is in the part of its call. The answer's tokens and its reasoning's tokens are counted separately.
+A tool's result is in the part of its call. The answer's tokens and its reasoning's tokens are counted separately; they
+are 0 until the reply and its tools have ended.
 """
 
 from __future__ import annotations
@@ -67,13 +68,15 @@ def _entries(rows: list[tuple[str, str, str | None]]) -> Iterator[LogEntry]:
             yield LogEntry("user")
         if message.get("role") != "assistant":
             continue
-        tools = [part for part in (mapping(msgspec.json.decode(one)) for one in parts) if part.get("type") == "tool"]
+        decoded = [mapping(msgspec.json.decode(one)) for one in parts]
+        tools = [part for part in decoded if part.get("type") == "tool"]
         tokens = mapping(message.get("tokens"))
         output, reasoning = count(tokens.get("output")), count(tokens.get("reasoning"))
-        total = None if output is None else output + (reasoning or 0)
-        if not total and not tools:  # an interrupted reply without counts
+        total = (output or 0) + (reasoning or 0)
+        said = any(text(part.get("text")) for part in decoded if part.get("type") in ("text", "reasoning"))
+        if not total and not tools and not said:  # a call that failed
             continue
-        yield LogEntry("assistant", "", total, tuple(text(tool.get("callID")) for tool in tools))
+        yield LogEntry("assistant", "", total or None, tuple(text(tool.get("callID")) for tool in tools))
         for tool in tools:
             if mapping(tool.get("state")).get("status") in ENDED:
                 yield LogEntry("tool", text(tool.get("callID")))

@@ -30,9 +30,9 @@ class Policy:
     engine: ServedEngine
     source: Source
     version: int = 0
+    engine_context: int = 0  # the context length that the engine returned, in tokens; 0 if unknown
     known: bool = False  # the engine has answered a probe, so its facts were learned; they hold while it is down
     logprobs_mode: str = "unknown"
-    engine_context: int | None = None  # the context length that the engine returned, in tokens
     weight_versions: bool = False  # the engine returns every token's version
     states_weights: bool = False  # the engine can be asked which version it serves
     stated_version: int | None = None  # the last version that the engine returned
@@ -42,20 +42,20 @@ class Policy:
     failures: int = 0  # consecutive calls that the engine did not answer
     doubted: asyncio.Event = field(default_factory=asyncio.Event)  # set: the engine needs a probe
 
+    @property
+    def context(self) -> int:
+        """The context length in tokens: the setting, or else the engine's own; 0 if neither is known."""
+        return self.settings.max_context or self.engine_context
+
     def learn(self, facts: EngineFacts) -> None:
         """Stores the facts that the engine's probe returned."""
         self.known, self.logprobs_mode = True, facts.logprobs_mode
-        self.engine_context = facts.max_context
+        self.engine_context = facts.max_context or 0
         self.weight_versions = facts.weight_versions
         self.states_weights = facts.states_weights
         self.source.learn(facts)
         self.up, self.failures = True, 0
         self.doubted.clear()
-
-    @property
-    def context_length(self) -> int:
-        """The most tokens of a prompt and its reply, by the settings or the engine; 0 if neither is known."""
-        return self.settings.max_context or self.engine_context or 0
 
     def learn_state(self, state: PolicyState) -> None:
         """Stores what the ledger has about the policy."""

@@ -50,7 +50,7 @@ class Queries:
             policies = {name: self._policies.of_session(live.session, name) for name in names}
         else:
             policies = {name: self._policies[name] for name in names}
-        contexts = {name: policy.context_length for name, policy in policies.items() if policy.context_length}
+        contexts = {name: policy.context for name, policy in policies.items() if policy.context}
         await http.reply(WireReply(200, dialect.models(names, wire.path_params.get("model"), contexts), JSON))
 
     async def retrieve(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:

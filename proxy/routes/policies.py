@@ -149,6 +149,7 @@ async def _state(services: Services, policy: Policy) -> PolicyStatus:
         engine=policy.engine.name,
         trainable=policy.settings.trainable,
         relayed=policy.source.relayed_dialects,
+        context=policy.context,
         control=control,
     )
 

@@ -124,9 +124,11 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
         base_url=services.session_url(session.id),
         expires_at=session.expires_at,
         policy=policy,
+        context=services.policies[policy].context,
         attempt=started.rollout.attempt,
         model=main_role(roles, policy) if roles else policy,
         roles=roles,
+        contexts={role: services.policies[name].context for role, name in roles.items()},
         turns=turns,
     )
 

@@ -41,7 +41,8 @@ def router(services: Services) -> APIRouter:
             body.policy, rollout_id=body.rollout_id, ttl=body.ttl, tags=body.tags
         )
         base_url = services.session_url(session.id)
-        return SessionKey(session.id, key, base_url, session.expires_at, session.policy)
+        context = services.policies[session.policy].context
+        return SessionKey(session.id, key, base_url, session.expires_at, session.policy, context=context)
 
     @routes.get("/sessions")
     async def list_sessions(limit: Limit = 100, before: str | None = None) -> SessionList:

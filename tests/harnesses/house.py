@@ -15,6 +15,7 @@ from typing import Any
 
 from rolltap.contract.harness_log import HarnessLog
 from rolltap.engine.scripted import Entry, Script, ScriptedEngine
+from rolltap.engine.scripted.server import SCRIPTED, ServedModel
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.base import Command, Exit, Harness, Job, Limits, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
@@ -95,10 +96,17 @@ class House:
 
 @asynccontextmanager
 async def house(
-    script: Script, folder: Path, *, limits: Mapping[str, Any] | None = None, **policy: Any
+    script: Script, folder: Path, *, limits: Mapping[str, Any] | None = None, context: int = 0, **policy: Any
 ) -> AsyncIterator[House]:
-    """Everything up, with an engine that follows `script`; `policy` are more of the policy's settings."""
-    async with ScriptedEngine(script, FOLDER) as engine, opened(engine, folder, limits=limits, **policy) as home:
+    """Everything up, with an engine that follows `script`; `policy` are more of the policy's settings.
+
+    `context` is the engine's longest sequence in tokens; 0: one that no test fills.
+    """
+    served = ServedModel(context=context) if context else SCRIPTED
+    async with (
+        ScriptedEngine(script, policy.get("tokenizer", FOLDER), served=served) as engine,
+        opened(engine, folder, limits=limits, **policy) as home,
+    ):
         yield home
 
 
@@ -125,7 +133,8 @@ def house_settings(
     folder: Path, engine_url: str, *, variants: Mapping[str, Mapping[str, Any]] = NO_VARIANTS, **policy: Any
 ) -> Mapping[str, Any]:
     """`variants` are further policies of the same model, by name, with what differs in their settings."""
-    model = {"engine": "main", "model": "scripted", "tokenizer": str(FOLDER), "family": "qwen3", **policy}
+    model = {"engine": "main", "model": "scripted", "tokenizer": FOLDER, "family": "qwen3", **policy}
+    model["tokenizer"] = str(model["tokenizer"])
     return {
         "data": folder / "data",
         "engines": {"main": {"url": engine_url}},

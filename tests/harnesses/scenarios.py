@@ -20,7 +20,8 @@ class Tools:
 
     The shell's name, its argument, and arguments that must be there as well; the call that begins a subagent, for those
     that have them; the command that ends a task, for those that are not done when the model just says so; and the
-    context that makes it compact its history in the compaction scenario, for those that do.
+    engine's context that makes it compact its history in the compaction scenario, for those that do; `asks_summary`
+    is a part of its request for a summary.
     """
 
     shell: str
@@ -50,11 +51,11 @@ TOOLS: Mapping[str, Tools] = {
     "claude-code": Tools(
         "Bash",
         agent=task("Agent", subagent_type="general-purpose"),
-        compacts_at=75_000,
+        compacts_at=68_000,
         asks_summary="detailed summary of the conversation",
     ),
-    "pi": Tools("bash"),
-    "qwen-code": Tools("run_shell_command", more={"is_background": False}),
+    "pi": Tools("bash", asks_summary="The messages above are"),
+    "qwen-code": Tools("run_shell_command", more={"is_background": False}, asks_summary="scratchpad"),
     "gemini-cli": Tools("run_shell_command"),
     "opencode": Tools(
         "bash",
@@ -62,7 +63,9 @@ TOOLS: Mapping[str, Tools] = {
         compacts_at=28_000,
         asks_summary="context summarization agent",
     ),
-    "copilot-cli": Tools("bash", more={"description": "run it"}),
+    "copilot-cli": Tools(
+        "bash", more={"description": "run it"}, asks_summary="detailed summary of the conversation so far"
+    ),
     "cline": Tools("run_commands", "commands", takes_list=True),
     "mini-swe-agent": Tools("bash", finish="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     "openai-agents": Tools("shell"),

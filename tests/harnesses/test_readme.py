@@ -124,7 +124,8 @@ def test_the_three_uses_do_what_the_readme_says(newcomer: Newcomer) -> None:
     prompt = shlex.quote("fix the failing test")
     for name in ("codex", "claude-code"):
         printed = newcomer.types(line("rolltap harness env").replace("codex", name))
-        assert REPLY in newcomer.types(printed.replace("PROMPT", prompt))
+        command = printed.splitlines()[-1].removeprefix("# then: ").replace("PROMPT", prompt)
+        assert REPLY in newcomer.types(f"{printed}\n{command}")
     (newcomer.folder / "loop.py").write_text(LOOP)
     opened = line("rolltap sessions open").partition("#")[0]
     assert REPLY in newcomer.types(f'eval "$({opened})"; python loop.py')

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
-from rolltap.contract.harness_log import HarnessLog
+from rolltap.contract.harness_log import HarnessLog, LogEntry
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.engine.scripted import Script, ScriptedReply
@@ -19,6 +21,7 @@ from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.sources import Files
+from rolltap.ids import new_id
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.types import Task
 
@@ -100,6 +103,27 @@ async def test_a_mismatch_is_leased_only_where_the_policy_says_so(train: Any, tr
         for record in group.rollouts
     }
     assert (records["match"] > 0, records["mismatch"] > 0) == (True, bool(trained))
+
+
+async def test_a_log_may_hold_what_arrived_of_a_killed_proxys_reply(tmp_path: Path) -> None:
+    """The other proxy's call has an intent and no completion: that process was killed in the middle of the reply."""
+    async with house(SCRIPT, tmp_path) as home:
+        session = await home.open()
+        message = [{"role": "user", "content": "hi"}]
+        async with openai.AsyncOpenAI(base_url=session.endpoint.v1, api_key=session.endpoint.key) as client:
+            reply = await client.chat.completions.create(model=POLICY, messages=message)  # type: ignore[arg-type]
+        assert reply.usage is not None
+        (row,) = await home.app.call_log.rows(session.session_id)
+        cut = replace(row.intent, id=new_id(), created_at=row.intent.created_at + 1)
+        await home.app.call_log.append_intent(cut)
+        entries = [
+            LogEntry("user"),
+            LogEntry("assistant", f"rs_call_{cut.id}0123456789abcd"),
+            LogEntry("assistant", reply.id, reply.usage.completion_tokens),
+        ]
+        await home.client.close_session(session.session_id)
+        check = await home.client.check_log(session.session_id, HarnessLog(entries))
+    assert check["verdict"] == "match", check
 
 
 async def test_a_log_is_compared_once_after_the_session_and_before_its_rollout_ends(tmp_path: Path) -> None:

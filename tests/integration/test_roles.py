@@ -39,6 +39,8 @@ def ask(model, text):
     return [model["id"] for model in json.load(u.urlopen(u.Request(url + "models", headers=headers)))["data"]]
 assert os.environ["ROLLTAP_ROLES"] == "referee solver critic", os.environ["ROLLTAP_ROLES"]
 assert os.environ["ROLLTAP_MODEL"] == "solver"
+assert os.environ["ROLLTAP_CONTEXT"] == "1048576"
+assert os.environ["ROLLTAP_ROLE_CONTEXTS"] == "3000 1048576 1048576"
 assert ask("", "") == ["referee", "solver", "critic", "tiny", "frozen"]
 for role in ("referee", "solver", "critic"):
     assert ask(role, "begin")["model"] == role
@@ -55,7 +57,7 @@ async def home(tmp_path: Path) -> AsyncIterator[tuple[Rolltap, AdminClient]]:
     async with ScriptedEngine(Script(otherwise=ScriptedReply(say="Hello.")), FOLDER) as engine:
         asked: dict[str, Any] = dict(house_settings(tmp_path, engine.url))
         tiny = asked["policies"][POLICY]
-        asked["policies"] = {POLICY: tiny, "frozen": {**tiny, "trainable": False}, "other": tiny}
+        asked["policies"] = {POLICY: tiny, "frozen": {**tiny, "trainable": False, "max_context": 3000}, "other": tiny}
         settings = load_settings(None, **asked)
         async with (
             Rolltap.running(settings, check_task=check) as app,
@@ -99,6 +101,14 @@ async def test_each_role_is_played_recorded_and_rewarded_under_its_name(
     assert (leased.group.status, leased.group.roles) == (GroupStatus.LEASED, ROLES)
     segments = {one.agent: one.loss_mask.any() for one in leased.rollouts[0].trajectory.segments}
     assert segments == {"referee": False, "": True, "critic": True}
+
+
+async def test_the_context_is_the_settings_or_else_the_engines(home: tuple[Rolltap, AdminClient]) -> None:
+    _, client = home
+    contexts = {POLICY: 1 << 20, "frozen": 3000, "other": 1 << 20}
+    assert {row["name"]: row["context"] for row in (await client.get("/policies"))["policies"]} == contexts
+    for policy, context in contexts.items():
+        assert (await client.open_session(policy=policy)).endpoint.context == context
 
 
 async def test_a_cast_that_cannot_play_is_refused_when_it_is_submitted(home: tuple[Rolltap, AdminClient]) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
@@ -21,11 +24,16 @@ from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits, Pyth
 from rolltap.harnesses.install import find, install, on_path
 from rolltap.harnesses.registry import get_harness, harness_names
 from rolltap.harnesses.runtimes.here import acts_unasked
-from rolltap.harnesses.specs import launch_type
+from rolltap.harnesses.specs import SAMPLE_JOB, launch_type
 from rolltap.harnesses.tested import release_results
 from rolltap.settings import load_settings
 
 TESTED_RELEASE, NOT_INSTALLED = "tested", "no"
+PROMPT = "PROMPT"
+"""Stands for the prompt in what is printed."""
+
+LONG_FILE = 1000
+"""Characters of a file that `show` does not print."""
 
 app = typer.Typer(help="The harnesses that rolltap knows: list, show, install, env.", no_args_is_help=True)
 
@@ -80,8 +88,11 @@ def show(name: HarnessArgument, dialect: DialectOption = "") -> None:
     example = Endpoint("http://127.0.0.1:8710/s/SESSION", "KEY", "MODEL")
     launch = harness.launch(Job(example, "PROMPT", Path("WORKDIR"), Path("~"), Limits()))
     if isinstance(launch, Command):
-        for line in shell_lines(launch):
+        for line in exports(launch.env):
             console.print(line)
+        for path, text in launch.files.items():
+            console.print(f"file ~/{path}: {text if len(text) < LONG_FILE else f'{len(text):,} characters'}")
+        console.print(shlex.join(launch.argv))
     else:
         console.print("runs inside the runner, through its Python API")
     for quirk in harness.quirks:
@@ -110,13 +121,20 @@ def env(
         str, typer.Option(help="new session: its policy; default the only one", autocompletion=complete_policy)
     ] = "",
     dialect: DialectOption = "",
+    files: Annotated[
+        Path | None, typer.Option(help="folder for the files that it reads; default a new one in the temporary folder")
+    ] = None,
     agent_url: Annotated[
         str, typer.Option(help="the agent plane as the harness reaches it", envvar="ROLLTAP_AGENT_URL")
     ] = "",
     url: UrlOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Prints the variables and the command that point your own installation at a session of the running server."""
+    """Prints the variables that point your own installation at a session of the running server, for `eval`.
+
+    The command to type then is in the last line, a comment. Files that the harness reads are written to `--files`,
+    where the variables point; nothing else is written or run.
+    """
     harness = get_harness(name, dialect=dialect)
     if session and not key:
         raise ConfigError("--session needs its --key; leave --session out to open a new session")
@@ -130,32 +148,49 @@ def env(
         details = server.call("GET", f"/sessions/{quote(session, safe='')}")
         refuse_relayed(served, [details["policy"]])
         base = agent_url or plane_url(load_settings(config_path(config)), "agent")
-        endpoint = Endpoint(f"{base.rstrip('/')}/s/{session}", key, details["policy"])
+        context = next((each.get("context", 0) for each in served if each["name"] == details["policy"]), 0)
+        endpoint = Endpoint(f"{base.rstrip('/')}/s/{session}", key, details["policy"], context)
     else:
         refuse_relayed(served, [policy] if policy else [])
         opened = server.call("POST", "/sessions", {"policy": policy or None, "tags": {"harness": name}})
         base = f"{agent_url.rstrip('/')}/s/{opened['session_id']}" if agent_url else opened["base_url"]
-        endpoint = Endpoint(base, opened["key"], opened["policy"])
-        say(f"# session {opened['session_id']}, model {opened['policy']}; the key is shown only now")
-    launch = harness.launch(Job(endpoint, "PROMPT", Path.cwd(), Path("~").expanduser(), Limits()))
+        endpoint = Endpoint(base, opened["key"], opened["policy"], opened.get("context", 0))
+        say(comment(f"session {opened['session_id']}, model {opened['policy']}; the key is shown only now"))
+    job = Job(endpoint, PROMPT, Path.cwd(), SAMPLE_JOB.home, Limits())
+    launch = harness.launch(job)
     assert isinstance(launch, Command)
+    if launch.files:
+        folder = files.absolute() if files is not None else Path(tempfile.mkdtemp(prefix=f"rolltap-{name}-"))
+        launch = harness.launch(replace(job, home=folder))
+        assert isinstance(launch, Command)
+        write_files(launch, folder)
+        say(comment(f"its files are in {folder}"))
     if how := acts_unasked(harness):
-        say(f"# {name} is started {how} and may do whatever you can; `rolltap run {name}` has a sandbox")
+        say(comment(f"{name} is started {how} and may do whatever you can; `rolltap run {name}` has a sandbox"))
     package = harness.package
     if package and shutil.which(package.executable) is None and (cached := find(package)):
         say(f'export PATH={shlex.quote(os.pathsep.join(map(str, cached.bins)))}:"$PATH"')
-    for line in shell_lines(launch):
+    with_prompt = {name: value for name, value in launch.env.items() if PROMPT in value}
+    for line in exports({name: value for name, value in launch.env.items() if name not in with_prompt}):
         say(line)
+    values = [f"{name}={shlex.quote(value)} " for name, value in with_prompt.items()]
+    say(comment(f"then: {''.join(values)}{shlex.join(launch.argv)}"))
 
 
-def shell_lines(launch: Command) -> list[str]:
-    """`launch` as lines of shell."""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in launch.env.items()]
+def exports(variables: Mapping[str, str]) -> list[str]:
+    """Lines of shell that export the variables."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+
+
+def comment(text: str) -> str:
+    """The text as comments of a shell, whatever line breaks it has."""
+    return "\n".join(f"# {line}" for line in text.split("\n"))
+
+
+def write_files(launch: Command, folder: Path) -> None:
+    """Writes the launch's files below `folder`, readable for this user only: they may hold the key."""
     for path, text in launch.files.items():
-        lines += [
-            f"# this replaces ~/{path}: keep a copy of yours",
-            f"mkdir -p ~/{Path(path).parent} && cat > ~/{path} <<'EOF'",
-            text.rstrip("\n"),
-            "EOF",
-        ]
-    return [*lines, shlex.join(launch.argv)]
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        target.touch(mode=0o600)
+        target.write_text(text, encoding="utf-8")

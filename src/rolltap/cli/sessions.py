@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections import Counter
 from collections.abc import Collection
@@ -76,7 +77,7 @@ def relayed_exports(session: dict[str, Any], dialects: Collection[str]) -> list[
 
     url = f"{session['base_url'].rpartition('/')[0]}/{session['key']}"
     lines = [
-        f"export {client.base_url}={url}{client.path}  # keep your own {client.key}"
+        f"export {client.base_url}={shlex.quote(url + client.path)}  # keep your own {client.key}"
         for client, speaking in client_environments().items()
         if not speaking.isdisjoint(dialects)
     ]
@@ -86,10 +87,11 @@ def relayed_exports(session: dict[str, Any], dialects: Collection[str]) -> list[
 
 def exports(session: dict[str, Any]) -> list[str]:
     """What to export for clients that read the environment, and where the others are configured."""
-    base, key = session["base_url"], session["key"]
+    key, base = session["key"], shlex.quote(session["base_url"])
+    v1 = shlex.quote(f"{session['base_url']}/v1")
     return [
         f"# session {session['session_id']}, model {session['policy']}; the key is shown only now",
-        f"export OPENAI_BASE_URL={base}/v1 OPENAI_API_KEY={key}",
+        f"export OPENAI_BASE_URL={v1} OPENAI_API_KEY={key}",
         f"export ANTHROPIC_BASE_URL={base} ANTHROPIC_API_KEY={key}",
         f"export GOOGLE_GEMINI_BASE_URL={base} GEMINI_API_KEY={key}",
         "# Codex and others ignore these variables; this prints what they need:",

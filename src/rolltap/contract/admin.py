@@ -275,25 +275,31 @@ class Heartbeat(RequestBody):
 
 @dataclass(frozen=True, slots=True)
 class SessionKey:
-    """A new session. Only this answer contains its `key`. `base_url` is the address for the harness."""
+    """A new session. Only this answer contains its `key`. `base_url` is the address for the harness.
+
+    `context` is the context length of the session's policy in tokens, 0 if unknown: harnesses compact their history by
+    it.
+    """
 
     session_id: str
     key: str
     base_url: str
     expires_at: float
     policy: str
+    context: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptKey(SessionKey):
     """A new attempt's session. `model` is the name that the harness asks for; `turns` is its cap of turns, 0 for none.
 
-    `roles` maps each role to its policy where several play.
+    `roles` maps each role to its policy where several play; `contexts` maps it to that policy's context length.
     """
 
     attempt: int
     model: str
     roles: Mapping[str, str]
+    contexts: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     turns: int
 
 

@@ -98,12 +98,13 @@ class SetControl(OwnerRequest):
 class PolicyStatus(PolicyState):
     """A policy with its counts, as in `PolicyStats`; `engine` is the name of its engine or pool, `control` what a
     trainer has set for the rollouts to come. `relayed`: the dialects whose calls go to a vendor under the user's own
-    key; empty where rolltap's keys are taken."""
+    key; empty where rolltap's keys are taken. `context`: the context length in tokens, 0 if unknown."""
 
     policy: str
     engine: str
     trainable: bool
     relayed: Sequence[str]
+    context: int = 0
     groups: Mapping[str, int]
     rollouts: Mapping[str, int]
     outstanding: int

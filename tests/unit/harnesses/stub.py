@@ -40,6 +40,7 @@ class Stub:
 
     reply: Reply
     groups_allowed: int = 10**9
+    context: int = 0  # of the policy, in tokens
     infra_retries: int = 3
     refuse_finish: str = ""  # the status in which every rollout was ended elsewhere
     url: str = ""
@@ -84,7 +85,8 @@ class Stub:
     def _session(self, **attempt: Any) -> web.Response:
         session = f"s{next(self._ids)}"
         self.sessions[f"key-{session}"] = session
-        key = SessionKey(session, f"key-{session}", f"{self.url}/s/{session}", time.time() + 60, "default")
+        expiry, url = time.time() + 60, f"{self.url}/s/{session}"
+        key = SessionKey(session, f"key-{session}", url, expiry, "default", context=self.context)
         return web.json_response(msgspec.to_builtins(key) | attempt)
 
     async def finish(self, request: web.Request) -> web.Response:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from rolltap.cli.harness import app
+from rolltap.cli.harness import app, comment
+from rolltap.cli.sessions import exports, relayed_exports
+from rolltap.harnesses.base import Command
+from rolltap.harnesses.registry import get_harness, harness_names
+from rolltap.harnesses.specs import SAMPLE_JOB, launch_type
 
 from ..cli.plane import stub_plane
 
@@ -39,23 +45,105 @@ def test_an_unknown_harness_is_one_line() -> None:
     assert "no harness 'codecs'; known:" in told
 
 
-@pytest.mark.parametrize("name", ["codex", "pi", "opencode", "openai-agents", "mistral-vibe"])
-def test_env_is_shell_that_can_be_run(name: str, tmp_path: Path) -> None:
-    opened = {
-        "session_id": "abc",
-        "key": "it's a key",
-        "base_url": "http://10.0.0.1:1/s/abc",
-        "policy": "m",
-        "expires_at": 0,
-    }
-    with stub_plane({"POST /sessions": opened, "GET /policies": {"policies": [{"name": "m", "relayed": []}]}}) as plane:
-        told = output("env", name, "--url", plane.url, env={"ROLLTAP_ADMIN_KEY": "k"})
-    *exports, command = told.strip().splitlines()
-    assert command.split()[0] in ("codex", "pi", "opencode", "python", "vibe")
-    script = "\n".join([*exports, "env; cat ~/.pi/agent/models.json ~/.vibe/config.toml 2>/dev/null || true"])
+OPENED = {
+    "session_id": "abc",
+    "key": "it's a key",
+    "base_url": "http://10.0.0.1:1/s/abc",
+    "policy": "m",
+    "context": 45_000,
+    "expires_at": 0,
+}
+PLANE = {
+    "POST /sessions": OPENED,
+    "GET /policies": {"policies": [{"name": "m", "relayed": [], "context": 45_000}]},
+    "GET /policies/m": {"name": "m", "relayed": []},
+    "GET /sessions/abc": {"policy": "m"},
+}
+COMMANDS = [name for name in harness_names() if launch_type(get_harness(name)) is Command]
+
+
+@dataclass
+class Evaluated:
+    """What `eval` did in an empty folder with an empty HOME: `environment` afterwards, the programs that were `run`,
+    and the files that appeared in either."""
+
+    environment: Mapping[str, str]
+    run: str
+    files: list[str]
+
+
+def evaluated(printed: str, folder: Path) -> Evaluated:
+    """Every program on PATH is a stub that notes that it was run."""
+    for name in ("home", "work", "bin", "tmp"):
+        (folder / name).mkdir()
+    words = set(re.findall(r"[\w.-]+", printed))
+    for word in words | {"cat", "mkdir", "python", "sh", "touch"}:
+        stub = folder / "bin" / word
+        stub.write_text(f"#!/bin/bash\necho {word} >> {folder}/run\n")
+        stub.chmod(0o755)
+    script = 'eval "$1"; PATH=; declare -x > "$2"'
     done = subprocess.run(
-        ["bash", "-euc", script], env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+        ["/bin/bash", "-euc", script, "bash", printed, str(folder / "environment")],
+        env={"HOME": str(folder / "home"), "PATH": str(folder / "bin")},
+        cwd=folder / "work",
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "http://10.0.0.1:1/s/abc" in done.stdout + command
-    assert "it's a key" in done.stdout
+    assert done.stdout + done.stderr == ""
+    declared = re.findall(r'^declare -x (\w+)="((?:[^"\\]|\\.)*)"', (folder / "environment").read_text(), re.M)
+    run = folder / "run"
+    files = [str(path) for name in ("home", "work") for path in (folder / name).rglob("*")]
+    return Evaluated(dict(declared), run.read_text() if run.exists() else "", files)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("known", [False, True])
+def test_env_can_be_evaluated_and_only_exports(name: str, known: bool, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    words = ["--session", "abc", "--key", "it's a key"] if known else []
+    with stub_plane(PLANE) as plane:
+        environment = {"ROLLTAP_ADMIN_KEY": "k", "ROLLTAP_AGENT_URL": "http://10.0.0.1:1"}
+        told = output("env", name, "--url", plane.url, "--files", str(files), *words, env=environment)
+    done = evaluated(told, tmp_path)
+    assert (done.run, done.files) == ("", [])
+    command = told.splitlines()[-1]
+    assert command.startswith("# then: ")
+    assert "PROMPT" in command
+    written = "".join(path.read_text() for path in files.rglob("*") if path.is_file())
+    everything = command + written + " ".join(done.environment.values())
+    assert "http://10.0.0.1:1/s/abc" in everything
+    assert "it's a key" in everything
+    launch = get_harness(name).launch(SAMPLE_JOB)
+    assert isinstance(launch, Command)
+    assert {str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()} == set(launch.files)
+    if launch.files:
+        assert str(files) in command + " ".join(done.environment.values()), "the harness can find them"
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files.rglob("*") if path.is_file())
+
+
+def test_without_a_folder_the_files_are_in_a_new_private_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with stub_plane(PLANE) as plane:
+        output("env", "pi", "--url", plane.url, env={"ROLLTAP_ADMIN_KEY": "k"})
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o077 == 0
+    assert (folder / ".pi/agent/models.json").exists()
+
+
+def test_a_comment_stays_one_whatever_it_holds(tmp_path: Path) -> None:
+    assert evaluated(comment("a\nmkdir here\n\nb"), tmp_path).run == ""
+
+
+@pytest.mark.parametrize("relayed", [[], ["anthropic", "openai_responses"]])
+def test_what_sessions_open_prints_can_be_evaluated(relayed: list[str], tmp_path: Path) -> None:
+    lines = relayed_exports(OPENED, relayed) if relayed else exports(OPENED | {"key": "rt-key"})
+    done = evaluated("\n".join(lines), tmp_path)
+    assert (done.run, done.files) == ("", [])
+    assert "http://10.0.0.1:1/s/" in done.environment["ANTHROPIC_BASE_URL"]
+
+
+def test_env_tells_the_context(tmp_path: Path) -> None:
+    with stub_plane(PLANE) as plane:
+        told = output("env", "claude-code", "--url", plane.url, env={"ROLLTAP_ADMIN_KEY": "k"})
+    assert int(evaluated(told, tmp_path).environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) >= 45_000

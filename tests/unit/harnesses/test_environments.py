@@ -79,7 +79,7 @@ async def test_of_several_scores_one_is_named() -> None:
 
 def test_the_key_and_the_proof_reach_the_driver_by_stdin_alone() -> None:
     loop = EnvironmentCheck("verifiers", "gsm8k", python=sys.executable).loop()
-    endpoint = Endpoint("http://127.0.0.1:8710/s/SESSION", "the-key", "tiny", roles=("tiny", "user"))
+    endpoint = Endpoint("http://127.0.0.1:8710/s/SESSION", "the-key", "tiny", roles={"tiny": 0, "user": 0})
     launch = loop.launch(Job(endpoint, "Go.", Path("/w"), Path("/h")))
     assert isinstance(launch, Command)
     job = json.loads(launch.stdin)
