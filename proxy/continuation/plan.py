@@ -18,7 +18,7 @@ import numpy as np
 
 from rolltap.proxy.continuation.call_ids import as_recorded, recorded_calls
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
-from rolltap.proxy.continuation.fit import find_fitting, merged
+from rolltap.proxy.continuation.fit import Fitting, find_fitting, merged
 from rolltap.proxy.continuation.forest import Forest, Match, Outline
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
@@ -207,12 +207,19 @@ class ParentFinder:
 
 
 class Continuation(ParentFinder):
-    """Plans the prompts for the calls of one policy in token mode."""
+    """Plans the prompts for the calls of one policy in token mode. `fitting` is the audit's result, if it is known."""
 
-    def __init__(self, policy: str, renderer: TokenRenderer, handles: Handles, history: HistoryThinking) -> None:
+    def __init__(
+        self,
+        policy: str,
+        renderer: TokenRenderer,
+        handles: Handles,
+        history: HistoryThinking,
+        fitting: Fitting | None = None,
+    ) -> None:
         super().__init__(policy, handles)
         self.renderer = renderer
-        self.fitting = find_fitting(renderer)
+        self.fitting = fitting or find_fitting(renderer)
         self._at_effort = {level: renderer.at_effort(level) for level in renderer.efforts.levels} | {"": renderer}
         self.history = history
         self._drops_thinking = drops_thinking(renderer)

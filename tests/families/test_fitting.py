@@ -22,6 +22,7 @@ from rolltap.proxy.continuation.rendering import TokenRenderer
 from rolltap.proxy.conversation.chat import ChatRequest, Message, Role, Text, Tool, ToolCall
 from rolltap.types import Outcome
 
+from ..unit.continuation.conftest import fitting_of
 from ..unit.continuation.planning import run_steps
 from .families import FAMILIES, TRAINING, Family
 from .fitting_table import PAGE, TABLE, renderer_of, table
@@ -59,7 +60,7 @@ class GeneratedSession:
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.continuation = Continuation("policy", self.renderer, HANDLES, "keep")
+        self.continuation = Continuation("policy", self.renderer, HANDLES, "keep", fitting_of(self.renderer))
         self.forest = Forest(DigestCache())
         self.writer = FamilyReplyWriter(self.family, Path(self.renderer.tokenizer.name_or_path))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.canonical import DigestCache
+from rolltap.proxy.continuation.fit import find_fitting
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.parser import ReplyParser
@@ -22,6 +24,9 @@ from rolltap.proxy.conversation.chat import ChatRequest, Message, Sampling, Tool
 from rolltap.types import Outcome
 
 from .planning import run_steps
+
+fitting_of = lru_cache(find_fitting)
+"""The audit's result for a renderer. Some tests make thousands of worlds."""
 
 BASH = Tool("bash", "Runs a command.", {"type": "object", "properties": {"command": {"type": "string"}}})
 
@@ -38,7 +43,9 @@ class World:
     handles: Handles = field(default_factory=lambda: Handles(b"0123456789abcdef"))
 
     def __post_init__(self) -> None:
-        self.continuation = Continuation("policy", self.renderer, self.handles, self.history)
+        self.continuation = Continuation(
+            "policy", self.renderer, self.handles, self.history, fitting_of(self.renderer)
+        )
 
     @property
     def tokenizer(self) -> HubTokenizer:
