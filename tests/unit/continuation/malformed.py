@@ -214,6 +214,11 @@ class Generator:
         )
         return self._chance.choice(alterations)()
 
+    def call_and_ids(self) -> tuple[Calls, list[int]]:
+        """A call as it should be, and its block."""
+        calls = [self._call(PLAIN, 2)]
+        return calls, self.form.render(calls)
+
     def _call(self, texts: Sequence[str], keys: int | None = None) -> tuple[str, dict[str, Any]]:
         arguments: dict[str, Any] = {}
         for key in self._chance.sample(("path", "content", "command"), keys or self._chance.randrange(1, 4)):
