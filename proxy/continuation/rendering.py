@@ -42,6 +42,8 @@ class TokenRenderer(Protocol):
     efforts: Efforts
     switches_thinking: bool
     """Whether `thinking` changes the prompt."""
+    opens_thinking: bool
+    """Whether a reply begins with thinking even if the prompt asks for none."""
 
     def at_effort(self, level: str) -> TokenRenderer:
         """A renderer for prompts with effort level `level`, one of the family's `efforts`."""
@@ -102,7 +104,9 @@ class FamilyRenderer:
         self._reader = ReplyReader(tokenizer, form, self.stop_token_ids)
         takes_levels = "reasoning_effort" in type(renderers.config_from_name(family)).model_fields
         self.efforts = find_efforts(self._probe) if takes_levels else Efforts()
-        self.switches_thinking = self.render(PROBE, (), thinking=True) != self.render(PROBE, (), thinking=False)
+        unthinking = self.render(PROBE, (), thinking=False)
+        self.switches_thinking = self.render(PROBE, (), thinking=True) != unthinking
+        self.opens_thinking = self._reader.begins_thinking(unthinking)
 
     def at_effort(self, level: str) -> FamilyRenderer:
         renderer = copy.copy(self)

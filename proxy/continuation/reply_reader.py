@@ -49,6 +49,10 @@ class ReplyReader:
         pieces[0] = Piece(first.text[skipped:], first.start, first.calls)
         return ParsedReply(tuple(piece for piece in pieces if piece.text or piece.calls is not None), reasoning)
 
+    def begins_thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether a reply to `prompt` begins with thinking that the prompt opens."""
+        return self.read(self._tokenizer.encode("text"), prompt, ()).reasoning is not None
+
     def read_block(self, block: Sequence[int], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
         """The calls of a block, which begins with its opening token. A block that can't be read is one broken call."""
         ids = [token for token in block if token not in self._stop_ids]

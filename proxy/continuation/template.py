@@ -138,7 +138,9 @@ class TemplateRenderer:
         self.audit = tuple(self._audit(scenario) for scenario in SCENARIOS)
         self._admitted = {result.scenario for result in self.audit if result.admitted}
         self.efforts = Efforts() if effort else find_efforts(self._probe)
-        self.switches_thinking = self._probe(effort) != self._probe(effort, thinking=False)
+        unthinking = self._probe(effort, thinking=False)
+        self.switches_thinking = self._probe(effort) != unthinking
+        self.opens_thinking = self._reader.begins_thinking(tokenizer.encode(unthinking or ""))
 
     def at_effort(self, level: str) -> TemplateRenderer:
         return TemplateRenderer(self.tokenizer, self.tool_format, level)

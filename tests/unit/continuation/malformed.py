@@ -433,6 +433,8 @@ def _squashed(text: str) -> str:
     text = re.sub(r":\d+(?=<\|tool_call_argument_begin)", "", text)
     text = re.sub(r"(?<=commentary)\s*json|<\|call\|>", "", text)  # the kind of content may be left out
     text = text.replace("<|message_model|>", "")  # the first one stands in the prompt
+    for python, plain in (("None", "null"), ("True", "true"), ("False", "false")):
+        text = text.replace(python, plain)
     return re.sub(r"\s+", "", text.replace("\\/", "/").replace("\\n", "").replace("\\t", ""))
 
 

@@ -291,6 +291,28 @@ async def test_structured_output_reaches_the_engine_or_is_refused_by_name(plane:
         assert plane.engine.seen == []
 
 
+@pytest.mark.parametrize("asked", [{}, {"reasoning_effort": "high"}])
+async def test_structured_output_is_sampled_without_thinking(plane: Any, asked: dict[str, Any]) -> None:
+    """The engine's grammar begins with the first token: in a thinking prompt, the JSON would be the thinking."""
+    plane.engine.replies = ['{"n": 17}<|im_end|>']
+    fields = STRUCTURED["/v1/chat/completions"][0]
+    answer = await plane.client.post("/v1/chat/completions", {"model": "tiny", "messages": [USER], **fields, **asked})
+    assert answer.json()["choices"][0]["message"]["content"] == '{"n": 17}'
+    prompt = plane.engine.tokenizer.decode(list(plane.engine.seen[0].prompt_ids))
+    assert prompt.endswith("<think>\n\n</think>\n\n")
+    (row,) = await plane.rows()
+    assert "thinking" in row.intent.shape.unapplied
+
+
+async def test_a_model_that_always_thinks_refuses_structured_output_by_name(plane: Any) -> None:
+    plane.policy.source.continuation.renderer.opens_thinking = True
+    fields, named = STRUCTURED["/v1/chat/completions"]
+    answer = await plane.client.post("/v1/chat/completions", {"model": "tiny", "messages": [USER], **fields})
+    assert (answer.status, plane.engine.seen) == (400, [])
+    assert named.encode() in answer.body
+    assert b"always thinks" in answer.body
+
+
 async def test_a_commit_that_was_reported_as_failed_trains_no_reply_that_nobody_got(
     plane: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
