@@ -17,7 +17,7 @@ from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
 from rolltap.proxy.continuation.markers import Markers
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
-from rolltap.proxy.continuation.reply_reader import ReplyReader
+from rolltap.proxy.continuation.token_reader import TokenReader
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import format_of_family
 from rolltap.proxy.conversation.chat import Image, Message, Text, Tool
@@ -101,7 +101,7 @@ class FamilyRenderer:
         self._guard = self._find_guard()
         self._known_specs: LRUCache[int, tuple[Sequence[Tool], list[Any] | None]] = LRUCache(KNOWN_TOOLS)
         self.markers = form.markers(tokenizer)
-        self._reader = ReplyReader(tokenizer, form, self.stop_token_ids)
+        self._reader = TokenReader(tokenizer, form, self.stop_token_ids)
         takes_levels = "reasoning_effort" in type(renderers.config_from_name(family)).model_fields
         self.efforts = find_efforts(self._probe) if takes_levels else Efforts()
         unthinking = self.render(PROBE, (), thinking=False)
