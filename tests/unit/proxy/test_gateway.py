@@ -90,7 +90,7 @@ async def test_every_choice_is_a_call_of_its_own(plane: Any) -> None:
 async def test_a_stop_string_ends_the_call_and_its_record(plane: Any) -> None:
     plane.engine.replies = ["abc STOP def ghi jkl<|im_end|>"]
     answer = await plane.client.chat(USER, stop="STOP")
-    assert answer.json()["choices"][0]["message"]["content"] == "abc"
+    assert answer.json()["choices"][0]["message"]["content"] == "abc "
     (row,) = await plane.rows()
     call = row.call()
     assert len(call.logprobs) == len(call.output_ids) == call.versions[-1].end
@@ -102,7 +102,7 @@ async def test_a_stop_string_ends_a_reply_that_comes_whole(plane: Any) -> None:
     plane.engine.replies = ["abc <tool_call>\n{def STOP ghi jkl<|im_end|>"]
     answer = await plane.client.chat(USER, stop="STOP", tools=TOOLS)
     (choice,) = answer.json()["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("abc\n<tool_call>\n{def", "stop")
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("abc <tool_call>\n{def ", "stop")
     (row,) = await plane.rows()
     call = row.call()
     assert plane.engine.tokenizer.decode(call.output_ids.tolist()).endswith("STOP")
