@@ -413,7 +413,8 @@ class ReplyParser:
         position, sent = len(self._calls), "".join(self._arguments)
         whole = _custom_input(call.arguments) if self._sending.kind == "custom" else call.arguments
         events = self._more(whole[len(sent) :]) if whole.startswith(sent) else []
-        self._calls.append(msgspec.structs.replace(self._sending, arguments="".join(self._arguments)))
+        arguments = "".join(self._arguments)
+        self._calls.append(msgspec.structs.replace(self._sending, arguments=arguments, given_id=call.id))
         self._is_complete = self._is_complete or call.ok or call.complete
         self._sending, self._arguments = None, []
         return [*events, ToolCallEnded(position, self._index)]

@@ -20,11 +20,14 @@ from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
 from rolltap.proxy.continuation.token_reader import TokenReader
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import format_of_family
-from rolltap.proxy.conversation.chat import Image, Message, Text, Tool
+from rolltap.proxy.conversation.chat import TOOL_MEDIA, Image, Message, Text, Tool, ToolCall
 from rolltap.proxy.conversation.effort import Efforts, find_efforts
 
 KNOWN_TOOLS = 256
 """Number of tool lists whose rendered form is cached."""
+
+THOUGHT_ENDS = ("</think>", "</think:opensource>", "<channel|>", "<|end|>", "<|end_message|>")
+"""The tokens that end thinking in the package's families."""
 
 PROBE = (Message("user", (Text("question"),)),)
 """A conversation that is rendered to find out which options change a prompt."""
@@ -101,6 +104,8 @@ class FamilyRenderer:
         self._guard = self._find_guard()
         self._known_specs: LRUCache[int, tuple[Sequence[Tool], list[Any] | None]] = LRUCache(KNOWN_TOOLS)
         self.markers = form.markers(tokenizer)
+        ends = (tokenizer.convert_tokens_to_ids(end) for end in THOUGHT_ENDS)
+        self._thought_ends = tuple(end for end in ends if end is not None)
         self._reader = TokenReader(tokenizer, form, self.stop_token_ids)
         takes_levels = "reasoning_effort" in type(renderers.config_from_name(family)).model_fields
         self.efforts = find_efforts(self._probe) if takes_levels else Efforts()
@@ -118,30 +123,30 @@ class FamilyRenderer:
         specs = self._specs(tools)
         try:
             return self._by_thinking[thinking].render_ids(rows, tools=specs, add_generation_prompt=True)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(f"{self.family} cannot render these messages: {error}") from error
 
     def bridge(
         self, prompt: list[int], output: list[int], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
     ) -> list[int] | None:
         rows = [self._row(message) for message in new]
-        specs = self._specs(tools)
-        family, closing = self._by_thinking[thinking], self.markers.reasoning_close
+        specs, family = self._specs(tools), self._by_thinking[thinking]
         try:
             rendered = family.bridge_to_next_turn(prompt, output, rows, tools=specs)
             if rendered is not None:
                 return rendered.token_ids
-            if closing is None or not output or output[-1] not in self.stop_token_ids:
-                return None
             # The package does not bridge a reply that ends while thinking. So close the thinking, bridge, and take
             # only what follows the reply's end, which is the same.
-            closed = [*prompt, closing, output[-1]]
-            rendered = family.bridge_to_next_turn(prompt, closed[len(prompt) :], rows, tools=specs)
+            for closing in self._thought_ends if output and output[-1] in self.stop_token_ids else ():
+                closed = [*prompt, closing, output[-1]]
+                rendered = family.bridge_to_next_turn(prompt, closed[len(prompt) :], rows, tools=specs)
+                if rendered is not None and rendered.token_ids[: len(closed)] == closed:
+                    return [*prompt, *output, *rendered.token_ids[len(closed) :]]
         except (ValueError, KeyError):
             return None  # the full render that follows reports the error
-        if rendered is None or rendered.token_ids[: len(closed)] != closed:
-            return None
-        return [*prompt, *output, *rendered.token_ids[len(closed) :]]
+        # Nor several results, where a whole rendering sorts them: so take what it writes behind a turn that has them.
+        stand_in = [Message("user", (Text("q"),)), _calling_turn(new)]
+        return self.splice(prompt, output, [*stand_in, *new], len(stand_in), tools, thinking=thinking)
 
     def splice(
         self,
@@ -165,8 +170,12 @@ class FamilyRenderer:
         ]
         if not turn_close or whole.token_ids[turn_close[-1]] not in self.stop_token_ids:
             return None
-        closed = output if output and output[-1] in self.stop_token_ids else [*output, whole.token_ids[turn_close[-1]]]
-        return [*prompt, *closed, *whole.token_ids[turn_close[-1] + 1 :]]
+        end = whole.token_ids[turn_close[-1]]
+        if not output or output[-1] not in self.stop_token_ids:
+            output = [*output, end]
+        elif output[-1] != end:  # the reply ended as turns of another kind do
+            return None
+        return [*prompt, *output, *whole.token_ids[turn_close[-1] + 1 :]]
 
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
         return self._reader.read(output, prompt, tools)
@@ -211,11 +220,11 @@ class FamilyRenderer:
 
 def template_row(message: Message, guard: Guard) -> dict[str, Any]:
     """A message in the form for chat templates, with all text guarded against special-token literals."""
-    if any(isinstance(part, Image) for part in message.parts):
+    if TOOL_MEDIA not in message.marks and any(isinstance(part, Image) for part in message.parts):
         raise InvalidRequest("this policy's model does not accept images")
     row: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": guard(message.text),
+        "content": guard(message.described),
     }
     if message.reasoning:
         row["reasoning_content"] = guard(message.reasoning)
@@ -223,13 +232,20 @@ def template_row(message: Message, guard: Guard) -> dict[str, Any]:
         row["tool_calls"] = [
             {"id": guard(call.id), "type": "function", "function": {"name": guard(call.name), "arguments": args}}
             for call in message.tool_calls
-            for args in [_guarded(_arguments(call.arguments), guard)]
+            for args in [_guarded(_arguments(call), guard)]
         ]
     if message.role == "tool":
         row["tool_call_id"] = guard(message.tool_call_id or "")
         if message.name:
             row["name"] = guard(message.name)
     return row
+
+
+def _calling_turn(new: Sequence[Message]) -> Message:
+    """A turn that makes the calls which the results in `new` answer."""
+    results = [message for message in new if message.role == "tool"]
+    calls = (ToolCall(result.tool_call_id or "aaaaaaaaa", result.name or "look", "{}") for result in results)
+    return Message("assistant", () if results else (Text("t"),), tuple(calls))
 
 
 def template_tool(tool: Tool, guard: Guard) -> dict[str, Any]:
@@ -262,13 +278,24 @@ def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -
         raise ConfigError(message) from error
 
 
-def _arguments(text: str) -> Any:
-    """Arguments in the form for templates: a dict if the text is a JSON object, else the text."""
+def _arguments(call: ToolCall) -> Any:
+    """Arguments in the form for templates: a dict if the text is a JSON object, else the text. A custom tool's text is
+    the one argument that `template_tool` declares."""
+    if call.kind == "custom":
+        return {"input": call.arguments}
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, dict) else text
+        return call.arguments
+    return value if isinstance(value, dict) else call.arguments
+
+
+def is_object(text: str) -> bool:
+    """Whether `text` is a JSON object, or empty."""
+    try:
+        return isinstance(json.loads(text or "{}"), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _guarded(value: Any, guard: Guard) -> Any:

@@ -39,6 +39,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     "user_after_thinking",
     "tool_after_thinking",
 )
+_WORD = "quetzal"
+"""A word that no template writes by itself."""
+
 _SENTINEL = f"sampled turn {secrets.token_hex(16)}"
 """Marks the last assistant message of a rendering. It is secret: in other text it would move that message's end."""
 
@@ -128,6 +131,8 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self._effort = effort
         self._template = ChatTemplate(tokenizer.chat_template, special)
+        self._takes_parts = not self._writes(_WORD) and self._writes([{"type": "text", "text": _WORD}])
+        self._takes_argument_text = not self._writes_arguments({"name": _WORD}) and self._writes_arguments(_WORD)
         self._close = self._turn_close()
         stops = {tokenizer.eos_token_id, self._close, *tokenizer.end_token_ids}
         self.stop_token_ids = tuple(sorted(stop for stop in stops if stop is not None))
@@ -182,14 +187,39 @@ class TemplateRenderer:
         return self._reader.read_block(block, tools)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool, thinking: bool) -> str:
-        rows = [template_row(message, self.tokenizer.guard) for message in messages]
         specs = [template_tool(tool, self.tokenizer.guard) for tool in tools] or None
-        return self._template(rows, specs, prompt=prompt, thinking=thinking, effort=self._effort)
+        return self._template(self._rows(messages), specs, prompt=prompt, thinking=thinking, effort=self._effort)
+
+    def _rows(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages in the form that this template reads."""
+        rows = [template_row(message, self.tokenizer.guard) for message in messages]
+        for row in rows if self._takes_parts else ():
+            row["content"] = [{"type": "text", "text": row["content"]}]
+        if self._takes_argument_text:
+            for call in (call for row in rows for call in row.get("tool_calls", ())):
+                if not isinstance(call["function"]["arguments"], str):
+                    call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return rows
+
+    def _writes(self, content: Any) -> bool:
+        """Whether the template writes a user message's `content`."""
+        try:
+            return _WORD in self._template([{"role": "user", "content": content}], None, prompt=True, thinking=True)
+        except self._template.error:
+            return False
+
+    def _writes_arguments(self, arguments: Any) -> bool:
+        """Whether the template writes a call's `arguments`."""
+        call = {"id": "aaaaaaaaa", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            return _WORD in self._template([{"role": "user", "content": "q"}, turn], None, prompt=False, thinking=True)
+        except self._template.error:
+            return False
 
     def _probe(self, effort: str, thinking: bool = True) -> str | None:
-        rows = [template_row(message, self.tokenizer.guard) for message in PROBE]
         try:
-            return self._template(rows, None, prompt=True, thinking=thinking, effort=effort)
+            return self._template(self._rows(PROBE), None, prompt=True, thinking=thinking, effort=effort)
         except self._template.error:
             return None
 
@@ -205,21 +235,29 @@ class TemplateRenderer:
             text = self._text([*history, *new], tools, prompt=True, thinking=thinking)
         except self._template.error:
             return None
-        if self._close is None or _SENTINEL not in text:
+        if _SENTINEL not in text:
             return None
-        closing = self.tokenizer.token(self._close)
-        at = text.find(closing, text.rindex(_SENTINEL))
-        return text[at + len(closing) :] if at >= 0 else None
+        end = text.rindex(_SENTINEL)
+        if self._close is not None:
+            closing = self.tokenizer.token(self._close)
+            at = text.find(closing, end)
+            return text[at + len(closing) :] if at >= 0 else None
+        # The next message's first token ends the turn (GLM's): a reply ends with it, too, if it ends there.
+        places = (text.find(self.tokenizer.token(stop), end) for stop in self.stop_token_ids)
+        at = min((place for place in places if place >= 0), default=-1)
+        return text[at:] if at >= 0 else None
 
     def _join(self, prompt: list[int], output: list[int], extension: str) -> list[int]:
-        closed = output if output and output[-1] in self.stop_token_ids else [*output, self._close]
-        return [*prompt, *closed, *self.tokenizer.encode(extension)]  # type: ignore[list-item]
+        ends = bool(output) and output[-1] in self.stop_token_ids
+        added = self.tokenizer.encode(extension)
+        if self._close is not None:
+            return [*prompt, *output, *([] if ends else [self._close]), *added]
+        return [*prompt, *output, *(added[1:] if ends and added[0] == output[-1] else added)]
 
     def _turn_close(self) -> int | None:
         """The special token that the template writes directly after an assistant's text."""
-        rows = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _SENTINEL}]
         try:
-            text = self._template(rows, None, prompt=False, thinking=True)
+            text = self._text([_user("question"), _turn(_SENTINEL)], (), prompt=False, thinking=True)
         except self._template.error:
             return None
         ids = self.tokenizer.encode(text.rpartition(_SENTINEL)[2]) if _SENTINEL in text else []
@@ -271,6 +309,8 @@ class TemplateRenderer:
             return AuditResult(scenario, False, "the template does not render them after a complete assistant message")
         if len(extensions) > 1:
             return AuditResult(scenario, False, "the rendering of new messages depends on the history")
+        if not all(message.text in extension for extension in extensions for message in new if extension):
+            return AuditResult(scenario, False, "the template does not write them behind the assistant's message")
         return AuditResult(scenario, True)
 
     def _takes(self, messages: Sequence[Message]) -> bool:
@@ -335,6 +375,7 @@ def _histories(scenario: Scenario) -> list[list[Message]]:
     cycle = [_turn("", "ccccccccc"), _result("ccccccccc", "7")]
     return [
         [_user("hello"), last],
+        [_user("hello there"), Message("assistant", (Text("hi"),)), _user("go on"), last],
         [system, _user("hello there\n"), last],
         [system, _user("hello"), *cycle, last],
         [_user("hello"), Message("assistant", (Text("hi"),)), _user("go on"), *cycle, *cycle, last],

@@ -99,7 +99,10 @@ def test_llama_takes_one_call_a_turn_and_says_so(llama: TemplateRenderer) -> Non
     twice = msgspec.structs.replace(first.reply, tool_calls=first.reply.tool_calls * 2)
     assert [result.scenario for result in llama.audit if not result.admitted] == ["parallel_tools"]
     with pytest.raises(InvalidRequest, match="single tool-calls"):
-        world.plan(world.request(user("list"), twice, user("go on")))
+        llama.render([user("list"), twice, user("go on")], (BASH,), thinking=True)
+    plan = world.plan(world.request(user("list"), twice, user("go on")))
+    assert plan.fitted == ("calls_one_by_one",)
+    assert llama.tokenizer.decode(plan.prompt_ids.tolist()).count('{"name": "bash"') == 2
 
 
 @pytest.mark.parametrize("tag", ["", "<|python_tag|>"])
