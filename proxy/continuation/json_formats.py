@@ -6,16 +6,16 @@ import json
 import re
 
 from rolltap.proxy.continuation.json_calls import elements_of, members_of
-from rolltap.proxy.continuation.sampled_blocks import Block, SampledCall
+from rolltap.proxy.continuation.sampled_blocks import CallBlock, SampledCall
 
 
-def read_hermes(block: Block) -> list[SampledCall] | None:
+def read_hermes(block: CallBlock) -> list[SampledCall] | None:
     """`{"name": NAME, "arguments": {...}}`. The arguments may also be JSON text in a string."""
     call = _call(block.text, "name", "arguments")
     return None if call is None else [call]
 
 
-def read_llama(block: Block) -> list[SampledCall] | None:
+def read_llama(block: CallBlock) -> list[SampledCall] | None:
     """Llama 3: `{"name": NAME, "parameters": {...}}`, the whole reply. Another object is text, if it calls no tool."""
     call = _call(block.text, "name", "parameters")
     if call is not None:
@@ -24,7 +24,7 @@ def read_llama(block: Block) -> list[SampledCall] | None:
     return None if block.is_tagged or (named is not None and block.declares(named[1])) else []
 
 
-def read_mistral(block: Block) -> list[SampledCall] | None:
+def read_mistral(block: CallBlock) -> list[SampledCall] | None:
     """A JSON list of calls, or (since version 11) `NAME[ARGS]{...}`, with `[CALL_ID]ID` after the name in some."""
     named = re.fullmatch(r"\s*([\w.-]+)(?:\[CALL_ID\](\w+))?\[ARGS\](.*)", block.text, re.DOTALL)
     if named is not None:
@@ -34,7 +34,7 @@ def read_mistral(block: Block) -> list[SampledCall] | None:
     return None if None in calls else [call for call in calls if call is not None]
 
 
-def read_inkling(block: Block) -> list[SampledCall] | None:
+def read_inkling(block: CallBlock) -> list[SampledCall] | None:
     """`NAME<|content_invoke_tool_json|>{"name": NAME, "args": {...}}`."""
     match block.parts(["<|content_invoke_tool_json|>"]):
         case [(name, False), (_, True), (body, False)]:
@@ -46,7 +46,7 @@ def read_inkling(block: Block) -> list[SampledCall] | None:
 DEEPSEEK_TAGS = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
 
 
-def read_deepseek(block: Block) -> list[SampledCall] | None:
+def read_deepseek(block: CallBlock) -> list[SampledCall] | None:
     """DeepSeek-V3: calls of `function<｜tool▁sep｜>NAME` and a fenced JSON block; V3.1: `NAME<｜tool▁sep｜>{...}`."""
     calls: list[SampledCall] = []
     for call in _tagged_calls(block, *DEEPSEEK_TAGS) or ():
@@ -63,7 +63,7 @@ def read_deepseek(block: Block) -> list[SampledCall] | None:
 KIMI_TAGS = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
 
 
-def read_kimi(block: Block) -> list[SampledCall] | None:
+def read_kimi(block: CallBlock) -> list[SampledCall] | None:
     """Kimi K2: calls of `functions.NAME:NUMBER` and JSON. The prefix may be missing if the tool is declared."""
     calls: list[SampledCall] = []
     for call in _tagged_calls(block, *KIMI_TAGS) or ():
@@ -74,7 +74,7 @@ def read_kimi(block: Block) -> list[SampledCall] | None:
     return calls if calls or not block.text.strip() else None
 
 
-def _tagged_calls(block: Block, opening: str, middle: str, closing: str) -> list[SampledCall] | None:
+def _tagged_calls(block: CallBlock, opening: str, middle: str, closing: str) -> list[SampledCall] | None:
     """Calls of a name and arguments between tags, with white space between the calls; None if more is there."""
     calls: list[SampledCall] = []
     parts = [part for part in block.parts((opening, middle, closing)) if part.is_tag or part.text.strip()]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rolltap.proxy.continuation.json_calls import ARGUMENTS_DEPTH
-from rolltap.proxy.continuation.sampled_blocks import Block, SampledCall
+from rolltap.proxy.continuation.sampled_blocks import CallBlock, SampledCall
 
 QUOTE = '<|"|>'
 """The token around Gemma 4's strings."""
@@ -94,7 +94,7 @@ class _Scanner:
         return at
 
 
-def read_gemma(block: Block) -> list[SampledCall] | None:
+def read_gemma(block: CallBlock) -> list[SampledCall] | None:
     """Gemma 4: `call:NAME{KEY:VALUE,...}`; strings stand between tokens (`<|"|>`), keys may."""
     parts = block.parts((QUOTE,))
     if any(_MARK in part.text for part in parts):
@@ -115,17 +115,17 @@ _PYTHON_STRING = re.compile(
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 
 
-def read_lfm2(block: Block) -> list[SampledCall] | None:
+def read_lfm2(block: CallBlock) -> list[SampledCall] | None:
     """LFM2: a Python list of calls with keywords, `[NAME(KEY='text', KEY=1)]`; objects in it are JSON or Python."""
     return _read_python(block, _PYTHON_STRING)
 
 
-def read_lfm2_unescaped(block: Block) -> list[SampledCall] | None:
+def read_lfm2_unescaped(block: CallBlock) -> list[SampledCall] | None:
     """LFM2.5: like LFM2, but its template escapes nothing, so a backslash may be one or the beginning of an escape."""
     return None if "\\" in block.text else _read_python(block, re.compile("'[^']*'|\"[^\"]*\""))
 
 
-def _read_python(block: Block, string: re.Pattern[str]) -> list[SampledCall] | None:
+def _read_python(block: CallBlock, string: re.Pattern[str]) -> list[SampledCall] | None:
     scanner = _Scanner(block.text, string, _PYTHON_WORDS, bare_keys=False)
     calls: list[SampledCall] = []
 

@@ -11,8 +11,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from rolltap.proxy.continuation.json_formats import read_inkling
-from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply, Piece
-from rolltap.proxy.continuation.sampled_blocks import Block, SampledCall, checked_calls
+from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply, ReplyPiece
+from rolltap.proxy.continuation.sampled_blocks import CallBlock, SampledCall, checked_calls
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.typed_values import object_of
 from rolltap.proxy.conversation.chat import Tool
@@ -40,7 +40,7 @@ def read_harmony(
     before = opened[len(opened) - opened[::-1].index(start) :] if is_opened else []
     ids = [*before, *output]
     edges = [at for at in range(len(before), len(ids)) if ids[at] in (start, *closings)]
-    pieces: list[Piece] = []
+    pieces: list[ReplyPiece] = []
     thoughts: list[str] = []
     at = 0
     for last in [*edges, len(ids)]:
@@ -53,10 +53,12 @@ def read_harmony(
         name = channel[1] if channel is not None else ""
         if middle in inner and "to=" in header:
             calls = (
-                _harmony_call(header, Block(tokenizer, body, tools)) if last in edges and ids[last] != start else None
+                _harmony_call(header, CallBlock(tokenizer, body, tools))
+                if last in edges and ids[last] != start
+                else None
             )
             broken = ParsedCall("", "", False, whole)
-            pieces.append(Piece(whole, own_at - len(before), (broken,) if calls is None else calls))
+            pieces.append(ReplyPiece(whole, own_at - len(before), (broken,) if calls is None else calls))
         elif name == "analysis":
             thoughts.append(tokenizer.decode(body))
         elif middle in inner and name in ("final", "commentary"):
@@ -68,12 +70,12 @@ def read_harmony(
     return ParsedReply(tuple(piece for piece in pieces if piece.text.strip() or piece.calls is not None), reasoning)
 
 
-def _after(pieces: Sequence[Piece], text: str, start: int) -> Piece:
+def _after(pieces: Sequence[ReplyPiece], text: str, start: int) -> ReplyPiece:
     """The text of a message after `pieces`. Texts of different messages stand on lines of their own."""
-    return Piece(f"\n{text}" if pieces and pieces[-1].calls is None and text else text, start)
+    return ReplyPiece(f"\n{text}" if pieces and pieces[-1].calls is None and text else text, start)
 
 
-def _harmony_call(header: str, block: Block) -> tuple[ParsedCall, ...] | None:
+def _harmony_call(header: str, block: CallBlock) -> tuple[ParsedCall, ...] | None:
     named = _HARMONY_HEADER.fullmatch(header)
     if named is None or (named["before"] is None) == (named["after"] is None):
         return None
@@ -96,7 +98,7 @@ def read_inkling_reply(
         ),
     )
     last_opening = next((id for id in reversed(prompt[-64:]) if id in (model, text, thinking, end)), None)
-    pieces: list[Piece] = []
+    pieces: list[ReplyPiece] = []
     reasoning: str | None = None
     at = 0
     while at < len(output):
@@ -108,14 +110,14 @@ def read_inkling_reply(
         inner = body[1:] if body[:1] in ([text], [thinking]) else body
         if invoke in body:
             is_closed = last < len(output) and output[last] == end
-            calls = checked_calls(read_inkling, Block(tokenizer, body, tools)) if is_closed else None
-            pieces.append(Piece(whole, at, calls if calls is not None else (ParsedCall("", "", False, whole),)))
+            calls = checked_calls(read_inkling, CallBlock(tokenizer, body, tools)) if is_closed else None
+            pieces.append(ReplyPiece(whole, at, calls if calls is not None else (ParsedCall("", "", False, whole),)))
         elif channel == thinking:
             reasoning = (reasoning or "") + tokenizer.decode(inner)
         elif channel == text and inner:
-            pieces.append(Piece(tokenizer.decode(inner), at))
+            pieces.append(ReplyPiece(tokenizer.decode(inner), at))
         elif channel != text and whole.strip():
-            pieces.append(Piece(whole, at))
+            pieces.append(ReplyPiece(whole, at))
         at = after
     return ParsedReply(tuple(pieces), reasoning)
 
@@ -131,18 +133,18 @@ _PARAMETER = re.compile(
 )
 
 
-def read_dsml(tokenizer: HubTokenizer, ids: Sequence[int], start: int, tools: Sequence[Tool]) -> list[Piece]:
+def read_dsml(tokenizer: HubTokenizer, ids: Sequence[int], start: int, tools: Sequence[Tool]) -> list[ReplyPiece]:
     """DeepSeek-V4: the text and the sections of calls in `ids` from `start`. The types of values stand beside them."""
     rest = ids[start:]
-    block = Block(tokenizer, rest, tools)
+    block = CallBlock(tokenizer, rest, tools)
     text = "".join(_MARK if part.is_tag else part.text.replace(_MARK, "\ufffd") for part in block.parts((DSML,)))
 
-    def piece(begin: int, end: int, calls: tuple[ParsedCall, ...] | None = None) -> Piece:
+    def piece(begin: int, end: int, calls: tuple[ParsedCall, ...] | None = None) -> ReplyPiece:
         counts = range(len(rest) + 1)
         size = bisect_right(counts, begin, key=lambda count: len(tokenizer.decode(rest[:count]).replace(DSML, _MARK)))
-        return Piece(text[begin:end].replace(_MARK, DSML), start + max(0, size - 1), calls)
+        return ReplyPiece(text[begin:end].replace(_MARK, DSML), start + max(0, size - 1), calls)
 
-    pieces: list[Piece] = []
+    pieces: list[ReplyPiece] = []
     at = 0
     for section in _SECTION.finditer(text):
         pieces.append(piece(at, section.start()))
@@ -153,7 +155,7 @@ def read_dsml(tokenizer: HubTokenizer, ids: Sequence[int], start: int, tools: Se
     return [*pieces, piece(at, len(text))]
 
 
-def _dsml_calls(section: str, block: Block) -> tuple[ParsedCall, ...] | None:
+def _dsml_calls(section: str, block: CallBlock) -> tuple[ParsedCall, ...] | None:
     calls: list[SampledCall] = []
     at = 0
     while invoke := _INVOKE.match(section, at):

@@ -37,7 +37,7 @@ class ParsedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReplyPiece:
     """A part of a reply: a block with its `calls`, or text, whose `calls` are None.
 
     `text` is the sampled text, `start` the index of the part's first id in the reply.
@@ -55,7 +55,7 @@ IsCall = Callable[[ParsedCall], bool]
 class ParsedReply:
     """An assistant message read from its token ids. `reasoning` is None if the reply does not think."""
 
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[ReplyPiece, ...] = ()
     reasoning: str | None = None
 
     @property
@@ -75,6 +75,6 @@ class ParsedReply:
         return "".join([*parts, text.end()])
 
 
-def is_text(piece: Piece, is_call: IsCall) -> bool:
+def is_text(piece: ReplyPiece, is_call: IsCall) -> bool:
     """Whether the client gets the piece as text: it is text, or one of its calls is none."""
     return piece.calls is None or not all(map(is_call, piece.calls))

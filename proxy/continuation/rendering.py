@@ -17,7 +17,7 @@ from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
 from rolltap.proxy.continuation.markers import Markers
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
-from rolltap.proxy.continuation.reply_reader import ReplyReader
+from rolltap.proxy.continuation.token_reader import TokenReader
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import format_of_family
 from rolltap.proxy.conversation.chat import TOOL_MEDIA, Image, Message, Text, Tool, ToolCall
@@ -45,6 +45,8 @@ class TokenRenderer(Protocol):
     efforts: Efforts
     switches_thinking: bool
     """Whether `thinking` changes the prompt."""
+    opens_thinking: bool
+    """Whether a reply begins with thinking even if the prompt asks for none."""
 
     def at_effort(self, level: str) -> TokenRenderer:
         """A renderer for prompts with effort level `level`, one of the family's `efforts`."""
@@ -104,10 +106,12 @@ class FamilyRenderer:
         self.markers = form.markers(tokenizer)
         ends = (tokenizer.convert_tokens_to_ids(end) for end in THOUGHT_ENDS)
         self._thought_ends = tuple(end for end in ends if end is not None)
-        self._reader = ReplyReader(tokenizer, form, self.stop_token_ids)
+        self._reader = TokenReader(tokenizer, form, self.stop_token_ids)
         takes_levels = "reasoning_effort" in type(renderers.config_from_name(family)).model_fields
         self.efforts = find_efforts(self._probe) if takes_levels else Efforts()
-        self.switches_thinking = self.render(PROBE, (), thinking=True) != self.render(PROBE, (), thinking=False)
+        unthinking = self.render(PROBE, (), thinking=False)
+        self.switches_thinking = self.render(PROBE, (), thinking=True) != unthinking
+        self.opens_thinking = self._reader.begins_thinking(unthinking)
 
     def at_effort(self, level: str) -> FamilyRenderer:
         renderer = copy.copy(self)

@@ -21,7 +21,7 @@ class SampledCall(NamedTuple):
     id: str = ""
 
 
-class Part(NamedTuple):
+class BlockPart(NamedTuple):
     """A tag of the format, or the text between two."""
 
     text: str
@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class CallBlock:
     """A closed block: the ids between its tokens. `is_tagged` is False for a call in plain text."""
 
     tokenizer: HubTokenizer
@@ -41,7 +41,7 @@ class Block:
     def text(self) -> str:
         return self.tokenizer.decode(self.ids)
 
-    def parts(self, tags: Sequence[str]) -> list[Part]:
+    def parts(self, tags: Sequence[str]) -> list[BlockPart]:
         """The block cut at its tags, without the empty texts.
 
         If all tags are tokens of the vocabulary, only these tokens are tags. Else their text is.
@@ -49,16 +49,16 @@ class Block:
         numbers = [self.tokenizer.convert_tokens_to_ids(tag) for tag in tags]
         if None in numbers:
             texts = re.split(f"({'|'.join(map(re.escape, tags))})", self.text)
-            return [Part(text, at % 2 == 1) for at, text in enumerate(texts) if text]
-        parts: list[Part] = []
+            return [BlockPart(text, at % 2 == 1) for at, text in enumerate(texts) if text]
+        parts: list[BlockPart] = []
         run_at = 0
         for at, id in enumerate([*self.ids, None]):
             if id is not None and id not in numbers:
                 continue
             if at > run_at:
-                parts.append(Part(self.tokenizer.decode(self.ids[run_at:at]), False))
+                parts.append(BlockPart(self.tokenizer.decode(self.ids[run_at:at]), False))
             if id is not None:
-                parts.append(Part(tags[numbers.index(id)], True))
+                parts.append(BlockPart(tags[numbers.index(id)], True))
             run_at = at + 1
         return parts
 
@@ -66,11 +66,11 @@ class Block:
         return any(tool.name == name for tool in self.tools)
 
 
-Read = Callable[[Block], list[SampledCall] | None]
+Read = Callable[[CallBlock], list[SampledCall] | None]
 """Reads a block to its end; None if something is left over, or is not as the format writes it."""
 
 
-def checked_calls(read: Read, block: Block) -> tuple[ParsedCall, ...] | None:
+def checked_calls(read: Read, block: CallBlock) -> tuple[ParsedCall, ...] | None:
     """The calls that `read` finds in a block; None if it can't be read. A call that no client can take is not `ok`."""
     try:
         calls = read(block)
@@ -79,7 +79,7 @@ def checked_calls(read: Read, block: Block) -> tuple[ParsedCall, ...] | None:
         return None
 
 
-def _checked(call: SampledCall, block: Block) -> ParsedCall:
+def _checked(call: SampledCall, block: CallBlock) -> ParsedCall:
     """A client can take a call of a name, which may have odd characters if it is declared, and an arguments object
     without repeated keys."""
     is_name = re.fullmatch(NAME, call.name) is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from rolltap.proxy.continuation.sampled_blocks import Block, Part, SampledCall
+from rolltap.proxy.continuation.sampled_blocks import BlockPart, CallBlock, SampledCall
 from rolltap.proxy.continuation.typed_values import Parameters, object_of
 
 
@@ -44,18 +44,18 @@ QWEN = TextTags("function", "parameter", "=", line_breaks=True)
 MINIMAX = TextTags("invoke", "parameter", ' name="', line_breaks=False)
 
 
-def read_qwen_xml(block: Block) -> list[SampledCall] | None:
+def read_qwen_xml(block: CallBlock) -> list[SampledCall] | None:
     """Qwen3.5, Nemotron 3: `<function=NAME>`, and values between `<parameter=KEY>`, line breaks and `</parameter>`."""
     calls = _read_elements(block, QWEN)
     return calls if calls is not None and len(calls) == 1 else None
 
 
-def read_minimax(block: Block) -> list[SampledCall] | None:
+def read_minimax(block: CallBlock) -> list[SampledCall] | None:
     """MiniMax M2: any number of `<invoke name="NAME">`, with values in `<parameter name="KEY">`."""
     return _read_elements(block, MINIMAX)
 
 
-def _read_elements(block: Block, tags: TextTags) -> list[SampledCall] | None:
+def _read_elements(block: CallBlock, tags: TextTags) -> list[SampledCall] | None:
     text, calls = block.text, list[SampledCall]()
     opening, naming, closing = tags.opening(tags.call), tags.opening(tags.value), f"</{tags.call}>"
     at = _space_end(text, 0)
@@ -138,13 +138,13 @@ GLM_TAGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 HY3_TAGS = tuple(tag.replace(">", ":opensource>") for tag in ("<tool_call>", "</tool_call>", "<tool_sep>", *GLM_TAGS))
 
 
-def read_glm(block: Block) -> list[SampledCall] | None:
+def read_glm(block: CallBlock) -> list[SampledCall] | None:
     """GLM, Laguna: the name, then a key and a value between tags, which are tokens in GLM's vocabulary."""
     call = _read_pairs(block, [*block.parts(GLM_TAGS)], GLM_TAGS)
     return None if call is None else [call]
 
 
-def read_hy3(block: Block) -> list[SampledCall] | None:
+def read_hy3(block: CallBlock) -> list[SampledCall] | None:
     """Hy3: calls between tags of their own, each with a tag after the name and then keys and values as in GLM."""
     opening, closing, separator, *pair_tags = HY3_TAGS
     parts, calls = [*block.parts(HY3_TAGS)], list[SampledCall]()
@@ -165,7 +165,7 @@ def read_hy3(block: Block) -> list[SampledCall] | None:
     return calls
 
 
-def _read_pairs(block: Block, parts: list[Part], tags: tuple[str, ...]) -> SampledCall | None:
+def _read_pairs(block: CallBlock, parts: list[BlockPart], tags: tuple[str, ...]) -> SampledCall | None:
     """A name, and keys and values between `tags`, with white space around them."""
     if not parts or parts[0].is_tag:
         return None

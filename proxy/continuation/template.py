@@ -24,7 +24,7 @@ from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
 from rolltap.proxy.continuation.rendering import PROBE, template_row, template_tool
-from rolltap.proxy.continuation.reply_reader import ReplyReader, detect_format
+from rolltap.proxy.continuation.token_reader import TokenReader, detect_format
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import find_tool_format
 from rolltap.proxy.conversation.chat import Message, Part, Reasoning, Text, Tool, ToolCall
@@ -139,11 +139,13 @@ class TemplateRenderer:
         self.tool_format = tool_format or self._detect_format()
         form = find_tool_format(self.tool_format)
         self.markers = form.markers(tokenizer)
-        self._reader = ReplyReader(tokenizer, form, self.stop_token_ids)
+        self._reader = TokenReader(tokenizer, form, self.stop_token_ids)
         self.audit = tuple(self._audit(scenario) for scenario in SCENARIOS)
         self._admitted = {result.scenario for result in self.audit if result.admitted}
         self.efforts = Efforts() if effort else find_efforts(self._probe)
-        self.switches_thinking = self._probe(effort) != self._probe(effort, thinking=False)
+        unthinking = self._probe(effort, thinking=False)
+        self.switches_thinking = self._probe(effort) != unthinking
+        self.opens_thinking = self._reader.begins_thinking(tokenizer.encode(unthinking or ""))
 
     def at_effort(self, level: str) -> TemplateRenderer:
         return TemplateRenderer(self.tokenizer, self.tool_format, level)

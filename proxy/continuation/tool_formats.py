@@ -21,17 +21,17 @@ from rolltap.proxy.continuation.json_formats import (
 from rolltap.proxy.continuation.literal_formats import read_gemma, read_lfm2, read_lfm2_unescaped
 from rolltap.proxy.continuation.markers import Markers
 from rolltap.proxy.continuation.message_formats import read_dsml, read_harmony, read_inkling_reply
-from rolltap.proxy.continuation.parsed import ParsedReply, Piece
-from rolltap.proxy.continuation.sampled_blocks import Block, Read, SampledCall
+from rolltap.proxy.continuation.parsed import ParsedReply, ReplyPiece
+from rolltap.proxy.continuation.sampled_blocks import CallBlock, Read, SampledCall
 from rolltap.proxy.continuation.tagged_formats import read_glm, read_hy3, read_minimax, read_qwen_xml
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.conversation.chat import Tool
 
 ReadReply = Callable[[HubTokenizer, Sequence[int], Sequence[int], Sequence[Tool]], ParsedReply]
-FindPieces = Callable[[HubTokenizer, Sequence[int], int, Sequence[Tool]], list[Piece]]
+FindPieces = Callable[[HubTokenizer, Sequence[int], int, Sequence[Tool]], list[ReplyPiece]]
 
 
-def _read_nothing(block: Block) -> list[SampledCall] | None:
+def _read_nothing(block: CallBlock) -> list[SampledCall] | None:
     return []
 
 

@@ -92,6 +92,9 @@ class TokenSource:
             raise refused(request, "tool_choice", why)
         if request.sampling.json_schema is not None and not self.structured_output:
             raise refused(request, "response_format", "this policy's engine has no structured output")
+        if request.sampling.json_schema is not None and self.continuation.renderer.opens_thinking:
+            why = "this policy's model always thinks first, and the engine would write the JSON in its thinking"
+            raise refused(request, "response_format", why)
         if self.settings.tool_media == "refuse" and marks_of(request) & {TOOL_MEDIA, TOOL_DOCUMENT}:
             raise refused(
                 request, "messages", "a tool returned an image or a document, which this policy does not take"
@@ -105,7 +108,7 @@ class TokenSource:
         requested_fields = {
             "tool_choice": request.tool_choice.mode == "required",
             "reasoning_effort": effort not in ("", "none") and (pinned_otherwise or effort not in efforts.levels),
-            "thinking": request.sampling.thinking not in (None, self._prompted_thinking(request.sampling)),
+            "thinking": self._thinking_is_unapplied(request.sampling),
         }
         unapplied_fields = [field for field, is_asked in requested_fields.items() if is_asked]
         sent = self._sampling(request.sampling, temperature)
@@ -118,6 +121,12 @@ class TokenSource:
         if request.sampling.seed is not None and self._is_neutral:
             unapplied_fields.append("seed")
         return (*unapplied_fields, *request.remarks, *sorted(marks_of(request)))
+
+    def _thinking_is_unapplied(self, sampling: Sampling) -> bool:
+        prompted = self._prompted_thinking(sampling)
+        wanted = thinks(self.settings, msgspec.structs.replace(sampling, json_schema=None))
+        is_closed_for_json = sampling.json_schema is not None and prompted is False and wanted
+        return is_closed_for_json or sampling.thinking not in (None, prompted)
 
     def _prompted_thinking(self, sampling: Sampling) -> bool | None:
         """Whether the prompt asks the model to think; None if the template has no switch: the model decides."""
@@ -298,7 +307,12 @@ def max_calls(choice: ToolChoice) -> int:
 
 
 def thinks(settings: PolicySettings, requested: Sampling) -> bool:
-    """Whether a call thinks: by the policy's pin, or else by the request; the default is yes."""
+    """Whether a call thinks: by the policy's pin, or else by the request; the default is yes.
+
+    A call with a JSON schema does not: the engine's grammar begins with the first token, which would be thinking.
+    """
+    if requested.json_schema is not None:
+        return False
     if settings.pin.thinking is not None:
         return settings.pin.thinking
     return requested.thinking if requested.thinking is not None else True

@@ -214,6 +214,11 @@ class Generator:
         )
         return self._chance.choice(alterations)()
 
+    def call_and_ids(self) -> tuple[Calls, list[int]]:
+        """A call as it should be, and its block."""
+        calls = [self._call(PLAIN, 2)]
+        return calls, self.form.render(calls)
+
     def _call(self, texts: Sequence[str], keys: int | None = None) -> tuple[str, dict[str, Any]]:
         arguments: dict[str, Any] = {}
         for key in self._chance.sample(("path", "content", "command"), keys or self._chance.randrange(1, 4)):
@@ -428,6 +433,8 @@ def _squashed(text: str) -> str:
     text = re.sub(r":\d+(?=<\|tool_call_argument_begin)", "", text)
     text = re.sub(r"(?<=commentary)\s*json|<\|call\|>", "", text)  # the kind of content may be left out
     text = text.replace("<|message_model|>", "")  # the first one stands in the prompt
+    for python, plain in (("None", "null"), ("True", "true"), ("False", "false")):
+        text = text.replace(python, plain)
     return re.sub(r"\s+", "", text.replace("\\/", "/").replace("\\n", "").replace("\\t", ""))
 
 

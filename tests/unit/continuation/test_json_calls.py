@@ -127,7 +127,7 @@ def test_how_far_arguments_are_told(text: str, told: str) -> None:
     ("block", "name", "arguments"),
     [
         ('\n{"name": "bash", "arguments": {"n": 1}}\n', "bash", '{"n": 1}'),
-        ('{ "name" : "a\\"b" ,\n"arguments":{ }, "id": 3}', 'a"b', "{ }"),
+        ('{ "name" : "a-b" ,\n"arguments":{ }, "id": 3}', "a-b", "{ }"),
         ('{"name": "bash", "arguments": {"n": 1}', "bash", '{"n": 1}'),
         ('{"name": "bash", "arguments": {"n', "bash", '{"n'),
         ('{"name": "bash", "arguments": ', None, ""),

@@ -106,7 +106,7 @@ async def test_every_choice_is_a_call_of_its_own(plane: Any) -> None:
 async def test_a_stop_string_ends_the_call_and_its_record(plane: Any) -> None:
     plane.engine.replies = ["abc STOP def ghi jkl<|im_end|>"]
     answer = await plane.client.chat(USER, stop="STOP")
-    assert answer.json()["choices"][0]["message"]["content"] == "abc"
+    assert answer.json()["choices"][0]["message"]["content"] == "abc "
     (row,) = await plane.rows()
     call = row.call()
     assert len(call.logprobs) == len(call.output_ids) == call.versions[-1].end
@@ -118,7 +118,7 @@ async def test_a_stop_string_ends_a_reply_that_comes_whole(plane: Any) -> None:
     plane.engine.replies = ["abc <tool_call>\n{def STOP ghi jkl<|im_end|>"]
     answer = await plane.client.chat(USER, stop="STOP", tools=TOOLS)
     (choice,) = answer.json()["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == ("abc\n<tool_call>\n{def", "stop")
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("abc <tool_call>\n{def ", "stop")
     (row,) = await plane.rows()
     call = row.call()
     assert plane.engine.tokenizer.decode(call.output_ids.tolist()).endswith("STOP")
@@ -306,6 +306,28 @@ async def test_structured_output_reaches_the_engine_or_is_refused_by_name(plane:
         assert answer.status == 400
         assert named.encode() in answer.body
         assert plane.engine.seen == []
+
+
+@pytest.mark.parametrize("asked", [{}, {"reasoning_effort": "high"}])
+async def test_structured_output_is_sampled_without_thinking(plane: Any, asked: dict[str, Any]) -> None:
+    """The engine's grammar begins with the first token: in a thinking prompt, the JSON would be the thinking."""
+    plane.engine.replies = ['{"n": 17}<|im_end|>']
+    fields = STRUCTURED["/v1/chat/completions"][0]
+    answer = await plane.client.post("/v1/chat/completions", {"model": "tiny", "messages": [USER], **fields, **asked})
+    assert answer.json()["choices"][0]["message"]["content"] == '{"n": 17}'
+    prompt = plane.engine.tokenizer.decode(list(plane.engine.seen[0].prompt_ids))
+    assert prompt.endswith("<think>\n\n</think>\n\n")
+    (row,) = await plane.rows()
+    assert "thinking" in row.intent.shape.unapplied
+
+
+async def test_a_model_that_always_thinks_refuses_structured_output_by_name(plane: Any) -> None:
+    plane.policy.source.continuation.renderer.opens_thinking = True
+    fields, named = STRUCTURED["/v1/chat/completions"]
+    answer = await plane.client.post("/v1/chat/completions", {"model": "tiny", "messages": [USER], **fields})
+    assert (answer.status, plane.engine.seen) == (400, [])
+    assert named.encode() in answer.body
+    assert b"always thinks" in answer.body
 
 
 async def test_a_commit_that_was_reported_as_failed_trains_no_reply_that_nobody_got(

@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
-from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply, Piece
-from rolltap.proxy.continuation.sampled_blocks import Block, checked_calls
+from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply, ReplyPiece
+from rolltap.proxy.continuation.sampled_blocks import CallBlock, checked_calls
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS, ToolFormat
 from rolltap.proxy.conversation.chat import Tool
@@ -17,7 +17,7 @@ THINK, END_THINK = "<think>", "</think>"
 """The tags of thinking in vocabularies that have no tokens for them."""
 
 
-class ReplyReader:
+class TokenReader:
     """Reads replies of one model family in `form`.
 
     A call inside closed thinking is part of the thinking. Unclosed thinking ends at the first call. Only the tag that a
@@ -38,16 +38,20 @@ class ReplyReader:
         if self._form.find_pieces is not None:
             rest = ids[:-1] if ids[-1:] and ids[-1] in self._stop_ids else ids
             return ParsedReply(tuple(self._form.find_pieces(self._tokenizer, rest, start, tools)), reasoning)
-        pieces: list[Piece] = []
+        pieces: list[ReplyPiece] = []
         text_at = start
         for block in self._blocks(ids, start, tools):
-            pieces.append(Piece(self._decode(ids[text_at : block.start]), text_at))
-            pieces.append(Piece(self._decode(ids[block]), block.start, self.read_block(ids[block], tools)))
+            pieces.append(ReplyPiece(self._decode(ids[text_at : block.start]), text_at))
+            pieces.append(ReplyPiece(self._decode(ids[block]), block.start, self.read_block(ids[block], tools)))
             text_at = block.stop
-        pieces.append(Piece(self._decode(ids[text_at:]), text_at))
+        pieces.append(ReplyPiece(self._decode(ids[text_at:]), text_at))
         first = pieces[0]
-        pieces[0] = Piece(first.text[skipped:], first.start, first.calls)
+        pieces[0] = ReplyPiece(first.text[skipped:], first.start, first.calls)
         return ParsedReply(tuple(piece for piece in pieces if piece.text or piece.calls is not None), reasoning)
+
+    def begins_thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether a reply to `prompt` begins with thinking that the prompt opens."""
+        return self.read(self._tokenizer.encode("text"), prompt, ()).reasoning is not None
 
     def read_block(self, block: Sequence[int], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
         """The calls of a block, which begins with its opening token. A block that can't be read is one broken call."""
@@ -55,7 +59,7 @@ class ReplyReader:
         opening, closing = self._markers.tool_open, self._markers.tool_close
         is_closed = closing is None or ids[-1:] == [closing]
         inner = ids[ids[:1] == [opening] : len(ids) - (closing is not None and is_closed)]
-        content = Block(self._tokenizer, inner, tools, is_tagged=ids[:1] == [opening])
+        content = CallBlock(self._tokenizer, inner, tools, is_tagged=ids[:1] == [opening])
         calls = checked_calls(self._form.read, content) if is_closed else None
         if calls is None:
             calls = (ParsedCall("", "", False, self._tokenizer.decode(inner)),)
@@ -127,7 +131,7 @@ def detect_format(tokenizer: HubTokenizer, turns: Sequence[Sequence[int]], name:
     does."""
 
     def reads(form: ToolFormat, turn: Sequence[int], wanted: Any) -> bool:
-        calls = ReplyReader(tokenizer, form, ()).read(turn, (), (Tool(name),)).tool_calls
+        calls = TokenReader(tokenizer, form, ()).read(turn, (), (Tool(name),)).tool_calls
         return [(call.name, call.ok) for call in calls] == [(name, True)] and json.loads(calls[0].arguments) == wanted
 
     for known, form in TOOL_FORMATS.items():
