@@ -174,6 +174,8 @@ class CallShape:
     manner: str = ""  # the model's name as the client gave it, and whether it reads the reply as a stream
     role: str = ""  # the role that the session's owner gave the caller
     quotes: tuple[str, ...] = ()  # recent calls whose reply stands in a message of this request that is not a reply
+    follows: str = ""  # the call whose reply is the last one in the request's history, if it continues none in tokens
+    ends: str = ""  # the role of the last message that is not a system's: "user", "tool", ...; "": not recorded
 
 
 NO_SHAPE = CallShape()  # nothing is on record about the request

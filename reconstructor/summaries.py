@@ -1,0 +1,124 @@
+"""Recognises summaries: calls whose reply replaced a history, and the attempts at them that a harness discarded.
+
+A pipeline's next stage quotes the last stage's answer as a compacted history quotes its summary. A compaction differs
+in two ways: the agent keeps its tools and its system text, and the summary was asked for in a message of its own,
+whereas an answer follows the result of a tool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rolltap.reconstructor.forest import PrefixNode, TokenForest, common_prefix
+from rolltap.reconstructor.siblings import stands_in
+from rolltap.reconstructor.threads import Thread, Threads
+
+
+def summaries_of(forest: TokenForest, threads: Threads) -> dict[str, PrefixNode]:
+    """The calls whose reply replaced a history, and discarded attempts at them, with the call that continues then."""
+    summaries: dict[str, PrefixNode] = {}
+    for position, next_node in enumerate(forest.nodes):
+        if next_node.parent is not None:
+            continue
+        retained = _retained_beside_a_summary(forest, next_node, threads)
+        named = [forest.get(call_id) for call_id in next_node.call.shape.quotes]
+        previous = forest.nodes[position - 1] if position else None
+        for node in [*named, previous]:
+            if node is None or node.id >= next_node.id or node.id in threads.followers or node.id in summaries:
+                continue
+            if _may_replace(node, next_node, retained, threads) and _replaces(node, next_node, retained, threads):
+                tries = _discarded_attempts(node, next_node, retained, threads)
+                summaries.update((call.id, next_node) for call in (node, *tries))
+    return summaries
+
+
+def compacted_thread(summary_id: str, next_node: PrefixNode, threads: Threads) -> Thread | None:
+    """The thread whose history a summary replaced: its own one, or the latest earlier one like the next call."""
+    thread = threads.by_call[summary_id]
+    if thread.toolsets or not next_node.call.shape.tools:
+        return thread
+    own = threads.by_call[next_node.id]
+    earlier = (each for each in reversed(threads.threads) if each.first.id < summary_id and each is not own)
+    return next((each for each in earlier if each.has_frame_of(next_node)), None)
+
+
+def _may_replace(node: PrefixNode, next_node: PrefixNode, retained: PrefixNode | None, threads: Threads) -> bool:
+    """Whether `node` is quoted in `next_node` or is a call without tools right before it, as summaries are.
+
+    A call that continues a recorded reply replaces no history unless it quotes a summary of the same thread.
+    """
+    quoted = node.id in next_node.call.shape.quotes
+    if node.call.shape.ends == "tool" or not (quoted or node.call.shape.tools == 0):
+        return False
+    if next_node.id not in threads.before or not next_node.call.shape.replies:
+        return True
+    pasted = retained is not None and not threads.by_call[node.id].toolsets
+    return quoted and (pasted or threads.by_call[node.id] is threads.by_call[next_node.id])
+
+
+def _retained_beside_a_summary(forest: TokenForest, next_node: PrefixNode, threads: Threads) -> PrefixNode | None:
+    """The call whose reply `next_node` seems to contain without all of the earlier replies."""
+    recorded = next_node.call.break_
+    retained = forest.get(recorded.parent_id) if recorded is not None else None
+    if retained is None or not 0 < threads.depths[next_node.id] <= threads.depths[retained.id]:
+        return None
+    return retained
+
+
+def _replaces(node: PrefixNode, next_node: PrefixNode, retained: PrefixNode | None, threads: Threads) -> bool:
+    """Whether `next_node` is a call of the same agent with a shorter history than `node`'s."""
+    thread = threads.by_call[node.id]
+    quoted = node.id in next_node.call.shape.quotes
+    has_longer_history = threads.depths[node.id] > threads.depths[next_node.id]
+    if not thread.toolsets and next_node.call.shape.tools:  # a history pasted into one message, without tools
+        earlier = (other for other in threads.threads if other.first.id < node.id)
+        return quoted and any(other.has_frame_of(next_node) for other in earlier)
+    if thread.toolsets:
+        lacks_some = retained is not None and threads.by_call[retained.id] is thread
+        withheld = node.call.shape.tools == 0 and _lacks_a_beginning(next_node, threads.before)
+        if quoted and (lacks_some or withheld):
+            has_longer_history = threads.depths[node.id] > 0
+        return has_longer_history and bool(next_node.call.shape.tools) and thread.has_frame_of(next_node)
+    return has_longer_history and quoted and next_node.call.shape.system in thread.systems.get("", ())
+
+
+def _lacks_a_beginning(node: PrefixNode, before: Mapping[str, PrefixNode]) -> bool:
+    """Whether the history before the last recorded reply in `node`'s history was replaced, or no reply is recorded."""
+    earlier = before.get(node.id)
+    if earlier is None:
+        return True
+    shared = common_prefix(node.call.prompt_ids, earlier.call)
+    return _frame(node) == _frame(earlier) and shared < len(earlier.call.prompt_ids)
+
+
+def _discarded_attempts(
+    summary: PrefixNode, next_node: PrefixNode, retained: PrefixNode | None, threads: Threads
+) -> Iterable[PrefixNode]:
+    """Discarded attempts at `summary`, before or after it: no call continues them, and `next_node` lacks their reply.
+
+    An attempt was asked after the same reply as the summary, in its frame or in the conversation's. If the history was
+    pasted into the summary's request, an attempt was asked after the last reply that the compacted conversation
+    continued, and the pasted history lacks the attempt's reply.
+    """
+    asked_after = threads.before.get(summary.id)
+    is_pasted = asked_after is None
+    if is_pasted:
+        thread = compacted_thread(summary.id, next_node, threads)
+        calls = reversed(thread.calls) if thread is not None else ()
+        asked_after = next((call for call in calls if call.id < summary.id and call.id in threads.followers), None)
+    if asked_after is None:
+        return
+    frames = _frame(summary), _frame(asked_after)
+    for node in threads.followers[asked_after.id]:
+        if node is summary or node is retained or node.id >= next_node.id or node.id in threads.followers:
+            continue
+        if node.call.shape.ends == "tool" or node.call.agent != summary.call.agent or _frame(node) not in frames:
+            continue
+        if stands_in(next_node.call.prompt_ids, node.call) or not len(node.call.output_ids):
+            continue
+        if not (is_pasted and stands_in(summary.call.prompt_ids, node.call)):
+            yield node
+
+
+def _frame(node: PrefixNode) -> tuple[str, str]:
+    return node.call.shape.toolset, node.call.shape.system
