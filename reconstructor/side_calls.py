@@ -116,9 +116,9 @@ def _forks_at(
 def _is_own(
     branch: PrefixNode, node: PrefixNode, threads: Threads, extents: Mapping[str, _Extent]
 ) -> tuple[bool, bool, str]:
-    """Sort key of the branches that continue `node`: the conversation's own one was continued, answers the tools that
-    `node` called, or came last."""
-    return branch.id in threads.followers, _answers(branch, node), extents[branch.id].alike
+    """Sort key of the branches that continue `node`: the conversation's own one answers the tools that `node` called,
+    was continued itself, or came last."""
+    return _answers(branch, node), branch.id in threads.followers, extents[branch.id].alike
 
 
 def _answers(branch: PrefixNode, node: PrefixNode) -> bool:

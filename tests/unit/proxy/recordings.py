@@ -18,11 +18,15 @@ ANSWER = "There is one file, and it holds a greeting."
 
 @dataclass(frozen=True)
 class Line:
-    """A message: of a `role`, with `text`; an assistant's with a tool call of the id `call`, a tool's for it."""
+    """A message: of a `role`, with `text`; an assistant's with a tool call of the id `call`, a tool's for it.
+
+    `command` is the tool call's argument.
+    """
 
     role: str
     text: str = ""
     call: str = ""
+    command: str = "ls"
 
 
 @dataclass(frozen=True)
@@ -278,7 +282,7 @@ def chat(step: Step) -> Any:
     for line in step.lines:
         message: dict[str, Any] = {"role": line.role, "content": line.text}
         if line.role == "assistant" and line.call:
-            function = {"name": "bash", "arguments": '{"command":"ls"}'}
+            function = {"name": "bash", "arguments": json.dumps({"command": line.command})}
             message["tool_calls"] = [{"id": line.call, "type": "function", "function": function}]
         messages.append(message | ({"tool_call_id": line.call} if line.role == "tool" else {}))
     tools = [{"type": "function", "function": tool} for tool in _tools(step, "parameters")]
@@ -291,8 +295,10 @@ def responses(step: Step) -> Any:
         if line.role == "tool":
             items.append({"type": "function_call_output", "call_id": line.call, "output": line.text})
         elif line.call:
-            call = {"type": "function_call", "call_id": line.call, "name": "bash", "arguments": '{"command": "ls"}'}
-            items.append(call)
+            if line.text:
+                items.append({"type": "message", "role": line.role, "content": line.text})
+            call = {"type": "function_call", "call_id": line.call, "name": "bash"}
+            items.append(call | {"arguments": json.dumps({"command": line.command})})
         else:
             items.append({"type": "message", "role": line.role, "content": line.text})
     tools = [{"type": "function", **tool} for tool in _tools(step, "parameters")]
@@ -306,7 +312,7 @@ def messages(step: Step) -> Any:
             block = {"type": "tool_result", "tool_use_id": line.call, "content": line.text}
             out.append({"role": "user", "content": [block]})
         elif line.call:
-            use = {"type": "tool_use", "id": line.call, "name": "bash", "input": {"command": "ls"}}
+            use = {"type": "tool_use", "id": line.call, "name": "bash", "input": {"command": line.command}}
             text = [{"type": "text", "text": line.text}] if line.text else []
             out.append({"role": "assistant", "content": [*text, use]})
         else:
@@ -323,7 +329,7 @@ def contents(step: Step) -> Any:
         if line.role == "tool":
             part = {"functionResponse": {"name": "bash", "response": {"output": line.text}}}
         elif line.call:
-            part = {"functionCall": {"name": "bash", "args": {"command": "ls"}}}
+            part = {"functionCall": {"name": "bash", "args": {"command": line.command}}}
         out.append({"role": "model" if line.role == "assistant" else "user", "parts": [*text, part]})
     body = {"systemInstruction": {"parts": [{"text": step.lines[0].text}]}, "contents": out}
     tools = [{"functionDeclarations": _tools(step, "parametersJsonSchema")}]
