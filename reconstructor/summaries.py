@@ -27,18 +27,19 @@ def summaries_of(forest: TokenForest, threads: Threads) -> dict[str, PrefixNode]
             if node is None or node.id >= next_node.id or node.id in threads.followers or node.id in summaries:
                 continue
             if _may_replace(node, next_node, retained, threads) and _replaces(node, next_node, retained, threads):
-                tries = _discarded_attempts(node, next_node, retained, threads)
+                tries = _discarded_attempts(forest, node, next_node, retained, threads)
                 summaries.update((call.id, next_node) for call in (node, *tries))
     return summaries
 
 
 def compacted_thread(summary_id: str, next_node: PrefixNode, threads: Threads) -> Thread | None:
-    """The thread whose history a summary replaced: its own one, or the latest earlier one like the next call."""
-    thread = threads.by_call[summary_id]
+    """The thread whose history a summary replaced: its own one, the next call's, or the latest earlier one like that."""
+    thread, own = threads.by_call[summary_id], threads.by_call[next_node.id]
     if thread.toolsets or not next_node.call.shape.tools:
         return thread
-    own = threads.by_call[next_node.id]
-    earlier = (each for each in reversed(threads.threads) if each.first.id < summary_id and each is not own)
+    if own.first.id < summary_id:
+        return own
+    earlier = (each for each in reversed(threads.threads) if each.first.id < summary_id)
     return next((each for each in earlier if each.has_frame_of(next_node)), None)
 
 
@@ -59,7 +60,7 @@ def _may_replace(node: PrefixNode, next_node: PrefixNode, retained: PrefixNode |
 def _retained_beside_a_summary(forest: TokenForest, next_node: PrefixNode, threads: Threads) -> PrefixNode | None:
     """The call whose reply `next_node` seems to contain without all of the earlier replies."""
     recorded = next_node.call.break_
-    retained = forest.get(recorded.parent_id) if recorded is not None else None
+    retained = threads.before.get(next_node.id) or forest.get(recorded.parent_id if recorded is not None else None)
     if retained is None or not 0 < threads.depths[next_node.id] <= threads.depths[retained.id]:
         return None
     return retained
@@ -92,32 +93,46 @@ def _lacks_a_beginning(node: PrefixNode, before: Mapping[str, PrefixNode]) -> bo
 
 
 def _discarded_attempts(
-    summary: PrefixNode, next_node: PrefixNode, retained: PrefixNode | None, threads: Threads
+    forest: TokenForest, summary: PrefixNode, next_node: PrefixNode, retained: PrefixNode | None, threads: Threads
 ) -> Iterable[PrefixNode]:
     """Discarded attempts at `summary`, before or after it: no call continues them, and `next_node` lacks their reply.
 
     An attempt was asked after the same reply as the summary, in its frame or in the conversation's. If the history was
-    pasted into the summary's request, an attempt was asked after the last reply that the compacted conversation
-    continued, and the pasted history lacks the attempt's reply.
+    pasted into the summary's request, an attempt is a request like it, or was asked after the last reply that the
+    compacted conversation continued, and the pasted history lacks its reply.
     """
-    asked_after = threads.before.get(summary.id)
-    is_pasted = asked_after is None
-    if is_pasted:
-        thread = compacted_thread(summary.id, next_node, threads)
-        calls = reversed(thread.calls) if thread is not None else ()
-        asked_after = next((call for call in calls if call.id < summary.id and call.id in threads.followers), None)
+    asked_after, tries = threads.before.get(summary.id), []
+    if asked_after is not None:
+        tries = threads.followers[asked_after.id]
+    elif (thread := compacted_thread(summary.id, next_node, threads)) is not None:
+        asked_after = _last_replaced(thread, summary, next_node, threads)
+        if asked_after is not None:
+            within = threads.followers[asked_after.id]
+            alike = forest.nodes[forest.position(asked_after.id) : forest.position(next_node.id)]
+            tries = [node for node in within if not stands_in(summary.call.prompt_ids, node.call)]
+            tries += [node for node in alike if node.id not in threads.before and _frame(node) == _frame(summary)]
     if asked_after is None:
         return
     frames = _frame(summary), _frame(asked_after)
-    for node in threads.followers[asked_after.id]:
+    for node in tries:
         if node is summary or node is retained or node.id >= next_node.id or node.id in threads.followers:
             continue
         if node.call.shape.ends == "tool" or node.call.agent != summary.call.agent or _frame(node) not in frames:
             continue
-        if stands_in(next_node.call.prompt_ids, node.call) or not len(node.call.output_ids):
-            continue
-        if not (is_pasted and stands_in(summary.call.prompt_ids, node.call)):
+        if len(node.call.output_ids) and not stands_in(next_node.call.prompt_ids, node.call):
             yield node
+
+
+def _last_replaced(thread: Thread, summary: PrefixNode, next_node: PrefixNode, threads: Threads) -> PrefixNode | None:
+    """The last call of a thread whose reply a summary with a pasted history replaced: the one before the replies that
+    the next call still has, or the last one that was continued."""
+    node = threads.before.get(next_node.id)
+    if node is None:
+        earlier = (node for node in reversed(thread.calls) if node.id < summary.id and node.id in threads.followers)
+        return next(earlier, None)
+    for _ in range(threads.depths[next_node.id]):
+        node = threads.before.get(node.id) if node is not None else None
+    return node
 
 
 def _frame(node: PrefixNode) -> tuple[str, str]:

@@ -97,12 +97,17 @@ def _earlier(forest: TokenForest, node: PrefixNode, depths: Mapping[str, int]) -
         return node.parent
     shape, recorded = node.call.shape, node.call.break_
     followed = forest.get(shape.follows or None)
-    if followed is not None and followed.id < node.id and followed.id not in shape.quotes:
+    if followed is not None and followed.id < node.id and not _is_given_as_reply(followed, node):
         return followed
     named = forest.get(recorded.parent_id if recorded is not None else node.call.parent_id)
     if named is None or named is node:
         return None
     return named if recorded is None or _goes_on(recorded, node, named, depths.get(named.id, 0)) else None
+
+
+def _is_given_as_reply(followed: PrefixNode, node: PrefixNode) -> bool:
+    """Whether a side call's reply stands in the agent's history as the agent's own: a summary, or a plan."""
+    return followed.id in node.call.shape.quotes and followed.call.shape.tools == 0 and bool(node.call.shape.tools)
 
 
 def _goes_on(recorded: Break, node: PrefixNode, named: PrefixNode, depth: int) -> bool:
