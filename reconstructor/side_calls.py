@@ -97,20 +97,20 @@ def _forks_at(
 ) -> Iterator[tuple[PrefixNode, bool]]:
     """The forks among the branches that continue `node`, and whether the conversation goes on without each.
 
-    Only calls that offer tools and whose last message is recorded are compared.
+    Only calls that offer tools are compared, and only if it is certain that they continue `node`.
     """
     branches = [
         each
         for each in threads.followers.get(node.id, ())
         if each.call.shape.tools and each.call.shape.ends and each.id not in summaries
         if each.call.agent == node.call.agent and node.call.shape.tools
+        if each.parent is node or each.call.shape.follows == node.id
     ]
     alike_branches = [each for each in branches if each.call.shape.toolset == node.call.shape.toolset]
     own = max(alike_branches, key=lambda each: _is_own(each, node, threads, extents), default=None)
     for fork in branches:
         if fork is not own:
-            goes_on = own is not None and (_answers(own, node), extents[own.id].alike) > (_answers(fork, node), fork.id)
-            yield fork, goes_on
+            yield fork, own is not None and extents[own.id].alike > fork.id
 
 
 def _is_own(

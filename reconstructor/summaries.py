@@ -33,7 +33,7 @@ def summaries_of(forest: TokenForest, threads: Threads) -> dict[str, PrefixNode]
 
 
 def compacted_thread(summary_id: str, next_node: PrefixNode, threads: Threads) -> Thread | None:
-    """The thread whose history a summary replaced: its own one, the next call's, or the latest earlier one like that."""
+    """The thread whose history a summary replaced: its own, the next call's, or the latest earlier one like that."""
     thread, own = threads.by_call[summary_id], threads.by_call[next_node.id]
     if thread.toolsets or not next_node.call.shape.tools:
         return thread

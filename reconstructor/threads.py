@@ -97,8 +97,8 @@ def _earlier(forest: TokenForest, node: PrefixNode, depths: Mapping[str, int]) -
         return node.parent
     shape, recorded = node.call.shape, node.call.break_
     followed = forest.get(shape.follows or None)
-    if followed is not None and followed.id < node.id and not _is_given_as_reply(followed, node):
-        return followed
+    if followed is not None and followed.id < node.id:
+        return None if _is_given_as_reply(followed, node) else followed
     named = forest.get(recorded.parent_id if recorded is not None else node.call.parent_id)
     if named is None or named is node:
         return None

@@ -36,8 +36,8 @@ QUOTABLE_CALLS = 4
 """The number of a session's last calls that are searched for quotes: a summary is used at once."""
 
 USABLE_CALLS = 64
-"""The number of a session's last calls that are searched for replies that another conversation uses: a subagent's answer
-may wait for those of its neighbours."""
+"""The number of a session's last calls that are searched for replies that another conversation uses. A subagent's
+answer may wait for those of its neighbours."""
 
 PROMPT_TAIL = 256
 """Ids at the end of a parent's prompt that a renderer gets: enough for the generation prompt, which opens channels."""
@@ -166,7 +166,7 @@ class ParentFinder:
         return next((node for call_id in self.handles.last_named(request) if (node := forest.nodes.get(call_id))), None)
 
     def _followed(self, forest: Forest, request: ChatRequest, place: RequestPlace) -> str:
-        """The id of the call whose reply is the request's last assistant message, by its handles or else its content."""
+        """The id of the call whose reply is the request's last assistant message: by its handles, else by content."""
         node = self._last_named(forest, request)
         if node is None:
             last = next((message for message in reversed(request.messages) if message.role == "assistant"), None)

@@ -8,7 +8,7 @@ mask and agent of a call are those of the `Step`; nothing of them is sent.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -318,9 +318,9 @@ def last_word_without_tools(flow: Workflow) -> None:
 
 @dataclass(frozen=True)
 class Compaction:
-    """How a harness compacts: where it asks for the summary, what of the history it keeps, and its discarded attempts."""
+    """How a harness compacts: how it asks for the summary, what of the history it keeps, and its discarded attempts."""
 
-    asks: str  # "within" the conversation, "beside" it with the history and without tools, or with the history "pasted"
+    asks: str  # "within" the conversation, "beside" it without tools, or with the history "pasted" into one message
     keeps_turn: bool = False
     before: int = 0  # attempts that the harness discards before the summary
     after: int = 0
