@@ -13,7 +13,7 @@ Only quotes in later prompts count, not quotes in replies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -63,7 +63,7 @@ def purposes_of(forest: TokenForest) -> Purposes:
     forks = forks_of(forest, threads, summaries)
     asides = asides_of(forest, threads, summaries)
     compactions = {**summaries, **_stated_summaries(forest, summaries)}
-    agents = _agents(threads, compactions, forks)
+    agents = _agents(threads, compactions, forks, asides)
     by_call: dict[str, Purpose] = {}
     for node in forest:
         kind, rule = _stated(node) or (CallKind.MAIN, KindRule.AGENT)
@@ -102,13 +102,16 @@ def _stated_summaries(forest: TokenForest, summaries: Mapping[str, PrefixNode]) 
     return stated
 
 
-def _agents(threads: Threads, compactions: Mapping[str, PrefixNode], forks: Forks) -> dict[str, str]:
+def _agents(
+    threads: Threads, compactions: Mapping[str, PrefixNode], forks: Forks, asides: Container[str]
+) -> dict[str, str]:
     """Names for subagents without a name in a header, by call.
 
     A conversation belongs to a subagent if the main one waits for it and continues, or if it has other tools; so does a
     fork whose last reply the conversation uses. A conversation that continues after a summary is the same agent's.
     """
     conversations = _conversations(threads, compactions)
+    conversations = [each for each in conversations if each[0].first.id not in asides]
     main = next((each for each in conversations if each[0].toolsets), None) or next(iter(conversations), None)
     agents: dict[str, str] = {}
     count = 0

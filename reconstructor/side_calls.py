@@ -206,7 +206,7 @@ def _unused(forest: TokenForest, threads: Threads) -> Iterator[str]:
     for node in single:
         if node.id in quoting or node.id in repeated or node.id > main.calls[-1].id:
             continue
-        if node.call.shape.system not in main.systems.get(node.call.shape.toolset, ()) or _is_about(node, main.first):
+        if not main.has_frame_of(node) or _is_about(node, main.first):
             yield node.id
 
 

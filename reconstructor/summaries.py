@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping
 from rolltap.reconstructor.forest import PrefixNode, TokenForest, common_prefix
 from rolltap.reconstructor.siblings import stands_in
 from rolltap.reconstructor.threads import Thread, Threads
+from rolltap.types import Finish
 
 
 def summaries_of(forest: TokenForest, threads: Threads) -> dict[str, PrefixNode]:
     """The calls whose reply replaced a history, and discarded attempts at them, with the call that continues then."""
     summaries: dict[str, PrefixNode] = {}
     for position, next_node in enumerate(forest.nodes):
-        if next_node.parent is not None:
+        if next_node.parent is not None and next_node.call.break_ is None:
             continue
         retained = _retained_beside_a_summary(forest, next_node, threads)
         named = [forest.get(call_id) for call_id in next_node.call.shape.quotes]
@@ -109,15 +110,16 @@ def _discarded_attempts(
         if asked_after is not None:
             within = threads.followers[asked_after.id]
             alike = forest.nodes[forest.position(asked_after.id) : forest.position(next_node.id)]
-            tries = [node for node in within if not stands_in(summary.call.prompt_ids, node.call)]
+            tries = [node for node in within if _is_lacking(summary, node)]
             tries += [node for node in alike if node.id not in threads.before and _frame(node) == _frame(summary)]
     if asked_after is None:
         return
-    frames = _frame(summary), _frame(asked_after)
     for node in tries:
         if node is summary or node is retained or node.id >= next_node.id or node.id in threads.followers:
             continue
-        if node.call.shape.ends == "tool" or node.call.agent != summary.call.agent or _frame(node) not in frames:
+        if node.call.shape.ends == "tool" or node.call.agent != summary.call.agent:
+            continue
+        if _frame(node) != _frame(summary) and not _has_frame_of(asked_after, node, threads):
             continue
         if len(node.call.output_ids) and not stands_in(next_node.call.prompt_ids, node.call):
             yield node
@@ -133,6 +135,16 @@ def _last_replaced(thread: Thread, summary: PrefixNode, next_node: PrefixNode, t
     for _ in range(threads.depths[next_node.id]):
         node = threads.before.get(node.id) if node is not None else None
     return node
+
+
+def _is_lacking(summary: PrefixNode, node: PrefixNode) -> bool:
+    """Whether a pasted history lacks a reply. Tool calls are pasted in another form, so nothing is known of them."""
+    return node.call.finish is not Finish.TOOL_CALLS and not stands_in(summary.call.prompt_ids, node.call)
+
+
+def _has_frame_of(earlier: PrefixNode, node: PrefixNode, threads: Threads) -> bool:
+    """Whether `node` offers the tools of `earlier` after a system text of its thread."""
+    return earlier.call.shape.toolset == node.call.shape.toolset and threads.by_call[earlier.id].has_frame_of(node)
 
 
 def _frame(node: PrefixNode) -> tuple[str, str]:

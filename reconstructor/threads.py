@@ -93,12 +93,12 @@ def threads_of(forest: TokenForest) -> Threads:
 
 def _earlier(forest: TokenForest, node: PrefixNode, depths: Mapping[str, int]) -> PrefixNode | None:
     """The call that `node` continues, if any."""
-    if node.parent is not None:
-        return node.parent
     shape, recorded = node.call.shape, node.call.break_
     followed = forest.get(shape.follows or None)
-    if followed is not None and followed.id < node.id:
-        return None if _is_given_as_reply(followed, node) else followed
+    if followed is not None and followed.id < node.id and not _is_given_as_reply(followed, node):
+        return followed
+    if followed is not None or node.parent is not None:
+        return node.parent
     named = forest.get(recorded.parent_id if recorded is not None else node.call.parent_id)
     if named is None or named is node:
         return None
@@ -129,7 +129,7 @@ def _goes_on(recorded: Break, node: PrefixNode, named: PrefixNode, depth: int) -
 
 def _depth(node: PrefixNode, earlier: PrefixNode | None, depths: Mapping[str, int]) -> int:
     """The number of replies in the call's history: the recorded one, or one more than the parent's if it extends it."""
-    if earlier is None or (node.parent is None and node.call.break_ is not None):
+    if earlier is None or (earlier is not node.parent and node.call.break_ is not None):
         return node.call.shape.replies
     return depths.get(earlier.id, 0) + 1
 

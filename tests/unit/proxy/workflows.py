@@ -110,6 +110,47 @@ def in_json(step: Step) -> Step:
     return replace(step, fields={**step.fields, "response_format": {"type": "json_object"}})
 
 
+# Habits of harnesses, which change all requests of a workflow.
+
+
+def reminds(steps: list[Step]) -> list[Step]:
+    """A message of the user's follows each tool result."""
+    reminder = Line("user", "Remember the rules.")
+
+    def told(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+        return tuple(each for line in lines for each in ([line, reminder] if line.role == "tool" else [line]))
+
+    return [replace(step, lines=told(step.lines)) for step in steps]
+
+
+def tells_the_time(steps: list[Step]) -> list[Step]:
+    """The system text of requests with tools is another one each time."""
+    return [
+        replace(step, lines=(replace(step.lines[0], text=f"{step.lines[0].text} It is {at}."), *step.lines[1:]))
+        if step.tools
+        else step
+        for at, step in enumerate(steps)
+    ]
+
+
+def clears_results(steps: list[Step]) -> list[Step]:
+    """Only the last two tool results are kept."""
+
+    def cleared(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+        kept = [at for at, line in enumerate(lines) if line.role == "tool"][-2:]
+        return tuple(
+            replace(line, text="cleared") if line.role == "tool" and at not in kept else line
+            for at, line in enumerate(lines)
+        )
+
+    return [replace(step, lines=cleared(step.lines)) for step in steps]
+
+
+HABITS: dict[str, Callable[[list[Step]], list[Step]]] = {
+    "plain": list, "reminds": reminds, "tells the time": tells_the_time, "clears results": clears_results
+}  # fmt: skip
+
+
 # Side calls beside an agent with tools.
 
 
@@ -325,6 +366,7 @@ class Compaction:
     before: int = 0  # attempts that the harness discards before the summary
     after: int = 0
     first_within: bool = False  # the discarded attempts before the summary are asked for within the conversation
+    as_reply: bool = False  # the summary comes back as a reply of the agent's
     instruction: str = "Write the summary."
 
     def run(self, flow: Workflow, main: Agent, number: int) -> None:
@@ -338,6 +380,9 @@ class Compaction:
         for attempt in range(self.after):
             self._ask(flow, shown, 8 + attempt, self.asks)
         main.lines = [Line("user", f"{flow.task} Summary {number}: {summary}"), *kept]
+        if self.as_reply:
+            resumed = Line("user", "What did we do so far?"), Line("assistant", summary)
+            main.lines = [*resumed, Line("user", "Go on."), *kept]
 
     def _ask(self, flow: Workflow, shown: Agent, attempt: int, asks: str) -> str:
         question = f"{self.instruction} Try {attempt}."
@@ -357,7 +402,7 @@ COMPACTIONS = {
     for keeps in (False, True)
     for before, after, first in ((0, 0, False), (1, 0, False), (0, 1, False), (1, 1, False), (1, 0, True))
     if not (asks == "within" and first)
-}
+} | {f"pasted, returned as a reply, {after} after": Compaction("pasted", after=after, as_reply=True) for after in (0, 1)}
 
 
 def compacted(flow: Workflow, how: Compaction, times: int) -> None:
@@ -369,6 +414,43 @@ def compacted(flow: Workflow, how: Compaction, times: int) -> None:
             flow.reply(main)
         how.run(flow, main, number)
     flow.work(main, flow.random.randrange(3))
+
+
+def mixed(flow: Workflow) -> None:
+    """An agent with all kinds of side calls, subagents and compactions, in any order."""
+    main, number = flow.agent(), 0
+    systems = [f"System text {at}: {flow.words(4)}" for at in range(4)]
+    compaction = flow.random.choice(list(COMPACTIONS.values()))
+    if flow.random.random() < 0.5:
+        flow.side((Line("system", systems[3]), Line("user", flow.task)), tools=flow.random.choice([(), main.tools]))
+    for _ in range(flow.random.randrange(4, 9)):
+        flow.act(main)
+        event = flow.random.randrange(8)
+        if event == 0:
+            flow.side((Line("system", systems[0]), *main.lines), 2)
+        elif event == 1:
+            flow.reply(main)
+            flow.side(asked_of(main.system, main, "Suggest the user's next words."), tools=main.tools)
+            flow.user(main)
+        elif event == 2:
+            flow.reply(main)
+            memory = Agent(systems[1], FEW_TOOLS, [*main.lines, Line("user", "Extract memories.")])
+            flow.act(memory, flow.random.randrange(3), **SIDE)
+            flow.reply(memory, **SIDE)
+            flow.user(main)
+        elif event == 3:
+            flow.side((Line("system", systems[2]), Line("user", f"Grade this: {transcript(main)}")), 2)
+        elif event == 4:
+            flow.call_tool(main)
+            subs = [flow.agent(name=f"subagent-{(number := number + 1)}") for _ in range(flow.random.randrange(1, 4))]
+            for sub in subs:
+                sub.lines = [Line("user", flow.words(8))]
+                flow.act(sub)
+            flow.give_result(main, "\n".join(flow.reply(sub) for sub in subs))
+        elif event == 5:
+            flow.act(main)
+            compaction.run(flow, main, number)
+    flow.work(main)
 
 
 def no_attempt_succeeds(flow: Workflow) -> None:
@@ -440,7 +522,7 @@ WORKFLOWS: dict[str, Callable[[Workflow], None]] = {
         routed, next_speaker, next_speaker_under_the_agents_system_text, title_first, title_with_tools,
         title_in_the_agents_frame, title_of_the_history_with_tools, suggestions, memory_agent, judge_beside_tools,
         subagents, subagents_that_answer_at_once, subagents_with_the_history, pipeline, pipeline_in_one_frame, verifier,
-        questions, plan_then_build, handoff, last_word_without_tools, no_attempt_succeeds, scratchpad, roles_in_turn,
+        questions, mixed, plan_then_build, handoff, last_word_without_tools, no_attempt_succeeds, scratchpad, roles_in_turn,
         two_conversations, one_edit_and_its_commit_message, edits_and_commit_messages,
         judge_beside_an_agent_without_tools,
     )
