@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from rolltap.reconstructor.forest import PrefixNode, TokenForest, common_prefix
 from rolltap.reconstructor.siblings import stands_in
 from rolltap.reconstructor.threads import Thread, Threads
 from rolltap.types import Finish
+
+PROMPT_END = 24
+"""The number of ids at the end of two prompts by which their last messages are compared."""
 
 
 def summaries_of(forest: TokenForest, threads: Threads) -> dict[str, PrefixNode]:
@@ -52,10 +57,20 @@ def _may_replace(node: PrefixNode, next_node: PrefixNode, retained: PrefixNode |
     quoted = node.id in next_node.call.shape.quotes
     if node.call.shape.ends == "tool" or not (quoted or node.call.shape.tools == 0):
         return False
+    earlier = threads.before.get(node.id)
+    if earlier is not None and _ends_alike(node, earlier):
+        return False
     if next_node.id not in threads.before or not next_node.call.shape.replies:
         return True
     pasted = retained is not None and not threads.by_call[node.id].toolsets
     return quoted and (pasted or threads.by_call[node.id] is threads.by_call[next_node.id])
+
+
+def _ends_alike(node: PrefixNode, earlier: PrefixNode) -> bool:
+    """Whether two prompts end with the same message: a reminder that follows each of the agent's tool results."""
+    if earlier.call.finish is not Finish.TOOL_CALLS or _frame(node) != _frame(earlier):
+        return False
+    return np.array_equal(node.call.prompt_ids[-PROMPT_END:], earlier.call.prompt_ids[-PROMPT_END:])
 
 
 def _retained_beside_a_summary(forest: TokenForest, next_node: PrefixNode, threads: Threads) -> PrefixNode | None:

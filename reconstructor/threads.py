@@ -106,8 +106,15 @@ def _earlier(forest: TokenForest, node: PrefixNode, depths: Mapping[str, int]) -
 
 
 def _is_given_as_reply(followed: PrefixNode, node: PrefixNode) -> bool:
-    """Whether a side call's reply stands in the agent's history as the agent's own: a summary, or a plan."""
-    return followed.id in node.call.shape.quotes and followed.call.shape.tools == 0 and bool(node.call.shape.tools)
+    """Whether a side call's reply stands in the agent's history as the agent's own: a summary, or a plan.
+
+    It was sampled without tools, and the agent's history is not the one that the side call got.
+    """
+    mine, theirs, recorded = node.call.shape, followed.call.shape, node.call.break_
+    if not mine.tools or theirs.tools != 0:
+        return False
+    is_other_history = not theirs.replies and recorded is not None and recorded.parent_id != followed.id
+    return followed.id in mine.quotes or (followed.parent is None and is_other_history)
 
 
 def _goes_on(recorded: Break, node: PrefixNode, named: PrefixNode, depth: int) -> bool:
