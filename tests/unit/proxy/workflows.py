@@ -402,7 +402,9 @@ COMPACTIONS = {
     for keeps in (False, True)
     for before, after, first in ((0, 0, False), (1, 0, False), (0, 1, False), (1, 1, False), (1, 0, True))
     if not (asks == "within" and first)
-} | {f"pasted, returned as a reply, {after} after": Compaction("pasted", after=after, as_reply=True) for after in (0, 1)}
+} | {
+    f"pasted, returned as a reply, {after} after": Compaction("pasted", after=after, as_reply=True) for after in (0, 1)
+}
 
 
 def compacted(flow: Workflow, how: Compaction, times: int) -> None:
