@@ -106,6 +106,31 @@ COMPRESSED = (
     RESULT,
 )
 STREAMED = {"stream": True}
+MAIN_TOOLS, MEMORY_TOOLS = ("bash", "edit", "task"), ("bash", "write")
+RESUMED_DONE = later(*DONE)
+MEMORY = (Line("system", "You keep the memory."), *later(*RESUMED_DONE[1:], Line("assistant", "Bye."), text="Extract."))
+
+
+def offering(tools: tuple[str, ...], *steps: Step) -> list[Step]:
+    return [replace(step, tools=tools) for step in steps]
+
+
+def failed(lines: tuple[Line, ...], question: str, reply: str) -> Step:
+    """An attempt at a summary after which the conversation goes on as if it had not been."""
+    return Step(later(*lines, text=question), reply, "auxiliary", "auxiliary")
+
+
+def compacted_by_paste(number: int) -> list[Step]:
+    """OpenCode's compaction: a request of its own, then a history that is as short each time, and two turns."""
+    summary, turn = f"Part {number}: {SUMMARY}", f"p{number}"
+    resumed = later(*RESUMED, Line("assistant", summary), text="Go on.")
+    called = Line("assistant", f"I go on: {turn}.", turn)
+    return [
+        Step(later(*PASTED, text=f"[User]: part {number}"), summary, "summary", "summary", tools=()),
+        kept_turn(resumed, turn),
+        Step((*resumed, called, Line("tool", "b", turn)), ANSWER),
+    ]
+
 
 RECORDINGS: dict[str, tuple[str, list[Step]]] = {
     "a plain run": ("openai_chat", TURNS),
@@ -155,6 +180,30 @@ RECORDINGS: dict[str, tuple[str, list[Step]]] = {
             summarised((*SECOND, Line("user", "In tags.")), f"<summary>{SUMMARY}</summary>"),
             Step(kept_beside(SUMMARY, "x"), ANSWER),
         ],
+    ),
+    "claude code, which uses the first of two summaries without tags": (
+        "anthropic",
+        [
+            Step(START, CALL),
+            kept_turn(SECOND, "x"),
+            summarised(SECOND, f"Without tags: {SUMMARY}"),
+            summarised((*SECOND, Line("user", "In tags.")), "What was done: files were listed, nothing more."),
+            Step(kept_beside(f"Without tags: {SUMMARY}", "x"), ANSWER),
+        ],
+    ),
+    "claude code, whose attempts at a summary call tools, so that it goes on without one": (
+        "anthropic",
+        [
+            Step(START, CALL),
+            kept_turn(SECOND, "x"),
+            failed(SECOND, "Summarise.", f"I look again.{CALL}"),
+            failed(SECOND, "Summarise, in tags.", f"And again.{CALL}"),
+            Step((*SECOND, Line("assistant", "I go on: x.", "x"), Line("tool", "b", "x")), ANSWER),
+        ],
+    ),
+    "claude code, run again to verify the answer": (
+        "anthropic",
+        [*TURNS, Step((SYSTEM, Line("user", f"Verify this: {ANSWER}")), CALL)],
     ),
     "claude code, two subagents at once": (
         "anthropic",
@@ -232,6 +281,34 @@ RECORDINGS: dict[str, tuple[str, list[Step]]] = {
             Step(AFTER_SUMMARY, CALL),
         ],
     ),
+    "qwen code, whose first summary, asked for in the conversation, had no snapshot": (
+        "openai_chat",
+        [
+            *TURNS,
+            summarised(DONE, "I would rather go on with the task than write a snapshot."),
+            Step((Line("system", "Summarise."), *later(*DONE[1:])), SUMMARY, "summary", "summary", tools=()),
+            Step(AFTER_SUMMARY, CALL),
+        ],
+    ),
+    "qwen code, whose last call is a summary": (
+        "openai_chat",
+        [*TURNS, side(Line("system", "Summarise."), *later(*DONE[1:]), reply=SUMMARY)],
+    ),
+    "qwen code, resumed, with a memory agent": (
+        "openai_chat",
+        [
+            *offering(MAIN_TOOLS, *TURNS, Step(RESUMED_DONE, "Bye.")),
+            *offering(
+                MEMORY_TOOLS,
+                Step(MEMORY, CALL, "auxiliary", "auxiliary"),
+                Step((*MEMORY, CALLED, RESULT), "Nothing.", "auxiliary", "auxiliary"),
+            ),
+        ],
+    ),
+    "opencode, compacted three times": (
+        "openai_chat",
+        [Step(START, CALL), *compacted_by_paste(1), *compacted_by_paste(2), *compacted_by_paste(3)],
+    ),
     "cline, with a subagent that no header names": (
         "openai_chat",
         [Step(START, CALL), *sub("subagent-1"), Step(SECOND, ANSWER)],
@@ -253,6 +330,13 @@ RECORDINGS: dict[str, tuple[str, list[Step]]] = {
             Step(START, ANSWER, tools=(), fields=STREAMED),
             Step(later(*START, Line("assistant", ANSWER)), "done", tools=(), fields=STREAMED),
             side(Line("system", "Write a commit message."), Line("user", "a diff"), reply="add a file"),
+        ],
+    ),
+    "aider, with one edit and its commit message": (
+        "openai_chat",
+        [
+            Step(START, ANSWER, tools=(), fields=STREAMED),
+            side(Line("system", "Write a commit message."), Line("user", f"USER: ASSISTANT: {ANSWER}"), reply="add"),
         ],
     ),
     "gptme, with a name from a smaller model": (

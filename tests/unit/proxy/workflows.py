@@ -106,10 +106,6 @@ def transcript(agent: Agent) -> str:
     return "\n".join(f"[{line.role}]: {line.text}" for line in agent.lines)
 
 
-def in_json(step: Step) -> Step:
-    return replace(step, fields={**step.fields, "response_format": {"type": "json_object"}})
-
-
 # Habits of harnesses, which change all requests of a workflow.
 
 
@@ -524,8 +520,8 @@ WORKFLOWS: dict[str, Callable[[Workflow], None]] = {
         routed, next_speaker, next_speaker_under_the_agents_system_text, title_first, title_with_tools,
         title_in_the_agents_frame, title_of_the_history_with_tools, suggestions, memory_agent, judge_beside_tools,
         subagents, subagents_that_answer_at_once, subagents_with_the_history, pipeline, pipeline_in_one_frame, verifier,
-        questions, mixed, plan_then_build, handoff, last_word_without_tools, no_attempt_succeeds, scratchpad, roles_in_turn,
-        two_conversations, one_edit_and_its_commit_message, edits_and_commit_messages,
+        questions, mixed, plan_then_build, handoff, last_word_without_tools, no_attempt_succeeds, scratchpad,
+        roles_in_turn, two_conversations, one_edit_and_its_commit_message, edits_and_commit_messages,
         judge_beside_an_agent_without_tools,
     )
 }  # fmt: skip
