@@ -112,17 +112,21 @@ def _agents(
     """
     conversations = _conversations(threads, compactions)
     conversations = [each for each in conversations if each[0].first.id not in asides]
-    main = next((each for each in conversations if each[0].toolsets), None) or next(iter(conversations), None)
+    if not conversations:
+        return {}
+    main = next((each for each in conversations if each[0].toolsets), conversations[0])
+    last = max((thread.calls[-1] for thread in main), key=lambda node: node.id)
     agents: dict[str, str] = {}
     count = 0
     for conversation in conversations:
         first = conversation[0]
-        if main is None or conversation is main or first.first.id < main[0].first.id or first.first.call.agent:
+        if conversation is main or first.first.id < main[0].first.id or first.first.call.agent:
             continue
         if bool(first.toolsets) != bool(main[0].toolsets):
             continue
         other_tools = bool(first.toolsets) and not first.toolsets & main[0].toolsets
-        if other_tools or _goes_on_after(main, first, threads):
+        waits = last.id > first.first.id and (last.id in threads.before or len(main) > 1)
+        if other_tools or waits:
             count += 1
             agents.update((node.id, SUBAGENT.format(count)) for thread in conversation for node in thread.calls)
     agents.update((call_id, SUBAGENT.format(count + 1 + number)) for call_id, number in forks.used.items())
@@ -147,9 +151,3 @@ def _conversations(threads: Threads, compactions: Mapping[str, PrefixNode]) -> l
         conversation.append(thread)
         heads[id(thread)] = conversation
     return list({id(each): each for each in heads.values()}.values())
-
-
-def _goes_on_after(main: list[Thread], thread: Thread, threads: Threads) -> bool:
-    """Whether the main conversation waits while `thread` begins, and continues later."""
-    last = max((each.calls[-1] for each in main), key=lambda node: node.id)
-    return last.id > thread.first.id and (last.id in threads.before or len(main) > 1)

@@ -37,14 +37,15 @@ def forks_of(forest: TokenForest, threads: Threads, summaries: Container[str]) -
     repeated = _repeated(forest)
     side: set[str] = set()
     used: dict[str, int] = {}
+    branches = 0
     for node in forest:
         if node.id in side or node.id in used:
             continue
         for fork, goes_on in _forks_at(node, threads, summaries, extents):
             extent = extents[fork.id]
             if node.call.finish is Finish.TOOL_CALLS and extent.latest in quoting:
-                number = len(set(used.values()))
-                used.update((each.id, number) for each in _branch(fork, threads))
+                used.update((each.id, branches) for each in _branch(fork, threads))
+                branches += 1
             elif fork.call.shape.toolset != node.call.shape.toolset:
                 if goes_on or _ends_apart(fork, node):
                     branch = {each.id: each.call.shape.toolset for each in _branch(fork, threads)}

@@ -7,6 +7,7 @@ whereas an answer follows the result of a tool.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -45,8 +46,14 @@ def compacted_thread(summary_id: str, next_node: PrefixNode, threads: Threads) -
         return thread
     if own.first.id < summary_id:
         return own
-    earlier = (each for each in reversed(threads.threads) if each.first.id < summary_id)
-    return next((each for each in earlier if each.has_frame_of(next_node)), None)
+    agent, alike = next_node.call.agent, None
+    for at in range(bisect_left(threads.threads, summary_id, key=lambda each: each.first.id) - 1, -1, -1):
+        each = threads.threads[at]
+        if each.first.call.agent == agent and each.has_frame_of(next_node):
+            if len(each.calls) > 1:
+                return each
+            alike = alike or each
+    return alike
 
 
 def _may_replace(node: PrefixNode, next_node: PrefixNode, retained: PrefixNode | None, threads: Threads) -> bool:
@@ -145,8 +152,8 @@ def _last_replaced(thread: Thread, summary: PrefixNode, next_node: PrefixNode, t
     the next call still has, or the last one that was continued."""
     node = threads.before.get(next_node.id)
     if node is None:
-        earlier = (node for node in reversed(thread.calls) if node.id < summary.id and node.id in threads.followers)
-        return next(earlier, None)
+        earlier = range(bisect_left(thread.calls, summary.id, key=lambda each: each.id) - 1, -1, -1)
+        return next((thread.calls[at] for at in earlier if thread.calls[at].id in threads.followers), None)
     for _ in range(threads.depths[next_node.id]):
         node = threads.before.get(node.id) if node is not None else None
     return node
