@@ -16,6 +16,8 @@ import numpy as np
 
 from rolltap.finding import Grade, SessionFinding
 from rolltap.log_check import UNCHECKED, LogCheck, LogVerdict
+from rolltap.reconstructor.kinds import KindRule
+from rolltap.reconstructor.rules import MaskReason
 from rolltap.types import (
     TOOLS_NOT_SHOWN,
     Break,
@@ -60,6 +62,9 @@ BREAKS: Mapping[BreakReason, tuple[str, str]] = {
     ),
     BreakReason.TEMPLATE_NOT_BRIDGEABLE: ("template_changed", "were rendered anew: the template writes another prompt"),
 }
+JUDGED = (KindRule.REPLACES_HISTORY, KindRule.FORK, KindRule.ASIDE)
+"""The rules that judge a call's kind by the whole session."""
+
 Test = Callable[[Call], bool]
 
 
@@ -77,6 +82,7 @@ def findings_of(
         *_outside(log_check, len(calls)),
         *_whole(replied, calls, trained=any(not each.mask for each in classifications)),
         *_endings(replied),
+        *_last_reply(calls, classifications),
         *_tokens(replied),
         *_ends_of(calls),
         *_requests(agents),
@@ -127,6 +133,15 @@ def _endings(replied: Sequence[Call]) -> Iterable[SessionFinding]:
     offered = [call for call in replied if call.shape.tools]
     if offered and not any(call.finish is Finish.TOOL_CALLS for call in offered):
         yield SessionFinding("no_tool_call", Grade.WARN, len(offered), "tools were offered, and none was called")
+
+
+def _last_reply(calls: Sequence[Call], classifications: Sequence[Classification]) -> Iterable[SessionFinding]:
+    """A last reply that was taken for a side call or a summary by what the session looks like: it may be an answer."""
+    pairs = zip(calls, classifications, strict=True)
+    last = next((judged for call, judged in reversed(list(pairs)) if call.outcome is Outcome.COMPLETED), None)
+    if last is not None and last.mask in (MaskReason.AUXILIARY, MaskReason.SUMMARY) and last.rule in JUDGED:
+        text = f"the session's last reply is masked as {last.mask}, by the rule {last.rule}"
+        yield SessionFinding("last_reply_masked", Grade.INFO, 1, text)
 
 
 def _tokens(replied: Sequence[Call]) -> Iterable[SessionFinding]:

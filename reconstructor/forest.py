@@ -45,6 +45,10 @@ class TokenForest:
     def get(self, call_id: str | None) -> PrefixNode | None:
         return self._by_id.get(call_id) if call_id is not None else None
 
+    def position(self, call_id: str) -> int:
+        """The place of a call in `nodes`."""
+        return bisect_left(self.nodes, call_id, key=_by_call_id)
+
     def add(self, call: Call) -> None:
         """Adds a call. Adding the same call again has no effect, except that its delivery may be known now.
 

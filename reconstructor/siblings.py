@@ -13,7 +13,7 @@ import numpy as np
 
 from rolltap.reconstructor.forest import PrefixNode, TokenForest
 from rolltap.reconstructor.rules import unusable
-from rolltap.types import BreakReason, Int32, Outcome
+from rolltap.types import BreakReason, Call, Int32, Outcome
 
 CONTINUED_IN_OTHER_TOKENS = frozenset(
     {BreakReason.THINKING_DROPPED, BreakReason.TEMPLATE_NOT_BRIDGEABLE, BreakReason.TOKENS_DIFFER}
@@ -22,6 +22,9 @@ CONTINUED_IN_OTHER_TOKENS = frozenset(
 
 WINDOW = 4
 """Number of consecutive tokens in a prompt that count as a piece of a reply."""
+
+REPLY_END, STANDS = 32, 0.5
+"""A later prompt contains a reply if it contains half of the reply's last tokens, of which this many are compared."""
 
 
 def abandoned_calls(forest: TokenForest) -> set[str]:
@@ -79,6 +82,11 @@ def _ranks_by_content(rivals: Sequence[PrefixNode], later: Sequence[PrefixNode])
         if shares[-1][0] > shares[-2][0]:
             ranks[shares[-1][1]] = max(_rank([node]), ranks.get(shares[-1][1], 0))
     return ranks
+
+
+def stands_in(prompt: Int32, call: Call) -> bool:
+    """Whether a later prompt contains a call's reply. Only its end is compared: its thinking may have been dropped."""
+    return len(call.output_ids) > 0 and quoted_share(prompt, call.output_ids[-REPLY_END:]) >= STANDS
 
 
 def quoted_share(prompt: Int32, output: Int32) -> float:

@@ -12,6 +12,7 @@ from rolltap.proxy.conversation.effort import asked_effort
 from rolltap.types import CallKind, CallShape
 
 DIGEST_BYTES = 8
+SYSTEM_ROLES = ("system", "developer")
 NOTHING_ASKED = ToolChoice(), None, "", None
 
 
@@ -36,6 +37,8 @@ def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) ->
         role=chat.model if chat.hints.kind == CallKind.MAIN else "",
         quotes=plan.quotes,
         fitted=plan.fitted,
+        follows=plan.follows if apart else "",
+        ends=next((message.role for message in reversed(chat.messages) if message.role not in SYSTEM_ROLES), ""),
     )
 
 

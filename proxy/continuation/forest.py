@@ -134,6 +134,7 @@ class Forest:
         self._prefixes: dict[bytes, CallNode] = {}
         self._answers: dict[bytes, dict[bytes, CallNode]] = {}  # by the digests of request and context
         self._loads = 0
+        self._replies: dict[bytes, CallNode] = {}  # by the reply's digest, and by digest and frame: the latest call
         self.size = 0
         self._outlined: deque[int] = deque()  # keys in `digests.outlines`, the latest first
 
@@ -256,6 +257,11 @@ class Forest:
         latest = max((node for node in by_handle if node.has_thoughts(thoughts)), key=_call_id, default=None)
         return (latest, False) if latest is not None else calls.latest(thoughts)
 
+    def sampled(self, reply: Message, policy: str, frame: bytes) -> CallNode | None:
+        """The latest completed call that sampled a request's assistant message, preferably in `frame`."""
+        digest, _ = self._digests.digests(reply, policy)
+        return self._replies.get(digest + frame) or self._replies.get(digest)
+
     def is_continued(self, node: CallNode) -> bool:
         """Whether a call in flight or completed has the node's request and reply as the beginning of its request."""
         return any(
@@ -299,7 +305,9 @@ class Forest:
         self._weigh(node)
         if node.continuable and reply is not None:
             # Not through the cache: clients resend a reply as an object of their own.
-            node.context_digest = extend_chain(node.request_digest(), message_digest(reply))
+            digest = message_digest(reply)
+            self._replies[digest] = self._replies[digest + node.frame] = node
+            node.context_digest = extend_chain(node.request_digest(), digest)
             self._contexts.setdefault(node.context_key, SameContextCalls()).add(node)
             self._answers.setdefault(node.request_digest(), {})[node.context_digest] = node
 

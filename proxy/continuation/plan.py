@@ -31,8 +31,15 @@ SUMMARY_MIN_CHARACTERS = 32
 SUMMARY_TAG = re.compile(r"<(?P<tag>summary|state_snapshot)>(?P<text>.*?)</(?P=tag)>", re.DOTALL)
 """Harnesses that ask for an analysis and a summary keep only the text in this tag."""
 
+USED_MIN_CHARACTERS = 8
+"""Minimum length of a reply that counts as used when it stands anywhere in the new messages after another call."""
+
 QUOTABLE_CALLS = 4
 """The number of a session's last calls that are searched for quotes: a summary is used at once."""
+
+USABLE_CALLS = 64
+"""The number of a session's last calls that are searched for replies that another conversation uses. A subagent's
+answer may wait for those of its neighbours."""
 
 PROMPT_TAIL = 256
 """Ids at the end of a parent's prompt that a renderer gets: enough for the generation prompt, which opens channels."""
@@ -53,6 +60,7 @@ class PromptPlan:
     lineage: Lineage
     items_shared: int
     quotes: tuple[str, ...] = ()  # ids of recent calls whose reply the request quotes
+    follows: str = ""  # id of the call whose reply is the last one in the request's history
     fitted: tuple[str, ...] = ()  # the rules that made the prompt's messages fit the template
     messages: tuple[Message, ...] = ()  # for an upstream that renders them: the request's, as turns
 
@@ -156,8 +164,9 @@ class ParentFinder:
         lineage = place.outline.lineage(duplicate.lineage.base, thinking=duplicate.lineage.thinking)
         break_ = replace(duplicate.break_, call_id=call_id) if duplicate.break_ is not None else None
         items, quotes = _shared_items(request, duplicate.parent), _quoted_replies(forest, request, place)
-        ids, shared = duplicate.prompt_ids, duplicate.shared
-        return PromptPlan(ids, duplicate.parent, shared, break_, lineage, items, quotes, duplicate.fitted)
+        follows = self._followed(forest, request, place)
+        ids, parent, shared = duplicate.prompt_ids, duplicate.parent, duplicate.shared
+        return PromptPlan(ids, parent, shared, break_, lineage, items, quotes, follows, duplicate.fitted)
 
     def _plan_for(
         self,
@@ -173,7 +182,7 @@ class ParentFinder:
         nearest = match.context or match.node or match.other_frame or self._last_named(forest, request)
         parent = nearest if nearest is not None and nearest.recorded else None
         shared = _common_prefix(prompt, parent)
-        quotes = _quoted_replies(forest, request, place)
+        quotes, follows = _quoted_replies(forest, request, place), self._followed(forest, request, place)
         if match.context is None:
             reason = BreakReason.COMPACTION if quotes else self._unmatched(forest, outline, match, nearest)
         elif reason is None and shared < match.context.context_length:
@@ -185,11 +194,19 @@ class ParentFinder:
                 reason, call_id, nearest.call_id if nearest else None, shared, outline.place_in_request(match.proven)
             )
         lineage = outline.lineage(match.covered if match.context is not None else 0)
-        return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent), quotes)
+        return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent), quotes, follows)
 
     def _last_named(self, forest: Forest, request: ChatRequest) -> CallNode | None:
         """The call of the request's last assistant message, by its handles. Used if no message matches the record."""
         return next((node for call_id in self.handles.last_named(request) if (node := forest.nodes.get(call_id))), None)
+
+    def _followed(self, forest: Forest, request: ChatRequest, place: RequestPlace) -> str:
+        """The id of the call whose reply is the request's last assistant message: by its handles, else by content."""
+        node = self._last_named(forest, request)
+        if node is None:
+            last = next((message for message in reversed(request.messages) if message.role == "assistant"), None)
+            node = forest.sampled(last, self.policy, place.outline.frame) if last is not None else None
+        return node.call_id if node is not None else ""
 
     def _unmatched(
         self, forest: Forest, outline: Outline, match: Match, nearest: CallNode | None
@@ -346,14 +363,15 @@ def weight(request: ChatRequest, first: int = 0) -> int:
 
 
 def _quoted_replies(forest: Forest, request: ChatRequest, place: RequestPlace) -> tuple[str, ...]:
-    """The recent calls whose reply is quoted in a request that continues no call, as after a compaction.
+    """The recent calls whose reply is quoted in a request.
 
-    A quote is in a message of another role. It may be in an assistant message too if the reply was sampled in another
-    frame, and no call in that frame has the beginning of this request.
+    A quote is in a message of another role. In a request that continues a call it is in a new message, as a subagent's
+    answer is. In a request that continues none, as after a compaction, it may be in an assistant message too if the
+    reply was sampled in another frame, and no call in that frame has the beginning of this request.
     """
     match, frame = place.match, place.outline.frame
     if match.context is not None:
-        return ()
+        return _used_replies(forest, match.context, request.messages[place.outline.lead + match.covered :])
     others = [message.text for message in request.messages if message.role != "assistant"]
     own = [message.text for message in request.messages if message.role == "assistant"]
     same_beginning = match.other_frame is not None and match.other_frame.frame != frame
@@ -368,6 +386,28 @@ def _quoted_replies(forest: Forest, request: ChatRequest, place: RequestPlace) -
         if any(len(passage) >= SUMMARY_MIN_CHARACTERS and passage in each for passage in passages for each in texts):
             quoted.append(node.call_id)
     return tuple(reversed(quoted))
+
+
+def _used_replies(forest: Forest, context: CallNode, new: Sequence[Message]) -> tuple[str, ...]:
+    """The recent calls that none continues, and whose reply stands in the `new` messages after `context`."""
+    recent = list(islice(reversed(forest.nodes.values()), USABLE_CALLS))
+    continued = {id(node.parent) for node in recent} | {id(context)}
+    ends = [node for node in reversed(recent) if id(node) not in continued and node.reply is not None]
+    return tuple(node.call_id for node in ends if any(_uses(message, node.reply) for message in new))
+
+
+def _uses(message: Message, reply: Message | None) -> bool:
+    """Whether a message of another role contains a reply's text: a short one between words or, in a tool's result, as a
+    line of its own."""
+    text = reply.text.strip() if reply is not None else ""
+    if not text or message.role == "assistant":
+        return False
+    if len(text) < USED_MIN_CHARACTERS:
+        return message.role == "tool" and text in map(str.strip, message.text.splitlines())
+    whole = message.text
+    if len(text) >= SUMMARY_MIN_CHARACTERS or text not in whole:
+        return text in whole
+    return re.search(rf"(?<!\w){re.escape(text)}(?!\w)", whole) is not None
 
 
 def _common_prefix(prompt: Int32, parent: CallNode | None) -> int:

@@ -175,6 +175,8 @@ class CallShape:
     role: str = ""  # the role that the session's owner gave the caller
     fitted: tuple[str, ...] = ()  # the rules that made the conversation fit the model's template
     quotes: tuple[str, ...] = ()  # recent calls whose reply stands in a message of this request that is not a reply
+    follows: str = ""  # the call whose reply is the last one in the request's history, if it continues none in tokens
+    ends: str = ""  # the role of the last message that is not a system's: "user", "tool", ...; "": not recorded
 
 
 TOOLS_NOT_SHOWN = "tools_not_shown"

@@ -43,9 +43,7 @@ class World:
     handles: Handles = field(default_factory=lambda: Handles(b"0123456789abcdef"))
 
     def __post_init__(self) -> None:
-        self.continuation = Continuation(
-            "policy", self.renderer, self.handles, self.history, fitting_of(self.renderer)
-        )
+        self.continuation = Continuation("policy", self.renderer, self.handles, self.history, fitting_of(self.renderer))
 
     @property
     def tokenizer(self) -> HubTokenizer:

@@ -18,11 +18,15 @@ ANSWER = "There is one file, and it holds a greeting."
 
 @dataclass(frozen=True)
 class Line:
-    """A message: of a `role`, with `text`; an assistant's with a tool call of the id `call`, a tool's for it."""
+    """A message: of a `role`, with `text`; an assistant's with a tool call of the id `call`, a tool's for it.
+
+    `command` is the tool call's argument.
+    """
 
     role: str
     text: str = ""
     call: str = ""
+    command: str = "ls"
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,31 @@ COMPRESSED = (
     RESULT,
 )
 STREAMED = {"stream": True}
+MAIN_TOOLS, MEMORY_TOOLS = ("bash", "edit", "task"), ("bash", "write")
+RESUMED_DONE = later(*DONE)
+MEMORY = (Line("system", "You keep the memory."), *later(*RESUMED_DONE[1:], Line("assistant", "Bye."), text="Extract."))
+
+
+def offering(tools: tuple[str, ...], *steps: Step) -> list[Step]:
+    return [replace(step, tools=tools) for step in steps]
+
+
+def failed(lines: tuple[Line, ...], question: str, reply: str) -> Step:
+    """An attempt at a summary after which the conversation goes on as if it had not been."""
+    return Step(later(*lines, text=question), reply, "auxiliary", "auxiliary")
+
+
+def compacted_by_paste(number: int) -> list[Step]:
+    """OpenCode's compaction: a request of its own, then a history that is as short each time, and two turns."""
+    summary, turn = f"Part {number}: {SUMMARY}", f"p{number}"
+    resumed = later(*RESUMED, Line("assistant", summary), text="Go on.")
+    called = Line("assistant", f"I go on: {turn}.", turn)
+    return [
+        Step(later(*PASTED, text=f"[User]: part {number}"), summary, "summary", "summary", tools=()),
+        kept_turn(resumed, turn),
+        Step((*resumed, called, Line("tool", "b", turn)), ANSWER),
+    ]
+
 
 RECORDINGS: dict[str, tuple[str, list[Step]]] = {
     "a plain run": ("openai_chat", TURNS),
@@ -151,6 +180,30 @@ RECORDINGS: dict[str, tuple[str, list[Step]]] = {
             summarised((*SECOND, Line("user", "In tags.")), f"<summary>{SUMMARY}</summary>"),
             Step(kept_beside(SUMMARY, "x"), ANSWER),
         ],
+    ),
+    "claude code, which uses the first of two summaries without tags": (
+        "anthropic",
+        [
+            Step(START, CALL),
+            kept_turn(SECOND, "x"),
+            summarised(SECOND, f"Without tags: {SUMMARY}"),
+            summarised((*SECOND, Line("user", "In tags.")), "What was done: files were listed, nothing more."),
+            Step(kept_beside(f"Without tags: {SUMMARY}", "x"), ANSWER),
+        ],
+    ),
+    "claude code, whose attempts at a summary call tools, so that it goes on without one": (
+        "anthropic",
+        [
+            Step(START, CALL),
+            kept_turn(SECOND, "x"),
+            failed(SECOND, "Summarise.", f"I look again.{CALL}"),
+            failed(SECOND, "Summarise, in tags.", f"And again.{CALL}"),
+            Step((*SECOND, Line("assistant", "I go on: x.", "x"), Line("tool", "b", "x")), ANSWER),
+        ],
+    ),
+    "claude code, run again to verify the answer": (
+        "anthropic",
+        [*TURNS, Step((SYSTEM, Line("user", f"Verify this: {ANSWER}")), CALL)],
     ),
     "claude code, two subagents at once": (
         "anthropic",
@@ -228,6 +281,34 @@ RECORDINGS: dict[str, tuple[str, list[Step]]] = {
             Step(AFTER_SUMMARY, CALL),
         ],
     ),
+    "qwen code, whose first summary, asked for in the conversation, had no snapshot": (
+        "openai_chat",
+        [
+            *TURNS,
+            summarised(DONE, "I would rather go on with the task than write a snapshot."),
+            Step((Line("system", "Summarise."), *later(*DONE[1:])), SUMMARY, "summary", "summary", tools=()),
+            Step(AFTER_SUMMARY, CALL),
+        ],
+    ),
+    "qwen code, whose last call is a summary": (
+        "openai_chat",
+        [*TURNS, side(Line("system", "Summarise."), *later(*DONE[1:]), reply=SUMMARY)],
+    ),
+    "qwen code, resumed, with a memory agent": (
+        "openai_chat",
+        [
+            *offering(MAIN_TOOLS, *TURNS, Step(RESUMED_DONE, "Bye.")),
+            *offering(
+                MEMORY_TOOLS,
+                Step(MEMORY, CALL, "auxiliary", "auxiliary"),
+                Step((*MEMORY, CALLED, RESULT), "Nothing.", "auxiliary", "auxiliary"),
+            ),
+        ],
+    ),
+    "opencode, compacted three times": (
+        "openai_chat",
+        [Step(START, CALL), *compacted_by_paste(1), *compacted_by_paste(2), *compacted_by_paste(3)],
+    ),
     "cline, with a subagent that no header names": (
         "openai_chat",
         [Step(START, CALL), *sub("subagent-1"), Step(SECOND, ANSWER)],
@@ -249,6 +330,13 @@ RECORDINGS: dict[str, tuple[str, list[Step]]] = {
             Step(START, ANSWER, tools=(), fields=STREAMED),
             Step(later(*START, Line("assistant", ANSWER)), "done", tools=(), fields=STREAMED),
             side(Line("system", "Write a commit message."), Line("user", "a diff"), reply="add a file"),
+        ],
+    ),
+    "aider, with one edit and its commit message": (
+        "openai_chat",
+        [
+            Step(START, ANSWER, tools=(), fields=STREAMED),
+            side(Line("system", "Write a commit message."), Line("user", f"USER: ASSISTANT: {ANSWER}"), reply="add"),
         ],
     ),
     "gptme, with a name from a smaller model": (
@@ -278,7 +366,7 @@ def chat(step: Step) -> Any:
     for line in step.lines:
         message: dict[str, Any] = {"role": line.role, "content": line.text}
         if line.role == "assistant" and line.call:
-            function = {"name": "bash", "arguments": '{"command":"ls"}'}
+            function = {"name": "bash", "arguments": json.dumps({"command": line.command})}
             message["tool_calls"] = [{"id": line.call, "type": "function", "function": function}]
         messages.append(message | ({"tool_call_id": line.call} if line.role == "tool" else {}))
     tools = [{"type": "function", "function": tool} for tool in _tools(step, "parameters")]
@@ -291,8 +379,10 @@ def responses(step: Step) -> Any:
         if line.role == "tool":
             items.append({"type": "function_call_output", "call_id": line.call, "output": line.text})
         elif line.call:
-            call = {"type": "function_call", "call_id": line.call, "name": "bash", "arguments": '{"command": "ls"}'}
-            items.append(call)
+            if line.text:
+                items.append({"type": "message", "role": line.role, "content": line.text})
+            call = {"type": "function_call", "call_id": line.call, "name": "bash"}
+            items.append(call | {"arguments": json.dumps({"command": line.command})})
         else:
             items.append({"type": "message", "role": line.role, "content": line.text})
     tools = [{"type": "function", **tool} for tool in _tools(step, "parameters")]
@@ -306,7 +396,7 @@ def messages(step: Step) -> Any:
             block = {"type": "tool_result", "tool_use_id": line.call, "content": line.text}
             out.append({"role": "user", "content": [block]})
         elif line.call:
-            use = {"type": "tool_use", "id": line.call, "name": "bash", "input": {"command": "ls"}}
+            use = {"type": "tool_use", "id": line.call, "name": "bash", "input": {"command": line.command}}
             text = [{"type": "text", "text": line.text}] if line.text else []
             out.append({"role": "assistant", "content": [*text, use]})
         else:
@@ -323,7 +413,7 @@ def contents(step: Step) -> Any:
         if line.role == "tool":
             part = {"functionResponse": {"name": "bash", "response": {"output": line.text}}}
         elif line.call:
-            part = {"functionCall": {"name": "bash", "args": {"command": "ls"}}}
+            part = {"functionCall": {"name": "bash", "args": {"command": line.command}}}
         out.append({"role": "model" if line.role == "assistant" else "user", "parts": [*text, part]})
     body = {"systemInstruction": {"parts": [{"text": step.lines[0].text}]}, "contents": out}
     tools = [{"functionDeclarations": _tools(step, "parametersJsonSchema")}]
