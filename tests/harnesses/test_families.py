@@ -109,11 +109,12 @@ async def real_cell(house: FamilyHouse, plan: Planned, installation: Installatio
                 break
         made = {path: (workspace.folder / path).exists() for path in MAKES}
     proof = await house.proof(session.session_id)
-    known, _ = KNOWN_BREAKS.get((plan.harness, "resume"), ({}, ""))
-    failures = list(proof_failures(proof, ALLOWED_BREAKS | known.keys()))
     calls = family.tools and family.reads
-    needs_calls = bool(tools.finish)  # it asks again and again when the model just answers
-    if exits[-1].ending is not Ending.DONE and (calls or not needs_calls):
+    insists = bool(tools.finish) and not calls  # on calls: it asks again and again, without the replies that have none
+    known, _ = KNOWN_BREAKS.get((plan.harness, "resume"), ({}, ""))
+    allowed = ALLOWED_BREAKS | known.keys() | ({"history_edited"} if insists else set())
+    failures = list(proof_failures(proof, allowed))
+    if exits[-1].ending is not Ending.DONE and not insists:
         last = exits[-1]
         failures.append(f"prompt {len(exits)} ended as {last.ending} after {proof.calls} calls: {last.output[-300:]}")
     if calls and not all(made.values()):
