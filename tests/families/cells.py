@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from rolltap.engine.scripted import ScriptedEngine
+from rolltap.engine.scripted import Entry, ScriptedEngine
+from rolltap.harnesses.client import OpenedSession
+from rolltap.settings import load_settings
 
-from ..harnesses.house import POLICY, House, opened
+from ..harnesses.house import POLICY, House, served
 from .families import HARMONY, Family
 from .playing import play
 from .proof import SessionProof, prove
@@ -19,8 +22,8 @@ from .script import FAILING, FIRST, GOODBYE, LISTING, SECOND, FamilyModel
 from .vocabularies import model_folder
 from .writing import FamilyReplyWriter
 
-NO_THINKING = "no-thinking"
-"""The policy of the same model that is pinned not to think."""
+NO_THINKING = "-no-thinking"
+"""Stands behind the name of the policy that is pinned not to think."""
 
 ALLOWED_BREAKS = frozenset({"thinking_dropped", "template_not_bridgeable", "compaction"})
 """A template may drop old thinking, or render new messages by what stood before them; a summary replaces a history."""
@@ -28,40 +31,63 @@ ALLOWED_BREAKS = frozenset({"thinking_dropped", "template_not_bridgeable", "comp
 
 @dataclass
 class FamilyHouse:
-    """A proxy with one family's model, and the scripted model behind it."""
+    """A proxy that serves one family's model as a policy, and as another one that is pinned not to think; the scripted
+    engine behind it, and what that says."""
 
     family: Family
     home: House
+    engine: ScriptedEngine
     model: FamilyModel
+    policy: str
+
+    async def open(self, *, thinking: bool) -> OpenedSession:
+        return await self.home.open(self.policy if thinking else self.policy + NO_THINKING)
 
     async def proof(self, session_id: str) -> SessionProof:
         """Of a session that has ended."""
         await self.home.client.close_session(session_id)
         rows = await self.home.app.services.call_log.rows(session_id)
         trajectory = await self.home.reader.trajectory(session_id)
-        journal = [entry for entry in self.home.engine.journal.entries if entry.session == session_id]
-        return prove(rows, trajectory, journal, self.home.engine.model.writer.tokenizer.decode)
+        return prove(rows, trajectory, self.asked(session_id), self.engine.model.writer.tokenizer.decode)
+
+    def asked(self, session_id: str) -> list[Entry]:
+        """What the engine was asked in a session."""
+        return [entry for entry in self.engine.journal.entries if entry.session == session_id]
 
     def last_prompt(self, session_id: str) -> str:
         """The text of the last prompt that the engine saw of a session."""
-        ids = next(
-            entry.prompt_ids for entry in reversed(self.home.engine.journal.entries) if entry.session == session_id
-        )
-        return self.home.engine.model.writer.tokenizer.decode(ids)
+        return self.engine.model.writer.tokenizer.decode(self.asked(session_id)[-1].prompt_ids)
+
+
+@asynccontextmanager
+async def family_houses(
+    families: Mapping[str, Family], folder: Path, vocabulary: str = ""
+) -> AsyncIterator[dict[str, FamilyHouse]]:
+    """One proxy for families by the names of their policies, with its data in `folder`.
+
+    `vocabulary` is as in `model_folder`. The name of the policy is what harnesses are told as the model's.
+    """
+    engines: dict[str, ScriptedEngine] = {}
+    models = {name: FamilyModel(family) for name, family in families.items()}
+    policies: dict[str, Any] = {}
+    async with AsyncExitStack() as stack:
+        for name, family in families.items():
+            weights = model_folder(family, "" if family.markup is HARMONY and family.renderer else vocabulary)
+            engine = ScriptedEngine(models[name], weights, family=FamilyReplyWriter(family, weights))
+            engines[name] = await stack.enter_async_context(engine)
+            policy = {"engine": name, "model": "scripted", "tokenizer": str(weights), "family": family.renderer}
+            policies |= {name: policy, name + NO_THINKING: {**policy, "pin": {"thinking": False}}}
+        urls = {name: {"url": engine.url} for name, engine in engines.items()}
+        settings = load_settings(None, data=folder / "data", engines=urls, policies=policies)
+        home = await stack.enter_async_context(served(next(iter(engines.values())), settings))
+        yield {name: FamilyHouse(family, home, engines[name], models[name], name) for name, family in families.items()}
 
 
 @asynccontextmanager
 async def family_house(family: Family, folder: Path, vocabulary: str = "") -> AsyncIterator[FamilyHouse]:
-    """The proxy, with its data in `folder`. `vocabulary` is as in `model_folder`."""
-    weights = model_folder(family, "" if family.markup is HARMONY and family.renderer else vocabulary)
-    model = FamilyModel(family)
-    engine = ScriptedEngine(model, weights, family=FamilyReplyWriter(family, weights))
-    variants = {NO_THINKING: {"pin": {"thinking": False}}}
-    async with (
-        engine,
-        opened(engine, folder, variants=variants, tokenizer=str(weights), family=family.renderer) as home,
-    ):
-        yield FamilyHouse(family, home, model)
+    """The proxy for one family, under a name that no harness knows."""
+    async with family_houses({POLICY: family}, folder, vocabulary) as houses:
+        yield houses[POLICY]
 
 
 @dataclass(frozen=True)
@@ -92,7 +118,7 @@ class FamilyCell:
 async def recorded_cell(house: FamilyHouse, name: str, *, thinking: bool = True, compacts: bool = False) -> FamilyCell:
     """The cell of a recorded shape."""
     kind, family = RECORDED[name], house.family
-    session = await house.home.open(POLICY if thinking else NO_THINKING)
+    session = await house.open(thinking=thinking)
     finish = kind.finish if family.tools else ""
     house.model.add(session.session_id, kind.use, finish=finish, summary=SUMMARIZE if compacts else "")
     began = time.monotonic()

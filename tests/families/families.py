@@ -44,10 +44,10 @@ class Family:
     """One column of the matrix.
 
     `renderer` is a name of the `renderers` package; without it, `template` names the chat template's file without its
-    suffix. `vocabulary` is a key of `vocabularies.SOURCES`. `tools` False: the format has no tool calls, so the model
-    answers in text. `reads` False: the proxy knows no reader for the calls of this template, so that they reach the
-    harness as text. `parallel` False: the format holds one call a turn. `like` names the family whose cells with real
-    harnesses stand for this one's, too, for templates that differ from it in little.
+    suffix. `vocabulary` is a key of `vocabularies.OWN_VOCABULARIES`. `tools` False: the format has no tool calls, so
+    the model answers in text. `reads` False: the proxy knows no reader for the calls of this template, so that they
+    reach the harness as text. `parallel` False: the format holds one call a turn. `like` names the family whose cells
+    with real harnesses stand for this one's, too, for templates that differ from it in little.
     """
 
     name: str

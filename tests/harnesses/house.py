@@ -30,7 +30,6 @@ from rolltap.settings import Settings, load_settings
 
 POLICY = "tiny"
 FIRST_FILES = {"a.txt": "x\n"}
-NO_VARIANTS: Mapping[str, Mapping[str, Any]] = {}
 
 
 @dataclass
@@ -102,9 +101,9 @@ async def house(
 
     `context` is the engine's longest sequence in tokens; 0: one that no test fills.
     """
-    served = ServedModel(context=context) if context else SCRIPTED
+    model = ServedModel(context=context) if context else SCRIPTED
     async with (
-        ScriptedEngine(script, policy.get("tokenizer", FOLDER), served=served) as engine,
+        ScriptedEngine(script, policy.get("tokenizer", FOLDER), served=model) as engine,
         opened(engine, folder, limits=limits, **policy) as home,
     ):
         yield home
@@ -115,7 +114,14 @@ async def opened(
     engine: ScriptedEngine, folder: Path, *, port: int = 0, limits: Mapping[str, Any] | None = None, **policy: Any
 ) -> AsyncIterator[House]:
     """The proxy on what `folder` holds already, its agent plane on `port`."""
-    settings = load_settings(None, **house_settings(folder, engine.url, **policy), limits=limits or {})
+    values = house_settings(folder, engine.url, **policy)
+    async with served(engine, load_settings(None, **values, limits=limits or {}), port) as home:
+        yield home
+
+
+@asynccontextmanager
+async def served(engine: ScriptedEngine, settings: Settings, port: int = 0) -> AsyncIterator[House]:
+    """The proxy with these settings, which name `engine`, its agent plane on `port`."""
     async with (
         Rolltap.running(settings) as app,
         serving(app, settings, port) as urls,
@@ -124,21 +130,18 @@ async def opened(
         folders = {name: policy.tokenizer for name, policy in settings.policies.items()}
         reader = reader_on(app.services.call_log, vocabulary=Vocabularies(folders).of_policy)
         try:
-            yield House(app, urls, engine, client, folder / "workspaces", reader)
+            yield House(app, urls, engine, client, settings.data / "workspaces", reader)
         finally:
             await reader.close()
 
 
-def house_settings(
-    folder: Path, engine_url: str, *, variants: Mapping[str, Mapping[str, Any]] = NO_VARIANTS, **policy: Any
-) -> Mapping[str, Any]:
-    """`variants` are further policies of the same model, by name, with what differs in their settings."""
+def house_settings(folder: Path, engine_url: str, **policy: Any) -> Mapping[str, Any]:
     model = {"engine": "main", "model": "scripted", "tokenizer": FOLDER, "family": "qwen3", **policy}
     model["tokenizer"] = str(model["tokenizer"])
     return {
         "data": folder / "data",
         "engines": {"main": {"url": engine_url}},
-        "policies": {POLICY: model, **{name: {**model, **more} for name, more in variants.items()}},
+        "policies": {POLICY: model},
     }
 
 
