@@ -85,7 +85,7 @@ CORE: tuple[Command | Tests, ...] = (
         prepare=SERVERS,
         hang_s=500,
     ),
-    Command("lint", ("make", "lint")),
+    Command("types", ("make", "types")),
     Command("docs", ("make", "docs")),
     Command("audit", ("make", "audit")),
     Command("demo", ("make", "demo")),

@@ -65,6 +65,17 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+COLLECTED = pytest.StashKey[set[tuple[str, frozenset[str]]]]()
+"""Of every case that was collected, chosen by `-m` or not: its file and its marks."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """After the folders' own conftests have set their marks, and before `-m` takes its choice."""
+    config.stash[COLLECTED] = {
+        (item.nodeid.partition("::")[0], frozenset(mark.name for mark in item.iter_markers())) for item in items
+    }
+
+
 CELL = "cell"
 """The property of a test that holds its cell of the harness matrix."""
 
