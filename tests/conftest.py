@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import gc
+import inspect
 import itertools
 import logging
 import os
@@ -30,6 +31,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from .durations import Durations
+from .forked_readers import forked_readers
 
 ROOT = Path(__file__).parents[1]
 
@@ -70,7 +72,15 @@ COLLECTED = pytest.StashKey[set[tuple[str, frozenset[str]]]]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """After the folders' own conftests have set their marks, and before `-m` takes its choice."""
+    """After the folders' own conftests have set their marks, and before `-m` takes its choice.
+
+    An async test that uses a fixture of the module's event loop runs in that loop.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):
+            fixtures = [fixture for found in item._fixtureinfo.name2fixturedefs.values() for fixture in found]
+            if any(getattr(fixture.func, "_loop_scope", None) == "module" for fixture in fixtures):
+                item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
     config.stash[COLLECTED] = {
         (item.nodeid.partition("::")[0], frozenset(mark.name for mark in item.iter_markers())) for item in items
     }
@@ -307,6 +317,20 @@ class RedisServer:
     def remove(self) -> None:
         self.kill()
         shutil.rmtree(self.folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_readers() -> Iterator[None]:
+    with forked_readers():
+        yield
+
+
+@pytest.fixture
+def started_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading processes start as users' do."""
+    from rolltap.proxy.reading_process import spawn
+
+    monkeypatch.setattr(spawn, "subprocess", subprocess)
 
 
 @pytest.fixture(autouse=True)

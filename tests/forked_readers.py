@@ -1,8 +1,8 @@
 """Reading processes that are forked from one which has imported everything: 0.1 instead of 1.1 CPU seconds each.
 
-Within `forked_readers()`, a server in this process starts its reading process so. What runs in it, its socket, its
-settings and its end are the real ones. A server that is a process of its own, and the tests of the reading process
-itself, start it as users do.
+Within `forked_readers()`, as all tests are, a server in this process starts its reading process so. What runs in it,
+its socket, its settings and its end are the real ones. A server that is a process of its own starts it as users do; so
+do tests with the fixture `started_reader`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ class ForkServer:
 class ForkedReader:
     """What `Subprocess` uses of a `Popen`."""
 
-    def __init__(self, server: ForkServer, command: Sequence[str], pass_fds: Sequence[int]) -> None:
-        assert command[1:3] == ("-m", READER), command
-        assert command[3] == str(pass_fds[0])
+    def __init__(self, server: ForkServer, pass_fds: Sequence[int]) -> None:
         stdin, writable = os.pipe2(os.O_CLOEXEC)
         self._ended, theirs = os.pipe2(os.O_CLOEXEC)
         try:
@@ -90,8 +88,10 @@ def fork_server() -> ForkServer:
 def forked_readers() -> Iterator[None]:
     from rolltap.proxy.reading_process import spawn
 
-    def popen(command: Sequence[str], *, pass_fds: Sequence[int], **_: Any) -> ForkedReader:
-        return ForkedReader(fork_server(), command, pass_fds)
+    def popen(command: Sequence[str], *, pass_fds: Sequence[int], **more: Any) -> Any:
+        if tuple(command[1:3]) != ("-m", READER):
+            return subprocess.Popen(command, pass_fds=pass_fds, **more)
+        return ForkedReader(fork_server(), pass_fds)
 
     before = spawn.subprocess
     spawn.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]

@@ -27,8 +27,6 @@ from rolltap.proxy.server import bind, serve
 from rolltap.reading import RecordReader, reader_on
 from rolltap.settings import Settings, load_settings
 
-from ..forked_readers import forked_readers
-
 POLICY = "tiny"
 FIRST_FILES = {"a.txt": "x\n"}
 
@@ -117,8 +115,7 @@ async def opened(
         folders = {name: policy.tokenizer for name, policy in settings.policies.items()}
         reader = reader_on(app.services.call_log, vocabulary=Vocabularies(folders).of_policy)
         try:
-            with forked_readers():
-                yield House(app, urls, engine, client, folder / "workspaces", reader)
+            yield House(app, urls, engine, client, folder / "workspaces", reader)
         finally:
             await reader.close()
 

@@ -45,6 +45,7 @@ def child_of(reading: ReadingProcess) -> Subprocess:
     return reading._child
 
 
+@pytest.mark.usefixtures("started_reader")
 async def test_it_starts_with_the_first_question_and_keeps_to_the_arguments_types(app: Rolltap) -> None:
     session, _ = await app.services.sessions.open()
     assert app.reading._child is None
