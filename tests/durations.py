@@ -96,7 +96,8 @@ class Durations:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         if report.when == "teardown":
-            cpu = cpu_seconds() - self._started[0] - self._shared[0]
+            # Below 0: a program that ended took the seconds of its children along.
+            cpu = max(0.0, cpu_seconds() - self._started[0] - self._shared[0])
             report.user_properties.append((COST, (round(cpu, 2), round(time.monotonic() - self._started[1], 2))))
             docstring = getattr(getattr(item, "function", None), "__doc__", None) or ""
             if cpu > LIMIT_S and REASON not in docstring and report.passed:
