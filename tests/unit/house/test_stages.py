@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import subprocess
+import sys
 import tomllib
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +116,75 @@ code, cpu_s = stages["run_command"]({command!r})
 assert code == 3 and cpu_s >= 0.3, (code, cpu_s)
 """
     subprocess.run(["python3", "-c", script], check=True, timeout=60)
+
+
+PROJECT = {
+    "conftest.py": f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.durations import Durations
+
+def pytest_configure(config):
+    config.pluginmanager.register(Durations(config))
+""",
+    "tests/test_them.py": """
+import pathlib, time
+
+SEEN = pathlib.Path(__file__).with_name("seen")
+
+def test_passes():
+    pass
+
+def test_passes_the_second_time():
+    seen = SEEN.exists()
+    SEEN.touch()
+    print("what it printed")
+    assert seen
+
+def test_fails():
+    assert False
+
+def test_is_dear():
+    end = time.process_time() + 0.4
+    while time.process_time() < end:
+        pass
+
+def test_is_dear_for_a_reason():
+    \"\"\"It takes half of the CPU seconds that a case may.\"\"\"
+    test_is_dear()
+""",
+}
+RUN = f"""
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("stages", {str(ROOT / "scripts" / "stages.py")!r})
+stages = importlib.util.module_from_spec(spec)
+sys.modules["stages"] = stages
+spec.loader.exec_module(stages)
+import pathlib
+stages.ROOT = pathlib.Path.cwd()
+stages.REPORTS = stages.ROOT / "reports"
+stages.FLAKES = stages.REPORTS / "flakes.jsonl"
+outcome = stages.with_second_try(stages.Tests("some", "not none"))
+print(json.dumps([outcome.code, outcome.counts, sorted(outcome.failures), [row["case"] for row in outcome.slowest]]))
+"""
+
+
+def test_what_passes_alone_is_recorded_as_a_flake_and_what_is_dear_needs_a_reason(tmp_path: Path) -> None:
+    for name, text in PROJECT.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    environment = {**os.environ, "ROLLTAP_CASE_LIMIT_S": "0.2"}
+    command = [sys.executable, "-c", RUN]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    code, counts, failures, slowest = json.loads(done.stdout.splitlines()[-1])
+    tests = "tests/test_them.py::test_"
+    assert (code, counts["passed"], counts["failed"]) == (1, 4, 2), (
+        "a case whose end fails has passed, too, as pytest counts"
+    )
+    assert failures == [f"{tests}fails", f"{tests}is_dear"]
+    assert set(slowest[:2]) == {f"{tests}is_dear", f"{tests}is_dear_for_a_reason"}
+    assert f"FLAKY {tests}passes_the_second_time" in done.stdout
+    assert "its docstring has to say why" in done.stdout
+    (flake,) = [json.loads(line) for line in (tmp_path / "reports" / "flakes.jsonl").read_text().splitlines()]
+    assert (flake["case"], flake["stage"]) == (f"{tests}passes_the_second_time", "some")
+    assert "what it printed" in flake["output"]
