@@ -309,7 +309,7 @@ def note_passed(stage: Tests, outcome: Outcome) -> None:
     PASSED.write_text(json.dumps(dict(sorted(passed.items())), indent=1) + "\n", encoding="utf-8")
 
 
-def in_turn(passed: Mapping[str, Mapping[str, Any]], content: Callable[[Tests], str] = content_of) -> list[Tests]:
+def in_turn(passed: Mapping[str, Mapping[str, Any]], content: Callable[[Tests], str]) -> list[Tests]:
     """The long stages: those whose files changed since they passed, then the others; of each, who waited longest."""
 
     def place(stage: Tests) -> tuple[bool, str]:
@@ -358,7 +358,7 @@ def run_tier(*, limited: bool) -> int:
     for stage in CORE:
         take(stage)
     if not any(outcome.code for outcome in outcomes.values()):
-        for stage in in_turn(passed) if limited else LONG:
+        for stage in in_turn(passed, content_of) if limited else LONG:
             reason = left_out(stage, time.monotonic() - began, passed, limited)
             if reason:
                 absent[stage.name] = reason

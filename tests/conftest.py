@@ -100,7 +100,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for name, value in getattr(report, "user_properties", [])
         if name == CELL and report.when == "call"
     ]
-    whole = "sample" not in config.getoption("markexpr")  # a sample is no report
+    whole = "sample" not in (config.getoption("markexpr") or "")  # a sample is no report
     if results and whole and not hasattr(config, "workerinput"):
         from .harnesses.matrix import write_report
 

@@ -154,7 +154,7 @@ def test_is_dear_for_a_reason():
     test_is_dear()
 """,
 }
-RUN = f"""
+LOAD = f"""
 import importlib.util, json, sys
 spec = importlib.util.spec_from_file_location("stages", {str(ROOT / "scripts" / "stages.py")!r})
 stages = importlib.util.module_from_spec(spec)
@@ -163,7 +163,10 @@ spec.loader.exec_module(stages)
 import pathlib
 stages.ROOT = pathlib.Path.cwd()
 stages.REPORTS = stages.ROOT / "reports"
-stages.FLAKES = stages.REPORTS / "flakes.jsonl"
+stages.FLAKES, stages.DURATIONS = stages.REPORTS / "flakes.jsonl", stages.REPORTS / "durations.json"
+stages.PASSED = stages.ROOT / "passed.json"
+"""
+ALONE = """
 outcome = stages.with_second_try(stages.Tests("some", "not none"))
 print(json.dumps([outcome.code, outcome.counts, sorted(outcome.failures), [row["case"] for row in outcome.slowest]]))
 """
@@ -174,7 +177,7 @@ def test_what_passes_alone_is_recorded_as_a_flake_and_what_is_dear_needs_a_reaso
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     environment = {**os.environ, "ROLLTAP_CASE_LIMIT_S": "0.2"}
-    command = [sys.executable, "-c", RUN]
+    command = [sys.executable, "-c", LOAD + ALONE]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     code, counts, failures, slowest = json.loads(done.stdout.splitlines()[-1])
     tests = "tests/test_them.py::test_"
@@ -188,3 +191,36 @@ def test_what_passes_alone_is_recorded_as_a_flake_and_what_is_dear_needs_a_reaso
     (flake,) = [json.loads(line) for line in (tmp_path / "reports" / "flakes.jsonl").read_text().splitlines()]
     assert (flake["case"], flake["stage"]) == (f"{tests}passes_the_second_time", "some")
     assert "what it printed" in flake["output"]
+
+
+TIER = """
+stages.PASSED.write_text("{}")
+stages.RESOURCES = {"the moon": lambda: False}
+passes = "tests/test_them.py::test_passes"
+stages.CORE = (stages.Command("first", ("true",)), stages.Tests("second", "not none", paths=(passes,)))
+stages.LONG = (
+    stages.Tests("third", "not none", paths=(passes,), folders=("tests",)),
+    stages.Tests("fourth", "not none", needs=("the moon",), folders=("tests",)),
+)
+stages.content_of = lambda stage: "content"
+for limited in (True, False):
+    code = stages.run_tier(limited=limited)
+    print(code, sorted(json.loads(stages.PASSED.read_text())))
+"""
+
+
+def test_a_tier_ends_with_one_summary_names_what_did_not_run_and_only_a_person_notes_what_passed(
+    tmp_path: Path,
+) -> None:
+    for name, text in PROJECT.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    command = [sys.executable, "-c", LOAD + TIER]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    lines = [line for line in done.stdout.splitlines() if line]
+    last = [number for number, line in enumerate(lines) if line in ("0 []", "0 ['third']")]
+    assert len(last) == 2, done.stdout
+    for number in last:
+        assert re.fullmatch(r"2 passed in [\d.]+s \(0:00:\d\d\)", lines[number - 1])
+    assert lines.count("| fourth | not run: needs the moon, which can't be reached | | |") == 2
+    assert {"first", "second", "third"} <= set(json.loads((tmp_path / "reports" / "durations.json").read_text()))
