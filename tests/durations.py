@@ -63,6 +63,8 @@ class Durations:
     costs: dict[str, tuple[float, float]] = field(default_factory=dict)
     """CPU seconds and seconds, of cases and of shared fixtures."""
     failures: dict[str, str] = field(default_factory=dict)
+    report: str | None = field(default_factory=lambda: os.environ.pop(REPORT, None))
+    """Not for the pytest that a test starts."""
     _started: tuple[float, float] = (0.0, 0.0)
     _shared: list[float] = field(default_factory=lambda: [0.0])
     """The CPU seconds of shared fixtures: within the case, and within each fixture that is being made."""
@@ -133,8 +135,7 @@ class Durations:
             self._add(name, *cost)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        path = os.environ.get(REPORT)
-        if path is None or hasattr(self.config, "workerinput"):
+        if self.report is None:
             return
         slowest = sorted(self.costs, key=lambda name: self.costs[name], reverse=True)[:SHOWN]
         rows = [
@@ -147,4 +148,4 @@ class Durations:
             terminalreporter.line(f"{row['cpu_s']:8.2f}  {row['case']}")
         counts = Counter({name: len(terminalreporter.stats.get(name, ())) for name in COUNTED})
         result = {"counts": counts, "failures": self.failures, "slowest": rows, "costs": self.costs}
-        Path(path).write_text(json.dumps(result), encoding="utf-8")
+        Path(self.report).write_text(json.dumps(result), encoding="utf-8")
