@@ -17,6 +17,7 @@ import numpy as np
 from rolltap.finding import Grade, SessionFinding
 from rolltap.log_check import UNCHECKED, LogCheck, LogVerdict
 from rolltap.types import (
+    TOOLS_NOT_SHOWN,
     Break,
     BreakReason,
     Call,
@@ -39,6 +40,16 @@ UNAPPLIED: Mapping[str, tuple[str, str]] = {
         "effort_not_applied",
         "asked for an effort that the model's prompt does not have: its nearest, or none",
     ),
+    "history_thinking": ("thinking_not_kept", "asked to keep or to drop earlier thinking, and the policy decides that"),
+    "task_budget": ("task_budget_not_shown", "gave the model a token budget for its task, which it is not shown"),
+    "context_management": (
+        "history_not_edited",
+        "asked the server to clear old tool results; the model sees the whole history",
+    ),
+    "tool_media": ("tool_media_not_shown", "have images of a tool in their history that the model was not shown"),
+    "tool_document": ("tool_documents_not_shown", "have documents of a tool in their history, not shown to the model"),
+    "tool_result_repeated": ("tool_results_repeated", "have a second result of one tool call in their history"),
+    "tool_result_unmatched": ("tool_results_unmatched", "have a tool result without its call in their history"),
     "thinking": ("thinking_not_switched", "asked to think, or not to, and the model's prompt does not change by it"),
 }
 BREAKS: Mapping[BreakReason, tuple[str, str]] = {
@@ -69,6 +80,7 @@ def findings_of(
         *_tokens(replied),
         *_ends_of(calls),
         *_requests(agents),
+        *_fitted(agents),
         *_breaks(breaks, kinds),
     ]
     order = list(Grade)
@@ -107,6 +119,9 @@ def _endings(replied: Sequence[Call]) -> Iterable[SessionFinding]:
     cut = [call for call in replied if call.finish is Finish.LENGTH]
     if cut:
         yield SessionFinding("turns_truncated", Grade.WARN, len(cut), "replies were cut off by the token limit")
+    if unknown := [call for call in replied if call.remark]:
+        text = f"replies ended for a reason that rolltap does not know: {unknown[0].remark}"
+        yield SessionFinding("finish_unknown", Grade.WARN, len(unknown), text)
     if replied[-1].finish is Finish.LENGTH:
         yield SessionFinding("ended_at_output_cap", Grade.WARN, 1, "the last reply was cut off by the token limit")
     offered = [call for call in replied if call.shape.tools]
@@ -157,6 +172,18 @@ def _requests(agents: Sequence[Call]) -> Iterable[SessionFinding]:
     for field, (name, text) in UNAPPLIED.items():
         if count := sum(field in call.shape.unapplied for call in agents):
             yield SessionFinding(name, Grade.INFO, count, f"calls {text}")
+
+
+def _fitted(agents: Sequence[Call]) -> Iterable[SessionFinding]:
+    """Conversations that were changed to fit the model's template."""
+    rules = Counter(rule for call in agents for rule in call.shape.fitted if rule != TOOLS_NOT_SHOWN)
+    if rules:
+        counts = ", ".join(f"{rule} {count}" for rule, count in sorted(rules.items()))
+        count = sum(any(rule in rules for rule in call.shape.fitted) for call in agents)
+        yield SessionFinding("made_to_fit", Grade.INFO, count, f"calls were made to fit the model's template: {counts}")
+    if count := sum(TOOLS_NOT_SHOWN in call.shape.fitted for call in agents):
+        text = "calls offer tools that the model's template does not write: the model can't know them"
+        yield SessionFinding(TOOLS_NOT_SHOWN, Grade.WARN, count, text)
 
 
 def _breaks(breaks: Sequence[Break], kinds: Mapping[str, CallKind]) -> Iterable[SessionFinding]:

@@ -92,8 +92,12 @@ CONTROLS = (
          "unit/proxy/test_ambiguous.py::test_a_body_of_ambiguous_length_is_refused_and_nothing_after_it_is_read"),
     ),
     Control(
-        "compressed bodies are not unpacked",
-        ("unit/proxy/test_ambiguous.py::test_a_compressed_body_is_not_unpacked",),
+        "compressed bodies are unpacked on the agent plane only, for known keys, up to the largest body",
+        (
+            "unit/proxy/test_content_encoding.py::test_a_bomb_is_refused_before_it_is_whole",
+            "unit/proxy/test_content_encoding.py::test_nothing_is_decoded_for_an_unknown_key",
+            "unit/proxy/test_ambiguous.py::test_a_compressed_body_is_not_unpacked",
+        ),
     ),
     Control(
         "bodies, heads, headers and the calls, tokens, bytes and rate of a session and of a project's key have caps",

@@ -218,10 +218,25 @@ def _machine(report: dict[str, Any]) -> str:
     )
 
 
+def families(report: dict[str, Any]) -> str:
+    """The matrix harness x family."""
+    head, *rows = report["grid"]
+    counts, versions = report["counts"], report["versions"]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return (
+        f"| {' | '.join(head)} |\n{'|---' * len(head)}|\n{table}\n\n"
+        f"{counts['cells']:,} cells, {counts['real']:,} of them with real releases: {counts['calls']:,} calls, "
+        f"{counts['bridged']:,} of {counts['continuing']:,} continuing prompts bridged, {counts['trained_tokens']:,} trained "
+        f"tokens, {counts['violations']} violations, {counts['failed']} cells failed. (renderers {versions['renderers']}, "
+        f"trl {versions['trl']}, {report['cores']} cores, Python {versions['python']}, {report['time'][:10]}.)"
+    )
+
+
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "demo": ("demo", demo),
     "demo_record": ("demo", demo_record),
     "fidelity": ("fidelity", fidelity),
+    "families": ("families", families),
     "bench_reconstruct": ("bench_reconstruct", bench_reconstruct),
     "faults": ("faults", faults),
     "bench_calllog": ("bench_calllog", bench_calllog),

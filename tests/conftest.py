@@ -89,22 +89,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 CELL = "cell"
 """The property of a test that holds its cell of the harness matrix."""
 
+FAMILY_CELL = "family_cell"
+"""The property of a test that holds a cell of the matrix harness x family. A test may have several."""
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Writes the harness stage's report. It stands here because the process that sees the results of all workers
+    """Writes the harness stage's reports. It stands here because the process that sees the results of all workers
     loads no conftest but this one."""
-    results = [
-        {**value, "passed": outcome == "passed"}
+    noted = [
+        (name, value, outcome)
         for outcome in ("passed", "failed")
         for report in terminalreporter.stats.get(outcome, [])
         for name, value in getattr(report, "user_properties", [])
-        if name == CELL and report.when == "call"
+        if report.when == "call"
     ]
+    if hasattr(config, "workerinput"):
+        return
     whole = "sample" not in (config.getoption("markexpr") or "")  # a sample is no report
-    if results and whole and not hasattr(config, "workerinput"):
+    results = [{**value, "passed": outcome == "passed"} for name, value, outcome in noted if name == CELL]
+    if results and whole:
         from .harnesses.matrix import write_report
 
         write_report(results)
+    if cells := [value for name, value, _ in noted if name == FAMILY_CELL]:
+        from .families.report import write_report as write_families
+
+        terminalreporter.section("harness x family")
+        for line in write_families(cells):
+            terminalreporter.write_line(line)
 
 
 _CONNECTIONS_FROM = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])

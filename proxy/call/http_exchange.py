@@ -91,6 +91,11 @@ class HttpExchange:
                 return -1
         return 0
 
+    def header(self, name: str) -> str:
+        """The values of a header, as one list."""
+        raw = name.encode()
+        return ", ".join(value.decode("latin-1") for key, value in self.scope["headers"] if key == raw)
+
     def release_room(self) -> None:
         """Releases the body's reservation: the body is parsed, or will not be."""
         if self.room is not None:

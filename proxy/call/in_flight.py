@@ -129,7 +129,7 @@ class InFlightRequest:
             flaw=flaw,
             message=msgspec.json.encode(choice.message) if choice is not None else b"",
             usage=msgspec.to_builtins(self.usage) if counted else {},
-            error=problem,
+            error=problem or _remark(call),
             engine=self.policy.engine.name,
             logprobs_mode=self.policy.logprobs_mode,
             extras=sampled.aligned(),
@@ -199,6 +199,13 @@ def _finish(outcome: Outcome, choice: Choice | None) -> Finish:
     if outcome is Outcome.COMPLETED and choice is not None:
         return Finish(choice.finish)
     return Finish.ABORT if outcome is Outcome.ABORTED else Finish.ERROR
+
+
+def _remark(call: OpenCall) -> str:
+    """What is to be known of a reply that is complete; empty if nothing is."""
+    if not call.unknown_finish:
+        return ""
+    return f"the engine gives {call.unknown_finish[:80]!r} as its reason for the end, which is taken as stop"
 
 
 def _give_up(waiter: asyncio.Future[bool]) -> None:

@@ -32,6 +32,7 @@ class Policy:
     version: int = 0
     known: bool = False  # the engine has answered a probe, so its facts were learned; they hold while it is down
     logprobs_mode: str = "unknown"
+    engine_context: int | None = None  # the context length that the engine returned, in tokens
     weight_versions: bool = False  # the engine returns every token's version
     states_weights: bool = False  # the engine can be asked which version it serves
     stated_version: int | None = None  # the last version that the engine returned
@@ -44,11 +45,17 @@ class Policy:
     def learn(self, facts: EngineFacts) -> None:
         """Stores the facts that the engine's probe returned."""
         self.known, self.logprobs_mode = True, facts.logprobs_mode
+        self.engine_context = facts.max_context
         self.weight_versions = facts.weight_versions
         self.states_weights = facts.states_weights
         self.source.learn(facts)
         self.up, self.failures = True, 0
         self.doubted.clear()
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens of a prompt and its reply, by the settings or the engine; 0 if neither is known."""
+        return self.settings.max_context or self.engine_context or 0
 
     def learn_state(self, state: PolicyState) -> None:
         """Stores what the ledger has about the policy."""

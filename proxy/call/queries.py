@@ -47,7 +47,11 @@ class Queries:
         identity = await self._admission.identify(dialect, wire)
         if (live := identity.session) is not None:
             names = [*roles_of(live.session), *self._policies.served(live.session.policy)]
-        await http.reply(WireReply(200, dialect.models(names, wire.path_params.get("model")), JSON))
+            policies = {name: self._policies.of_session(live.session, name) for name in names}
+        else:
+            policies = {name: self._policies[name] for name in names}
+        contexts = {name: policy.context_length for name, policy in policies.items() if policy.context_length}
+        await http.reply(WireReply(200, dialect.models(names, wire.path_params.get("model"), contexts), JSON))
 
     async def retrieve(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:
         """Returns a recorded reply as it was delivered, to its own session only."""

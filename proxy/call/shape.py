@@ -35,6 +35,7 @@ def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) ->
         asked=_asked(chat),
         role=chat.model if chat.hints.kind == CallKind.MAIN else "",
         quotes=plan.quotes,
+        fitted=plan.fitted,
     )
 
 

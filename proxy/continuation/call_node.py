@@ -50,8 +50,9 @@ class CallNode:
     """
 
     __slots__ = (
-        "_prompt", "break_", "call_id", "context_digest", "dialect", "holds_thinking", "items", "lineage", "outcome",
-        "output_ids", "parent", "prompt_length", "recorded", "reply", "shared", "thought", "variant", "weighed",
+        "_prompt", "break_", "call_id", "context_digest", "dialect", "fitted", "holds_thinking", "items", "lineage",
+        "outcome", "output_ids", "parent", "prompt_length", "recorded", "reply", "shared", "thought", "variant",
+        "weighed",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +66,7 @@ class CallNode:
     ) -> None:
         self.call_id = call_id
         self.dialect = ""  # of its request
+        self.fitted: tuple[str, ...] = ()  # the rules that made its prompt fit
         self.parent = parent
         self.lineage = lineage
         self.prompt_length = len(prompt_ids)

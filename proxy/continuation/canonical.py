@@ -2,7 +2,7 @@
 
 Harnesses re-serialise the messages that they send back. Two messages are equal if they differ only in
 
-* JSON arguments: key order, spacing, escapes, `1.0` or `1`; a member that was cut off;
+* JSON arguments: key order, spacing, escapes, a number's notation (`1.0`, `1`, `1e0`); a member that was cut off;
 * tool-call ids and item ids (they are handles, which are compared separately), but a result must answer the call at the
   same place;
 * an assistant's text: white space at its edges; empty or absent; one string or parts;
@@ -11,7 +11,8 @@ Harnesses re-serialise the messages that they send back. Two messages are equal 
 * the role `developer` or `system`;
 * text that the policy declares as volatile (`policies.NAME.ignore`), except in assistant messages.
 
-Any other difference is an edit. A conversation is hashed incrementally: the chain digest after message i is
+Any other difference is an edit. A reply that a client sends back in several messages is joined before it is hashed
+(`turns`). A conversation is hashed incrementally: the chain digest after message i is
 `H(chain digest before it, digest of message i)`. The tools, the leading system text and the effort level are not in the
 chain; they are the frame.
 """
@@ -21,8 +22,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from hashlib import blake2b
 from itertools import count
+from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,21 +43,36 @@ def canonical_arguments(text: str) -> str:
     An object that was cut off is reduced to its complete members. Other text that is not JSON is stripped.
     """
     try:
-        return _sorted(json.loads(text or "{}"))
+        return _sorted(json.loads(text or "{}", parse_float=_finite))
     except RecursionError:
         return text.strip()
     except ValueError:
         members = whole_members(text)
-    return _sorted(members) if members is not None else text.strip()
+    return _sorted(members) if members is not None and _is_finite(members) else text.strip()
 
 
 def _sorted(value: Any) -> str:
     return json.dumps(_integral(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return all(map(_is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, float) or isfinite(value)
+
+
+def _finite(text: str) -> float:
+    """A number with a fraction or an exponent. Those beyond a float's range are not compared by value."""
+    value = float(text)
+    if not isfinite(value):
+        raise ValueError("beyond a float's range")
+    return value
+
+
 def _integral(value: Any) -> Any:
+    """Floats that are whole numbers as integers: `1e23` is the integer 10^23, not the float's binary value."""
     if isinstance(value, float) and value.is_integer():
-        return int(value)
+        return int(Decimal(repr(value)))
     if isinstance(value, dict):
         return {key: _integral(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -126,6 +144,7 @@ class CachedOutline(NamedTuple):
     outline: Any  # an `Outline` of forest.py, which imports this module
     effort: str
     frame_bytes: int
+    loads: int = 0  # how often calls were loaded from the log before it was made
 
 
 class DigestCache:

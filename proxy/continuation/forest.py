@@ -23,12 +23,12 @@ from rolltap.proxy.continuation.canonical import (
     DIGEST_BYTES,
     CachedOutline,
     DigestCache,
-    chain,
     extend_chain,
     frame_bytes,
     message_digest,
     tools_digest,
 )
+from rolltap.proxy.continuation.turns import TurnReader
 from rolltap.proxy.conversation.chat import ChatRequest, Message
 from rolltap.types import Int32, Outcome
 
@@ -40,6 +40,11 @@ OUTLINES = 8
 class Outline:
     """A request as digests. `links[i]` covers the conversation's messages 0 to i. `lead`: number of leading system
     messages. `thoughts`: the thinking that the conversation still contains.
+
+    `messages`: the request's messages as turns (`turns`); the request's own if none were joined. `firsts[i]`: the
+    number of the first of the request's `count` messages that message i consists of; empty if none were joined.
+    `open_at`: the number of the first message that later ones may still change. `proven`: every assistant message is a
+    recorded reply.
     """
 
     tools: bytes
@@ -47,10 +52,22 @@ class Outline:
     lead: int
     links: tuple[bytes, ...]
     thoughts: tuple[Thought, ...] = ()
+    messages: tuple[Message, ...] = ()
+    firsts: tuple[int, ...] = ()
+    count: int = 0
+    open_at: int = 0
+    proven: bool = True
 
     @property
     def frame(self) -> bytes:
         return self.tools + self.system
+
+    def place_in_request(self, place: int) -> int:
+        """The number of the request's message with which message `place` of the conversation begins."""
+        place += self.lead
+        if not self.firsts:
+            return place
+        return self.firsts[place] if place < len(self.firsts) else self.count
 
     def lineage(self, base: int, *, thinking: bool = True) -> Lineage:
         """The lineage of a call whose parent has the first `base` messages of the conversation."""
@@ -115,6 +132,8 @@ class Forest:
         self.nodes: OrderedDict[str, CallNode] = OrderedDict()
         self._contexts: dict[bytes, SameContextCalls] = {}
         self._prefixes: dict[bytes, CallNode] = {}
+        self._answers: dict[bytes, dict[bytes, CallNode]] = {}  # by the digests of request and context
+        self._loads = 0
         self.size = 0
         self._outlined: deque[int] = deque()  # keys in `digests.outlines`, the latest first
 
@@ -126,15 +145,23 @@ class Forest:
         outlines = self._digests.outlines
         for number in self._outlined:
             known = outlines.peek(number)
-            if known and known.policy == policy and known.effort == effort and _begins_with(request, known.request):
-                outline = self._extend_outline(policy, known.request, known.outline, request)
+            if (
+                known
+                and known.policy == policy
+                and known.effort == effort
+                and (known.outline.proven or known.loads == self._loads)
+                and _begins_with(request, known.request)
+            ):
+                outline = self._extend_outline(policy, known.outline, request)
                 size = known.frame_bytes
                 self._outlined.remove(number)
                 outlines.pop(number)
                 break
         else:
             outline, size = self._outline_of(policy, request, effort), frame_bytes(request)
-        self._outlined.appendleft(self._digests.keep_outline(CachedOutline(policy, request, outline, effort, size)))
+        self._outlined.appendleft(
+            self._digests.keep_outline(CachedOutline(policy, request, outline, effort, size, self._loads))
+        )
         if len(self._outlined) > OUTLINES:
             outlines.pop(self._outlined.pop())
         return outline
@@ -148,22 +175,54 @@ class Forest:
         lead = 0
         while lead < len(request.messages) and request.messages[lead].role in ("system", "developer"):
             lead += 1
-        digests = [self._digests.digests(message, policy) for message in request.messages]
-        system = b"".join(digest for digest, _ in digests[:lead])
-        return Outline(
+        system = b"".join(self._digests.digests(message, policy)[0] for message in request.messages[:lead])
+        outline = Outline(
             tools=tools_digest(policy, request.tools),
             system=extend_chain(b"system" + effort.encode(), system),
             lead=lead,
-            links=tuple(chain(b"", (digest for digest, _ in digests[lead:]))),
-            thoughts=_thoughts(digests[lead:], 0),
+            links=(),
+            messages=request.messages,
+            open_at=lead,
+        )
+        return self._read_on(policy, outline, request)
+
+    def _extend_outline(self, policy: str, outline: Outline, request: ChatRequest) -> Outline:
+        """The outline of a request that extends the outlined one and has the same frame."""
+        thoughts, place = outline.thoughts, outline.open_at - outline.lead
+        while thoughts and thoughts[-1][0] >= place:
+            thoughts = thoughts[:-1]
+        return self._read_on(policy, replace(outline, links=outline.links[:place], thoughts=thoughts), request)
+
+    def _read_on(self, policy: str, outline: Outline, request: ChatRequest) -> Outline:
+        """The outline with the request's messages from the first that is still open on."""
+        start, end = outline.place_in_request(outline.open_at - outline.lead), outline.open_at
+        reader = TurnReader(self, lambda message: self._digests.digests(message, policy)[0])
+        added = request.messages[start:]
+        turns = reader.read(added, outline.links[-1] if outline.links else b"")
+        digests = [self._digests.digests(message, policy) for message in turns.messages]
+        messages, firsts = request.messages, outline.firsts[:end]
+        if firsts or len(turns.messages) != len(added) or not all(map(is_, turns.messages, added)):
+            firsts = (firsts or tuple(range(end))) + tuple([start + first for first in turns.firsts])
+            messages = outline.messages[:end] + tuple(turns.messages)
+        return replace(
+            outline,
+            links=outline.links + tuple(turns.links),
+            thoughts=outline.thoughts + _thoughts(digests, len(outline.links)),
+            messages=messages,
+            firsts=firsts,
+            count=len(request.messages),
+            open_at=end + turns.open_at,
+            proven=outline.proven and turns.proven,
         )
 
-    def _extend_outline(self, policy: str, former: ChatRequest, outline: Outline, request: ChatRequest) -> Outline:
-        """The outline of a request that extends the `former` one and has the same frame."""
-        new = [self._digests.digests(message, policy) for message in request.messages[len(former.messages) :]]
-        links = chain(outline.links[-1], (digest for digest, _ in new))
-        thoughts = _thoughts(new, len(outline.links))
-        return replace(outline, links=outline.links + tuple(links), thoughts=outline.thoughts + thoughts)
+    def call(self, call_id: str) -> CallNode | None:
+        """The completed call with this id."""
+        node = self.nodes.get(call_id)
+        return node if node is not None and node.continuable else None
+
+    def answers(self, link: bytes) -> Sequence[CallNode]:
+        """The completed calls whose request's chain digest is `link`, the latest first; of equal replies one."""
+        return list(reversed(self._answers.get(link, {}).values()))
 
     def find(self, outline: Outline, handle_ids: Sequence[str]) -> Match:
         """The match for a request. `handle_ids` are the call ids in its handles."""
@@ -242,6 +301,7 @@ class Forest:
             # Not through the cache: clients resend a reply as an object of their own.
             node.context_digest = extend_chain(node.request_digest(), message_digest(reply))
             self._contexts.setdefault(node.context_key, SameContextCalls()).add(node)
+            self._answers.setdefault(node.request_digest(), {})[node.context_digest] = node
 
     @property
     def completed(self) -> set[str]:
@@ -253,7 +313,9 @@ class Forest:
 
         Returns True if anything was new.
         """
-        return sum(map(self._load, rows)) > 0
+        loaded = sum(map(self._load, rows)) > 0
+        self._loads += loaded
+        return loaded
 
     def _load(self, row: CallRow) -> bool:
         intent, done = row.intent, row.completion
@@ -266,7 +328,7 @@ class Forest:
             lineage = from_msgpack(intent.lineage, Lineage)
             parent = self.nodes.get(intent.parent_id) if intent.parent_id else None
             node = CallNode(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.break_)
-            node.dialect, node.recorded = intent.dialect, True
+            node.dialect, node.fitted, node.recorded = intent.dialect, intent.shape.fitted, True
             self.add(node)
         if done is not None:
             reply = from_json(done.message, Message) if done.message else None

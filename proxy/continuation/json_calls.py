@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from rolltap.proxy.conversation.chat import MAX_DEPTH, MAX_NAME
 
@@ -31,9 +31,12 @@ _PART_OF_ESCAPE = re.compile(rf"(?:{_HIGH})?\\(?:u[0-9a-fA-F]{{0,3}})?\Z|{_HIGH}
 _WORD = re.compile(r"[-+.0-9A-Za-z]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
+NAME = rf"(?=.{{1,{MAX_NAME}}}(?![\w.:/@+-]))\w(?:[\w.:/@+-]*\w)?"
+"""What the name of a tool that is not declared may be."""
+
 HERMES = re.compile(
     r'\s*\{[ \t\n\r]*"name"[ \t\n\r]*:[ \t\n\r]*'
-    rf'"(?P<name>(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]){{1,{MAX_NAME}}})"'
+    rf'"(?P<name>{NAME})"'
     r'[ \t\n\r]*,[ \t\n\r]*"arguments"[ \t\n\r]*:[ \t\n\r]*(?=\{)'
 )
 """The text before the arguments in a Hermes block, `{"name": NAME, "arguments": {...}}`."""
@@ -183,6 +186,80 @@ def is_arguments(text: str) -> bool:
     """Whether `text` is a complete arguments object."""
     value = GrowingObject()
     return value.feed(text) == text.rstrip(" \t\n\r") and value.complete
+
+
+def members_of(text: str) -> dict[str, str] | None:
+    """The members of a JSON object as JSON text; None if `text` is no object, or has a key twice."""
+    start = _space_end(text, 0)
+    if text[start : start + 1] != "{":
+        return None
+    members: dict[str, str] = {}
+    at = _space_end(text, start + 1)
+    while text[at : at + 1] == '"':
+        key, at = _DECODER.raw_decode(text, at)
+        colon = _space_end(text, at)
+        if text[colon : colon + 1] != ":" or key in members:
+            return None
+        value_at = _space_end(text, colon + 1)
+        _, end = _DECODER.raw_decode(text, value_at)
+        members[key] = text[value_at:end]
+        at = _space_end(text, end)
+        if text[at : at + 1] == "}":
+            break
+        if text[at : at + 1] != ",":
+            return None
+        at = _space_end(text, at + 1)
+        if text[at : at + 1] != '"':
+            return None
+    is_whole = text[at : at + 1] == "}" and not text[at + 1 :].strip(" \t\n\r")
+    return members if is_whole else None
+
+
+def elements_of(text: str) -> list[str] | None:
+    """The elements of a JSON list as JSON text; None if `text` is no list."""
+    at = _space_end(text, 0)
+    if text[at : at + 1] != "[":
+        return None
+    elements: list[str] = []
+    at = _space_end(text, at + 1)
+    while text[at : at + 1] != "]":
+        _, end = _DECODER.raw_decode(text, at)
+        elements.append(text[at:end])
+        at = _space_end(text, end)
+        if text[at : at + 1] == ",":
+            at = _space_end(text, at + 1)
+            if text[at : at + 1] == "]":
+                return None
+        elif text[at : at + 1] != "]":
+            return None
+    return None if text[at + 1 :].strip(" \t\n\r") else elements
+
+
+def repeats_key(text: str) -> bool:
+    """Whether an object in the JSON `text` has a key twice: readers disagree on which one counts."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        if len(dict(pairs)) < len(pairs):
+            raise _RepeatedKey
+
+    try:
+        json.loads(text, object_pairs_hook=check)
+    except _RepeatedKey:
+        return True
+    return False
+
+
+class _RepeatedKey(Exception):
+    """A key occurs twice."""
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _space_end(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    assert space is not None
+    return space.end()
 
 
 def read_call(head: re.Pattern[str], block: str) -> GrowingCall:

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from rolltap.proxy.continuation.call_ids import as_recorded, recorded_calls
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
+from rolltap.proxy.continuation.fit import find_fitting, merged
 from rolltap.proxy.continuation.forest import Forest, Match, Outline
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Text
-from rolltap.types import Break, BreakReason, Int32
+from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Text, Tool
+from rolltap.types import TOOLS_NOT_SHOWN, Break, BreakReason, Int32
 
 SUMMARY_MIN_CHARACTERS = 32
 """Minimum length of a reply that counts as quoted when it reappears in another role."""
@@ -51,11 +53,14 @@ class PromptPlan:
     lineage: Lineage
     items_shared: int
     quotes: tuple[str, ...] = ()  # ids of recent calls whose reply the request quotes
+    fitted: tuple[str, ...] = ()  # the rules that made the prompt's messages fit the template
+    messages: tuple[Message, ...] = ()  # for an upstream that renders them: the request's, as turns
 
     def node(self, call_id: str, items: tuple[bytes, ...] = ()) -> CallNode:
         """The forest node of the planned call. `items`: the items of its request."""
         node = CallNode(call_id, self.parent, self.lineage, self.prompt_ids, self.shared, self.break_)
         node.items = items
+        node.fitted = self.fitted
         return node
 
 
@@ -64,11 +69,15 @@ Rendering = Generator[tuple[int, Callable[[], Any]], Any, PromptPlan]
 
 
 class RequestPlace(NamedTuple):
-    """A request's place in the forest. `duplicate`: an earlier call with the same request and parent, if any."""
+    """A request's place in the forest. `duplicate`: an earlier call with the same request and parent, if any.
+
+    `request`: the request with its messages as turns.
+    """
 
     outline: Outline
     match: Match
     duplicate: CallNode | None
+    request: ChatRequest
 
 
 class ParentFinder:
@@ -81,10 +90,33 @@ class ParentFinder:
     def observe(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
         """The plan of a call whose prompt is not known yet. `with_prompt` completes it."""
         place = self._place(forest, request)
+        request = place.request
         empty = np.empty(0, np.int32)
         if place.duplicate is not None:
-            return self.with_prompt(self._repeat(place.duplicate, call_id, forest, request, place), empty)
-        return self._plan_for(call_id, forest, request, place, empty, None)
+            plan = self.with_prompt(self._repeat(place.duplicate, call_id, forest, request, place), empty)
+        else:
+            plan = self._plan_for(call_id, forest, request, place, empty, None)
+        node, covered = place.match.context, place.outline.lead + place.match.covered
+        return replace(plan, messages=tuple(self._with_given_ids(forest, request.messages, node, covered)))
+
+    def _with_given_ids(
+        self,
+        forest: Forest,
+        messages: Sequence[Message],
+        node: CallNode | None = None,
+        covered: int = 0,
+        *,
+        whole: bool = True,
+    ) -> list[Message]:
+        """The messages with the ids that the model sampled or the upstream gave. If they continue `node`, its reply is
+        the message before `covered`, whatever ids the client sends. If not `whole`, only that message and those after
+        it are changed."""
+        first = 0 if whole or not covered else covered - 1
+        calls = recorded_calls(messages[first:], forest, self.handles)
+        if node is not None and node.reply is not None and covered:
+            echoed = messages[covered - 1].tool_calls
+            calls |= {call.id: sampled for call, sampled in zip(echoed, node.reply.tool_calls, strict=False)}
+        return [*messages[:first], *as_recorded(messages[first:], calls)]
 
     def with_prompt(self, plan: PromptPlan, prompt: Int32) -> PromptPlan:
         """The plan with the prompt ids that the upstream reports. A parent that they prove removes the break."""
@@ -106,14 +138,16 @@ class ParentFinder:
     def _place(self, forest: Forest, request: ChatRequest, effort: str = "") -> RequestPlace:
         """Searches the forest for the request's parent and for an earlier call with the same request."""
         outline = forest.outline(self.policy, request, effort)
+        if outline.messages is not request.messages:
+            request = msgspec.structs.replace(request, messages=outline.messages)
         match = forest.find(outline, self.handles.last_named(request))
         same = match.node if match.node and match.proven == len(outline.links) == match.node.length else None
         if same is None or match.proven == match.covered:
-            return RequestPlace(outline, match, None)
+            return RequestPlace(outline, match, None, request)
         base = same.lineage.base
         same_parent = (same.parent if base else None) is match.context
         is_duplicate = same_parent and same.lineage.thoughts == outline.lineage(base).thoughts
-        return RequestPlace(outline, match, same if is_duplicate else None)
+        return RequestPlace(outline, match, same if is_duplicate else None, request)
 
     def _repeat(
         self, duplicate: CallNode, call_id: str, forest: Forest, request: ChatRequest, place: RequestPlace
@@ -122,7 +156,8 @@ class ParentFinder:
         lineage = place.outline.lineage(duplicate.lineage.base, thinking=duplicate.lineage.thinking)
         break_ = replace(duplicate.break_, call_id=call_id) if duplicate.break_ is not None else None
         items, quotes = _shared_items(request, duplicate.parent), _quoted_replies(forest, request, place)
-        return PromptPlan(duplicate.prompt_ids, duplicate.parent, duplicate.shared, break_, lineage, items, quotes)
+        ids, shared = duplicate.prompt_ids, duplicate.shared
+        return PromptPlan(ids, duplicate.parent, shared, break_, lineage, items, quotes, duplicate.fitted)
 
     def _plan_for(
         self,
@@ -146,7 +181,9 @@ class ParentFinder:
             reason = BreakReason.TEMPLATE_NOT_BRIDGEABLE if len(prompt) else BreakReason.TOKENS_DIFFER
         break_ = None
         if reason is not None:
-            break_ = Break(reason, call_id, nearest.call_id if nearest else None, shared, outline.lead + match.proven)
+            break_ = Break(
+                reason, call_id, nearest.call_id if nearest else None, shared, outline.place_in_request(match.proven)
+            )
         lineage = outline.lineage(match.covered if match.context is not None else 0)
         return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent), quotes)
 
@@ -175,19 +212,28 @@ class Continuation(ParentFinder):
     def __init__(self, policy: str, renderer: TokenRenderer, handles: Handles, history: HistoryThinking) -> None:
         super().__init__(policy, handles)
         self.renderer = renderer
+        self.fitting = find_fitting(renderer)
         self._at_effort = {level: renderer.at_effort(level) for level in renderer.efforts.levels} | {"": renderer}
         self.history = history
         self._drops_thinking = drops_thinking(renderer)
 
     def steps(
-        self, call_id: str, forest: Forest, request: ChatRequest, *, thinking: bool, effort: str = ""
+        self,
+        call_id: str,
+        forest: Forest,
+        request: ChatRequest,
+        *,
+        thinking: bool,
+        effort: str = "",
+        keeps: bool = False,
     ) -> Rendering:
-        """Plans `request` as call `call_id`, with `effort` as the prompt's effort level.
+        """Plans `request` as call `call_id`, with `effort` as the prompt's effort level. If the request `keeps` earlier
+        thinking, the template drops none.
 
         The caller may run each yielded function in any thread.
         """
         place, renderer = self._place(forest, request, effort), self._at_effort[effort]
-        outline, match, duplicate = place
+        outline, match, duplicate, request = place
         if (
             duplicate is not None
             and duplicate.lineage.thinking == thinking
@@ -195,49 +241,73 @@ class Continuation(ParentFinder):
         ):
             return self._repeat(duplicate, call_id, forest, request, place)
         node, covered = match.context, outline.lead + match.covered
-        ids, reason = None, self._known_break(match, request.messages[covered:])
+        ids, rules, reason = None, (), self._known_break(match, request.messages[covered:], keeps=keeps)
         if node is not None and reason is None:
             edited = any(message.role == "assistant" for message in request.messages[covered:])
             size = weight(request, 0 if edited else len(node.items))
-            ids, reason = yield size, partial(self._continue, renderer, node, request, covered, thinking=thinking)
+            messages = self._with_given_ids(forest, request.messages, node, covered, whole=edited)
+            work = partial(self._continue, renderer, node, messages, covered, request.tools, thinking=thinking)
+            ids, rules, reason = yield size, work
         if ids is None:
-            render = partial(renderer.render, request.messages, request.tools, thinking=thinking)
-            ids = yield weight(request), render
+            messages = self._with_given_ids(forest, request.messages)
+            ids, rules = yield weight(request), partial(self._render, renderer, messages, request.tools, thinking)
         prompt = np.asarray(ids, np.int32)
         if duplicate is not None and match.context is None:
             plan = self.with_prompt(self._repeat(duplicate, call_id, forest, request, place), prompt)
         else:
             plan = self._plan_for(call_id, forest, request, place, prompt, reason)
-        return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking))
+        fitted = (*rules, TOOLS_NOT_SHOWN) if request.tools and not self.fitting.shows_tools else rules
+        return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking), fitted=fitted)
 
-    def _known_break(self, match: Match, new: Sequence[Message]) -> BreakReason | None:
+    def _render(
+        self, renderer: TokenRenderer, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool
+    ) -> tuple[list[int], tuple[str, ...]]:
+        fitted = self.fitting.whole(messages)
+        return renderer.render(fitted.messages, tools, thinking=thinking), fitted.rules
+
+    def _known_break(self, match: Match, new: Sequence[Message], *, keeps: bool) -> BreakReason | None:
         """Why `new` cannot continue the tokens of `match.context`, if that is known before rendering."""
         if match.ambiguous:
             return BreakReason.AMBIGUOUS_PARENT
-        if match.context is not None and self._follows_template(match.context, new):
+        if match.context is not None and not keeps and self._follows_template(match.context, new):
             return BreakReason.THINKING_DROPPED
         return None
 
     def _continue(
-        self, renderer: TokenRenderer, node: CallNode, request: ChatRequest, covered: int, *, thinking: bool
-    ) -> tuple[Int32 | None, BreakReason | None]:
-        """The parent's tokens and the ids of the new messages; or None and the reason.
+        self,
+        renderer: TokenRenderer,
+        node: CallNode,
+        messages: Sequence[Message],
+        covered: int,
+        tools: Sequence[Tool],
+        *,
+        thinking: bool,
+    ) -> tuple[Int32 | None, tuple[str, ...], BreakReason | None]:
+        """The parent's tokens and the ids of the new messages, and the rules that made them fit. None: not continued.
+
+        The break's reason comes third, if there is one.
 
         A renderer gets only the end of the parent's prompt, so that long histories are not converted to lists.
         """
-        new = request.messages[covered:]
+        new = messages[covered:]
         history = node.prompt_ids
         tail, output = history[-PROMPT_TAIL:].tolist(), node.output_ids.tolist()
+        ids, rules = None, ()
         if new and not any(message.role == "assistant" for message in new):
-            ids = renderer.bridge(tail, output, new, request.tools, thinking=thinking)
-            reason = BreakReason.TEMPLATE_NOT_BRIDGEABLE if ids is None else None
+            fitted = self.fitting.new(new, messages[covered - 1])
+            ids = renderer.bridge(tail, output, fitted.messages, tools, thinking=thinking)
+            rules, reason = merged(node.fitted, fitted.rules), BreakReason.TEMPLATE_NOT_BRIDGEABLE
         else:
-            ids, reason = None, BreakReason.HISTORY_EDITED
+            reason = BreakReason.HISTORY_EDITED
             if new:
-                ids = renderer.splice(tail, output, request.messages, covered, request.tools, thinking=thinking)
+                fitted = self.fitting.whole(messages, covered)
+                ids = renderer.splice(tail, output, fitted.messages, fitted.covered, tools, thinking=thinking)
+                rules = merged(node.fitted, fitted.rules)
         if ids is None:
-            return None, reason
-        return np.concatenate([history[: len(history) - len(tail)], np.asarray(ids, np.int32)]), reason
+            return None, (), reason
+        bridged = None if reason is BreakReason.TEMPLATE_NOT_BRIDGEABLE else reason
+        whole = np.concatenate([history[: len(history) - len(tail)], np.asarray(ids, np.int32)])
+        return whole, rules, bridged
 
     def _follows_template(self, node: CallNode, new: Sequence[Message]) -> bool:
         """Whether the policy lets the template drop thinking here: before a new user message, if there is thinking."""

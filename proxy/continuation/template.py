@@ -22,9 +22,11 @@ import msgspec
 
 from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
-from rolltap.proxy.continuation.rendering import PROBE, Markers, ParsedCall, ParsedReply, template_row, template_tool
+from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
+from rolltap.proxy.continuation.rendering import PROBE, template_row, template_tool
+from rolltap.proxy.continuation.reply_reader import ReplyReader, detect_format
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.continuation.tool_formats import find_tool_format, format_of
+from rolltap.proxy.continuation.tool_formats import find_tool_format
 from rolltap.proxy.conversation.chat import Message, Part, Reasoning, Text, Tool, ToolCall
 from rolltap.proxy.conversation.effort import Efforts, find_efforts
 
@@ -37,6 +39,9 @@ SCENARIOS: tuple[Scenario, ...] = (
     "user_after_thinking",
     "tool_after_thinking",
 )
+_WORD = "quetzal"
+"""A word that no template writes by itself."""
+
 _SENTINEL = f"sampled turn {secrets.token_hex(16)}"
 """Marks the last assistant message of a rendering. It is secret: in other text it would move that message's end."""
 
@@ -126,19 +131,15 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self._effort = effort
         self._template = ChatTemplate(tokenizer.chat_template, special)
+        self._takes_parts = not self._writes(_WORD) and self._writes([{"type": "text", "text": _WORD}])
+        self._takes_argument_text = not self._writes_arguments({"name": _WORD}) and self._writes_arguments(_WORD)
         self._close = self._turn_close()
-        stops = {tokenizer.eos_token_id, self._close}
+        stops = {tokenizer.eos_token_id, self._close, *tokenizer.end_token_ids}
         self.stop_token_ids = tuple(sorted(stop for stop in stops if stop is not None))
         self.tool_format = tool_format or self._detect_format()
-        self._calls = find_tool_format(self.tool_format)
-        self.markers = Markers(
-            reasoning_open=tokenizer.convert_tokens_to_ids("<think>"),
-            reasoning_close=tokenizer.convert_tokens_to_ids("</think>"),
-            tool_open=tokenizer.convert_tokens_to_ids(self._calls.opening),
-            tool_close=tokenizer.convert_tokens_to_ids(self._calls.closing),
-            beginnings=self._calls.beginnings,
-            call_head=self._calls.head,
-        )
+        form = find_tool_format(self.tool_format)
+        self.markers = form.markers(tokenizer)
+        self._reader = ReplyReader(tokenizer, form, self.stop_token_ids)
         self.audit = tuple(self._audit(scenario) for scenario in SCENARIOS)
         self._admitted = {result.scenario for result in self.audit if result.admitted}
         self.efforts = Efforts() if effort else find_efforts(self._probe)
@@ -178,41 +179,45 @@ class TemplateRenderer:
         return None if extension is None else self._join(prompt, output, extension)
 
     def parse(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
-        """Parses thinking, then calls in the template's format. The rest is text.
+        return self._reader.read(output, prompt, tools)
 
-        A call inside closed thinking is part of the thinking. Unclosed thinking ends at the first call.
-        """
-        ids = [token for token in output if token not in self.stop_token_ids]
-        thought, ids = self._thinking(ids, prompt)
-        calls: list[ParsedCall] = []
-        if tools or not self._calls.beginnings:  # without tools, a plain-text JSON object is no call
-            ids, calls = self._calls.read(self.tokenizer, ids)
-        begun = tuple(call.as_begun(self._calls.head) for call in calls)
-        return ParsedReply(self.tokenizer.decode(ids).strip(), self.tokenizer.decode(thought).strip(), begun)
-
-    def _thinking(self, ids: list[int], prompt: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The ids of the thinking at a reply's beginning, and the ids after it."""
-        markers = self.markers
-        blank = len(list(takewhile(lambda token: not self.tokenizer.decode(token).strip(), ids)))
-        begins = markers.reasoning_open is not None and ids[blank : blank + 1] == [markers.reasoning_open]
-        if not begins and not markers.opens_in_reasoning(prompt):
-            return [], ids
-        ids = ids[blank + 1 :] if begins else ids
-        if markers.reasoning_close in ids:
-            end = ids.index(markers.reasoning_close)
-            return ids[:end], ids[end + 1 :]
-        end = ids.index(markers.tool_open) if markers.tool_open in ids else len(ids)
-        return ids[:end], ids[end:]
+    def read_block(self, block: Sequence[int], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
+        return self._reader.read_block(block, tools)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool, thinking: bool) -> str:
-        rows = [template_row(message, self.tokenizer.guard) for message in messages]
         specs = [template_tool(tool, self.tokenizer.guard) for tool in tools] or None
-        return self._template(rows, specs, prompt=prompt, thinking=thinking, effort=self._effort)
+        return self._template(self._rows(messages), specs, prompt=prompt, thinking=thinking, effort=self._effort)
+
+    def _rows(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """The messages in the form that this template reads."""
+        rows = [template_row(message, self.tokenizer.guard) for message in messages]
+        for row in rows if self._takes_parts else ():
+            row["content"] = [{"type": "text", "text": row["content"]}]
+        if self._takes_argument_text:
+            for call in (call for row in rows for call in row.get("tool_calls", ())):
+                if not isinstance(call["function"]["arguments"], str):
+                    call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return rows
+
+    def _writes(self, content: Any) -> bool:
+        """Whether the template writes a user message's `content`."""
+        try:
+            return _WORD in self._template([{"role": "user", "content": content}], None, prompt=True, thinking=True)
+        except self._template.error:
+            return False
+
+    def _writes_arguments(self, arguments: Any) -> bool:
+        """Whether the template writes a call's `arguments`."""
+        call = {"id": "aaaaaaaaa", "type": "function", "function": {"name": "look", "arguments": arguments}}
+        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        try:
+            return _WORD in self._template([{"role": "user", "content": "q"}, turn], None, prompt=False, thinking=True)
+        except self._template.error:
+            return False
 
     def _probe(self, effort: str, thinking: bool = True) -> str | None:
-        rows = [template_row(message, self.tokenizer.guard) for message in PROBE]
         try:
-            return self._template(rows, None, prompt=True, thinking=thinking, effort=effort)
+            return self._template(self._rows(PROBE), None, prompt=True, thinking=thinking, effort=effort)
         except self._template.error:
             return None
 
@@ -228,21 +233,29 @@ class TemplateRenderer:
             text = self._text([*history, *new], tools, prompt=True, thinking=thinking)
         except self._template.error:
             return None
-        if self._close is None or _SENTINEL not in text:
+        if _SENTINEL not in text:
             return None
-        closing = self.tokenizer.token(self._close)
-        at = text.find(closing, text.rindex(_SENTINEL))
-        return text[at + len(closing) :] if at >= 0 else None
+        end = text.rindex(_SENTINEL)
+        if self._close is not None:
+            closing = self.tokenizer.token(self._close)
+            at = text.find(closing, end)
+            return text[at + len(closing) :] if at >= 0 else None
+        # The next message's first token ends the turn (GLM's): a reply ends with it, too, if it ends there.
+        places = (text.find(self.tokenizer.token(stop), end) for stop in self.stop_token_ids)
+        at = min((place for place in places if place >= 0), default=-1)
+        return text[at:] if at >= 0 else None
 
     def _join(self, prompt: list[int], output: list[int], extension: str) -> list[int]:
-        closed = output if output and output[-1] in self.stop_token_ids else [*output, self._close]
-        return [*prompt, *closed, *self.tokenizer.encode(extension)]  # type: ignore[list-item]
+        ends = bool(output) and output[-1] in self.stop_token_ids
+        added = self.tokenizer.encode(extension)
+        if self._close is not None:
+            return [*prompt, *output, *([] if ends else [self._close]), *added]
+        return [*prompt, *output, *(added[1:] if ends and added[0] == output[-1] else added)]
 
     def _turn_close(self) -> int | None:
         """The special token that the template writes directly after an assistant's text."""
-        rows = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _SENTINEL}]
         try:
-            text = self._template(rows, None, prompt=False, thinking=True)
+            text = self._text([_user("question"), _turn(_SENTINEL)], (), prompt=False, thinking=True)
         except self._template.error:
             return None
         ids = self.tokenizer.encode(text.rpartition(_SENTINEL)[2]) if _SENTINEL in text else []
@@ -250,16 +263,21 @@ class TemplateRenderer:
 
     def _detect_format(self) -> str:
         """The format in which the template writes a tool call."""
-        question, arguments = _user("question"), {"name": "x"}
-        call = Message("assistant", (), (ToolCall("aaaaaaaaa", "look", json.dumps(arguments)),))
-        try:
-            prompt = self.tokenizer.encode(self._text([question], _TOOLS, prompt=True, thinking=True))
-            whole = self.tokenizer.encode(self._text([question, call], _TOOLS, prompt=False, thinking=True))
-        except self._template.error:
-            return "none"
-        start = next((at for at, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-        turn = list(takewhile(lambda token: token not in self.stop_token_ids, whole[start:]))
-        return format_of(self.tokenizer, turn, "look", arguments)
+        values = [{"name": "x"}, {"name": "a\nb"}]  # templates differ in how they escape
+        turns: list[list[int]] = []
+        for arguments in values:
+            call = Message("assistant", (), (ToolCall("aaaaaaaaa", "look", json.dumps(arguments)),))
+            try:
+                prompt = self.tokenizer.encode(self._text([_user("question")], _TOOLS, prompt=True, thinking=True))
+                whole = self.tokenizer.encode(
+                    self._text([_user("question"), call], _TOOLS, prompt=False, thinking=True)
+                )
+            except self._template.error:
+                return "none"
+            start = next((at for at, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
+            turns.append(list(takewhile(lambda token: token not in self.stop_token_ids, whole[start:])))
+        name = detect_format(self.tokenizer, turns, "look", values)
+        return name if name != "none" else detect_format(self.tokenizer, turns[:1], "look", values[:1])
 
     def _scenarios(self, new: Sequence[Message], thought: bool) -> set[Scenario]:
         roles = [message.role for message in new]
@@ -289,6 +307,8 @@ class TemplateRenderer:
             return AuditResult(scenario, False, "the template does not render them after a complete assistant message")
         if len(extensions) > 1:
             return AuditResult(scenario, False, "the rendering of new messages depends on the history")
+        if not all(message.text in extension for extension in extensions for message in new if extension):
+            return AuditResult(scenario, False, "the template does not write them behind the assistant's message")
         return AuditResult(scenario, True)
 
     def _takes(self, messages: Sequence[Message]) -> bool:
@@ -353,6 +373,7 @@ def _histories(scenario: Scenario) -> list[list[Message]]:
     cycle = [_turn("", "ccccccccc"), _result("ccccccccc", "7")]
     return [
         [_user("hello"), last],
+        [_user("hello there"), Message("assistant", (Text("hi"),)), _user("go on"), last],
         [system, _user("hello there\n"), last],
         [system, _user("hello"), *cycle, last],
         [_user("hello"), Message("assistant", (Text("hi"),)), _user("go on"), *cycle, *cycle, last],

@@ -38,6 +38,21 @@ CACHED_BYTES_EACH = 400
 """Estimated bytes of a cache entry, without its characters and ids."""
 
 
+BYTE_PIECE = re.compile(r"<0x(?P<hex>[0-9A-Fa-f]{2})>")
+"""The token of a byte in a vocabulary that falls back on bytes."""
+
+
+def _byte_characters() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for: GPT-2's table, which shifts the bytes that
+    are no printable character of Latin-1."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+
+
+BYTE_OF = _byte_characters()
+
+
 def read_tokenizer(folder: Path) -> tuple[str, dict[str, Any]]:
     """`tokenizer.json` as text and `tokenizer_config.json` parsed; `ConfigError` if one can't be read."""
     try:
@@ -71,6 +86,9 @@ class HubTokenizer:
         self._cache_lock = threading.Lock()  # long texts are encoded in threads
         self.chat_template = self._read_template(root)
         added = self._tokenizer.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        decoder = json.loads(self._tokenizer.decoder.__getstate__()) if self._tokenizer.decoder is not None else {}
+        self._decoders = {part["type"] for part in (decoder, *decoder.get("decoders", ())) if "type" in part}
         special = {token_id: token for token_id, token in added.items() if not self._is_text(token)}
         self.special_ids = frozenset(special)
         """The added tokens that are not text. Gemma also adds line breaks and HTML tags, which are text."""
@@ -85,6 +103,8 @@ class HubTokenizer:
         self._beginnings = frozenset(literal[:size] for literal in literals for size in range(1, len(literal)))
         self._longest = max(map(len, literals), default=0)
         self.eos_token_id = self._id_of(self.config.get("eos_token"))
+        self.end_token_ids = _read_end_tokens(root)
+        """The ids that end a reply by the model's `generation_config.json`; empty without one."""
         self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()
 
     @property
@@ -166,6 +186,33 @@ class HubTokenizer:
     def token(self, token_id: int) -> str:
         """One token as text, for log-prob listings."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """One token's bytes, maybe a part of a character. Those of a text's tokens, joined, are the text's."""
+        added = self._added.get(token_id)
+        if added is not None:
+            return added.encode()
+        piece = self._tokenizer.id_to_token(token_id) or ""
+        if "ByteLevel" in self._decoders:
+            return bytes(BYTE_OF[character] for character in piece if character in BYTE_OF)
+        if "ByteFallback" in self._decoders and (byte := BYTE_PIECE.fullmatch(piece)):
+            return bytes.fromhex(byte["hex"])
+        if self._decoders & {"Replace", "Metaspace"}:
+            return piece.replace("\u2581", " ").encode()
+        return self.token(token_id).encode()
+
+
+def _read_end_tokens(folder: Path) -> tuple[int, ...]:
+    path = folder / "generation_config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
+    end = config.get("eos_token_id") if isinstance(config, dict) else None
+    ids = end if isinstance(end, list) else [end]
+    return tuple(id for id in ids if isinstance(id, int) and not isinstance(id, bool))
 
 
 def _copy_with(added: list[Any], tokenizer: Any) -> Any:

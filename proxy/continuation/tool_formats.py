@@ -1,39 +1,136 @@
-"""The formats in which chat templates write tool calls, and the detection of a template's format.
+"""The formats of tool calls: those of the `renderers` families, and those that chat templates write.
 
-Detection renders a message with a known call. The template's format is the one whose parser returns the same call. The
-parsers come from the `renderers` package where it has one.
+Detection renders a message with a known call. The template's format is the one whose reader returns the same call.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rolltap.errors import ConfigError
-from rolltap.proxy.continuation.blocks import find_blocks
 from rolltap.proxy.continuation.json_calls import HERMES, MISTRAL
-from rolltap.proxy.continuation.rendering import ParsedCall, parsed_call, sampled_call
+from rolltap.proxy.continuation.json_formats import (
+    read_deepseek,
+    read_hermes,
+    read_kimi,
+    read_llama,
+    read_mistral,
+)
+from rolltap.proxy.continuation.literal_formats import read_gemma, read_lfm2, read_lfm2_unescaped
+from rolltap.proxy.continuation.markers import Markers
+from rolltap.proxy.continuation.message_formats import read_dsml, read_harmony, read_inkling_reply
+from rolltap.proxy.continuation.parsed import ParsedReply, Piece
+from rolltap.proxy.continuation.sampled_blocks import Block, Read, SampledCall
+from rolltap.proxy.continuation.tagged_formats import read_glm, read_hy3, read_minimax, read_qwen_xml
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.proxy.conversation.chat import Tool
 
-Read = Callable[[HubTokenizer, list[int]], tuple[list[int], list[ParsedCall]]]
+ReadReply = Callable[[HubTokenizer, Sequence[int], Sequence[int], Sequence[Tool]], ParsedReply]
+FindPieces = Callable[[HubTokenizer, Sequence[int], int, Sequence[Tool]], list[Piece]]
+
+
+def _read_nothing(block: Block) -> list[SampledCall] | None:
+    return []
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """`read` splits a reply's ids (without thinking and stop tokens) into the ids of its text, and its calls.
+    """`opening` and `closing` are the tokens around a block, which `read` reads.
 
-    `opening` and `closing` are the tokens around calls. Without them, a reply is a call only if its text begins with
-    one of `beginnings`. `head` matches the text before a call's arguments, if these are JSON in their own block.
+    Without an opening token, a reply is a call only if its text begins with one of `beginnings`; or `find_pieces` finds
+    the blocks in a reply after its thinking; or `read_reply` reads all of it. `head` matches the text before a call's
+    arguments, if these are JSON in their own block. `thinking` are the tags of thinking; they are spelled in ordinary
+    tokens if the vocabulary has no such tokens and the format `thinks_in_text`. `label` begins thinking.
     """
 
-    read: Read
+    read: Read = _read_nothing
     opening: str = ""
     closing: str = ""
     beginnings: tuple[str, ...] = ()
     head: re.Pattern[str] | None = None
+    thinking: tuple[str, str] = ("<think>", "</think>")
+    thinks_in_text: bool = False
+    label: str = ""
+    find_pieces: FindPieces | None = None
+    read_reply: ReadReply | None = None
+
+    def markers(self, tokenizer: HubTokenizer) -> Markers:
+        reasoning_open, reasoning_close, tool_open, tool_close = map(
+            tokenizer.convert_tokens_to_ids, (*self.thinking, self.opening, self.closing)
+        )
+        is_streamed = self.find_pieces is None and self.read_reply is None
+        is_streamed = is_streamed and not (self.thinks_in_text and reasoning_open is None)
+        return Markers(
+            reasoning_open,
+            reasoning_close,
+            tool_open,
+            tool_close,
+            beginnings=self.beginnings if is_streamed else None,
+            call_head=self.head,
+            reasoning_label=self.label,
+        )
+
+
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    "hermes": ToolFormat(read_hermes, "<tool_call>", "</tool_call>", head=HERMES),
+    "qwen-xml": ToolFormat(read_qwen_xml, "<tool_call>", "</tool_call>"),
+    "glm": ToolFormat(read_glm, "<tool_call>", "</tool_call>"),
+    "deepseek": ToolFormat(read_deepseek, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", thinks_in_text=True),
+    "kimi": ToolFormat(read_kimi, "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", thinks_in_text=True),
+    "minimax": ToolFormat(read_minimax, "<minimax:tool_call>", "</minimax:tool_call>"),
+    "mistral": ToolFormat(read_mistral, "[TOOL_CALLS]", head=MISTRAL),
+    "gemma4": ToolFormat(
+        read_gemma, "<|tool_call>", "<tool_call|>", thinking=("<|channel>", "<channel|>"), label="thought\n"
+    ),
+    "hy3": ToolFormat(
+        read_hy3,
+        "<tool_calls:opensource>",
+        "</tool_calls:opensource>",
+        thinking=("<think:opensource>", "</think:opensource>"),
+    ),
+    "lfm2": ToolFormat(read_lfm2, "<|tool_call_start|>", "<|tool_call_end|>"),
+    "lfm2-unescaped": ToolFormat(read_lfm2_unescaped, "<|tool_call_start|>", "<|tool_call_end|>"),
+    "llama": ToolFormat(read_llama, "<|python_tag|>", beginnings=("{",)),
+    "deepseek-v4": ToolFormat(find_pieces=read_dsml),
+    "gpt-oss": ToolFormat(read_reply=read_harmony),
+    "inkling": ToolFormat(read_reply=read_inkling_reply),
+    "none": ToolFormat(),
+}
+
+FAMILY_FORMATS = {
+    "qwen3": "hermes",
+    "qwen3-vl": "hermes",
+    "prime-qwen3": "qwen-xml",
+    "qwen3.5": "qwen-xml",
+    "qwen3.6": "qwen-xml",
+    "qwen3.8": "qwen-xml",
+    "nemotron-3": "qwen-xml",
+    "nemotron-3-ultra": "qwen-xml",
+    "nemotron-3.5": "qwen-xml",
+    "glm-4.5": "glm",
+    "glm-5": "glm",
+    "glm-5.1": "glm",
+    "glm-5.3": "glm",
+    "laguna-xs.2": "glm",
+    "laguna-m.1": "glm",
+    "laguna-xs-2.1": "glm",
+    "laguna-s-2.1": "glm",
+    "hy3": "hy3",
+    "kimi-k2": "kimi",
+    "kimi-k2.5": "kimi",
+    "deepseek-v3": "deepseek",
+    "deepseek-r1": "deepseek",
+    "deepseek-v4": "deepseek-v4",
+    "minimax-m2": "minimax",
+    "gemma4": "gemma4",
+    "llama-3": "llama",
+    "gpt-oss": "gpt-oss",
+    "inkling": "inkling",
+}
+"""The format of each family of the `renderers` package. rolltap reads the replies itself: the package strips values,
+merges calls and takes parts of a block for a whole."""
 
 
 def find_tool_format(name: str) -> ToolFormat:
@@ -44,81 +141,10 @@ def find_tool_format(name: str) -> ToolFormat:
         raise ConfigError(f"no tool format {name!r}; known: {', '.join(TOOL_FORMATS)}") from None
 
 
-def format_of(tokenizer: HubTokenizer, turn: list[int], name: str, arguments: Mapping[str, Any]) -> str:
-    """The name of the format that parses `turn` as a call of tool `name` with `arguments`; "none" if none does."""
-    for known, form in TOOL_FORMATS.items():
-        _, calls = form.read(tokenizer, turn)
-        if [(call.name, call.ok) for call in calls] == [(name, True)] and json.loads(calls[0].arguments) == arguments:
-            return known
-    return "none"
-
-
-def _by_renderers(parser: str) -> Read:
-    def read(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
-        from renderers.parsers import get_tool_parser
-
-        rest, calls = get_tool_parser(parser, tokenizer).extract(ids)
-        return rest, [parsed_call(call) for call in calls]
-
-    return read
-
-
-def _read_deepseek(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
-    """DeepSeek-V3: sections of calls. The package's parser reads only the first of its ids."""
-    form = TOOL_FORMATS["deepseek"]
-    sections = find_blocks(ids, *map(tokenizer.convert_tokens_to_ids, (form.opening, form.closing)))
-    read = _by_renderers("deepseek-v3")
-    calls = [
-        replace(call, block=number)
-        for number, section in enumerate(sections)
-        for call in read(tokenizer, ids[section])[1]
-    ]
-    return (ids[: sections[0].start], calls) if sections else (ids, [])
-
-
-def _read_llama(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
-    """Llama 3: the reply is a JSON object `{"name": ..., "parameters": {...}}`, optionally after `<|python_tag|>`."""
-    from renderers.parsing import parse_llama_3
-
-    tag = tokenizer.convert_tokens_to_ids("<|python_tag|>")
-    body = ids[1:] if tag is not None and ids[:1] == [tag] else ids
-    calls = [parsed_call(call) for call in parse_llama_3(tokenizer, body, stop_ids=set()).tool_calls]
-    return ([], calls) if calls else (ids, [])
-
-
-def _read_mistral(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
-    """Mistral: `[TOOL_CALLS]` and a JSON list of calls, or (since version 11) `name[ARGS]{...}` after each."""
-    sections = find_blocks(ids, tokenizer.convert_tokens_to_ids("[TOOL_CALLS]"), None)
-    calls: list[ParsedCall] = []
-    for number, section in enumerate(sections):
-        text = tokenizer.decode(ids[section][1:]).strip()
-        calls += [replace(call, block=number) for call in (_mistral_calls(text) if text else [])]
-    return (ids[: sections[0].start], calls) if sections else (ids, [])
-
-
-def _mistral_calls(section: str) -> list[ParsedCall]:
-    named = re.fullmatch(r"([\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\](.*)", section, re.DOTALL)
+def format_of_family(family: str) -> ToolFormat:
     try:
-        if named:
-            rows = [{"name": named[1], "arguments": json.loads(named[2])}]
-        else:
-            whole = json.loads(section)
-            rows = whole if isinstance(whole, list) else [whole]
-        return [sampled_call(row["name"], row["arguments"], True, section) for row in rows]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return [ParsedCall("", "", False, section)]
-
-
-def _read_nothing(tokenizer: HubTokenizer, ids: list[int]) -> tuple[list[int], list[ParsedCall]]:
-    return ids, []
-
-
-TOOL_FORMATS: dict[str, ToolFormat] = {
-    "hermes": ToolFormat(_by_renderers("qwen3"), "<tool_call>", "</tool_call>", head=HERMES),
-    "qwen-xml": ToolFormat(_by_renderers("qwen3.5"), "<tool_call>", "</tool_call>"),
-    "glm": ToolFormat(_by_renderers("glm"), "<tool_call>", "</tool_call>"),
-    "deepseek": ToolFormat(_read_deepseek, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-    "mistral": ToolFormat(_read_mistral, "[TOOL_CALLS]", head=MISTRAL),
-    "llama": ToolFormat(_read_llama, beginnings=("{",)),
-    "none": ToolFormat(_read_nothing),
-}
+        return TOOL_FORMATS[FAMILY_FORMATS[family]]
+    except KeyError:
+        raise ConfigError(
+            f"rolltap does not read the replies of renderer family {family!r}; known: {', '.join(FAMILY_FORMATS)}"
+        ) from None

@@ -33,6 +33,27 @@ class Image(msgspec.Struct, frozen=True, tag="image"):
     detail: str | None = None
 
 
+class Attachment(msgspec.Struct, frozen=True, tag="attachment"):
+    """A document, or other media that no engine takes. `where` is its path in its message.
+
+    `dialects.history` replaces it by its `text` where a tool returned it, and refuses it elsewhere.
+    """
+
+    kind: Literal["image", "document", "audio", "video"]
+    media_type: str = ""
+    where: str = ""
+
+    @property
+    def text(self) -> str:
+        """The line that the model reads instead."""
+        return f"[{self.name}, not shown to this model]"
+
+    @property
+    def name(self) -> str:
+        kind = self.media_type[:80] if self.media_type.isprintable() else ""
+        return f"{self.kind} ({kind})" if kind and self.kind != "image" else self.kind
+
+
 class Reasoning(msgspec.Struct, frozen=True, tag="reasoning"):
     """Thinking that the harness sends back. `handle` is the signature or encrypted content that came with it."""
 
@@ -41,15 +62,30 @@ class Reasoning(msgspec.Struct, frozen=True, tag="reasoning"):
 
 
 class ToolCall(msgspec.Struct, frozen=True):
-    """A tool invocation. `arguments` is the text as written: JSON for functions, free text for `custom` tools."""
+    """A tool invocation. `arguments` is the text as written: JSON for functions, free text for `custom` tools.
+
+    In a recorded reply, `id` is our handle and `given_id` the id that the model sampled or the upstream gave ("":
+    none). `extra` has the upstream's further fields, which it wants back (a thought signature).
+    """
 
     id: str
     name: str
     arguments: str
     kind: Literal["function", "custom"] = "function"
+    given_id: str = ""
+    extra: dict[str, Any] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.id, self.name, self.arguments, self.kind, self.given_id))  # `extra` has no hash
 
 
-Part = Text | Image | Reasoning
+Part = Text | Image | Attachment | Reasoning
+
+IMAGE_LINE = Attachment("image").text
+"""What a model that takes no images reads in the place of an image."""
+
+TOOL_MEDIA, TOOL_DOCUMENT = "tool_media", "tool_document"
+TOOL_RESULT_REPEATED, TOOL_RESULT_UNMATCHED = "tool_result_repeated", "tool_result_unmatched"
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -57,7 +93,8 @@ class Message(msgspec.Struct, frozen=True):
 
     With `recall` the client sent only the handle: the message stands for the recorded reply with this handle.
     `call_offset` of a tool message: the number of calls from the one that is next in order to the one that it answers.
-    `dialects.history` sets it; it is 0 if the results are in the order of the calls.
+    `dialects.history` sets it; it is 0 if the results are in the order of the calls. It also sets `marks`: what is
+    unusual about the message and may be answered otherwise than asked (`TOOL_MEDIA`, ...).
     """
 
     role: Role
@@ -69,6 +106,7 @@ class Message(msgspec.Struct, frozen=True):
     is_error: bool = False
     recall: bool = False
     call_offset: int = 0
+    marks: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -79,6 +117,14 @@ class Message(msgspec.Struct, frozen=True):
         between = "" if self.role == "assistant" else "\n"
         text = between.join([part.text for part in self.parts if isinstance(part, Text)])
         return f"{TOOL_ERROR}\n{text}" if self.is_error else text
+
+    @property
+    def described(self) -> str:
+        """The text for a model that takes no images: a line stands for each."""
+        if TOOL_MEDIA not in self.marks:
+            return self.text
+        parts = tuple(Text(IMAGE_LINE) if isinstance(part, Image) else part for part in self.parts)
+        return msgspec.structs.replace(self, parts=parts, marks=()).text
 
     @property
     def reasoning(self) -> str:
@@ -123,6 +169,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     thinking: bool | None = None
     effort: str | None = None
     thinking_budget: int | None = None  # tokens of thinking
+    keep_thinking: bool | None = None  # earlier thinking stays in the prompt (a policy's `history_thinking`)
     json_schema: dict[str, Any] | None = None  # structured output; {} asks for any JSON object
 
     def choice_seed(self, index: int) -> int | None:
@@ -160,6 +207,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     hints: Hints = Hints()
     previous: str | None = None  # the handle of the reply that this request continues (`previous_response_id`)
     recalls: bool = False
+    remarks: tuple[str, ...] = ()  # names of what was taken and is not done as asked (`CallShape.unapplied`)
     stored: bool = True  # False: the client will not ask for the reply again (`store`)
     head: bytes = b"{}"
     items: tuple[bytes, ...] = ()
@@ -177,11 +225,15 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A sampled token as a client that asked for log-probs sees it."""
+    """A sampled token as a client that asked for log-probs sees it.
+
+    `bytes`: the token's own bytes, which are no text where it is a part of a character. None: those of `token`.
+    """
 
     token: str
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
+    bytes: bytes | None = None
 
 
 # The stream of a reply. Every `index` is the 0-based choice (`n > 1`).

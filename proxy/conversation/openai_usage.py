@@ -16,12 +16,14 @@ class OutputDetails(msgspec.Struct):
 
 
 class OpenAIUsage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    """Token counts. None: the server did not count."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: OutputDetails | None = None
 
     def usage(self) -> Usage:
         cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else 0
         reasoning = self.completion_tokens_details.reasoning_tokens if self.completion_tokens_details else 0
-        return Usage(self.prompt_tokens, self.completion_tokens, cached or 0, reasoning or 0)
+        return Usage(self.prompt_tokens or 0, self.completion_tokens or 0, cached or 0, reasoning or 0)

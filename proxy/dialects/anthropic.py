@@ -38,7 +38,9 @@ from rolltap.proxy.dialects.history import Linker, unknown_tool
 from rolltap.proxy.dialects.item_cache import ItemCache
 from rolltap.proxy.dialects.json_reply import encode
 from rolltap.proxy.dialects.json_request import MAX_TOOLS, check_depth, cut, decode, invalid
+from rolltap.proxy.dialects.openai_chat_wire import token_limit
 from rolltap.proxy.dialects.openai_common import bearer
+from rolltap.proxy.dialects.thinking_switches import ThinkingDemand
 
 DROPPED_TOOLS = ("web_search_", "web_fetch_")
 TOOL_SEARCH = "tool_search_tool_"
@@ -61,7 +63,11 @@ class Anthropic(Dialect):
 
     name = "anthropic"
     items_field = "messages"
-    field_names: Mapping[str, str] = {"response_format": "output_config.format"}
+    field_names: Mapping[str, str] = {
+        "response_format": "output_config.format",
+        "stop": "stop_sequences",
+        "reasoning_effort": "output_config.effort",
+    }
     routes: Sequence[Route] = (
         Route("POST", "/v1/messages", "generate"),
         Route("POST", "/v1/messages/count_tokens", "count_tokens"),
@@ -82,7 +88,8 @@ class Anthropic(Dialect):
     def parse(self, request: WireRequest) -> ChatRequest:
         body = cut(request.body, ("messages", "system", "tools"))
         head = decode(body.head, wire.Head)
-        if head.max_tokens is None and not request.path.endswith("/count_tokens"):
+        generates = not request.path.endswith("/count_tokens")
+        if head.max_tokens is None and generates:
             raise invalid("max_tokens", "this field is required")
         items, entries = self._entries.all(body.array("messages"), "messages")
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ToolSet()
@@ -98,7 +105,7 @@ class Anthropic(Dialect):
             places += [f"messages[{index}]"] * len(entry.messages)
         if not entries:
             raise invalid("messages", "at least one message is required")
-        if messages[-1].role == "assistant":
+        if messages[-1].role == "assistant" and generates:
             raise invalid(places[-1], "prefill is not supported; the conversation must end with a user message")
         return ChatRequest(
             dialect=self.name,
@@ -108,10 +115,12 @@ class Anthropic(Dialect):
             tool_choice=tool_choice(head.tool_choice, tools),
             sampling=sampling(head),
             stream=bool(head.stream),
+            remarks=remarks(head),
             hints=read_hints(request.headers, user_id=head.metadata.user_id if head.metadata else None),
             head=body.head,
             items=items,
             fixed=body.fixed("system", "tools"),
+            wire={"names": {"response_format": "output_format"}} if head.output_format is not None else {},
         )
 
     def writer(self, request: ChatRequest) -> MessagesWriter:
@@ -173,18 +182,32 @@ def tool_choice(choice: wire.WireChoice | None, tools: ToolSet) -> ToolChoice:
 
 def sampling(head: wire.Head) -> Sampling:
     """Returns the sampling parameters of a request."""
-    config = head.output_config or wire.OutputConfig()
+    config, demand = head.output_config or wire.OutputConfig(), ThinkingDemand()
     form = config.format or head.output_format
     if form is not None:
         check_depth(form.schema, "output_config.format.schema")
+    if head.thinking is not None:
+        demand.think(head.thinking.type != "disabled")
+        demand.spend(head.thinking.budget_tokens)
+    demand.try_hard(config.effort)
     return Sampling(
         temperature=head.temperature,
         top_p=head.top_p,
         top_k=head.top_k,
-        max_tokens=head.max_tokens,
+        max_tokens=token_limit(head.max_tokens, "max_tokens"),
         stop=tuple(head.stop_sequences or ()),
-        thinking=None if head.thinking is None else head.thinking.type != "disabled",
-        effort=config.effort,
-        thinking_budget=head.thinking.budget_tokens if head.thinking is not None else None,
+        thinking=False if demand.thinking is None and demand.effort == "none" else demand.thinking,
+        effort=demand.effort,
+        thinking_budget=demand.budget,
         json_schema=form.schema if form is not None else None,
     )
+
+
+def remarks(head: wire.Head) -> tuple[str, ...]:
+    """What the request asks of the vendor's server and is not done here."""
+    edits = head.context_management.edits if head.context_management is not None else ()
+    names = {
+        "task_budget": head.output_config is not None and head.output_config.task_budget is not None,
+        "context_management": any(edit.type == "clear_tool_uses_20250919" for edit in edits),
+    }
+    return tuple(name for name, is_asked in names.items() if is_asked)

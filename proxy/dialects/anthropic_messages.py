@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rolltap.proxy.conversation.chat import (
-    Image,
     Message,
     Part,
     Reasoning,
@@ -17,7 +16,8 @@ from rolltap.proxy.conversation.chat import (
 from rolltap.proxy.dialects import anthropic_wire as wire
 from rolltap.proxy.dialects.arguments import text_of
 from rolltap.proxy.dialects.json_reply import encode
-from rolltap.proxy.dialects.json_request import check_image, decode, invalid
+from rolltap.proxy.dialects.json_request import decode, invalid
+from rolltap.proxy.dialects.media import attachment, image_part
 
 BILLING_HEADER = "x-anthropic-billing-header:"
 EMPTY_TEXT = "[System: Empty message content sanitised to satisfy protocol]"
@@ -83,13 +83,10 @@ def _assistant(blocks: Sequence[wire.Block]) -> Message:
 
 
 def _user_part(block: wire.Block, where: str, role: str) -> list[Part]:
-    match block:
-        case wire.TextBlock(text):
-            return [Text(text)] if text else []
-        case wire.ImageBlock() if role == "user":
-            return [_image(block, where)]
-        case wire.DocumentBlock(source=source) if role == "user":
-            return [Text(source.data)]
+    if isinstance(block, wire.TextBlock):
+        return [Text(block.text)] if block.text else []
+    if role == "user" and isinstance(block, wire.ImageBlock | wire.DocumentBlock | wire.SearchResultBlock):
+        return _media(block, where, from_tool=False)
     raise invalid(f"{where}.type", f"a {role} message does not take this block")
 
 
@@ -100,13 +97,46 @@ def _tool_result(block: wire.ToolResultBlock, where: str, deferred: Mapping[str,
         match part:
             case wire.TextBlock(text):
                 parts += [Text(text)] if text else []
-            case wire.DocumentBlock(source=source):
-                parts.append(Text(source.data))
-            case wire.ImageBlock():
-                parts.append(_image(part, f"{where}.content[{index}]"))
             case wire.ToolReferenceBlock(tool_name):
                 parts.append(Text(_definition(tool_name, deferred)))
+            case _:
+                parts += _media(part, f"{where}.content[{index}]", from_tool=True)
     return Message("tool", tuple(parts), tool_call_id=block.tool_use_id, is_error=bool(block.is_error))
+
+
+def _media(
+    block: wire.ImageBlock | wire.DocumentBlock | wire.SearchResultBlock, where: str, *, from_tool: bool
+) -> list[Part]:
+    """The parts of a block that is not text: an image, a document with text or without, a search result."""
+    match block:
+        case wire.ImageBlock(source=wire.Base64Source(media_type, data)):
+            return [image_part(f"data:{media_type};base64,{data}", f"{where}.source.data", from_tool=from_tool)]
+        case wire.ImageBlock(source=wire.UrlSource(url)):
+            return [image_part(url, f"{where}.source.url", from_tool=from_tool)]
+        case wire.ImageBlock():
+            return [attachment("image/unknown", where)]
+        case wire.DocumentBlock(source=wire.TextSource(data)):
+            return [Text(data)]
+        case wire.DocumentBlock(source=wire.ContentSource(content)):
+            blocks = [wire.TextBlock(content)] if isinstance(content, str) else content
+            inner = f"{where}.source.content"
+            return [
+                part
+                for index, item in enumerate(blocks)
+                for part in (
+                    [Text(item.text)]
+                    if isinstance(item, wire.TextBlock)
+                    else _media(item, f"{inner}[{index}]", from_tool=from_tool)
+                )
+            ]
+        case wire.DocumentBlock(source=wire.Base64Source(media_type)):
+            return [attachment(media_type, where)]
+        case wire.DocumentBlock(source=wire.UrlSource()):
+            return [attachment("application/pdf", where)]  # the protocol has URLs for PDFs only
+        case wire.DocumentBlock():
+            return [attachment("", where)]
+        case wire.SearchResultBlock(source, title, texts):
+            return [Text("\n".join([title, source, *(text.text for text in texts)]))]
 
 
 def _has_tool_reference(block: wire.ToolResultBlock) -> bool:
@@ -121,11 +151,3 @@ def _definition(name: str, deferred: Mapping[str, Tool]) -> str:
         return name
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return encode({"type": "function", "function": function}).decode()
-
-
-def _image(block: wire.ImageBlock, where: str) -> Image:
-    match block.source:
-        case wire.Base64Source(media_type, data):
-            return Image(check_image(f"data:{media_type};base64,{data}", f"{where}.source.data"))
-        case wire.UrlSource(url):
-            return Image(check_image(url, f"{where}.source.url"))

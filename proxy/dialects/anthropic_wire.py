@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from rolltap.proxy.dialects.openai_chat_wire import MAX_STOPS, Count, Name, StopText
+from rolltap.proxy.dialects.openai_chat_wire import MAX_STOPS, Name, StopText, TokenLimit
+from rolltap.proxy.dialects.thinking_switches import Budget, Effort
 
 ToolUseId = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -33,14 +34,29 @@ class TextSource(Struct, tag_field="type", tag="text"):
     data: str
 
 
+class ContentSource(Struct, tag_field="type", tag="content"):
+    content: str | list[TextBlock | ImageBlock]
+
+
+class FileSource(Struct, tag_field="type", tag="file"):
+    file_id: str
+
+
 class ImageBlock(Struct, tag_field="type", tag="image"):
-    source: Base64Source | UrlSource
+    source: Base64Source | UrlSource | FileSource
 
 
 class DocumentBlock(Struct, tag_field="type", tag="document"):
-    """A plain-text document. Other types (PDF) are refused: engines cannot read them."""
+    """A document. Only its text is read: engines can't read other types (PDF)."""
 
-    source: TextSource
+    source: TextSource | ContentSource | Base64Source | UrlSource | FileSource
+    title: str | None = None
+
+
+class SearchResultBlock(Struct, tag_field="type", tag="search_result"):
+    source: str
+    title: str
+    content: list[TextBlock]
 
 
 class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
@@ -64,9 +80,12 @@ class ToolReferenceBlock(Struct, tag_field="type", tag="tool_reference"):
     tool_name: str
 
 
+ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock
+
+
 class ToolResultBlock(Struct, tag_field="type", tag="tool_result"):
     tool_use_id: ToolUseId
-    content: str | list[TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock] | None = None
+    content: str | list[ResultBlock] | None = None
     is_error: bool | None = None
 
 
@@ -74,6 +93,7 @@ Block = (
     TextBlock
     | ImageBlock
     | DocumentBlock
+    | SearchResultBlock
     | ThinkingBlock
     | RedactedThinkingBlock
     | ToolUseBlock
@@ -116,7 +136,7 @@ class WireChoice(Struct):
 
 class Thinking(Struct):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: int | None = None
+    budget_tokens: Budget | None = None
     display: str | None = None
 
 
@@ -126,8 +146,9 @@ class OutputFormat(Struct):
 
 
 class OutputConfig(Struct, forbid_unknown_fields=True):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | bool | None = None
     format: OutputFormat | None = None
+    task_budget: dict[str, Any] | None = None  # a hint for the model, which is not given to it; findings count it
 
 
 class Metadata(Struct):
@@ -135,9 +156,10 @@ class Metadata(Struct):
 
 
 class Edit(Struct):
-    """A vendor-side edit of the history. It has no effect: the policy decides which thinking stays."""
+    """A vendor-side edit of the history. It has no effect: the policy decides which thinking stays, and the model sees
+    all tool results (findings count it)."""
 
-    type: Literal["clear_thinking_20251015"]
+    type: Literal["clear_thinking_20251015", "clear_tool_uses_20250919"]
 
 
 class ContextManagement(Struct, forbid_unknown_fields=True):
@@ -148,7 +170,7 @@ class Head(Struct, forbid_unknown_fields=True):
     """The body without `messages`, `system` and `tools`."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
-    max_tokens: Count | None = None
+    max_tokens: TokenLimit | None = None
     stream: bool | None = None
     tool_choice: WireChoice | None = None
     temperature: Annotated[float, Meta(ge=0, le=1)] | None = None

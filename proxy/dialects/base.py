@@ -23,7 +23,7 @@ from rolltap.proxy.conversation.chat import (
     ReplyStarted,
 )
 from rolltap.proxy.dialects.json_request import rebuild
-from rolltap.proxy.dialects.model_list import model_list
+from rolltap.proxy.dialects.model_list import NO_CONTEXTS, model_list
 from rolltap.proxy.dialects.reply_reader import ReplyReader
 
 Action = Literal["generate", "count_tokens", "models", "model", "retrieve"]
@@ -167,9 +167,12 @@ class Dialect(Protocol):
         """Returns the body of a `count_tokens` reply. Raises `NotFound` if the dialect has no such route."""
         raise NotFound(f"{self.name} has no route that counts tokens")
 
-    def models(self, names: Sequence[str], only: str | None) -> bytes:
-        """Returns the list of models, or the model `only`, in this dialect's form. Raises `NotFound`."""
-        return model_list(names, only)
+    def models(self, names: Sequence[str], only: str | None, contexts: Mapping[str, int] = NO_CONTEXTS) -> bytes:
+        """Returns the list of models, or the model `only`, in this dialect's form. Raises `NotFound`.
+
+        `contexts`: their context lengths, where these are known.
+        """
+        return model_list(names, only, contexts)
 
     def error(self, error: RolltapError) -> WireReply:
         """Renders the error in this dialect's shape, with the status that its clients handle correctly."""

@@ -25,6 +25,7 @@ from rolltap.proxy.conversation.chat import (
     Tool,
     ToolChoice,
 )
+from rolltap.proxy.conversation.effort import EFFORTS
 from rolltap.proxy.dialects import gemini_wire as wire
 from rolltap.proxy.dialects.base import ClientEnvironment, Dialect, Route, WireReply, WireRequest
 from rolltap.proxy.dialects.gemini_contents import join_contents, parse_content, parse_system
@@ -37,13 +38,15 @@ from rolltap.proxy.dialects.history import Linker, unknown_tool
 from rolltap.proxy.dialects.item_cache import ItemCache
 from rolltap.proxy.dialects.json_reply import encode
 from rolltap.proxy.dialects.json_request import MAX_TOOLS, BodyParts, check_depth, cut, decode, invalid
-from rolltap.proxy.dialects.model_list import model_list
+from rolltap.proxy.dialects.model_list import NO_CONTEXTS, model_list
+from rolltap.proxy.dialects.openai_chat_wire import token_limit
 from rolltap.proxy.dialects.openai_common import bearer
 
 MODELS = ("/v1beta/models", "/v1/models")
 STREAM = "streamGenerateContent"
 COUNT = "countTokens"
 APART = ("contents", "systemInstruction", "tools")
+TOOLS = {field.encode_name for field in msgspec.structs.fields(wire.WireTool)}
 KNOWN = {*APART, "generateContentRequest", *(field.encode_name for field in msgspec.structs.fields(wire.Head))}
 
 
@@ -55,6 +58,13 @@ class Gemini(Dialect):
     field_names: Mapping[str, str] = {
         "messages": "contents",
         "response_format": "generationConfig.responseJsonSchema",
+        **{
+            name: f"generationConfig.{wire.camel_key(name)}"
+            for name in ("temperature", "top_p", "top_k", "seed", "presence_penalty", "frequency_penalty")
+        },
+        "max_tokens": "generationConfig.maxOutputTokens",
+        "stop": "generationConfig.stopSequences",
+        "reasoning_effort": "generationConfig.thinkingConfig",
         "tool_choice": "toolConfig.functionCallingConfig",
         "logprobs": "generationConfig.responseLogprobs",
         "top_logprobs": "generationConfig.logprobs",
@@ -101,7 +111,7 @@ class Gemini(Dialect):
         for index, entry in enumerate(self._join_model_turns(contents)):
             messages += entry
             places += [f"contents[{index}]"] * len(entry)
-        if messages[-1].role == "assistant":
+        if messages[-1].role == "assistant" and not request.path.endswith(f":{COUNT}"):
             raise invalid(places[-1], "prefill is not supported; the conversation must end with a user's content")
         messages, places = self._identify(messages, places)
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ()
@@ -118,7 +128,7 @@ class Gemini(Dialect):
             head=body.head,
             items=items,
             fixed=body.fixed("systemInstruction", "tools"),
-            wire={"thoughts": thoughts},
+            wire={"thoughts": thoughts, "names": _schema_name(config)},
         )
 
     def _join_model_turns(self, contents: Sequence[tuple[Message, ...]]) -> list[tuple[Message, ...]]:
@@ -141,8 +151,8 @@ class Gemini(Dialect):
     def token_count(self, tokens: int) -> bytes:
         return encode({"totalTokens": tokens})
 
-    def models(self, names: Sequence[str], only: str | None) -> bytes:
-        return model_list(names, only and only.removeprefix("models/"))
+    def models(self, names: Sequence[str], only: str | None, contexts: Mapping[str, int] = NO_CONTEXTS) -> bytes:
+        return model_list(names, only and only.removeprefix("models/"), contexts)
 
     def error(self, error: RolltapError) -> WireReply:
         return gemini_error(error)
@@ -170,6 +180,7 @@ def _top_level(body: bytes | msgspec.Raw, where: str) -> dict[str, msgspec.Raw]:
 
 def parse_tools(raw: bytes) -> tuple[Tool, ...]:
     """Parses the `tools` field. The vendor's own search tools are left out."""
+    _check_hosted_tools(raw)
     tools: dict[str, Tool] = {}
     for index, entry in enumerate(wire.decode_either(raw, list[wire.WireTool], "tools")):
         for inner, declared in enumerate(entry.function_declarations or ()):
@@ -180,6 +191,14 @@ def parse_tools(raw: bytes) -> tuple[Tool, ...]:
     if len(tools) > MAX_TOOLS:
         raise invalid("tools", f"at most {MAX_TOOLS} tools")
     return tuple(tools.values())
+
+
+def _check_hosted_tools(raw: bytes) -> None:
+    """Refuses unknown tools. An empty object declares one, so it is not a field that asks for nothing."""
+    for index, entry in enumerate(decode(raw, list[dict[str, msgspec.Raw]], "tools")):
+        for name, value in entry.items():
+            if wire.camel_key(name) not in TOOLS and bytes(value) not in (b"null", b"false"):
+                raise invalid(f"tools[{index}].{name}", "this tool is not supported; leave it out")
 
 
 def _tool(declared: wire.FunctionDeclaration, where: str) -> Tool:
@@ -216,13 +235,17 @@ def sampling(config: wire.GenerationConfig) -> Sampling:
     """Returns the sampling parameters of a request."""
     thinking = config.thinking_config or wire.ThinkingConfig()
     level = thinking.thinking_level.lower() if thinking.thinking_level else None
+    if level == "thinking_level_unspecified":
+        level = None
+    elif level is not None and level not in EFFORTS:
+        raise invalid("generationConfig.thinkingConfig.thinkingLevel", f"unknown level; known: {', '.join(EFFORTS)}")
     if config.logprobs and not config.response_logprobs:
         raise invalid("generationConfig.logprobs", "needs responseLogprobs: true")
     return Sampling(
         temperature=config.temperature,
         top_p=config.top_p,
         top_k=None if config.top_k is None else int(config.top_k),
-        max_tokens=config.max_output_tokens,
+        max_tokens=token_limit(config.max_output_tokens, "generationConfig.maxOutputTokens"),
         stop=tuple(config.stop_sequences or ()),
         seed=config.seed,
         n=config.candidate_count or 1,
@@ -237,6 +260,15 @@ def sampling(config: wire.GenerationConfig) -> Sampling:
         else None,  # -1: the model decides
         json_schema=_schema(config),
     )
+
+
+def _schema_name(config: wire.GenerationConfig) -> dict[str, str]:
+    """The field that asks for structured output, where it is not `responseJsonSchema`."""
+    if config.response_schema is not None:
+        return {"response_format": "generationConfig.responseSchema"}
+    if config.response_json_schema is None and config.response_mime_type == "application/json":
+        return {"response_format": "generationConfig.responseMimeType"}
+    return {}
 
 
 def _schema(config: wire.GenerationConfig) -> dict[str, Any] | None:

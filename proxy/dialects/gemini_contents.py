@@ -8,7 +8,6 @@ import binascii
 import msgspec
 
 from rolltap.proxy.conversation.chat import (
-    Image,
     Message,
     Part,
     Reasoning,
@@ -17,7 +16,8 @@ from rolltap.proxy.conversation.chat import (
 )
 from rolltap.proxy.dialects import gemini_wire as wire
 from rolltap.proxy.dialects.arguments import text_of
-from rolltap.proxy.dialects.json_request import check_image, decode, invalid
+from rolltap.proxy.dialects.json_request import decode, invalid
+from rolltap.proxy.dialects.media import attachment, image_part
 
 _ANSWER_KEYS = ("output", "result", "content", "error")
 
@@ -51,8 +51,8 @@ def parse_content(raw: bytes) -> tuple[Message, ...]:
             messages.append(_response(part.function_response, f"{where}.functionResponse"))
         elif part.function_call is not None:
             raise invalid(f"{where}.functionCall", "only a model's content takes function calls")
-        elif part.inline_data is not None:
-            parts.append(_image(part.inline_data, f"{where}.inlineData"))
+        elif part.inline_data is not None or part.file_data is not None:
+            parts.append(_media(part, where, from_tool=bool(messages)))
         elif part.text:
             parts.append(Text(part.text))
     if parts or not messages:
@@ -71,7 +71,7 @@ def _model_turn(content: wire.Content) -> Message:
         if part.function_call is not None:
             call = part.function_call
             calls.append(ToolCall(call.id or "", call.name, text_of(call.args, f"{where}.functionCall.args")))
-        elif part.function_response is not None or part.inline_data is not None:
+        elif part.function_response is not None or part.inline_data is not None or part.file_data is not None:
             raise invalid(where, "a model's content takes text, thoughts and function calls")
         elif part.thought:
             parts.append(Reasoning(part.text or "", signature))
@@ -104,7 +104,7 @@ def _response(response: wire.FunctionResponse, where: str) -> Message:
     if text:
         parts.append(Text(text))
     for index, part in enumerate(response.parts or ()):
-        parts.append(_image(part.inline_data, f"{where}.parts[{index}].inlineData"))
+        parts.append(_media(part, f"{where}.parts[{index}]", from_tool=True))
     return Message("tool", tuple(parts), tool_call_id=response.id or "", name=response.name, is_error=is_error)
 
 
@@ -119,6 +119,12 @@ def _answer(raw: msgspec.Raw, where: str) -> tuple[str, bool]:
     return text_of(raw, where), "error" in value
 
 
-def _image(blob: wire.Blob, where: str) -> Image:
-    data = blob.data.replace("-", "+").replace("_", "/")
-    return Image(check_image(f"data:{blob.mime_type};base64,{data}", f"{where}.data"))
+def _media(part: wire.WirePart | wire.FunctionResponsePart, where: str, *, from_tool: bool) -> Part:
+    """An image, or an attachment. The vendor's stored files can't be read."""
+    if part.file_data is not None:
+        return attachment(part.file_data.mime_type or "", f"{where}.fileData")
+    if part.inline_data is None:
+        raise invalid(where, "expected inlineData or fileData")
+    data = part.inline_data.data.replace("-", "+").replace("_", "/")
+    url = f"data:{part.inline_data.mime_type};base64,{data}"
+    return image_part(url, f"{where}.inlineData.data", from_tool=from_tool)

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.dialects.json_request import check_depth, decode
-from rolltap.proxy.dialects.openai_chat_wire import MAX_STOPS, MAX_TOP_LOGPROBS, Count, Name, Penalty, StopText
+from rolltap.proxy.dialects.openai_chat_wire import MAX_STOPS, MAX_TOP_LOGPROBS, Name, Penalty, StopText, TokenLimit
 
 T = TypeVar("T")
 
@@ -32,6 +32,12 @@ class Blob(Wire):
     display_name: str | None = None
 
 
+class FileData(Wire):
+    file_uri: str
+    mime_type: str | None = None
+    display_name: str | None = None
+
+
 class FunctionCall(Wire):
     name: Name
     args: msgspec.Raw = msgspec.Raw(b"{}")
@@ -39,7 +45,8 @@ class FunctionCall(Wire):
 
 
 class FunctionResponsePart(Wire):
-    inline_data: Blob
+    inline_data: Blob | None = None
+    file_data: FileData | None = None
 
 
 class FunctionResponse(Wire):
@@ -58,6 +65,7 @@ class WirePart(Wire):
     thought: bool | None = None
     thought_signature: str | None = None
     inline_data: Blob | None = None
+    file_data: FileData | None = None
     function_call: FunctionCall | None = None
     function_response: FunctionResponse | None = None
     # no effect
@@ -110,7 +118,7 @@ class ThinkingConfig(Wire):
 
 class GenerationConfig(Wire):
     candidate_count: Annotated[int, Meta(ge=1, le=MAX_CANDIDATES)] | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: TokenLimit | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[float, Meta(ge=0, le=2**31)] | None = None

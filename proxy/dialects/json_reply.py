@@ -30,14 +30,28 @@ FINAL = (Unauthenticated, Forbidden, NotFound, SessionClosed)
 encode = msgspec.json.Encoder().encode
 
 
+SEPARATORS = ((b"\xe2\x80\xa8", b"\\u2028"), (b"\xe2\x80\xa9", b"\\u2029"), (b"\xc2\x85", b"\\u0085"))
+"""The characters that JSON allows in a string and that readers such as Python's `str.splitlines` split lines at, in
+UTF-8 and as JSON escapes. JSON escapes the others (U+000B, U+000C, U+001C to U+001E) itself."""
+
+
 def unnamed_event(payload: Any) -> bytes:
     """A server-sent event without a name."""
-    return b"data: " + encode(payload) + b"\n\n"
+    return b"data: " + encode_line(payload) + b"\n\n"
 
 
 def named_event(name: str, payload: Any) -> bytes:
     """A server-sent event with a name."""
-    return b"event: " + name.encode() + b"\ndata: " + encode(payload) + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + encode_line(payload) + b"\n\n"
+
+
+def encode_line(payload: Any) -> bytes:
+    """JSON without any character that a reader could take as the end of the line."""
+    data = encode(payload)
+    if not data.isascii():
+        for character, escape in SEPARATORS:
+            data = data.replace(character, escape)
+    return data
 
 
 def error_reply(error: RolltapError, payload: Any, headers: Mapping[str, str] | None = None) -> WireReply:

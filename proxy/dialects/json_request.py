@@ -19,11 +19,19 @@ import msgspec
 from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.conversation.chat import MAX_DEPTH
+from rolltap.proxy.dialects.asks_nothing import without
 
 T = TypeVar("T")
 
 MAX_TOOLS = 1024
 MAX_ITEMS = 100_000
+MAX_LEFT_OUT = 64
+LEFT_OUT_BYTES = 16 << 20
+"""Maximum number of fields that ask for nothing and would not be read otherwise. Each costs decoding the JSON again, so
+long JSON may have fewer: as many as make this number of bytes."""
+
+ABSENT = (b"null", b"false", b"{}")
+"""Values of a large field (messages, tools, system text) that count as absent."""
 
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
@@ -51,17 +59,29 @@ def invalid(param: str, message: str) -> InvalidRequest:
 
 
 def decode(data: bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
-    """Decodes `data` as `kind`. Raises `InvalidRequest`, which names the field; `where` is the path of `data`."""
-    try:
-        return from_json(data, kind)
-    except msgspec.ValidationError as error:
-        raise _field_error(str(error), where) from None
-    except msgspec.DecodeError as error:
-        raise invalid(where, f"not valid JSON: {error}") from None
-    except UnicodeDecodeError as error:
-        raise invalid(where, f"not valid UTF-8: {error.reason}") from None
-    except RecursionError:
-        raise invalid(where, "the JSON is nested too deep") from None
+    """Decodes `data` as `kind`. Raises `InvalidRequest`, which names the field; `where` is the path of `data`.
+
+    A field that is unknown, or has an invalid value, is left out if it asks for nothing (`asks_nothing`).
+    """
+    left_out = 0
+    while True:
+        try:
+            return from_json(data, kind)
+        except msgspec.ValidationError as error:
+            text = str(error)
+        except msgspec.DecodeError as error:
+            raise invalid(where, f"not valid JSON: {error}") from None
+        except UnicodeDecodeError as error:
+            raise invalid(where, f"not valid UTF-8: {error.reason}") from None
+        except RecursionError:
+            raise invalid(where, "the JSON is nested too deep") from None
+        match = _AT.match(text)
+        assert match is not None
+        unknown = _UNKNOWN.match(match["what"])
+        rest = without(data, match["path"] or "", unknown["field"] if unknown else None)
+        if rest is None or left_out == min(MAX_LEFT_OUT, LEFT_OUT_BYTES // len(rest) + 1):
+            raise _field_error(text, where)
+        data, left_out = rest, left_out + 1
 
 
 def _field_error(text: str, where: str) -> InvalidRequest:
@@ -112,10 +132,11 @@ def check_utf8(data: bytes) -> None:
 
 
 def cut(body: bytes, apart: Collection[str]) -> BodyParts:
-    """Splits a body into its `apart` fields and the rest. A null field counts as absent."""
+    """Splits a body into its `apart` fields and the rest. A null field counts as absent, and an `ABSENT` large one."""
     check_utf8(body)
     fields = decode(body, dict[str, msgspec.Raw])
-    present = {name: raw for name, raw in fields.items() if bytes(raw) != b"null"}
+    absent = {name: ABSENT if name in apart else ABSENT[:1] for name in fields}
+    present = {name: raw for name, raw in fields.items() if bytes(raw) not in absent[name]}
     head = {name: raw for name, raw in present.items() if name not in apart}
     return BodyParts(msgspec.json.encode(head), {name: bytes(present[name]) for name in apart if name in present})
 

@@ -20,6 +20,7 @@ from rolltap.proxy.conversation.chat import (
     Tool,
     ToolChoice,
 )
+from rolltap.proxy.conversation.effort import EFFORTS
 from rolltap.proxy.dialects import openai_chat_wire as wire
 from rolltap.proxy.dialects.base import Dialect, Route, WireReply, WireRequest
 from rolltap.proxy.dialects.hints import read_hints
@@ -29,8 +30,13 @@ from rolltap.proxy.dialects.json_request import MAX_TOOLS, check_depth, cut, dec
 from rolltap.proxy.dialects.openai_chat_messages import parse_message
 from rolltap.proxy.dialects.openai_chat_reader import ChatReader
 from rolltap.proxy.dialects.openai_chat_reply import ChatWriter, completion
+from rolltap.proxy.dialects.openai_chat_wire import token_limit
 from rolltap.proxy.dialects.openai_common import OPENAI_ENVIRONMENT, openai_error, openai_key
 from rolltap.proxy.dialects.request_cache import KnownRequest, RequestCache
+from rolltap.proxy.dialects.thinking_switches import ThinkingDemand, read_switches, switch
+
+MODES = ("none", "auto", "required", "any")
+"""`tool_choice` in words; `any` is Mistral's `required`."""
 
 
 class OpenAIChat(Dialect):
@@ -95,6 +101,7 @@ class OpenAIChat(Dialect):
             wire={
                 "include_usage": bool(head.stream_options and head.stream_options.include_usage),
                 "cache_key": head.prompt_cache_key,
+                "hides_thinking": _hides_thinking(head),
             },
         )
         return KnownRequest(chat, linked, request.body, array)
@@ -152,8 +159,10 @@ def _tool(entry: wire.WireTool, where: str) -> Tool:
 def tool_choice(choice: str | wire.WireChoice | None, parallel: bool | None, tools: Sequence[Tool]) -> ToolChoice:
     """Parses `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequest` if a named tool is not declared."""
     allow_parallel = parallel is not False
+    if isinstance(choice, wire.WireChoice) and choice.type in MODES:
+        choice = choice.type
     if choice is None or isinstance(choice, str):
-        mode: Any = choice or "auto"
+        mode: Any = "required" if choice == "any" else choice or "auto"
         if mode == "required" and not tools:
             raise invalid("tool_choice", "required, but no tools are declared")
         return ToolChoice(mode, parallel=allow_parallel)
@@ -182,12 +191,14 @@ def sampling(head: wire.Head) -> Sampling:
     if head.top_logprobs and not head.logprobs:
         raise invalid("top_logprobs", "needs logprobs: true")
     stop = (head.stop,) if isinstance(head.stop, str) else tuple(head.stop or ())
+    limits = [token_limit(getattr(head, name), name) for name in ("max_completion_tokens", "max_tokens")]
+    demand = _demand(head)
     return Sampling(
         temperature=head.temperature,
         top_p=head.top_p,
         top_k=None if head.top_k is None else max(head.top_k, 0),
         min_p=head.min_p,
-        max_tokens=head.max_completion_tokens or head.max_tokens,
+        max_tokens=limits[0] or limits[1],
         stop=stop,
         seed=head.seed,
         n=head.n or 1,
@@ -196,19 +207,33 @@ def sampling(head: wire.Head) -> Sampling:
         repetition_penalty=head.repetition_penalty,
         logprobs=bool(head.logprobs),
         top_logprobs=head.top_logprobs or 0,
-        thinking=_thinking(head),
-        effort=head.reasoning_effort,
+        thinking=demand.thinking,
+        effort=demand.effort,
+        thinking_budget=demand.budget,
+        keep_thinking=demand.keep,
         json_schema=_schema(head.response_format),
     )
 
 
-def _thinking(head: wire.Head) -> bool | None:
-    template = head.chat_template_kwargs
-    template_flags = (template.enable_thinking, template.thinking) if template else ()
-    for flag in (head.enable_thinking, *template_flags):
-        if flag is not None:
-            return flag
-    return None if head.reasoning_effort is None else head.reasoning_effort != "none"
+def _demand(head: wire.Head) -> ThinkingDemand:
+    asked = head.reasoning
+    demand = read_switches(head, head.reasoning_effort)
+    if isinstance(asked, wire.ReasoningSwitch):
+        demand.think(asked.enabled)
+        demand.spend(asked.max_tokens)
+        demand.try_hard(asked.effort)
+    elif isinstance(asked, str) and asked in EFFORTS:
+        demand.try_hard(asked)
+    else:
+        demand.think(switch(asked, "reasoning"))
+    demand.settle()
+    return demand
+
+
+def _hides_thinking(head: wire.Head) -> bool:
+    """Whether the client asks for replies without their thinking."""
+    asked = head.reasoning
+    return head.include_reasoning is False or (isinstance(asked, wire.ReasoningSwitch) and bool(asked.exclude))
 
 
 def _schema(spec: wire.ResponseFormat | None) -> dict[str, Any] | None:

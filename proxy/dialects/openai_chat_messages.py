@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rolltap.proxy.conversation.chat import (
-    Image,
     Message,
     Part,
     Reasoning,
@@ -12,7 +11,8 @@ from rolltap.proxy.conversation.chat import (
 )
 from rolltap.proxy.dialects import openai_chat_wire as wire
 from rolltap.proxy.dialects.arguments import check_arguments
-from rolltap.proxy.dialects.json_request import check_image, decode, invalid
+from rolltap.proxy.dialects.json_request import decode, invalid
+from rolltap.proxy.dialects.media import attachment, data_type, file_type, image_part
 
 
 def parse_message(raw: bytes) -> Message:
@@ -25,10 +25,7 @@ def parse_message(raw: bytes) -> Message:
         if getattr(entry, field):
             raise invalid(field, "a reply can't go on within a message (no prefill); leave it out for a new turn")
     if entry.role == "tool":
-        call_id = entry.tool_call_id or entry.id
-        if not call_id:
-            raise invalid("tool_call_id", "this field is required in a tool message")
-        return Message("tool", _parts(entry), tool_call_id=call_id, name=entry.name)
+        return Message("tool", _parts(entry), tool_call_id=entry.tool_call_id or entry.id or "", name=entry.name)
     if entry.role != "assistant":
         if entry.content is None:
             raise invalid("content", f"this field is required in a {entry.role} message")
@@ -47,14 +44,32 @@ def _parts(entry: wire.WireMessage) -> tuple[Part, ...]:
         return (Text(entry.content),) if entry.content else ()
     out: list[Part] = []
     for index, part in enumerate(entry.content or ()):
-        match part:
-            case wire.TextPart(text=text) | wire.RefusalPart(refusal=text):
-                out.append(Text(text))
-            case wire.ImagePart(image_url=image):
-                if entry.role not in ("user", "tool"):
-                    raise invalid(f"content[{index}].type", f"a {entry.role} message takes no images")
-                out.append(Image(check_image(image.url, f"content[{index}].image_url.url"), image.detail))
+        where = f"content[{index}]"
+        if isinstance(part, wire.TextPart):
+            out.append(Text(part.text))
+        elif isinstance(part, wire.RefusalPart):
+            out.append(Text(part.refusal))
+        elif entry.role not in ("user", "tool"):
+            raise invalid(f"{where}.type", f"a {entry.role} message takes only text")
+        elif isinstance(part, wire.ImagePart):
+            image = part.image_url
+            from_tool = entry.role == "tool"
+            out.append(image_part(image.url, f"{where}.image_url.url", detail=image.detail, from_tool=from_tool))
+        else:
+            out.append(attachment(_media_type(part), where))
     return tuple(out)
+
+
+def _media_type(part: wire.FilePart | wire.AudioPart | wire.AudioUrlPart | wire.VideoUrlPart) -> str:
+    match part:
+        case wire.FilePart(file=file):
+            return file_type(file.filename, file.file_data)
+        case wire.AudioPart(input_audio=audio):
+            return f"audio/{audio.format or 'unknown'}"
+        case wire.AudioUrlPart(audio_url=audio):
+            return data_type(audio.url) or "audio/unknown"
+        case wire.VideoUrlPart(video_url=video):
+            return data_type(video.url) or "video/unknown"
 
 
 def _tool_call(call: wire.WireToolCall, where: str) -> ToolCall:

@@ -8,41 +8,19 @@ import msgspec
 
 from rolltap.decoding import from_json
 from rolltap.proxy.conversation.chat import Choice, Usage
+from rolltap.proxy.conversation.openai_pieces import CallAssembler, CallDelta, MessagePiece
 from rolltap.proxy.conversation.openai_usage import OpenAIUsage
 from rolltap.proxy.dialects.openai_chat_messages import parse_message
 from rolltap.proxy.dialects.reply_reader import make_choice
 
 DONE = b"[DONE]"
-FINISHES = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
-TEXTS = ("content", "refusal", "reasoning_content", "reasoning")
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-    input: str | None = None  # of a custom tool
-
-
-class _ToolCall(msgspec.Struct):
-    index: int = 0
-    id: str | None = None
-    type: str | None = None
-    function: _Function | None = None
-    custom: _Function | None = None
-
-
-class _Message(msgspec.Struct):
-    content: str | None = None
-    refusal: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[_ToolCall] | None = None
+FINISHES = {"length": "length", "max_tokens": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
 
 
 class _Choice(msgspec.Struct):
-    index: int = 0
-    delta: _Message | None = None
-    message: _Message | None = None
+    index: int | None = None
+    delta: MessagePiece | None = None
+    message: MessagePiece | None = None
     text: str | None = None
     finish_reason: str | None = None
 
@@ -52,7 +30,7 @@ class _Problem(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice | None] | None = None
     usage: OpenAIUsage | None = None
     error: _Problem | None = None
 
@@ -64,12 +42,13 @@ class ChatReader:
         self.closing = self.ended = False
         self.error = ""
         self.usage: Usage | None = None
-        self._message: dict[str, Any] = {}
-        self._calls: dict[int, dict[str, Any]] = {}
+        self._text = self._thinking = ""
+        self._assembler = CallAssembler()
+        self._calls: list[list[CallDelta]] = []
         self._finish = ""
 
     def event(self, data: bytes) -> None:
-        if data == DONE:
+        if data.strip() == DONE:
             self.closing = self.ended = True
             return
         self._take(from_json(data, _Body))
@@ -79,9 +58,13 @@ class ChatReader:
         self.ended = True
 
     def choice(self) -> Choice:
-        calls = [self._calls[index] for index in sorted(self._calls)]
-        entry = {"role": "assistant", "content": None, **self._message, **({"tool_calls": calls} if calls else {})}
-        return make_choice(parse_message(msgspec.json.encode(entry)), FINISHES.get(self._finish, "stop"))
+        entry = {
+            "role": "assistant",
+            "content": self._text or None,
+            "reasoning_content": self._thinking or None,
+            "tool_calls": [_tool_call(pieces) for pieces in self._calls] or None,
+        }
+        return make_choice(parse_message(msgspec.json.encode(entry)), FINISHES.get(self._finish.lower(), "stop"))
 
     def _take(self, body: _Body) -> None:
         if body.error is not None:
@@ -89,26 +72,26 @@ class ChatReader:
             self.error = body.error.message
         if body.usage is not None:
             self.usage = body.usage.usage()
-        for choice in body.choices:
-            if choice.index == 0:
+        for choice in body.choices or ():
+            if choice is not None and not choice.index:
                 self._grow(choice)
 
     def _grow(self, choice: _Choice) -> None:
-        message = choice.delta or choice.message or _Message(content=choice.text)
-        for name in TEXTS:
-            if piece := getattr(message, name):
-                self._message[name] = self._message.get(name, "") + piece
-        for position, call in enumerate(message.tool_calls or ()):
-            self._call(call.index if choice.delta is not None else position, call)
-        if choice.finish_reason is not None:
+        message = choice.delta or choice.message or MessagePiece(content=choice.text)
+        thinking, text = message.texts()
+        self._thinking += thinking
+        self._text += text
+        for piece in self._assembler.take(message.call_pieces(), whole=choice.message is not None):
+            if piece.position == len(self._calls):
+                self._calls.append([])
+            self._calls[piece.position].append(piece)
+        if choice.finish_reason:
             self._finish = choice.finish_reason
             self.closing = True
 
-    def _call(self, index: int, piece: _ToolCall) -> None:
-        kind = "custom" if piece.custom is not None else "function"
-        text = "input" if kind == "custom" else "arguments"
-        call = self._calls.setdefault(index, {"id": "", "type": kind, kind: {"name": "", text: ""}})
-        call["id"] = piece.id or call["id"]
-        if (details := piece.custom or piece.function) is not None and kind in call:
-            call[kind]["name"] = details.name or call[kind]["name"]
-            call[kind][text] += getattr(details, text) or ""
+
+def _tool_call(pieces: list[CallDelta]) -> dict[str, Any]:
+    """A call as a harness sends it back. Only the old `function_call` has no id."""
+    first, text = pieces[0], "".join(piece.arguments for piece in pieces)
+    kind, field = ("custom", "input") if first.is_custom else ("function", "arguments")
+    return {"id": first.id or f"call_{first.position}", "type": kind, kind: {"name": first.name, field: text}}

@@ -34,13 +34,13 @@ def completion(request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -
             id=f"chatcmpl-{started.call_id}",
             created=started.created,
             model=request.model,
-            choices=[_choice(choice) for choice in ended.choices],
+            choices=[_choice(choice, request.wire["hides_thinking"]) for choice in ended.choices],
             usage=usage_out(ended.usage),
         )
     )
 
 
-def _choice(choice: Choice) -> wire.ChoiceOut:
+def _choice(choice: Choice, hides_thinking: bool) -> wire.ChoiceOut:
     message = choice.message
     return wire.ChoiceOut(
         index=choice.index,
@@ -48,7 +48,7 @@ def _choice(choice: Choice) -> wire.ChoiceOut:
             role="assistant",
             content=message.text or (None if message.tool_calls else ""),
             refusal=None,
-            reasoning_content=message.reasoning or None,
+            reasoning_content=None if hides_thinking else message.reasoning or None,
             tool_calls=[_tool_call(call) for call in message.tool_calls] or None,
         ),
         finish_reason=choice.finish,
@@ -82,7 +82,7 @@ def logprobs_out(logprobs: Sequence[TokenLogprob] | None) -> wire.LogprobsOut | 
             wire.TokenLogprobOut(
                 entry.token,
                 entry.logprob,
-                _bytes(entry.token),
+                _bytes(entry.token) if entry.bytes is None else list(entry.bytes),
                 [wire.TopLogprobOut(token, value, _bytes(token)) for token, value in entry.top],
             )
             for entry in logprobs
@@ -105,6 +105,7 @@ class ChatWriter:
     def __init__(self, request: ChatRequest) -> None:
         self._n = request.sampling.n
         self._usage: bool = request.wire["include_usage"]
+        self._hides_thinking: bool = request.wire["hides_thinking"]
         self._model = request.model
         self._id = ""
         self._created = 0
@@ -114,6 +115,8 @@ class ChatWriter:
         match event:
             case TextDelta(text, index):
                 return self._delta(index, wire.Delta(content=text))
+            case ReasoningDelta() if self._hides_thinking:
+                return COMMENT  # so that the client doesn't take thinking for silence
             case ReasoningDelta(text, index):
                 return self._delta(index, wire.Delta(reasoning_content=text))
             case ReplyStarted():

@@ -11,15 +11,26 @@ import msgspec
 from msgspec import Meta, Struct
 
 from rolltap.proxy.conversation.chat import MAX_NAME
+from rolltap.proxy.dialects.json_request import invalid
+from rolltap.proxy.dialects.thinking_switches import Budget, Effort, ThinkingSwitches
 
 MAX_CHOICES = 32
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+TokenLimit = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""-1: no limit. 0 is refused (`token_limit`)."""
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
+
+
+def token_limit(value: int | None, where: str) -> int | None:
+    """The most tokens of a reply; None for no limit. Raises `InvalidRequest` for 0."""
+    if value == 0:
+        raise invalid(where, "expected `int` >= 1, or -1 for no limit")
+    return None if value == -1 else value
 
 
 class ImageUrl(Struct):
@@ -37,6 +48,39 @@ class ImagePart(Struct, tag_field="type", tag="image_url"):
 
 class RefusalPart(Struct, tag_field="type", tag="refusal"):
     refusal: str
+
+
+class File(Struct):
+    filename: str | None = None
+    file_data: str | None = None
+    file_id: str | None = None
+
+
+class FilePart(Struct, tag_field="type", tag="file"):
+    file: File
+
+
+class Audio(Struct):
+    format: str | None = None
+
+
+class AudioPart(Struct, tag_field="type", tag="input_audio"):
+    input_audio: Audio
+
+
+class MediaUrl(Struct):
+    url: str
+
+
+class AudioUrlPart(Struct, tag_field="type", tag="audio_url"):
+    audio_url: MediaUrl
+
+
+class VideoUrlPart(Struct, tag_field="type", tag="video_url"):
+    video_url: MediaUrl
+
+
+ContentPart = TextPart | ImagePart | RefusalPart | FilePart | AudioPart | AudioUrlPart | VideoUrlPart
 
 
 class FunctionCall(Struct):
@@ -60,7 +104,7 @@ class WireMessage(Struct):
     """An entry of `messages`. Unknown fields are echoes of another server's reply (`provider_specific_fields`)."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart | ImagePart | RefusalPart] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     tool_calls: list[WireToolCall] | None = None
     tool_call_id: str | None = None
@@ -103,7 +147,7 @@ class AllowedTools(Struct):
 
 
 class WireChoice(Struct):
-    type: Literal["function", "custom", "allowed_tools"]
+    type: Literal["function", "custom", "allowed_tools", "none", "auto", "required", "any"]
     function: NamedTool | None = None
     custom: NamedTool | None = None
     allowed_tools: AllowedTools | None = None
@@ -124,27 +168,33 @@ class ResponseFormat(Struct):
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None  # no effect: usage comes once, at the end
 
 
-class TemplateArguments(Struct, forbid_unknown_fields=True):
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
+class ReasoningSwitch(Struct, forbid_unknown_fields=True):
+    """OpenRouter's."""
+
+    enabled: bool | None = None
+    effort: Effort | bool | None = None
+    max_tokens: Budget | None = None
+    exclude: bool | None = None
+    summary: str | None = None  # no effect: thinking is sent whole
 
 
-class Head(Struct, forbid_unknown_fields=True):
+class Head(ThinkingSwitches):
     """The body without `messages` and `tools`."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tool_choice: Literal["none", "auto", "required"] | WireChoice | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | WireChoice | None = None
     parallel_tool_calls: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    max_tokens: Count | None = None
-    max_completion_tokens: Count | None = None
+    max_tokens: TokenLimit | None = None
+    max_completion_tokens: TokenLimit | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -154,9 +204,9 @@ class Head(Struct, forbid_unknown_fields=True):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    chat_template_kwargs: TemplateArguments | None = None
-    enable_thinking: bool | None = None
+    reasoning_effort: Effort | bool | None = None
+    reasoning: bool | str | ReasoningSwitch | None = None
+    include_reasoning: bool | None = None
     prompt_cache_key: str | None = None
     # accepted only with a value that requests nothing
     modalities: list[Literal["text"]] | None = None

@@ -35,11 +35,12 @@ from rolltap.proxy.dialects.openai_chat_reply import DONE, usage_out
 from rolltap.proxy.dialects.openai_chat_wire import (
     MAX_CHOICES,
     MAX_STOPS,
-    Count,
     Penalty,
     StopText,
     StreamOptions,
+    TokenLimit,
     UsageOut,
+    token_limit,
 )
 from rolltap.proxy.dialects.openai_common import OPENAI_ENVIRONMENT, openai_error, openai_key
 
@@ -53,7 +54,7 @@ class Head(Struct, forbid_unknown_fields=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
+    max_tokens: TokenLimit | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
@@ -122,7 +123,9 @@ class OpenAICompletions(Dialect):
             sampling=Sampling(
                 temperature=head.temperature,
                 top_p=head.top_p,
-                max_tokens=head.max_tokens or DEFAULT_MAX_TOKENS,
+                max_tokens=DEFAULT_MAX_TOKENS
+                if head.max_tokens is None
+                else token_limit(head.max_tokens, "max_tokens"),
                 stop=stop,
                 seed=head.seed,
                 n=head.n or 1,

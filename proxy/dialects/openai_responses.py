@@ -1,5 +1,7 @@
 """OpenAI Responses: `POST /v1/responses`, and `GET /v1/responses/{id}`, which returns a recorded reply.
 
+`/v1/responses/compact` and `compaction_trigger` are in `openai_responses_compaction`.
+
 An assistant turn is several items (reasoning, message, calls); consecutive ones become one canonical message. Clients
 echo item ids, `encrypted_content` and `call_id`s, so these carry the handles.
 
@@ -28,10 +30,14 @@ from rolltap.proxy.dialects.base import Dialect, FindCall, Route, WireReply, Wir
 from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.history import Linker
 from rolltap.proxy.dialects.item_cache import ItemCache
+from rolltap.proxy.dialects.json_reply import encode
 from rolltap.proxy.dialects.json_request import BodyParts, check_depth, cut, decode, invalid
+from rolltap.proxy.dialects.openai_chat_wire import token_limit
 from rolltap.proxy.dialects.openai_common import OPENAI_ENVIRONMENT, openai_error, openai_key
+from rolltap.proxy.dialects.openai_responses_compaction import COMPACT, CompactionWriter, compacted_body, compacting
 from rolltap.proxy.dialects.openai_responses_items import (
     ContentPiece,
+    EffortUpdate,
     ParsedItem,
     follows,
     join_pieces,
@@ -42,6 +48,7 @@ from rolltap.proxy.dialects.openai_responses_reader import ResponsesReader
 from rolltap.proxy.dialects.openai_responses_recall import recall
 from rolltap.proxy.dialects.openai_responses_reply import ResponsesWriter, response_body
 from rolltap.proxy.dialects.openai_responses_tools import ResponsesToolSet, parse_tools, tool_choice
+from rolltap.proxy.dialects.thinking_switches import read_switches
 
 APART = ("input", "instructions", "tools")
 
@@ -51,9 +58,17 @@ class OpenAIResponses(Dialect):
 
     name = "openai_responses"
     items_field = "input"
-    field_names: Mapping[str, str] = {"messages": "input", "response_format": "text.format", "logprobs": "include"}
+    field_names: Mapping[str, str] = {
+        "messages": "input",
+        "response_format": "text.format",
+        "logprobs": "include",
+        "max_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
+    }
     routes: Sequence[Route] = (
         Route("POST", "/v1/responses", "generate"),
+        Route("POST", COMPACT, "generate"),
+        Route("POST", "/v1/responses/input_tokens", "count_tokens"),
         Route("GET", "/v1/responses/{reply}", "retrieve"),
     )
     stream_url = "/v1/responses"
@@ -83,13 +98,16 @@ class OpenAIResponses(Dialect):
             raise invalid("input", "at least one item is required")
         recalls = any(message.recall for message in messages)
         whole = head.previous_response_id is None and not recalls
-        return ChatRequest(
+        triggers = [index for index, item in enumerate(parsed) if isinstance(item, wire.CompactionTrigger)]
+        if triggers and triggers[0] < len(parsed) - 1:
+            raise invalid(f"input[{triggers[0]}]", "compaction_trigger must be the last item")
+        chat = ChatRequest(
             dialect=self.name,
             model=head.model,
             messages=self._linker.link(messages, places.__getitem__, whole=whole),
             tools=tools.tools,
             tool_choice=tool_choice(head.tool_choice, head.parallel_tool_calls, tools),
-            sampling=sampling(head),
+            sampling=sampling(head, effort_update(parsed)),
             stream=bool(head.stream),
             hints=read_hints(request.headers, cache_key=head.prompt_cache_key),
             previous=head.previous_response_id,
@@ -98,8 +116,10 @@ class OpenAIResponses(Dialect):
             head=body.head,
             items=items,
             fixed=body.fixed("instructions", "tools"),
-            wire={"head": head, "namespaces": tools.namespaces},
+            wire={"head": head, "namespaces": tools.namespaces, "compacts": ""},
         )
+        by_path = request.route == COMPACT and not triggers
+        return compacting(chat, by_path=by_path) if triggers or by_path else chat
 
     def _messages(
         self, parsed: Sequence[ParsedItem], tools: ResponsesToolSet
@@ -127,6 +147,8 @@ class OpenAIResponses(Dialect):
             close_turn()
             if isinstance(item, ResponsesToolSet):
                 tools = tools.with_more(item)
+            elif isinstance(item, EffortUpdate | wire.CompactionTrigger):
+                continue
             else:
                 messages.append(item)
                 places.append(f"input[{index}]")
@@ -134,13 +156,18 @@ class OpenAIResponses(Dialect):
         return messages, places, tools
 
     async def recall(self, request: ChatRequest, find: FindCall) -> ChatRequest:
-        return await recall(request, find)
+        return await recall(request, find, self._linker)
 
     def writer(self, request: ChatRequest) -> ResponsesWriter:
-        return ResponsesWriter(request)
+        return CompactionWriter(request) if request.wire["compacts"] else ResponsesWriter(request)
 
     def reply(self, request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
+        if request.wire["compacts"]:
+            return compacted_body(request, started, ended)
         return response_body(request, started, ended)
+
+    def token_count(self, tokens: int) -> bytes:
+        return encode({"object": "response.input_tokens", "input_tokens": tokens})
 
     def error(self, error: RolltapError) -> WireReply:
         return openai_error(error)
@@ -152,17 +179,29 @@ def _input(body: BodyParts) -> bytes:
     return b'[{"role":"user","content":' + raw + b"}]" if raw.startswith(b'"') else raw
 
 
-def sampling(head: wire.Head) -> Sampling:
-    """Returns the sampling parameters of a request."""
-    effort = head.reasoning.effort if head.reasoning else None
+def effort_update(parsed: Sequence[ParsedItem]) -> str | bool | None:
+    """The effort of the last `configuration_update` that has one."""
+    efforts = [item.effort for item in parsed if isinstance(item, EffortUpdate) and item.effort is not None]
+    return efforts[-1] if efforts else None
+
+
+def sampling(head: wire.Head, effort: str | bool | None) -> Sampling:
+    """Returns the sampling parameters of a request. `effort`: that of its last `configuration_update`."""
+    asked = head.reasoning or wire.ReasoningConfig()
+    demand = read_switches(head, asked.effort if effort is None else effort)
+    demand.think(asked.enabled)
+    demand.spend(asked.max_tokens)
+    demand.settle()
     return Sampling(
         temperature=head.temperature,
         top_p=head.top_p,
-        max_tokens=head.max_output_tokens,
+        max_tokens=token_limit(head.max_output_tokens, "max_output_tokens"),
         logprobs="message.output_text.logprobs" in (head.include or ()) or bool(head.top_logprobs),
         top_logprobs=head.top_logprobs or 0,
-        thinking=None if effort is None else effort != "none",
-        effort=effort,
+        thinking=demand.thinking,
+        effort=demand.effort,
+        thinking_budget=demand.budget,
+        keep_thinking=demand.keep,
         json_schema=_schema(head.text.format if head.text else None),
     )
 

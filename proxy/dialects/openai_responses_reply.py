@@ -75,7 +75,12 @@ class CustomCallOut(Struct, tag_field="type", tag="custom_tool_call", omit_defau
     namespace: str | None = None
 
 
-OutputItem = ReasoningOut | MessageOut | FunctionCallOut | CustomCallOut
+class CompactionOut(Struct, tag_field="type", tag="compaction"):
+    id: str
+    encrypted_content: str
+
+
+OutputItem = ReasoningOut | MessageOut | FunctionCallOut | CustomCallOut | CompactionOut
 
 
 class InputDetails(Struct):
@@ -149,16 +154,21 @@ def response_out(request: ChatRequest, started: ReplyStarted) -> ResponseOut:
     )
 
 
-def end_response(response: ResponseOut, choice: Choice, usage: Usage, output: list[OutputItem]) -> None:
-    """Completes the response object. It is `incomplete` if the reply hit the token limit."""
-    response.output = output
-    response.usage = UsageOut(
+def usage_out(usage: Usage) -> UsageOut:
+    """Returns token counts in this protocol's form."""
+    return UsageOut(
         input_tokens=usage.prompt,
         input_tokens_details=InputDetails(usage.cached, 0),
         output_tokens=usage.output,
         output_tokens_details=OutputDetails(usage.reasoning),
         total_tokens=usage.prompt + usage.output,
     )
+
+
+def end_response(response: ResponseOut, choice: Choice, usage: Usage, output: list[OutputItem]) -> None:
+    """Completes the response object. It is `incomplete` if the reply hit the token limit."""
+    response.output = output
+    response.usage = usage_out(usage)
     response.status = "incomplete" if choice.finish == "length" else "completed"
     if choice.finish == "length":
         response.incomplete_details = {"reason": "max_output_tokens"}

@@ -10,6 +10,8 @@ from rolltap.proxy.dialects import openai_responses_wire as wire
 from rolltap.proxy.dialects.history import unknown_tool
 from rolltap.proxy.dialects.json_request import MAX_TOOLS, check_depth, invalid
 
+MODES = ("none", "auto", "required", "any")
+
 DEFAULT_NAMESPACE = "functions"
 
 DROPPED_TOOLS = frozenset(
@@ -83,12 +85,14 @@ def _tool(entry: wire.WireTool, place: str, namespace: wire.WireTool | None) -> 
 def tool_choice(choice: str | wire.WireChoice | None, parallel: bool | None, tools: ResponsesToolSet) -> ToolChoice:
     """Parses `tool_choice` and `parallel_tool_calls`. Raises `InvalidRequest` if a named tool is not declared."""
     allow_parallel = parallel is not False
+    if isinstance(choice, wire.WireChoice) and choice.type in MODES:
+        choice = choice.type
     match choice:
         case None | "auto":
             return ToolChoice("auto", parallel=allow_parallel)
         case "none":
             return ToolChoice("none", parallel=allow_parallel)
-        case "required":
+        case "required" | "any":
             if not tools.tools:
                 raise invalid("tool_choice", "required, but no tools are declared")
             return ToolChoice("required", parallel=allow_parallel)

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from rolltap.proxy.dialects.openai_chat_wire import MAX_TOP_LOGPROBS, Count, Name
+from rolltap.proxy.dialects.openai_chat_wire import MAX_TOP_LOGPROBS, Audio, Name, TokenLimit
+from rolltap.proxy.dialects.thinking_switches import Budget, Effort, ThinkingSwitches
 
 CallId = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -37,7 +38,24 @@ class InputImage(Struct, tag_field="type", tag="input_image"):
     file_id: str | None = None
 
 
-ContentPart = InputText | OutputText | PlainText | Refusal | InputImage
+class InputFile(Struct, tag_field="type", tag="input_file"):
+    filename: str | None = None
+    file_data: str | None = None
+    file_id: str | None = None
+    file_url: str | None = None
+
+
+class InputAudio(Struct, tag_field="type", tag="input_audio"):
+    input_audio: Audio
+
+
+class EncryptedContent(Struct, tag_field="type", tag="encrypted_content"):
+    """Text that only the vendor can read. Codex's agents send it to each other with the vendor's models."""
+
+    encrypted_content: str = ""
+
+
+ContentPart = InputText | OutputText | PlainText | Refusal | InputImage | InputFile | InputAudio | EncryptedContent
 
 
 class SummaryText(Struct, tag_field="type", tag="summary_text"):
@@ -95,6 +113,34 @@ class AgentMessageItem(Struct, tag_field="type", tag="agent_message"):
     content: str | list[ContentPart]
 
 
+class ConfigurationUpdate(Struct, tag_field="type", tag="configuration_update"):
+    """Another effort from here on, until the next one. The request's own `reasoning.effort` stays what it was."""
+
+    reasoning: ReasoningUpdate | None = None
+
+
+class ReasoningUpdate(Struct):
+    effort: Effort | bool | None = None
+
+
+class CompactionItem(Struct, tag_field="type", tag="compaction"):
+    """Stands for a history that was replaced by a summary."""
+
+    encrypted_content: str | None = None
+    id: str | None = None
+
+
+class CompactionSummaryItem(Struct, tag_field="type", tag="compaction_summary"):
+    """Older releases of Codex: a `compaction`."""
+
+    encrypted_content: str | None = None
+    id: str | None = None
+
+
+class CompactionTrigger(Struct, tag_field="type", tag="compaction_trigger"):
+    """The last item of a request for a compaction."""
+
+
 class ItemReference(Struct, tag_field="type", tag="item_reference"):
     id: str
 
@@ -108,6 +154,10 @@ Item = (
     | CustomOutputItem
     | AdditionalToolsItem
     | AgentMessageItem
+    | ConfigurationUpdate
+    | CompactionItem
+    | CompactionSummaryItem
+    | CompactionTrigger
     | ItemReference
 )
 
@@ -151,7 +201,10 @@ class TextConfig(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class ReasoningConfig(Struct, forbid_unknown_fields=True, omit_defaults=True):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | bool | None = None
+    enabled: bool | None = None
+    max_tokens: Budget | None = None
+    mode: Literal["standard"] | None = None
     summary: str | None = None
     generate_summary: str | None = None
     context: str | None = None
@@ -159,6 +212,7 @@ class ReasoningConfig(Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
+    include_usage: bool | None = None
 
 
 Include = Literal[
@@ -173,18 +227,18 @@ Include = Literal[
 ]
 
 
-class Head(Struct, forbid_unknown_fields=True):
+class Head(ThinkingSwitches):
     """The body without `input`, `instructions` and `tools`."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
     previous_response_id: str | None = None
     include: list[Include] | None = None
-    tool_choice: Literal["none", "auto", "required"] | WireChoice | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | WireChoice | None = None
     parallel_tool_calls: bool | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    max_output_tokens: Count | None = None
+    max_output_tokens: TokenLimit | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None

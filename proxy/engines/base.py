@@ -62,7 +62,8 @@ class SampleChunk(msgspec.Struct, frozen=True, eq=False):
     the engine echoes, if it does; the proxy compares it. `extras`: optional arrays with one row per id of this chunk:
     `top_ids` and `top_logprobs` [t, k], including the sampled token, and `sampling_mask` [t, k], the ids that the token
     was drawn from if not all (padded with -1). `whole`: arrays with one row per id of the whole output, with the last
-    chunk: `routed_experts` int16 [T, layers, k] (from SGLang, which sends no shape: [T, layers x k]).
+    chunk: `routed_experts` int16 [T, layers, k] (from SGLang, which sends no shape: [T, layers x k]). `unknown_finish`:
+    the server's finish reason if rolltap does not know it; `finish` is "stop" then.
     """
 
     token_ids: Sequence[int] = ()
@@ -72,6 +73,7 @@ class SampleChunk(msgspec.Struct, frozen=True, eq=False):
     prompt_ids: Sequence[int] | None = None
     extras: Mapping[str, np.ndarray] = NOTHING
     whole: Mapping[str, np.ndarray] = NOTHING
+    unknown_finish: str = ""
 
 
 def join_chunks(chunks: Sequence[SampleChunk]) -> SampleChunk:
@@ -83,6 +85,7 @@ def join_chunks(chunks: Sequence[SampleChunk]) -> SampleChunk:
         token_ids=[token for chunk in chunks for token in chunk.token_ids],
         logprobs=None if chunks[0].logprobs is None else [value for chunk in chunks for value in chunk.logprobs or ()],
         finish=next((chunk.finish for chunk in reversed(chunks) if chunk.finish is not None), None),
+        unknown_finish=next((chunk.unknown_finish for chunk in reversed(chunks) if chunk.unknown_finish), ""),
         versions=next((chunk.versions for chunk in reversed(chunks) if chunk.versions is not None), None),
         prompt_ids=next((chunk.prompt_ids for chunk in chunks if chunk.prompt_ids is not None), None),
         extras={name: np.concatenate([c.extras[name] for c in chunks if name in c.extras]) for name in names},
@@ -209,12 +212,13 @@ class ChatCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolDelta:
-    """A piece of the tool call at `position`; its first piece has `id` and `name`."""
+    """A piece of the tool call at `position`; its first piece has `id` and `name`. `extra`: see `ToolCall`."""
 
     position: int
     arguments: str = ""
     id: str = ""
     name: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ChatChunk(msgspec.Struct, frozen=True, eq=False):
@@ -222,7 +226,8 @@ class ChatChunk(msgspec.Struct, frozen=True, eq=False):
 
     `token_ids` and `logprobs` may arrive later than their text, at the latest with the chunk that has `finish`. If the
     upstream returns none, `complete` of that chunk is False, and the call is text only. `prompt_ids`: the rendered
-    prompt, with the first or the last chunk. `usage` comes with the last chunk.
+    prompt, with the first or the last chunk. `usage` comes with the last chunk. `unknown_finish`: as in `SampleChunk`.
+    `nameless_calls` (last chunk): the reply has tool calls whose name never came, which are left out.
     """
 
     reasoning: str = ""
@@ -234,6 +239,8 @@ class ChatChunk(msgspec.Struct, frozen=True, eq=False):
     complete: bool = False
     prompt_ids: Sequence[int] | None = None
     usage: Usage | None = None
+    unknown_finish: str = ""
+    nameless_calls: bool = False
 
 
 TakeChat = Callable[[ChatChunk], Awaitable[bool]]

@@ -11,42 +11,20 @@ from typing import Any, Literal
 import msgspec
 
 from rolltap.proxy.conversation.chat import TOOL_ERROR, Image, Message, Part, Reasoning, Tool, ToolChoice
+from rolltap.proxy.conversation.openai_pieces import MessagePiece
 from rolltap.proxy.conversation.openai_usage import OpenAIUsage
+from rolltap.proxy.engines import decode
 from rolltap.proxy.engines.base import ChatCall
-from rolltap.proxy.engines.decode import Problem, event_reader
 
 IdsBy = Literal["vllm", "sglang", "none"]
 
 FINISHES: dict[str, Any] = {
-    "stop": "stop",
-    "length": "length",
-    "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
-    "content_filter": "stop",
-    "abort": "abort",
+    **decode.FINISHES,
+    **dict.fromkeys(("tool_calls", "tool_call", "tool_use", "function_call"), "tool_calls"),
 }
 
 
-class FunctionDelta(msgspec.Struct, frozen=True):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class ToolCallDelta(msgspec.Struct):
-    index: int = 0
-    id: str | None = None
-    function: FunctionDelta = FunctionDelta()
-
-
-class Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCallDelta] | None = None
-
-
 class Token(msgspec.Struct):
-    token: str = ""
     logprob: float | None = None
 
 
@@ -55,7 +33,11 @@ class Logprobs(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    delta: Delta = Delta()
+    """A choice of an event, or of a reply that is not streamed (`message`)."""
+
+    index: int | None = None
+    delta: MessagePiece | None = None
+    message: MessagePiece | None = None
     logprobs: Logprobs | None = None
     finish_reason: str | None = None
     token_ids: list[int] | None = None
@@ -67,14 +49,19 @@ class SglExt(msgspec.Struct):
 
 
 class ChatEvent(msgspec.Struct):
-    choices: list[Choice] = []
+    choices: list[Choice | None] | None = None
     prompt_token_ids: list[int] | None = None
     usage: OpenAIUsage | None = None
     sglext: SglExt | None = None
-    error: Problem | None = None
+    error: decode.Problem | str | None = None
+
+    @property
+    def choice(self) -> Choice | None:
+        """The one choice that was asked for."""
+        return next((choice for choice in self.choices or () if choice is not None and not choice.index), None)
 
 
-read_events = event_reader(ChatEvent)
+read_events = decode.event_reader(ChatEvent)
 
 
 def headers_of(call: ChatCall, ids_by: IdsBy) -> dict[str, str]:
@@ -122,7 +109,12 @@ def _message(message: Message) -> dict[str, Any]:
         row["reasoning"] = row["reasoning_content"] = message.reasoning
     if message.tool_calls:
         row["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _arguments(call)},
+                **call.extra,
+            }
             for call in message.tool_calls
         ]
     if message.role == "tool":

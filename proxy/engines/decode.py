@@ -19,13 +19,21 @@ from rolltap.proxy.engines.http import failure
 from rolltap.types import VersionSpan
 
 T = TypeVar("T", bound=msgspec.Struct)
+Finish = TypeVar("Finish", bound=str)
 
 FinishReason = Literal["stop", "length", "abort"]
-FINISHES: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+FINISHES: dict[str, FinishReason] = {
+    **dict.fromkeys(("stop", "eos", "end_turn", "stop_sequence", "content_filter"), "stop"),
+    **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
+    **dict.fromkeys(("abort", "aborted", "cancelled", "error"), "abort"),
+}
+"""rolltap's words for what servers name as the end of an output. "error": the server failed in the middle of it."""
 
 INITIAL_VERSION = "default"
 """What vLLM and SGLang call weights that were never updated: rolltap's version 0."""
 
+
+RAW_FIELDS = ("prompt_token_ids", "arguments")
 
 VERSIONS = 1 << 31
 """Weight versions are less, as tokens carry them as int32: a greater number (a time stamp) is a name like any other."""
@@ -82,22 +90,22 @@ def event_reader(kind: type[T]) -> Callable[[Sequence[bytes]], Iterator[T]]:
 
 def _lenient(data: bytes, kind: type[T], cause: Exception) -> T:
     try:
-        return convert(json.loads(data, object_hook=_raw_prompt_fields), kind)
+        return convert(json.loads(data, object_hook=_raw_fields), kind)
     except (ValueError, RecursionError) as error:
         raise EngineProtocolError(f"the engine sent an event that is not JSON: {cause}") from error
 
 
-def _raw_prompt_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an object as the strict reader has them: a prompt's ids stay JSON."""
-    name = "prompt_token_ids"
-    return {**fields, name: msgspec.Raw(msgspec.json.encode(fields[name]))} if name in fields else fields
+def _raw_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of an object as the strict reader has them: a prompt's ids and a call's arguments stay JSON."""
+    raw = {name: msgspec.Raw(msgspec.json.encode(fields[name])) for name in RAW_FIELDS if name in fields}
+    return fields | raw
 
 
 def problem(name: str, path: str, error: Problem) -> RolltapError:
     """The error that a stream's error event stands for. The request has already started, so any code means failure."""
     code = error.code if isinstance(error.code, int) else 500
     error_of_code = failure(name, path, code, error.message)
-    if isinstance(error_of_code, EngineUnavailable | RateLimited) or code == 400:
+    if isinstance(error_of_code, EngineUnavailable | RateLimited) or code in (400, 422):
         return error_of_code
     return EngineUnavailable(f"engine {name}: {error.message}")
 
@@ -109,11 +117,16 @@ def check_prompt(name: str, counted: int | None, request: SampleRequest) -> None
         raise EngineProtocolError(f"engine {name} counted {counted} prompt tokens; {sent} were sent")
 
 
-def finish_of(reason: str, known: Mapping[str, FinishReason] = FINISHES) -> FinishReason:
-    """rolltap's word for a server's finish reason."""
-    if reason not in known:
-        raise EngineProtocolError(f"the engine ended with {reason!r}; known: {', '.join(known)}")
-    return known[reason]
+def finish_of(reason: str | None, known: Mapping[str, Finish]) -> tuple[Finish | None, str]:
+    """rolltap's word for a server's finish reason; None if it gives none.
+
+    A reason that rolltap does not know (vLLM's `repetition`) ends the output all the same: as "stop", and the second
+    value is the server's word.
+    """
+    if not reason:
+        return None, ""
+    finish = known.get(reason.lower())
+    return (finish, "") if finish is not None else (known["stop"], reason)
 
 
 def version_number(version: str | int) -> int | None:

@@ -147,12 +147,18 @@ class EngineHttp:
         body: Any,
         take: Callable[[list[bytes]], Awaitable[bool]],
         headers: Mapping[str, str] | None = None,
-    ) -> None:
+        *,
+        or_whole: bool = False,
+    ) -> bool:
         """Passes the `data` of the answer's events to `take`, those of one read together, until `[DONE]` or the end.
 
-        Also returns when `take` returns False. Closes the connection unless the answer was read to its end.
+        Also returns when `take` returns False. Closes the connection unless the answer was read to its end. With
+        `or_whole` a server may answer with one JSON body instead, which is passed as one event. Returns whether the
+        server said that the answer is complete: by `[DONE]`, or by such a body.
         """
-        response = await self._open(path, body, headers or {})
+        response = await self._open(path, body, headers or {}, or_whole=or_whole)
+        if not _is_stream(response):
+            return await self._take_whole(path, response, take)
         timeout = IdleTimeout(response.read_some, response.close, self._first_byte_s)
         parser = SseParser()
         begun = False
@@ -164,16 +170,18 @@ class EngineHttp:
                 if not begun:
                     begun = True
                     timeout.limit(self._idle_s)
-                done = DONE in events
-                if done:
-                    events = events[: events.index(DONE)]
+                events, done = _until_done(events)
                 if events and not await take(events):
-                    return
+                    return False
                 if done:
                     await _reach_end(response)
-                    return
-            if parser.pending:
+                    return True
+            events, done = _until_done(parser.last())
+            if any(not _is_json(event) for event in events):
                 raise EngineProtocolError(f"engine {self.name}: the stream ended inside an event")
+            if events:
+                await take(events)
+            return done
         except ConnectionBroken as error:
             if timeout.fired:
                 raise EngineTimeout(f"engine {self.name} was silent for {timeout.limit_s:g} s") from None
@@ -181,6 +189,18 @@ class EngineHttp:
         finally:
             timeout.stop()
             response.release()
+
+    async def _take_whole(self, path: str, response: Response, take: Callable[[list[bytes]], Awaitable[bool]]) -> bool:
+        try:
+            async with asyncio.timeout(self._first_byte_s):
+                answer = await response.read()
+        except TimeoutError:
+            raise EngineTimeout(f"engine {self.name}: {path} took over {self._first_byte_s:g} s") from None
+        except ConnectionBroken as error:
+            raise self._lost(error) from error
+        finally:
+            response.release()
+        return await take([answer])
 
     def soon(self, path: str, body: Any) -> None:
         """Sends a call (an abort) in the background. Its failure is only logged."""
@@ -200,7 +220,7 @@ class EngineHttp:
         except RolltapError as error:
             log.debug("engine %s: %s failed: %s", self.name, path, error)
 
-    async def _open(self, path: str, body: Any, headers: Mapping[str, str]) -> Response:
+    async def _open(self, path: str, body: Any, headers: Mapping[str, str], *, or_whole: bool) -> Response:
         try:
             async with asyncio.timeout(self._first_byte_s):
                 response = await self._request("POST", path, body, headers)
@@ -209,7 +229,7 @@ class EngineHttp:
         except ConnectionBroken as error:
             raise self._lost(error) from error
         kind = response.headers.get("content-type", "")
-        if not kind.startswith("text/event-stream"):
+        if not _is_stream(response) and not (or_whole and kind.startswith("application/json")):
             response.close()
             raise EngineProtocolError(f"engine {self.name}: {path} answered {kind or 'nothing'}, not a stream")
         return response
@@ -275,6 +295,31 @@ def _seconds(retry_after: str | None) -> float | None:
     except ValueError:
         return None
     return min(max(seconds, 0.0), MAX_RETRY_AFTER_S) if seconds == seconds else None
+
+
+def _is_stream(response: Response) -> bool:
+    return response.headers.get("content-type", "").startswith("text/event-stream")
+
+
+def _until_done(events: list[bytes]) -> tuple[list[bytes], bool]:
+    """The events before `[DONE]` that are not empty, and whether it was there."""
+    kept: list[bytes] = []
+    for event in events:
+        if event[:1] != b"{":
+            event = event.strip()
+            if event == DONE:
+                return kept, True
+        if event:
+            kept.append(event)
+    return kept, False
+
+
+def _is_json(event: bytes) -> bool:
+    try:
+        msgspec.json.decode(event)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
 
 
 async def _reach_end(response: Response) -> None:

@@ -86,7 +86,7 @@ class LlamaCppEngine(FixedWeights):
         if reply.truncated:
             raise ContextOverflow(f"engine {self.name}: the prompt does not fit its context")
         check_prompt(self.name, reply.tokens_evaluated, request)
-        await take(chunk_of(reply, request, finish_of(reply.stop_type, FINISHES)))
+        await take(chunk_of(reply, request))
 
 
 def body_of(request: SampleRequest) -> dict[str, Any]:
@@ -120,13 +120,14 @@ def body_of(request: SampleRequest) -> dict[str, Any]:
     return body
 
 
-def chunk_of(reply: CompletionReply, request: SampleRequest, finish: FinishReason) -> SampleChunk:
+def chunk_of(reply: CompletionReply, request: SampleRequest) -> SampleChunk:
     """The whole output as one chunk."""
+    finish, unknown_finish = finish_of(reply.stop_type or "none", FINISHES)
     ids = reply.tokens
     stop_ids = set(request.stop_token_ids)
     end = next((at + 1 for at, token in enumerate(ids) if token in stop_ids), None)
     if end is not None:
-        ids, finish = ids[:end], "stop"
+        ids, finish, unknown_finish = ids[:end], "stop", ""
     logprobs, extras = None, {}
     positions = reply.completion_probabilities
     if [position.id for position in positions] == reply.tokens:
@@ -135,7 +136,7 @@ def chunk_of(reply: CompletionReply, request: SampleRequest, finish: FinishReaso
         if request.top_logprobs:
             rows = [[(other.id, _number(other.logprob)) for other in position.top_logprobs] for position in positions]
             extras = top_k(ids, logprobs, rows, request.top_logprobs)
-    return SampleChunk(ids, logprobs if ids else [], finish, extras=extras)
+    return SampleChunk(ids, logprobs if ids else [], finish, extras=extras, unknown_finish=unknown_finish)
 
 
 def _number(logprob: float | None) -> float:

@@ -10,14 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import msgspec
 import numpy as np
 
 from rolltap.errors import EngineProtocolError, EngineRefused
 from rolltap.ids import new_id
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Sampling, Text, Usage
+from rolltap.proxy.conversation.chat import ChatRequest, Message, Sampling, Text
+from rolltap.proxy.conversation.openai_pieces import CallAssembler, MessagePiece
+from rolltap.proxy.conversation.openai_usage import OpenAIUsage
 from rolltap.proxy.engines import chat_wire as wire
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, EngineFacts, FixedWeights, TakeChat, ToolDelta
-from rolltap.proxy.engines.decode import finish_of, problem
+from rolltap.proxy.engines.decode import Problem, finish_of, problem
 from rolltap.proxy.engines.http import EngineHttp
 from rolltap.proxy.engines.probing import smallest_context
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
@@ -80,7 +83,8 @@ class OpenAiCompatibleEngine(FixedWeights):
         return WAYS[self._way] != "none"
 
     async def chat(self, call: ChatCall, take: TakeChat) -> None:
-        await retried(self.name, call.id, partial(self._attempt, call), take, self._retries)
+        structured = call.sampling.json_schema is not None
+        await retried(self.name, call.id, partial(self._attempt, call), take, self._retries, structured=structured)
 
     async def close(self) -> None:
         await self._http.close()
@@ -103,13 +107,15 @@ class OpenAiCompatibleEngine(FixedWeights):
             nonlocal goes_on
             for event in wire.read_events(events):
                 if event.error is not None:
-                    raise problem(self.name, PATH, event.error)
+                    error = event.error if isinstance(event.error, Problem) else Problem(event.error)
+                    raise problem(self.name, PATH, error)
                 if (chunk := reply.take(event)) is not None:
                     goes_on = await take(chunk)
             return goes_on
 
-        await self._http.stream(PATH, wire.body_of(call, way), take_events, wire.headers_of(call, way))
-        if reply.finish is None:
+        body, headers = wire.body_of(call, way), wire.headers_of(call, way)
+        complete = await self._http.stream(PATH, body, take_events, headers, or_whole=True)
+        if reply.finish is None and not (complete and reply.begun):
             raise EngineProtocolError(f"engine {self.name}: the stream ended before the reply did")
         await take(reply.last())
 
@@ -119,54 +125,75 @@ class _Reply:
 
     def __init__(self) -> None:
         self.finish: str | None = None
-        self._usage: Usage | None = None
+        self.begun = False
+        self._unknown_finish = ""
+        self._calls = CallAssembler()
+        self._usage: OpenAIUsage | None = None
         self._pending_logprobs: list[float] = []  # log-probs whose ids have not come
         self._count = 0  # ids given out
+        self._has_gap = False  # an event without ids came after one with ids, or had content
         self._late_ids: list[int] | None = None
         self._late_prompt: list[int] | None = None
 
     def take(self, event: wire.ChatEvent) -> ChatChunk | None:
         """The chunk of an event; None if it is empty."""
-        if event.usage is not None:
-            self._usage = event.usage.usage()
+        self._usage = event.usage or self._usage
         if event.sglext is not None:
             self._late_prompt = event.sglext.input_ids or self._late_prompt
             if event.sglext.output_ids:
                 self._late_ids = event.sglext.output_ids[0]
-        if not event.choices:
+        if (choice := event.choice) is None:
             return None
-        choice = event.choices[0]
-        if choice.finish_reason is not None:
-            self.finish = finish_of(choice.finish_reason, wire.FINISHES)
-        delta = choice.delta
+        self.begun = True
+        finish, unknown_finish = finish_of(choice.finish_reason, wire.FINISHES)
+        if finish is not None:
+            self.finish, self._unknown_finish = finish, unknown_finish
+        message = choice.delta or choice.message or MessagePiece()
+        try:
+            reasoning, text = message.texts()
+            calls = self._calls.take(message.call_pieces(), whole=choice.message is not None)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise EngineProtocolError(f"the engine sent a message of another shape: {error}") from error
         ids, logprobs = self._tokens(choice)
+        has_text = bool(reasoning or text or calls)
+        self._has_gap = self._has_gap or (not ids and (has_text or self._count > 0 or finish is not None))
         chunk = ChatChunk(
-            reasoning=delta.reasoning or delta.reasoning_content or "",
-            text=delta.content or "",
-            tool_calls=tuple(_tool_delta(piece) for piece in delta.tool_calls or ()),
+            reasoning=reasoning,
+            text=text,
+            tool_calls=tuple(
+                ToolDelta(call.position, call.arguments, call.id, call.name, call.extra) for call in calls
+            ),
             token_ids=ids,
             logprobs=logprobs,
             prompt_ids=event.prompt_token_ids,
         )
-        has_content = chunk.reasoning or chunk.text or chunk.tool_calls or ids or chunk.prompt_ids is not None
-        return chunk if has_content else None
+        return chunk if has_text or ids or chunk.prompt_ids is not None else None
 
     def last(self) -> ChatChunk:
         """The chunk that ends the reply, with what SGLang says of tokens only now."""
         ids: list[int] = []
         logprobs: list[float] | None = []
-        if self._late_ids is not None and not self._count:
-            ids = self._late_ids
+        late = self._late_ids is not None and not self._count
+        if late:
+            ids = self._late_ids or []
             logprobs = self._pending_logprobs if len(self._pending_logprobs) == len(ids) else None
-        total = self._count + len(ids)
         return ChatChunk(
             token_ids=ids,
             logprobs=logprobs,
-            finish=self.finish,  # type: ignore[arg-type]
-            complete=bool(total) and (self._usage is None or self._usage.output == total),
+            finish=self.finish or "stop",  # type: ignore[arg-type]
+            complete=self._covers(self._count + len(ids), late=late),
             prompt_ids=self._late_prompt,
-            usage=self._usage,
+            usage=self._usage.usage() if self._usage is not None else None,
+            unknown_finish=self._unknown_finish if self.finish is not None else "none",
+            nameless_calls=self._calls.has_nameless,
         )
+
+    def _covers(self, total: int, *, late: bool) -> bool:
+        """Whether the `total` ids are those of the whole reply, by the server's count or by every event."""
+        counted = self._usage.completion_tokens if self._usage is not None else None
+        if self._pending_logprobs and not late:
+            return False
+        return total > 0 and (counted == total if counted is not None else late or not self._has_gap)
 
     def _tokens(self, choice: wire.Choice) -> tuple[list[int], list[float] | None]:
         """The ids and log-probs of an event; log-probs whose ids are still to come are held."""
@@ -178,11 +205,6 @@ class _Reply:
             return [], []
         self._count += len(ids)
         return ids, (values if len(values) == len(ids) else None)
-
-
-def _tool_delta(piece: wire.ToolCallDelta) -> ToolDelta:
-    function = piece.function
-    return ToolDelta(piece.index, function.arguments or "", piece.id or "", function.name or "")
 
 
 def _about_extras(error: EngineRefused, way: wire.IdsBy) -> bool:

@@ -8,9 +8,18 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
-from rolltap.errors import ContextOverflow, EngineUnavailable, RateLimited
+from rolltap.errors import (
+    ContextOverflow,
+    EngineError,
+    EngineRefused,
+    EngineUnavailable,
+    ModelNotLoaded,
+    RateLimited,
+    RolltapError,
+    SchemaRefused,
+)
 from rolltap.proxy.engines.base import SampleRequest, Take
 
 Chunk = TypeVar("Chunk")
@@ -40,6 +49,17 @@ class Retries:
 
 DEFAULT_RETRIES = Retries()
 
+SCHEMA_STATUSES = (400, 422, 500)
+"""Answers to a schema that can't be compiled. vLLM's is 500 if its engine process finds out."""
+
+
+def _is_of_schema(error: RolltapError) -> TypeGuard[EngineError]:
+    return (
+        isinstance(error, EngineError)
+        and not isinstance(error, ModelNotLoaded)
+        and error.http_status in SCHEMA_STATUSES
+    )
+
 
 async def retried_sample(
     name: str,
@@ -50,7 +70,9 @@ async def retried_sample(
 ) -> None:
     """Runs an engine's `attempt` at a token request, as `retried` does."""
     prompt_tokens = len(request.prompt_ids)
-    await retried(name, request.id, partial(attempt, request), take, retries, prompt_tokens=prompt_tokens)
+    call = partial(attempt, request)
+    structured = "json_schema" in request.extra
+    await retried(name, request.id, call, take, retries, prompt_tokens=prompt_tokens, structured=structured)
 
 
 async def retried(
@@ -61,8 +83,11 @@ async def retried(
     retries: Retries,
     *,
     prompt_tokens: int | None = None,
+    structured: bool = False,
 ) -> None:
     """Runs `attempt`, which hands chunks to `take`; again while it fails for want of a server before its first chunk.
+
+    A `structured` request has a schema. A server that refuses it, or fails at it without a token, is not asked again.
 
     The last error, when all tries fail, says how many there were. An overflow says how many tokens the prompt had.
     """
@@ -79,7 +104,11 @@ async def retried(
         except ContextOverflow as error:
             error.tokens = error.tokens or prompt_tokens
             raise
-        except (EngineUnavailable, RateLimited) as error:
+        except (EngineUnavailable, EngineRefused, RateLimited) as error:
+            if structured and not begun and _is_of_schema(error):
+                raise SchemaRefused(error.message, http_status=error.http_status) from error
+            if isinstance(error, EngineRefused):
+                raise
             failures += 1
             wait = None if begun else retries.wait(failures, error)
             if wait is None:

@@ -21,6 +21,7 @@ from rolltap.decoding import from_json
 from rolltap.errors import EngineError, EngineProtocolError, EngineRefused
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, ScoreRequest, Take
 from rolltap.proxy.engines.decode import (
+    FINISHES,
     FinishReason,
     Problem,
     WireVersionSpan,
@@ -231,7 +232,7 @@ class SglangOutput(Output[SglangEvent]):
         if meta is None:
             raise EngineProtocolError(f"engine {self.name} sent an event without meta_info")
         check_prompt(self.name, meta.prompt_tokens, self.request)
-        finish = self._finish(meta.finish_reason)
+        finish, unknown_finish = self._finish(meta.finish_reason)
         total = meta.completion_tokens if meta.completion_tokens is not None else len(event.output_ids)
         new = total - self._count
         if new < 0 or len(event.output_ids) not in (new, total):
@@ -253,19 +254,21 @@ class SglangOutput(Output[SglangEvent]):
             token_ids=ids,
             logprobs=logprobs,
             finish=finish,
+            unknown_finish=unknown_finish,
             versions=_versions(meta, total) if finish else None,
             prompt_ids=echoed_ids(event.prompt_token_ids, self.request.prompt_ids) if first else None,
             extras=extras,
             whole=_routed_experts(meta.routed_experts, len(self.request.prompt_ids), total) if finish else {},
         )
 
-    def _finish(self, finish: SglangFinish | None) -> FinishReason | None:
+    def _finish(self, finish: SglangFinish | None) -> tuple[FinishReason | None, str]:
         if finish is None:
-            return None
+            return None, ""
         if finish.type == "abort" and finish.status_code is not None and not self._count:
             raise problem(self.name, PATH, Problem(finish.message or "aborted", finish.status_code))
-        self.finished = True
-        return finish_of(finish.type)
+        ending = finish_of(finish.type, FINISHES)
+        self.finished = self.finished or ending[0] is not None
+        return ending
 
     def _logprobs(self, ids: list[int], meta: Meta, total: int) -> tuple[list[float] | None, dict[str, np.ndarray]]:
         rows = _newest(meta.output_token_logprobs, len(ids), total)

@@ -1,8 +1,8 @@
 """Server-sent events out of bytes as they come, whatever their cut.
 
 Covers what model servers send (WHATWG HTML, "Server-sent events"): `data` fields, several of them joined by a
-newline; comments and other fields are passed over; lines end in LF or CRLF. An event that the stream's end cuts off
-is never given out.
+newline; comments and other fields are passed over; lines end in LF or CRLF. `feed` never gives out an event
+that the stream's end cuts off.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ class SseParser:
             self._line(line[:-1] if line.endswith(b"\r") else line, events)
         self._hold(last)
         return events
+
+    def last(self) -> list[bytes]:
+        """The event that the stream's end cut off, if there is one. It may lack no more than its empty line."""
+        if not self.pending:
+            return []
+        return self.feed(b"\n\n")
 
     @property
     def pending(self) -> bool:

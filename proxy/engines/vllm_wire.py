@@ -17,7 +17,7 @@ from rolltap.decoding import from_json
 from rolltap.errors import EngineProtocolError
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, ScoreRequest
 from rolltap.proxy.engines.decode import (
-    FinishReason,
+    FINISHES,
     Problem,
     WireVersionSpan,
     check_prompt,
@@ -167,10 +167,12 @@ def generate_chunk(choice: GenerateChoice, event: GenerateEvent, request: Sample
             extras = top_k(ids, logprobs, rows, request.top_logprobs)
     if request.sampling_mask:
         extras |= sampling_mask(choice.sampling_mask, len(ids), request.sampling_mask)
+    finish, unknown_finish = finish_of(choice.finish_reason, FINISHES)
     return SampleChunk(
         token_ids=ids,
         logprobs=logprobs if ids else [],
-        finish=_finish(choice.finish_reason),
+        finish=finish,
+        unknown_finish=unknown_finish,
         versions=None if choice.weight_versions is None else spans(choice.weight_versions, count),
         prompt_ids=echoed_ids(event.prompt_token_ids, request.prompt_ids),
         extras=extras,
@@ -195,10 +197,12 @@ def completion_chunk(
         if request.top_logprobs and logprobs_of_ids.top_logprobs is not None:
             rows = [_candidates(row or {}) for row in logprobs_of_ids.top_logprobs]
             extras = top_k(ids, logprobs, rows, request.top_logprobs)
+    finish, unknown_finish = finish_of(choice.finish_reason, FINISHES)
     return SampleChunk(
         token_ids=ids,
         logprobs=logprobs if ids else [],
-        finish=_finish(choice.finish_reason),
+        finish=finish,
+        unknown_finish=unknown_finish,
         prompt_ids=echoed_ids(choice.prompt_token_ids, request.prompt_ids),
         extras=extras,
         whole=_experts(choice.routed_experts, request, count),
@@ -278,10 +282,6 @@ def _candidates(row: dict[str, float | None]) -> list[tuple[int, float]]:
         raise EngineProtocolError(
             "the engine names log-prob candidates by text, not by `token_id:N` as asked"
         ) from None
-
-
-def _finish(reason: str | None) -> FinishReason | None:
-    return None if reason is None else finish_of(reason)
 
 
 class PromptLogprob(msgspec.Struct):

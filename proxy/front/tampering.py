@@ -88,5 +88,5 @@ def suspicion(scope: Any) -> TamperingKind | None:
     """The kind of tampering that a request's path shows, if any."""
     if ENCODED.search(scope.get("raw_path") or b""):
         return TamperingKind.PATH
-    path = re.sub(r"^/s/[^/]+", "", scope["path"])
+    path = re.sub(r"^/s/[^/]+", "", re.sub("//+", "/", scope["path"]))
     return TamperingKind.OTHER_PLANE if OTHER_PLANES.match(path) else None

@@ -6,6 +6,7 @@ and the path of a call, and a route without parameters is found by one look-up.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from starlette.routing import compile_path
 
 from rolltap.errors import MethodNotAllowed, NotFound, RequestError, RolltapError, Unauthenticated
 from rolltap.proxy.call.body_reader import BodyRoom
+from rolltap.proxy.call.content_encoding import HEADER, decoded, encodings_of
 from rolltap.proxy.call.http_exchange import BrokenReply, ClientGone, HttpExchange
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.queries import Queries
@@ -35,6 +37,7 @@ log = logging.getLogger("rolltap.agent_plane")
 SHORT_BODY = 64 << 10
 """Bytes of a body that the server buffers before the application reads it."""
 
+REPEATED_SLASHES = re.compile("//+")
 SESSION_PREFIX = re.compile(r"/s/([^/]+)(/.*)")
 
 Answer = Callable[[Dialect, WireRequest, HttpExchange], Awaitable[None]]
@@ -92,7 +95,7 @@ class AgentPlane:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         http = HttpExchange(scope, receive, self._counted(send))
-        path, session = scope["path"], None
+        path, session = single_slashes(scope["path"]), None
         if (kind := suspicion(scope)) is not None:
             await self._note(presented_key(scope["headers"]), kind, f"{scope['method']} {path}")
         if path.startswith("/s/") and (match := SESSION_PREFIX.fullmatch(path)):
@@ -143,15 +146,18 @@ class AgentPlane:
         """
         limit, deadline = int(self._limits.body_mb * 1_000_000), self._limits.receipt_s
         try:
-            if 0 <= http.announced() <= SHORT_BODY:  # it is here already, or nearly
+            encodings = encodings_of(http.header(HEADER))
+            if 0 <= http.announced() <= SHORT_BODY and not encodings:  # it is here already, or nearly
                 return await http.body(limit, deadline)
             head = wire_request(http.scope, params, b"", route.pattern)
             sender = await self._path.enter(route.dialect, head)
             http.check_announced(limit)
             with sender.session.slot(self._limits.calls_at_once) if sender.session is not None else nullcontext():
-                size = limit if http.announced() < 0 else http.announced()
+                size = limit if http.announced() < 0 or encodings else http.announced()
                 http.room = await self._room.reserve(route.dialect.key(head) or "", size, deadline / 2)
                 body = await http.body(limit, deadline)
+                if encodings:
+                    body = await asyncio.to_thread(decoded, body, encodings, limit)
                 http.room.shrink(len(body))
                 return body
         except RequestError as error:
@@ -198,9 +204,17 @@ class AgentPlane:
                     yield table, match.groupdict()
 
 
+def single_slashes(path: str) -> str:
+    """The path with one slash in the place of several: a base URL may end in one."""
+    return REPEATED_SLASHES.sub("/", path) if "//" in path else path
+
+
 def wire_request(scope: Any, params: Mapping[str, str], body: bytes, route: str = "") -> WireRequest:
-    """Converts the request for dialects. Uses only ASGI's path, never the Host header."""
+    """Converts the request for dialects: the body is decoded, the path has no repeated slashes. Uses only ASGI's path,
+    never the Host header."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    headers.pop(HEADER, None)  # the body is decoded
     query_string = scope.get("query_string", b"")
     query = dict(parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)) if query_string else {}
-    return WireRequest(scope["path"], params, query, headers, body, scope["method"], route)
+    path = single_slashes(scope["path"]).rstrip("/")
+    return WireRequest(path, params, query, headers, body, scope["method"], route)

@@ -47,6 +47,8 @@ class ResponseStore:
             node = live.forest.nodes.get(call_id) if call_id else None
             if node is None or node.reply is None or node.dialect != dialect.name:
                 return None
+            if chat.previous is None:  # a message in its place; only a chain of replies needs their requests
+                return RecordedCall(chat, node.reply)
             return RecordedCall(await self._request(dialect, node.call_id), node.reply)
 
         return await dialect.recall(chat, find)

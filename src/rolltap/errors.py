@@ -12,12 +12,14 @@
     │   ├── MethodNotAllowed     405   the route takes other methods
     │   ├── SessionClosed        409   the session has ended
     │   ├── BodyTooLarge         413
+    │   ├── UnsupportedEncoding  415   the body's Content-Encoding
     │   ├── ContextOverflow      400   the prompt does not fit the model
     │   └── RateLimited          429   with `retry_after`
     ├── EngineError              the model server
     │   ├── EngineUnavailable    503   unreachable, or refuses work for now
     │   ├── EngineTimeout        504
     │   ├── EngineRefused        502   the server does not accept the request
+    │   │   ├── SchemaRefused          the server does not take the client's structured output
     │   │   └── ModelNotLoaded   503   the server does not have the model (yet)
     │   ├── EngineProtocolError  502   an answer that breaks its own protocol
     │   └── WeightsLost          502   a weight transfer that failed in the middle
@@ -153,6 +155,13 @@ class BodyTooLarge(RequestError):
     code = "body_too_large"
 
 
+class UnsupportedEncoding(RequestError):
+    """The body's `Content-Encoding` is not one that is decoded here."""
+
+    status = 415
+    code = "unsupported_encoding"
+
+
 class ContextOverflow(RequestError):
     """The prompt does not fit: it has at least `tokens` tokens, and the model's limit is `limit` (None: unknown)."""
 
@@ -202,6 +211,11 @@ class EngineRefused(EngineError):
     """The model server does not accept the request: unknown route, model or field, or missing permission."""
 
     code = "engine_refused"
+
+
+class SchemaRefused(EngineRefused):
+    """The model server refuses a request with structured output, or fails at it: the client's schema is wrong. A source
+    turns it into an `InvalidRequest`."""
 
 
 class ModelNotLoaded(EngineRefused):

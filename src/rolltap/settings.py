@@ -222,6 +222,11 @@ class PolicySettings(Section):
         description="record the ids that remained after top-p, top-k and min-p for each token, up to this number of "
         "ids: a call with truncated sampling carries loss only with them; 0: not recorded",
     )
+    tool_media: Literal["describe", "refuse"] = Field(
+        default="describe",
+        description="images and documents that a tool returned and the model can't take: `describe`: a line of text "
+        "stands for each; `refuse`: the call is refused",
+    )
     image_hosts: tuple[str, ...] = Field(
         default=(),
         description="hosts of images that a call may name by http(s) URL, for engines with a chat API, which fetch "

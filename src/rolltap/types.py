@@ -173,8 +173,12 @@ class CallShape:
     asked: str = ""  # digest of the tool choice, effort and grammar asked for; "" for none: others are no retries
     manner: str = ""  # the model's name as the client gave it, and whether it reads the reply as a stream
     role: str = ""  # the role that the session's owner gave the caller
+    fitted: tuple[str, ...] = ()  # the rules that made the conversation fit the model's template
     quotes: tuple[str, ...] = ()  # recent calls whose reply stands in a message of this request that is not a reply
 
+
+TOOLS_NOT_SHOWN = "tools_not_shown"
+"""Stands among `CallShape.fitted` if the request offers tools and the model's template writes none."""
 
 NO_SHAPE = CallShape()  # nothing is on record about the request
 
@@ -205,6 +209,7 @@ class Call:
     break_: Break | None = None
     flaw: Flaw | None = None
     sampling_flaw: SamplingFlaw | None = None
+    remark: str = ""  # of a completed call: the engine gave a finish reason that rolltap does not know
     delivered: bool | None = None  # None: not known (the process died before it could tell)
     shape: CallShape = NO_SHAPE
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)

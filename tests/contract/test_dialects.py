@@ -213,6 +213,65 @@ def test_keep_alives_do_not_change_what_is_read(dialect: Dialect) -> None:
     assert read(waiting) == read(straight)
 
 
+SEPARATORS = [chr(code) for code in (0x0B, 0x0C, 0x1C, 0x1D, 0x1E, 0x85, 0x2028, 0x2029)]
+"""The characters besides CR and LF that `str.splitlines` splits at."""
+
+
+def test_no_text_of_a_reply_ends_a_line_of_its_stream(dialect: Dialect) -> None:
+    """Clients that split lines as Python's `str.splitlines` does read every event; and they read what was sampled."""
+    text = "".join(f"{character}{number}三" for number, character in enumerate(SEPARATORS))
+    arguments = json.dumps({"place" + text: text}, ensure_ascii=False)
+    message = Message("assistant", (Reasoning(text), Text(text)), (ToolCall(FIRST, "look", arguments),), handle=HANDLE)
+    logprobs = (TokenLogprob(text, -0.25, ((text, -0.25),)),)
+    events: list[ReplyEvent] = [
+        STARTED,
+        ReasoningDelta(text),
+        TextDelta(text),
+        ToolCallStarted(0, FIRST, "look"),
+        ToolCallDelta(0, arguments),
+        ToolCallEnded(0),
+        ReplyEnded((Choice(message, "tool_calls", logprobs=logprobs),), Usage(prompt=40, output=12)),
+    ]
+    writer = dialect.writer(dialect.parse(request(dialect.name)))
+    stream = b"".join(writer.write(event) for event in events).decode()
+    assert [line for line in stream.splitlines() if line] == [line for line in stream.split("\n") if line]
+    bodies = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    texts = set(_strings(bodies))
+    assert text in texts
+    if dialect.name not in PROMPTS_ONLY:
+        assert {arguments, "place" + text} & texts
+
+
+def _strings(value: Any) -> list[str]:
+    """All strings in a JSON value, keys too."""
+    match value:
+        case str():
+            return [value]
+        case list():
+            return [text for item in value for text in _strings(item)]
+        case dict():
+            return [text for item in value.items() for text in _strings(list(item))]
+    return []
+
+
+@pytest.mark.parametrize("name", ["openai_chat", "openai_responses"])
+def test_log_probs_have_the_tokens_own_bytes(name: str) -> None:
+    """A token may be a part of a character: its text is no text then, its bytes are."""
+    halves = ("三".encode()[:2], "三".encode()[2:])
+    entries = tuple(TokenLogprob("\ufffd", -0.5, bytes=half) for half in halves)
+    ended = ReplyEnded((Choice(Message("assistant", (Text("三"),)), "stop", logprobs=entries),), Usage(1, 2))
+    body = json.loads(DIALECTS[name].reply(parsed(name), STARTED, ended))
+    if name == "openai_chat":
+        content = body["choices"][0]["logprobs"]["content"]
+    else:
+        writer = DIALECTS[name].writer(parsed(name))
+        stream = b"".join(writer.write(event) for event in (STARTED, TextDelta("三"), ended)).decode()
+        final = json.loads([line for line in stream.splitlines() if line.startswith("data: {")][-1][6:])
+        content = final["response"]["output"][0]["content"][0]["logprobs"]
+        assert body["output"][0]["content"][0]["logprobs"] == content
+    assert b"".join(bytes(entry["bytes"]) for entry in content).decode() == "三"
+
+
 def test_gemini_never_writes_a_comment() -> None:
     writer = DIALECTS["gemini"].writer(parsed("gemini"))
     data = b"".join(writer.keep_alive() + writer.write(event) for event in EVENTS)

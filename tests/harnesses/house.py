@@ -29,6 +29,7 @@ from rolltap.settings import Settings, load_settings
 
 POLICY = "tiny"
 FIRST_FILES = {"a.txt": "x\n"}
+NO_VARIANTS: Mapping[str, Mapping[str, Any]] = {}
 
 
 @dataclass
@@ -56,8 +57,8 @@ class House:
     workspaces: Path
     reader: RecordReader
 
-    async def open(self) -> OpenedSession:
-        return await self.client.open_session(policy=POLICY)
+    async def open(self, policy: str = POLICY) -> OpenedSession:
+        return await self.client.open_session(policy=policy)
 
     @asynccontextmanager
     async def workspace(self, installation: Installation) -> AsyncIterator[Workspace]:
@@ -120,12 +121,15 @@ async def opened(
             await reader.close()
 
 
-def house_settings(folder: Path, engine_url: str, **policy: Any) -> Mapping[str, Any]:
-    model = {"engine": "main", "model": "scripted", "tokenizer": str(FOLDER), "family": "qwen3"}
+def house_settings(
+    folder: Path, engine_url: str, *, variants: Mapping[str, Mapping[str, Any]] = NO_VARIANTS, **policy: Any
+) -> Mapping[str, Any]:
+    """`variants` are further policies of the same model, by name, with what differs in their settings."""
+    model = {"engine": "main", "model": "scripted", "tokenizer": str(FOLDER), "family": "qwen3", **policy}
     return {
         "data": folder / "data",
         "engines": {"main": {"url": engine_url}},
-        "policies": {POLICY: {**model, **policy}},
+        "policies": {POLICY: model, **{name: {**model, **more} for name, more in variants.items()}},
     }
 
 

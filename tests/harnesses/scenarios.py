@@ -30,9 +30,11 @@ class Tools:
     finish: str = ""
     compacts_at: int = 0
     asks_summary: str = ""
+    takes_list: bool = False
 
     def run(self, command: str) -> ToolUse:
-        return ToolUse(tool=self.shell, arguments={self.argument: command, **self.more})
+        value = [command] if self.takes_list else command
+        return ToolUse(tool=self.shell, arguments={self.argument: value, **self.more})
 
     def end(self, text: str) -> ScriptedReply:
         """The task's last turn."""
@@ -61,6 +63,7 @@ TOOLS: Mapping[str, Tools] = {
         asks_summary="context summarization agent",
     ),
     "copilot-cli": Tools("bash", more={"description": "run it"}),
+    "cline": Tools("run_commands", "commands", takes_list=True),
     "mini-swe-agent": Tools("bash", finish="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     "openai-agents": Tools("shell"),
 }

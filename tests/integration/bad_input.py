@@ -24,7 +24,6 @@ class Form:
     path: str
     user: dict[str, Any]
     unknown_role: dict[str, Any]
-    orphan: dict[str, Any]
     twins: tuple[dict[str, Any], ...]
     image: dict[str, Any]
     more: Mapping[str, Any]
@@ -58,7 +57,6 @@ FORMS = {
             path="/v1/chat/completions",
             user=_message("user", "hi"),
             unknown_role=_message("wizard", "hi"),
-            orphan=_message("tool", "done", tool_call_id="c1"),
             twins=(_message("assistant", None, tool_calls=[_CHAT_CALL, _CHAT_CALL]),),
             image=_message("user", [{"type": "image_url", "image_url": {"url": PNG + NOT_BASE64}}]),
             more={},
@@ -68,7 +66,6 @@ FORMS = {
             path="/v1/responses",
             user=_message("user", "hi"),
             unknown_role=_message("wizard", "hi"),
-            orphan={"type": "function_call_output", "call_id": "c1", "output": "done"},
             twins=(_ITEM, _ITEM),
             image=_message("user", [{"type": "input_image", "image_url": PNG + NOT_BASE64}]),
             more={},
@@ -78,7 +75,6 @@ FORMS = {
             path="/v1/messages",
             user=_message("user", "hi"),
             unknown_role=_message("wizard", "hi"),
-            orphan=_message("user", [{"type": "tool_result", "tool_use_id": "c1", "content": "done"}]),
             twins=(_message("assistant", [_USE, _USE]), _message("user", "go on")),
             image=_message("user", [{"type": "image", "source": _BASE64}]),
             more={"max_tokens": 16},
@@ -88,7 +84,6 @@ FORMS = {
             path="/v1beta/models/{model}:generateContent",
             user=_gemini("user", {"text": "hi"}),
             unknown_role=_gemini("wizard", {"text": "hi"}),
-            orphan=_gemini("user", {"functionResponse": {"id": "c1", "response": {"output": "done"}, **LOOK}}),
             twins=(
                 _gemini("model", *[{"functionCall": {"id": "c1", "args": {}, **LOOK}}] * 2),
                 _gemini("user", {"text": "go on"}),
@@ -108,7 +103,6 @@ def mistakes(form: Form) -> dict[str, bytes]:
     bodies = {
         "wrong types": {**form.body(), items: 7},
         "unknown role": form.body(form.unknown_role),
-        "tool result without call": form.body(form.user, form.orphan),
         "duplicate ids": form.body(form.user, *form.twins),
         "invalid base64 image": form.body(form.image),
     }

@@ -131,7 +131,16 @@ class UpstreamSource:
         return None
 
 
+def marks_of(request: ChatRequest) -> set[str]:
+    """The marks of the request's messages."""
+    return {mark for message in request.messages if message.marks for mark in message.marks}
+
+
 def refused(request: ChatRequest, field: str, why: str) -> InvalidRequest:
-    """An error that names the field in the request's dialect. `field` is its `openai_chat` name."""
-    name = known_dialects()[request.dialect].field_names.get(field, field)
+    """An error that names the field in the request's dialect. `field` is its `openai_chat` name.
+
+    `wire["names"]`: names that depend on the request, where a dialect has several for one thing.
+    """
+    names = {**known_dialects()[request.dialect].field_names, **request.wire.get("names", {})}
+    name = names.get(field, field)
     return InvalidRequest(f"{name}: {why}", param=name)

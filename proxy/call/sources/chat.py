@@ -19,12 +19,13 @@ from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.reply import ClientReply, dialect_reply
-from rolltap.proxy.call.sources.base import Begin, Publish, UpstreamSource, check_ids, refused
+from rolltap.proxy.call.sources.base import Begin, Publish, UpstreamSource, check_ids, marks_of, refused
 from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
-from rolltap.proxy.call.sources.image_hosts import foreign_image
+from rolltap.proxy.call.sources.client_faults import upstream_faults
+from rolltap.proxy.call.sources.image_hosts import foreign_image, has_foreign, without_foreign
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
-from rolltap.proxy.conversation.chat import ChatRequest
+from rolltap.proxy.conversation.chat import TOOL_DOCUMENT, TOOL_MEDIA, ChatRequest
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine
 from rolltap.proxy.sessions.tags import temperature_of
 from rolltap.settings import PolicySettings
@@ -47,6 +48,8 @@ class ChatSource(UpstreamSource):
     def check(self, request: ChatRequest) -> None:
         if request.sampling.logprobs:
             raise refused(request, "logprobs", "this policy's model is behind a chat API; it gives no log-probs")
+        if self.settings.tool_media == "refuse" and TOOL_DOCUMENT in marks_of(request):
+            raise refused(request, "messages", "a tool returned a document, which this policy does not take")
         if url := foreign_image(request, self.settings.image_hosts):
             why = f"the host of the image {url[:80]!r} is not in the policy's image_hosts; send a data URL"
             raise refused(request, "messages", why)
@@ -60,7 +63,13 @@ class ChatSource(UpstreamSource):
             "thinking": sampling.thinking is False and sampling.effort != "none" and not self.engine.switches_thinking,
             "temperature": temperature is not None and sampling.temperature not in (None, temperature),
         }
-        return tuple(field for field, ignored in is_ignored.items() if ignored)
+        fields = [field for field, ignored in is_ignored.items() if ignored]
+        if sampling.keep_thinking is not None:
+            fields.append("history_thinking")
+        marks = marks_of(request)
+        if TOOL_MEDIA in marks and not has_foreign(request, self.settings.image_hosts):
+            marks.remove(TOOL_MEDIA)  # the upstream gets all of them
+        return (*fields, *request.remarks, *sorted(marks))
 
     def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
         return self.parents.may_lack_parent(plan, forest, request)
@@ -69,7 +78,7 @@ class ChatSource(UpstreamSource):
         return [
             OpenCall(call_id, index, plan.node(call_id, arrival.request.items), plan, sent, [])
             for index, call_id in enumerate(call_ids)
-            for sent in [self._call(call_id, index, arrival)]
+            for sent in [self._call(call_id, index, arrival, plan)]
         ]
 
     async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
@@ -89,8 +98,10 @@ class ChatSource(UpstreamSource):
             publish(parser.feed(chunk))
             return True
 
-        await self.engine.chat(call.sent, take)
+        with upstream_faults(arrival.request, self.settings.pin):
+            await self.engine.chat(call.sent, take)
         call.usage = last.usage
+        call.unknown_finish = last.unknown_finish
         if last.finish == "abort":
             raise EngineError("the upstream aborted the request")
         if not last.complete or not len(call.prompt):
@@ -108,7 +119,7 @@ class ChatSource(UpstreamSource):
     def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return dialect_reply(http, arrival.dialect, flight)
 
-    def _call(self, call_id: str, index: int, arrival: Arrival) -> ChatCall:
+    def _call(self, call_id: str, index: int, arrival: Arrival, plan: PromptPlan) -> ChatCall:
         """The upstream request: the conversation with the harness's sampling, overridden by the policy's pins, and by
         the session's temperature."""
         request, session = arrival.request, arrival.session.session
@@ -117,4 +128,7 @@ class ChatSource(UpstreamSource):
             pins["temperature"] = temperature
         sampling = msgspec.structs.replace(request.sampling, seed=request.sampling.choice_seed(index), **pins)
         model = self.settings.model or request.model
+        request = msgspec.structs.replace(request, messages=plan.messages)
+        if has_foreign(request, self.settings.image_hosts):
+            request = without_foreign(request, self.settings.image_hosts)
         return ChatCall(call_id, model, request, sampling, session.id)

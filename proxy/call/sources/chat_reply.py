@@ -6,7 +6,9 @@ declared to the upstream as a function with one string argument, so its call is 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -28,11 +30,33 @@ from rolltap.proxy.conversation.chat import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from rolltap.proxy.conversation.openai_pieces import is_object
 from rolltap.proxy.engines.base import ChatChunk, ToolDelta
+
+
+@dataclass(slots=True)
+class UpstreamCall:
+    """A tool call of the upstream's as it grows. `sent`: the number of its pieces that the client has."""
+
+    position: int
+    name: str
+    given_id: str = ""
+    extra: dict[str, Any] = field(default_factory=dict)
+    pieces: list[str] = field(default_factory=list)
+    sent: int = 0
+    started: bool = False
+    closed: bool = False
+
+    @property
+    def arguments(self) -> str:
+        return "".join(self.pieces)
 
 
 class ChatReplyParser:
     """Parses one choice. `mint(position)` makes the id of the tool call at `position`.
+
+    The client gets one part after the other, as its protocol may allow no more than one open call. What comes beside a
+    call whose arguments are not complete waits until they are, or for the reply's end.
 
     Calls after the first `MAX_CALLS` are not sent, and the reply is `unparsable`.
     """
@@ -43,73 +67,102 @@ class ChatReplyParser:
         self._index = index
         self._reasoning: list[str] = []
         self._text: list[str] = []
-        self._names: list[str] = []
-        self._arguments: list[list[str]] = []
+        self._calls: list[UpstreamCall] = []
+        self._waiting: deque[UpstreamCall | ReasoningDelta | TextDelta] = deque()
         self._has_surplus = False
 
     def feed(self, chunk: ChatChunk) -> list[ReplyEvent]:
         """The events of a chunk."""
-        events: list[ReplyEvent] = []
         if chunk.reasoning:
             self._reasoning.append(chunk.reasoning)
-            events.append(ReasoningDelta(chunk.reasoning, self._index))
+            self._waiting.append(ReasoningDelta(chunk.reasoning, self._index))
         if chunk.text:
             self._text.append(chunk.text)
-            events.append(TextDelta(chunk.text, self._index))
+            self._waiting.append(TextDelta(chunk.text, self._index))
         for piece in chunk.tool_calls:
-            events += self._piece(piece)
-        return events
+            self._take(piece)
+        self._has_surplus = self._has_surplus or chunk.nameless_calls
+        return self._ready_events()
 
     def finish(self, reason: str) -> tuple[list[ReplyEvent], Choice]:
         """The last events and the complete choice."""
-        events = self._close_call()
+        events = self._ready_events(ended=True)
         text = "".join(self._text)
         reasoning = "".join(self._reasoning)
         parts: tuple[Part, ...] = (Reasoning(reasoning),) if reasoning else ()
         parts = (*parts, Text(text)) if text else parts
-        calls = tuple(self._call(position) for position in range(len(self._names)))
+        calls = tuple(self._tool_call(call) for call in self._calls)
         finish: Any = "tool_calls" if calls and reason == "stop" else reason
+        if not calls and reason == "tool_calls":
+            finish = "stop"
         return events, Choice(Message("assistant", parts, calls), finish, index=self._index)
 
     @property
     def unparsable(self) -> bool:
-        """Whether the arguments of some function call are not a JSON object, or there are surplus calls."""
+        """Whether the arguments of some function call are not a JSON object, or something of a call was not sent."""
         return self._has_surplus or any(
-            name not in self._custom and not _is_object("".join(texts))
-            for name, texts in zip(self._names, self._arguments, strict=True)
+            call.name not in self._custom and not is_object(call.arguments or "{}") for call in self._calls
         )
 
-    def _piece(self, piece: ToolDelta) -> list[ReplyEvent]:
+    def _take(self, piece: ToolDelta) -> None:
+        if piece.position >= MAX_CALLS:
+            self._has_surplus = True
+            return
+        if piece.position == len(self._calls):
+            call = UpstreamCall(piece.position, piece.name, piece.id)
+            self._calls.append(call)
+            self._waiting.append(call)
+        call = self._calls[piece.position]
+        call.extra |= piece.extra
+        if call.closed:  # the client has its end
+            self._has_surplus = self._has_surplus or bool(piece.arguments.strip())
+        elif piece.arguments:
+            call.pieces.append(piece.arguments)
+
+    def _ready_events(self, *, ended: bool = False) -> list[ReplyEvent]:
+        """The events of all parts that may be sent now, in the order in which the parts began."""
         events: list[ReplyEvent] = []
-        if piece.position >= len(self._names):
-            if len(self._names) == MAX_CALLS:
-                self._has_surplus = True
-                return []
-            events += self._close_call()
-            self._names.append(piece.name)
-            self._arguments.append([])
-            call = self._call(len(self._names) - 1)
-            events.append(ToolCallStarted(len(self._names) - 1, call.id, call.name, call.kind, self._index))
-        at = min(piece.position, len(self._names) - 1)
-        self._arguments[at].append(piece.arguments)
-        if piece.arguments and self._names[at] not in self._custom:
-            events.append(ToolCallDelta(at, piece.arguments, self._index))
+        while self._waiting:
+            part = self._waiting[0]
+            if not isinstance(part, UpstreamCall):
+                events.append(part)
+            else:
+                events += self._growth(part)
+                followed = len(self._waiting) > 1 and is_object(part.arguments)
+                if not (ended or followed):
+                    break
+                events += self._close(part)
+            self._waiting.popleft()
         return events
 
-    def _close_call(self) -> list[ReplyEvent]:
-        """The events that end the last tool call; a custom tool's text comes with them."""
-        if not self._names:
-            return []
-        at = len(self._names) - 1
-        call = self._call(at)
-        whole: list[ReplyEvent] = [ToolCallDelta(at, call.arguments, self._index)] if call.kind == "custom" else []
-        return [*whole, ToolCallEnded(at, self._index)]
+    def _growth(self, call: UpstreamCall) -> list[ReplyEvent]:
+        """The events of what a call has and the client has not; a custom tool's text comes at its end."""
+        events: list[ReplyEvent] = []
+        if not call.started:
+            call.started = True
+            made = self._tool_call(call)
+            events.append(ToolCallStarted(call.position, made.id, made.name, made.kind, self._index))
+        if call.name not in self._custom:
+            events += [ToolCallDelta(call.position, piece, self._index) for piece in call.pieces[call.sent :]]
+            call.sent = len(call.pieces)
+        return events
 
-    def _call(self, position: int) -> ToolCall:
-        name, arguments = self._names[position], "".join(self._arguments[position])
-        if name in self._custom:
-            return ToolCall(self._mint(position), name, _free_text(arguments), "custom")
-        return ToolCall(self._mint(position), name, arguments)
+    def _close(self, call: UpstreamCall) -> list[ReplyEvent]:
+        call.closed = True
+        made = self._tool_call(call)
+        whole = [ToolCallDelta(call.position, made.arguments, self._index)] if made.kind == "custom" else []
+        return [*whole, ToolCallEnded(call.position, self._index)]
+
+    def _tool_call(self, call: UpstreamCall) -> ToolCall:
+        is_custom = call.name in self._custom
+        return ToolCall(
+            self._mint(call.position),
+            call.name,
+            _free_text(call.arguments) if is_custom else call.arguments,
+            "custom" if is_custom else "function",
+            call.given_id,
+            call.extra,
+        )
 
 
 class _Input(msgspec.Struct):
@@ -122,11 +175,3 @@ def _free_text(arguments: str) -> str:
         return from_json(arguments, _Input).input
     except msgspec.MsgspecError:
         return arguments
-
-
-def _is_object(arguments: str) -> bool:
-    try:
-        from_json(arguments or "{}", dict[str, msgspec.Raw])
-    except msgspec.MsgspecError:
-        return False
-    return True

@@ -22,12 +22,13 @@ from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.reply import ClientReply, dialect_reply
-from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, refused
+from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, marks_of, refused
+from rolltap.proxy.call.sources.client_faults import schema_faults
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.handles import MAX_CALLS, Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight
-from rolltap.proxy.conversation.chat import ChatRequest, Sampling, TokenLogprob, ToolChoice
+from rolltap.proxy.conversation.chat import TOOL_DOCUMENT, TOOL_MEDIA, ChatRequest, Sampling, TokenLogprob, ToolChoice
 from rolltap.proxy.conversation.effort import asked_effort
 from rolltap.proxy.engines.base import Engine, EngineFacts, SampleChunk, SampleRequest
 from rolltap.proxy.engines.prompts import Prompts
@@ -91,6 +92,10 @@ class TokenSource:
             raise refused(request, "tool_choice", why)
         if request.sampling.json_schema is not None and not self.structured_output:
             raise refused(request, "response_format", "this policy's engine has no structured output")
+        if self.settings.tool_media == "refuse" and marks_of(request) & {TOOL_MEDIA, TOOL_DOCUMENT}:
+            raise refused(
+                request, "messages", "a tool returned an image or a document, which this policy does not take"
+            )
         if request.sampling.top_logprobs:
             raise refused(request, "top_logprobs", "this policy returns only the sampled token's log-prob")
 
@@ -108,9 +113,11 @@ class TokenSource:
             requested = getattr(request.sampling, name)
             if requested is not None and requested != sent.get(name, neutral):
                 unapplied_fields.append(name)
+        if request.sampling.keep_thinking is False and self.settings.history_thinking == "keep":
+            unapplied_fields.append("history_thinking")
         if request.sampling.seed is not None and self._is_neutral:
             unapplied_fields.append("seed")
-        return tuple(unapplied_fields)
+        return (*unapplied_fields, *request.remarks, *sorted(marks_of(request)))
 
     def _prompted_thinking(self, sampling: Sampling) -> bool | None:
         """Whether the prompt asks the model to think; None if the template has no switch: the model decides."""
@@ -131,7 +138,8 @@ class TokenSource:
         if weight(request) > SAMPLE * self.max_context:
             await asyncio.to_thread(self._check_length, request)
         thinking, effort = thinks(self.settings, request.sampling), self.effort(request)
-        steps = self.continuation.steps(call_id, forest, request, thinking=thinking, effort=effort)
+        keeps = request.sampling.keep_thinking is True
+        steps = self.continuation.steps(call_id, forest, request, thinking=thinking, effort=effort, keeps=keeps)
         result: Any = None
         try:
             while True:
@@ -178,9 +186,11 @@ class TokenSource:
             sampled.take(chunk, parser.consumed)
             publish(events)
             finish = chunk.finish or finish
+            call.unknown_finish = chunk.unknown_finish or call.unknown_finish
             return not parser.over
 
-        await self.engine.sample(call.sent, take)
+        with schema_faults(request):
+            await self.engine.sample(call.sent, take)
         if finish == "abort":
             raise EngineError("the engine aborted the request")
         events, choice = parser.finish(finish)
@@ -197,8 +207,11 @@ class TokenSource:
 
     def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...]:
         """Leaves out ids without a log-prob."""
-        token = self.continuation.renderer.tokenizer.token
-        return tuple(TokenLogprob(token(id), logprob) for id, logprob in zip(ids, logprobs, strict=False))
+        tokenizer = self.continuation.renderer.tokenizer
+        return tuple(
+            TokenLogprob(tokenizer.token(id), logprob, bytes=tokenizer.token_bytes(id))
+            for id, logprob in zip(ids, logprobs, strict=False)
+        )
 
     def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return dialect_reply(http, arrival.dialect, flight)

@@ -105,7 +105,7 @@ class CallCompletion:
     flaw: Flaw | None = None
     message: bytes = b""
     usage: Mapping[str, int] = field(default_factory=dict)
-    error: str = ""
+    error: str = ""  # why it failed; of a completed call: what is to be known of its reply
     engine: str = ""
     logprobs_mode: str = ""  # "processed" (of the distribution sampled from) or "raw"
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -145,6 +145,7 @@ class CallRow:
             agent=intent.agent,
             break_=intent.break_,
             flaw=done.flaw if done else None,
+            remark=done.error if done and done.outcome is Outcome.COMPLETED else "",
             sampling_flaw=sampling_flaw(intent.sampling_sent, done.logprobs_mode, done.extras) if done else None,
             delivered=self.delivered,
             shape=intent.shape,

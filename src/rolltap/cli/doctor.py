@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +26,9 @@ from rolltap.harnesses.runtimes.cgroup import own_cgroup
 from rolltap.harnesses.runtimes.machine import limits_here
 from rolltap.harnesses.tested import release_results
 from rolltap.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from rolltap.proxy.continuation.fit import Fitting
 
 EXTRAS = {
     "tokens": ("tokenizers", "renderers", "jinja2", "httpx"),
@@ -79,24 +83,47 @@ def _style(finding: Finding) -> str | None:
     return None if finding.healthy else "red"
 
 
-def audit(model: Path) -> bool:
-    """Prints whether the folder's chat template may be bridged, role by role, and the form of its tool calls; True if
-    every role may."""
+def audit(model: Path, family: str = "") -> bool:
+    """Prints what the folder's chat template, or a family's renderer, does with conversations: whether new messages are
+    bridged (of a template), which shapes are made to fit and how, and the form of tool calls. True if all are."""
+    from rolltap.proxy.continuation.fit import find_fitting
+    from rolltap.proxy.continuation.rendering import FamilyRenderer
     from rolltap.proxy.continuation.template import TemplateRenderer
     from rolltap.proxy.continuation.tokenizer import HubTokenizer
 
-    renderer = TemplateRenderer(HubTokenizer(model))
-    results = renderer.audit
-    table = Table("new messages", "bridged", "why not", title=f"chat template of {model}")
-    for result in results:
-        table.add_row(result.scenario.replace("_", " "), "yes" if result.admitted else "no", result.reason)
-    Screen().print(table)
-    unread = "written in no known form, so they come as text: name the policy's family or tool_format"
-    Screen().print(f"tool calls: {unread if renderer.tool_format == 'none' else renderer.tool_format}", soft_wrap=True)
+    tokenizer, screen = HubTokenizer(model), Screen()
+    renderer = FamilyRenderer(family, tokenizer) if family else TemplateRenderer(tokenizer)
+    results = renderer.audit if isinstance(renderer, TemplateRenderer) else ()
+    if results:
+        table = Table("new messages", "bridged", "why not", title=f"chat template of {model}")
+        for result in results:
+            table.add_row(result.scenario.replace("_", " "), "yes" if result.admitted else "no", result.reason)
+        screen.print(table)
+    fitting = find_fitting(renderer)
+    _print_fitting(fitting)
+    if isinstance(renderer, TemplateRenderer):
+        unread = "written in no known form, so they come as text: name the policy's family or tool_format"
+        form = unread if renderer.tool_format == "none" else renderer.tool_format
+        screen.print(f"tool calls: {form}", soft_wrap=True)
+    if not fitting.shows_tools:
+        screen.print("tools: the template does not write them, so the model can't know them", soft_wrap=True)
     efforts = renderer.efforts
     levels = ", ".join(f"{level} (unasked)" if level == efforts.default else level for level in efforts.levels)
-    Screen().print(f"effort: {levels or 'no levels'}", soft_wrap=True)
-    return all(result.admitted for result in results)
+    screen.print(f"effort: {levels or 'no levels'}", soft_wrap=True)
+    return all(result.admitted for result in results) and not any(result.problem for result in fitting.table)
+
+
+def _print_fitting(fitting: Fitting) -> None:
+    from rolltap.proxy.continuation.fit import IDS_IN_FORM, RULES
+
+    table, screen = Table("shape of a conversation", "made to fit by", title="what the template takes"), Screen()
+    for result in fitting.table:
+        state = result.problem or ", ".join(rule.replace("_", " ") for rule in result.rules)
+        table.add_row(result.shape, state, style="red" if result.problem else None)
+    screen.print(table)
+    for rule in dict.fromkeys(rule for result in fitting.table for rule in result.rules):
+        meaning = f"call ids have the form {fitting.id_form}" if rule == IDS_IN_FORM else RULES[rule][0]
+        screen.print(f"{rule.replace('_', ' ')}: {meaning}", soft_wrap=True)
 
 
 def _python() -> Finding:

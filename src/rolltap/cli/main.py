@@ -163,6 +163,7 @@ def engine(
 def doctor(
     config: ConfigOption = None,
     model: Annotated[Path | None, typer.Option(help="audit this model folder's chat template")] = None,
+    family: Annotated[str, typer.Option(help="with --model: audit this renderer family instead of the template")] = "",
     engine: Annotated[str | None, typer.Option(help="try this model server: log-probs, versions, weights")] = None,
     kind: Annotated[str, typer.Option(help="with --engine: its API, as for `rolltap serve`")] = "vllm",
 ) -> None:
@@ -170,7 +171,7 @@ def doctor(
     from rolltap.cli.doctor import audit, check, check_engine
 
     if model is not None:
-        healthy = audit(model)
+        healthy = audit(model, family)
     elif engine is not None:
         healthy = asyncio.run(check_engine(engine, kind))
     else:

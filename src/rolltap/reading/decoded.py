@@ -97,6 +97,7 @@ class DecodedSession:
             retry_of=self.retries.get(call_id),
             preview=text,
             tool_calls=tool_calls,
+            fitted=intent.shape.fitted,
             token_ids=len(row.prompt_ids) > 0 or (completion is not None and len(completion.output_ids) > 0),
         )
 

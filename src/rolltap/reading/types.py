@@ -88,7 +88,8 @@ class CallLine:
 
     `retry_of`: the earlier call with the same request body. `preview`: the first characters of the reply. `trainer`: a
     trainer's last annotation of its sampled tokens; None without one. `token_ids`: False if none are on record: the
-    numbers of tokens are the upstream's own counts then.
+    numbers of tokens are the upstream's own counts then. `fitted`: the rules that made its conversation fit the model's
+    template (docs/continuation.md).
     """
 
     id: str
@@ -119,6 +120,7 @@ class CallLine:
     tool_calls: tuple[str, ...]
     trainer: AnnotationLine | None = None
     token_ids: bool = True
+    fitted: tuple[str, ...] = ()
 
     @property
     def length(self) -> int:

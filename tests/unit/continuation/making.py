@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rolltap.engine.tiny import FOLDER
+from rolltap.errors import ConfigError
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
@@ -26,6 +28,9 @@ DEEPSEEK = (
     "<｜tool▁sep｜>",
 )
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+GEMMA4 = ("<bos>", "<|turn>", "<turn|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<|channel>", "<channel|>")
+HARMONY = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|constrain|>")
+LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
 GEMMA = ("<start_of_turn>", "<end_of_turn>")
 
 MISTRAL = """{{- bos_token }}{%- for message in messages %}
@@ -94,3 +99,16 @@ def glm_family(folder: Path, family: str = "glm-4.5") -> FamilyRenderer:
 
 def mistral_renderer(folder: Path, version: str) -> TemplateRenderer:
     return TemplateRenderer(tokenizer_with(folder, mistral(version), "[TOOL_CALLS]", "[ARGS]", "</s>"))
+
+
+def family_renderer(folder: Path, family: str, *more: str) -> FamilyRenderer:
+    """Any family, over the tiny model's vocabulary and the special tokens that the family asks for, and `more`."""
+    special = [*more]
+    while True:
+        try:
+            return FamilyRenderer(family, tokenizer_with(folder, "", *special))
+        except ConfigError as error:
+            asked = re.search(r"(?:token|for) '([^']+)'", str(error).partition(f"{family!r}: ")[2])
+            if asked is None or asked[1] in special:
+                raise
+            special.append(asked[1])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest, thought_digest
 from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
@@ -53,6 +56,51 @@ def test_same_in_meaning(one: Message, other: Message) -> None:
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_an_edit_is_an_edit(one: Message, other: Message) -> None:
     assert message_digest(one) != message_digest(other)
+
+
+def number(text: str) -> str:
+    return canonical_arguments(f'{{"n": {text}}}')
+
+
+@given(st.integers(-(2**53), 2**53), st.integers(0, 3))
+def test_a_whole_number_has_many_notations(value: int, zeros: int) -> None:
+    scaled = f"{Decimal(value).scaleb(-zeros):f}"
+    for text in (f"{value}.0", f"{value}e0", f"{value * 10}E-1", f"{scaled}e{zeros}", f"{scaled}E+0{zeros}"):
+        assert number(text) == number(str(value)), text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_a_float_has_many_notations(value: float) -> None:
+    shortest = Decimal(repr(value))
+    for text in (f"{shortest:E}", f"{shortest:f}", repr(value).upper()):
+        assert number(text) == number(repr(value)), text
+
+
+@given(st.integers(), st.integers())
+def test_integers_of_any_size_are_exact(one: int, other: int) -> None:
+    assert (number(str(one)) == number(str(other))) is (one == other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("1e23", "100000000000000000000000"), ("-0", "0"), ("-0.0", "0"), ("1E+2", "100"), ("1.50", "15e-1")],
+)
+def test_notations_of_one_number(one: str, other: str) -> None:
+    assert number(one) == number(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("12345678901234567890", "12345678901234567891"),
+        ("1e400", "1e401"),
+        ("1", "true"),
+        ("1", '"1"'),
+        ("0.1", "0.10000000000000002"),
+    ],
+)
+def test_other_numbers(one: str, other: str) -> None:
+    assert number(one) != number(other)
 
 
 def test_arguments_that_are_not_json_stay_text() -> None:

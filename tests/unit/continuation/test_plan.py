@@ -327,7 +327,7 @@ def test_results_that_answer_other_calls_are_an_edit(tmp_path: Path) -> None:
     assert added(world.plan(world.request(*history(0, 1)))) == "look: xx sh: yy"
     swapped = world.plan(world.request(*history(1, 0)))
     assert swapped.break_ is None
-    assert added(swapped) == "sh: xx look: yy"
+    assert added(swapped) == "look: yy sh: xx"
     assert extends(world.plan(world.request(*history(0, 1), straight.reply, user("so?"))), straight)
     edited = world.plan(world.request(*history(1, 0), straight.reply, user("so?")))
     assert edited.break_ is not None

@@ -99,7 +99,10 @@ def test_llama_takes_one_call_a_turn_and_says_so(llama: TemplateRenderer) -> Non
     twice = msgspec.structs.replace(first.reply, tool_calls=first.reply.tool_calls * 2)
     assert [result.scenario for result in llama.audit if not result.admitted] == ["parallel_tools"]
     with pytest.raises(InvalidRequest, match="single tool-calls"):
-        world.plan(world.request(user("list"), twice, user("go on")))
+        llama.render([user("list"), twice, user("go on")], (BASH,), thinking=True)
+    plan = world.plan(world.request(user("list"), twice, user("go on")))
+    assert plan.fitted == ("calls_one_by_one",)
+    assert llama.tokenizer.decode(plan.prompt_ids.tolist()).count('{"name": "bash"') == 2
 
 
 @pytest.mark.parametrize("tag", ["", "<|python_tag|>"])
@@ -223,7 +226,7 @@ def test_a_mistral_list_is_shown_once(
     events = [event for at in range(0, len(ids), size) for event in parser.feed(ids[at : at + size])]
     last, choice = parser.finish("stop")
     assert "".join(event.text for event in [*events, *last] if isinstance(event, TextDelta)) == choice.message.text
-    assert choice.message.text == "\n".join(["Well.", *(texts[at] for at in shown)])
+    assert choice.message.text == "Well." + "".join(texts[at] if at in shown else "\n" for at in range(shown[-1] + 1))
     assert len(choice.message.tool_calls) == calls
 
 
@@ -253,12 +256,13 @@ def test_each_section_of_deepseek_calls_is_read(tmp_path: Path, first: list[str]
 
 
 def test_a_deepseek_section_with_a_call_that_can_not_be_read_is_text(tmp_path: Path) -> None:
-    """Not the section before it, which has no call."""
+    """And so is a section that holds something else than calls."""
     renderer = TemplateRenderer(tokenizer_with(tmp_path, trl_template("qwen3"), *DEEPSEEK), "deepseek")
     mixed = "".join((DEEPSEEK[0], DEEPSEEK_CALL('{"a": NaN}'), DEEPSEEK_CALL('{"b": 2}'), DEEPSEEK[1]))
     parser = reader(renderer)
-    parser.feed(renderer.tokenizer.encode(f"{DEEPSEEK[0]}junk{DEEPSEEK[1]}{mixed}"))
+    junk = f"{DEEPSEEK[0]}junk{DEEPSEEK[1]}"
+    parser.feed(renderer.tokenizer.encode(junk + mixed))
     _, choice = parser.finish("stop")
-    assert choice.message.text == mixed
+    assert choice.message.text == junk + mixed
     assert [call.arguments for call in choice.message.tool_calls] == ['{"b": 2}']
     assert parser.unparsable

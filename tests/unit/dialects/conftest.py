@@ -19,7 +19,7 @@ Parse = Callable[..., ChatRequest]
 Refusal = Callable[..., str | None]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def parse() -> Parse:
     """`parse("anthropic", max_tokens=9, ...)`: the dialect's smallest request with these fields, parsed."""
     minimal: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ def parse() -> Parse:
     return parse
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def refusal(parse: Parse) -> Refusal:
     """Like `parse`, for a request that is refused: the field that the refusal names."""
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rolltap.errors import InvalidRequest
-from rolltap.proxy.conversation.chat import Message, Text, ToolCall
+from rolltap.proxy.conversation.chat import (
+    TOOL_RESULT_REPEATED,
+    TOOL_RESULT_UNMATCHED,
+    Message,
+    Text,
+    ToolCall,
+)
 from rolltap.proxy.dialects.history import LONG, Linker
 
 PLACE = "messages[{}]".format
@@ -34,10 +39,10 @@ def test_what_is_added_is_linked_as_if_it_were_all_new() -> None:
 def test_what_was_answered_before_stays_answered() -> None:
     linker = Linker()
     linker.link(LONG_AGO, PLACE)
-    for wrong, why in (("c0", "a second tool result"), ("c999", "which no earlier turn made")):
-        with pytest.raises(InvalidRequest, match=why) as caught:
-            linker.link([*LONG_AGO, Message("tool", (Text("ok"),), tool_call_id=wrong)], PLACE)
-        assert caught.value.param == f"messages[{len(LONG_AGO)}]"
+    for odd, mark in (("c0", TOOL_RESULT_REPEATED), ("c999", TOOL_RESULT_UNMATCHED)):
+        linked = linker.link([*LONG_AGO, Message("tool", (Text("ok"),), tool_call_id=odd)], PLACE)
+        assert linked[-1].marks == (mark,)
+        assert linked[-1].name == ("look" if odd == "c0" else None)
     assert linker.link(LONG_AGO, PLACE) == Linker().link(LONG_AGO, PLACE)
 
 
@@ -73,3 +78,11 @@ def test_a_result_says_which_call_it_answers(answers: list[str], offsets: list[i
 
 def test_a_result_on_record_only_says_nothing() -> None:
     assert Linker().link(results("a"), PLACE, whole=False)[0].call_offset == 0
+
+
+@pytest.mark.parametrize(("name", "marks"), [(None, ()), ("look", ()), ("nap", (TOOL_RESULT_UNMATCHED,))])
+def test_a_result_without_an_id_answers_the_next_call_of_its_tool(name: str | None, marks: tuple[str, ...]) -> None:
+    turn = cycle("a", "b")[:2]
+    linked = Linker().link([*turn, Message("tool", (Text("ok"),), tool_call_id="", name=name)], PLACE)
+    assert (linked[-1].marks, linked[-1].name) == (marks, name or "look")
+    assert linked[-1].tool_call_id == ("" if marks else "b")

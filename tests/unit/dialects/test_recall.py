@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.conversation.chat import Message, Text, ToolCall
+from rolltap.proxy.conversation.chat import TOOL_RESULT_UNMATCHED, Message, Text, ToolCall
 from rolltap.proxy.dialects.base import FindCall, RecordedCall
 from rolltap.proxy.dialects.openai_responses_recall import recall
 
@@ -66,6 +66,36 @@ async def test_references_are_replaced_by_the_replies_they_name(parse: Any) -> N
     assert shape(whole.messages) == [("user", "look"), ("assistant", "uno"), ("tool", "soil")]
 
 
+LOOKS = (ToolCall("call_1", "look", "{}"), ToolCall("call_2", "look", '{"at": 1}'))
+OUTPUTS = [{"type": "function_call_output", "call_id": call.id, "output": call.id} for call in LOOKS]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("second", [{"type": "item_reference", "id": "fc_2"}, None])
+async def test_a_turn_that_is_named_item_by_item_is_one(
+    parse: Any, interleaved: bool, second: dict[str, str] | None
+) -> None:
+    """Items beside the named ones may be sent in full."""
+    reply = Message("assistant", (Text("uno"),), LOOKS)
+    literal = {"type": "function_call", "call_id": "call_2", "name": "look", "arguments": '{"at": 1}'}
+    named = [{"type": "item_reference", "id": "msg_1"}, {"type": "item_reference", "id": "fc_1"}]
+    calls = [*named, OUTPUTS[0], second or literal] if interleaved else [*named, second or literal, OUTPUTS[0]]
+    chat = parse("openai_responses", input=[{"role": "user", "content": "look"}, *calls, OUTPUTS[1]])
+    whole = await recall(chat, lookup(dict.fromkeys(("msg_1", "fc_1", "fc_2"), RecordedCall(chat, reply))))
+    assert whole.messages[1] == reply
+    assert shape(whole.messages[2:]) == [("tool", "call_1"), ("tool", "call_2")]
+
+
+async def test_an_edited_item_beside_a_named_one_is_not_lost(parse: Any) -> None:
+    reply = Message("assistant", (Text("uno"),), (LOOK,))
+    edited = {"type": "function_call", "call_id": "call_1", "name": "look", "arguments": '{"at": "edited"}'}
+    items = [{"role": "user", "content": "look"}, {"type": "item_reference", "id": "msg_1"}, edited, OUTPUTS[0]]
+    chat = parse("openai_responses", input=items)
+    whole = await recall(chat, lookup({"msg_1": RecordedCall(chat, reply)}))
+    assert whole.messages[1].text == "uno"
+    assert [call.arguments for call in whole.messages[1].tool_calls] == ['{"at": "edited"}']
+
+
 async def test_what_names_nothing_is_its_own_history(parse: Any) -> None:
     chat = parse("openai_responses")
     assert await recall(chat, lookup({})) is chat
@@ -84,12 +114,12 @@ async def test_an_unknown_name_is_refused(parse: Any, fields: dict[str, Any], pa
     assert raised.value.param == param
 
 
-async def test_a_result_must_answer_a_recorded_call(parse: Any) -> None:
+async def test_a_result_that_answers_no_recorded_call_is_marked(parse: Any) -> None:
     result = {"type": "function_call_output", "call_id": "call_9", "output": "soil"}
     chat = parse("openai_responses", input=[result], previous_response_id="resp_1")
     records = {"resp_1": RecordedCall(parse("openai_responses"), Message("assistant", (Text("uno"),)))}
-    with pytest.raises(InvalidRequest, match="call_9"):
-        await recall(chat, lookup(records))
+    whole = await recall(chat, lookup(records))
+    assert whole.messages[-1].marks == (TOOL_RESULT_UNMATCHED,)
 
 
 async def test_a_long_chain_needs_no_recursion(parse: Any) -> None:

@@ -90,7 +90,7 @@ def test_openai_chat_gives_the_log_probs_that_were_asked_for(server: Server, ope
 def test_openai_chat_errors(server: Server, openai_client: openai.OpenAI) -> None:
     history: list[Any] = [{"role": "user", "content": "Look."}]
     with pytest.raises(openai.BadRequestError) as refused:
-        openai_client.chat.completions.create(model="m", messages=history, extra_body={"functions": []})
+        openai_client.chat.completions.create(model="m", messages=history, extra_body={"functions": [{"name": "look"}]})
     assert (refused.value.param, refused.value.code) == ("functions", "invalid_request")
     server.errors = [ContextOverflow("too long", tokens=900, limit=512)]
     with pytest.raises(openai.BadRequestError, match="maximum context length is 512 tokens") as overflow:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rolltap.errors import (
     ContextOverflow,
@@ -23,7 +24,7 @@ from rolltap.errors import (
     RateLimited,
 )
 from rolltap.proxy.engines import vllm_wire as vllm
-from rolltap.proxy.engines.base import SampleRequest
+from rolltap.proxy.engines.base import SampleRequest, join_chunks
 from rolltap.proxy.engines.decode import (
     Problem,
     WireVersionSpan,
@@ -189,9 +190,18 @@ def routed(rows: np.ndarray) -> np.ndarray:
     return chunk.whole["routed_experts"]
 
 
-def test_an_unknown_finish_is_named():
-    with pytest.raises(EngineProtocolError, match="repetition"):
-        generate(token_ids=[1], finish_reason="repetition")
+def test_an_unknown_finish_ends_the_output_and_is_named():
+    choice = vllm.GenerateChoice(token_ids=[1], finish_reason="repetition")
+    chunk = vllm.generate_chunk(choice, vllm.GenerateEvent(choices=[choice]), request(), 1)
+    assert (list(chunk.token_ids), chunk.finish, chunk.unknown_finish) == ([1], "stop", "repetition")
+    joined = join_chunks([chunk, replace(chunk, token_ids=[], finish=None, unknown_finish="")])
+    assert (joined.finish, joined.unknown_finish) == ("stop", "repetition")
+
+
+@pytest.mark.parametrize("reason", ["", None])
+def test_an_empty_finish_is_none(reason: str | None):
+    choice = vllm.GenerateChoice(token_ids=[1], finish_reason=reason)
+    assert vllm.generate_chunk(choice, vllm.GenerateEvent(choices=[choice]), request(), 1).finish is None
 
 
 def test_a_server_that_ignores_return_token_ids_is_found_out():

@@ -43,6 +43,13 @@ def test_an_event_that_the_end_cuts_off_is_not_given_out(rest: bytes):
     assert parser.pending
 
 
+@pytest.mark.parametrize(("rest", "event"), [(b"data: 1", [b"1"]), (b"data: 1\n", [b"1"]), (b"da", []), (b"", [])])
+def test_the_last_event_may_lack_its_empty_line(rest: bytes, event: list[bytes]):
+    parser = SseParser()
+    parser.feed(b"data: 0\n\n" + rest)
+    assert parser.last() == event
+
+
 def test_after_whole_events_nothing_is_pending():
     parser = SseParser()
     parser.feed(b"data: 0\n\n")

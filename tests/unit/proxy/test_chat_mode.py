@@ -110,6 +110,32 @@ async def test_tokens_are_captured_and_proven(tmp_path: Path, wire: str) -> None
     assert (two.intent.break_ is None) is extends
 
 
+async def test_the_upstream_gets_a_split_reply_as_one(tmp_path: Path) -> None:
+    """A client may send every call with its own result: the upstream renders the turn that it sampled."""
+    look = ScriptedReply(say="I look.", call=(ToolUse("bash", {"command": "ls"}), ToolUse("bash", {"command": "pwd"})))
+    async with (
+        ScriptedEngine(say(look), FOLDER, wire="vllm") as engine,
+        chat_mode_proxy(tmp_path, engine) as (app, url),
+    ):
+        async with client_of(app, url) as client:
+            common: Any = {"model": "default", "tools": [BASH]}
+            first = await client.chat.completions.create(messages=[USER], **common)  # type: ignore[list-item]
+            one, two = (call.model_dump() for call in first.choices[0].message.tool_calls or ())
+            results = [{"role": "tool", "tool_call_id": call["id"], "content": call["id"][-3:]} for call in (one, two)]
+            whole = [{"role": "assistant", "content": "I look.", "tool_calls": [one, two]}, *results]
+            split = [
+                {"role": "assistant", "content": "I look.", "tool_calls": [one]},
+                results[0],
+                {"role": "assistant", "content": None, "tool_calls": [two]},
+                results[1],
+            ]
+            for turn in (whole, split):
+                await client.chat.completions.create(messages=[USER, *turn], **common)
+        _, *rows = await rows_of(app)
+    assert rows[0].prompt_ids.tolist() == rows[1].prompt_ids.tolist()
+    assert rows[0].intent.parent_id == rows[1].intent.parent_id is not None
+
+
 async def test_text_alone_is_recorded_and_never_trained(tmp_path: Path) -> None:
     async with (
         ScriptedEngine(say(LOOK, "There are three."), FOLDER, wire="openai") as engine,

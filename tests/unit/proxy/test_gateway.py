@@ -18,7 +18,7 @@ from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take
 from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.settings import PolicySettings
-from rolltap.types import CallKind, Flaw, Outcome, Session
+from rolltap.types import CallKind, Flaw, Outcome, Session, VersionSpan
 from tests.unit.proxy.conftest import ToldEngine, serve
 
 TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
@@ -77,6 +77,22 @@ async def test_a_number_that_is_no_token_id_is_the_engines_error(plane: Any, tok
     assert (answer.status, answer.json()["error"]["code"]) == (502, "engine_protocol_error")
     (row,) = await plane.rows()
     assert (row.completion.outcome, len(row.completion.output_ids)) == (Outcome.ENGINE_ERROR, 0)
+
+
+class RepetitiveEngine(ToldEngine):
+    """Ends for a reason that rolltap does not know."""
+
+    async def sample(self, request: SampleRequest, take: Take) -> None:
+        await take(SampleChunk([5, 6], [-0.5, -0.25], "stop", (VersionSpan(0, 0, 2),), unknown_finish="repetition"))
+
+
+async def test_an_end_for_an_unknown_reason_is_a_reply_with_a_remark(plane: Any, tokenizer: Any) -> None:
+    answer = await serve(plane.log, RepetitiveEngine(tokenizer), plane.session, plane.limits).client.chat(USER)
+    assert (answer.status, answer.json()["choices"][0]["finish_reason"]) == (200, "stop")
+    (row,) = await plane.rows()
+    call = row.call()
+    assert (row.completion.outcome, call.output_ids.tolist(), call.trainable) == (Outcome.COMPLETED, [5, 6], True)
+    assert "'repetition'" in call.remark
 
 
 async def test_every_choice_is_a_call_of_its_own(plane: Any) -> None:
@@ -250,6 +266,7 @@ async def test_log_probs_are_given_to_who_asks(plane: Any) -> None:
     content = answer.json()["choices"][0]["logprobs"]["content"]
     assert [token["logprob"] for token in content] == [-0.5] * len(content)
     assert "".join(token["token"] for token in content).startswith("ok")
+    assert b"".join(bytes(token["bytes"]) for token in content).startswith(b"ok")
 
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}

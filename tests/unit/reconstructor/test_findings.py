@@ -38,6 +38,7 @@ CASES: list[tuple[str, str, list[Any]]] = [
     ("one_call", "warn", two()[:1]),
     ("turns_truncated", "warn", two(finish=Finish.LENGTH)),
     ("ended_at_output_cap", "warn", two(finish=Finish.LENGTH)),
+    ("finish_unknown", "warn", two(remark="the engine gives 'repetition' as its reason for the end")),
     ("no_tool_call", "warn", [make_call(0, [1], [2], shape=AGENT), make_call(1, [1, 2, 3], [4], shape=AGENT)]),
     ("logprobs_positive", "fatal", two(logprobs=np.array([0.5], np.float32))),
     ("logprobs_missing", "fatal", two(flaw=Flaw.LOGPROBS_MISSING, logprobs=np.empty(0, np.float32))),

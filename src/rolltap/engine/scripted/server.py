@@ -49,8 +49,9 @@ class ScriptedEngine:
             ...  # engine.url is served in this event loop
             assert all(entry.extends is not False for entry in engine.journal.entries)
 
-    `tokenizer` is a folder with `tokenizer.json`, `family` its name in `renderers`, `wire` the kind of server it
-    stands for, `keep` how many requests the journal holds (0: no continuity check, for load tests).
+    `tokenizer` is a folder with `tokenizer.json`, `family` its name in `renderers` (or the writer of its replies, for
+    a family that the package has not), `wire` the kind of server it stands for, `keep` how many requests the journal
+    holds (0: no continuity check, for load tests).
     """
 
     def __init__(
@@ -59,12 +60,12 @@ class ScriptedEngine:
         tokenizer: Path,
         *,
         wire: str = "vllm",
-        family: str = "qwen3",
+        family: str | ScriptedReplyWriter = "qwen3",
         served: ServedModel = SCRIPTED,
         keep: int = 20_000,
     ) -> None:
         self.journal = Journal(keep)
-        writer = ScriptedReplyWriter(ScriptTokenizer(Path(tokenizer)), family)
+        writer = ScriptedReplyWriter(ScriptTokenizer(Path(tokenizer)), family) if isinstance(family, str) else family
         self.model = Model(script, writer, self.journal, served.context)
         control = Control(self.model, served.name, served.mode)
         sampling: list[BaseRoute] = [

@@ -1,0 +1,44 @@
+"""What each template takes: the table of docs/continuation.md (`python -m tests.families.fitting_table` writes it)."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from rolltap.proxy.continuation.fit import Fitting, find_fitting
+from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
+from rolltap.proxy.continuation.template import TemplateRenderer
+from rolltap.proxy.continuation.tokenizer import HubTokenizer
+
+from .families import FAMILIES, TRAINING, Family
+from .vocabularies import harmony_folder, model_folder
+
+PAGE = Path(__file__).parents[2] / "docs" / "continuation.md"
+TABLE = re.compile(r"(?<=<!-- fitting:begin -->\n).*(?=\n<!-- fitting:end -->)", re.DOTALL)
+
+
+def renderer_of(family: Family) -> TokenRenderer:
+    """The family's renderer over the tiny vocabulary; Harmony's encoder needs its own."""
+    if family.renderer == "gpt-oss":
+        os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(harmony_folder())
+    tokenizer = HubTokenizer(model_folder(family, "" if family.renderer == "gpt-oss" else "tiny"))
+    return FamilyRenderer(family.renderer, tokenizer) if family.renderer else TemplateRenderer(tokenizer)
+
+
+def table() -> str:
+    """A row for each family. Families whose templates take the same share a row."""
+    names: dict[Fitting, list[str]] = {}
+    for family in FAMILIES.values():
+        if TRAINING not in family.template:
+            names.setdefault(find_fitting(renderer_of(family)), []).append(family.name)
+    rows = [
+        f"| {', '.join(members)} | {', '.join(f'`{rule}`' for rule in fitting.rules) or 'none: every shape fits'} "
+        f"| {fitting.id_form or 'any'} | {'yes' if fitting.shows_tools else '**no**'} |"
+        for fitting, members in names.items()
+    ]
+    return "\n".join(["| families | rules | call ids | writes tools |", "|---|---|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(TABLE.sub(lambda _: table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")

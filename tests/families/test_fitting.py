@@ -1,0 +1,177 @@
+"""Conversations of every shape fit every family's template: nothing refused, nothing lost, every turn bridged."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rolltap.engine.scripted import ScriptedReply, ToolUse
+from rolltap.ids import new_id
+from rolltap.proxy.continuation.canonical import DigestCache
+from rolltap.proxy.continuation.fit import find_fitting
+from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.continuation.parser import ReplyParser
+from rolltap.proxy.continuation.plan import Continuation, PromptPlan
+from rolltap.proxy.continuation.rendering import TokenRenderer
+from rolltap.proxy.conversation.chat import ChatRequest, Message, Role, Text, Tool, ToolCall
+from rolltap.types import Outcome
+
+from ..unit.continuation.planning import run_steps
+from .families import FAMILIES, TRAINING, Family
+from .fitting_table import PAGE, TABLE, renderer_of, table
+from .writing import FamilyReplyWriter
+
+TOOLS = (Tool("look", "Looks.", {"type": "object", "properties": {"name": {"type": "string"}}}),)
+HANDLES = Handles(b"0123456789abcdef")
+HANDLE = HANDLES.mint(new_id())[:7]
+SESSIONS = 12
+"""Generated sessions a family; each has up to eight calls."""
+
+QUICK = [name for name in FAMILIES if TRAINING not in name]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_shape_fits(name: str) -> None:
+    fitting = find_fitting(renderer_of(FAMILIES[name]))
+    assert {result.shape: result.problem for result in fitting.table if result.problem} == {}
+
+
+def test_the_documents_table_is_what_the_audit_finds() -> None:
+    written = TABLE.search(PAGE.read_text(encoding="utf-8"))
+    assert written is not None
+    assert written[0] == table(), "python -m tests.families.fitting_table writes it"
+
+
+@dataclass
+class GeneratedSession:
+    """A session with any messages in any order that the protocols allow. Every text is a word of its own."""
+
+    family: Family
+    renderer: TokenRenderer
+    random: random.Random
+    messages: list[Message] = field(default_factory=list)
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        self.continuation = Continuation("policy", self.renderer, HANDLES, "keep")
+        self.forest = Forest(DigestCache())
+        self.writer = FamilyReplyWriter(self.family, Path(self.renderer.tokenizer.name_or_path))
+
+    def word(self) -> str:
+        self.count += 1
+        return "w" + "".join("bcdfghjkmn"[int(digit)] for digit in f"{self.count:03}") + "w"
+
+    def text(self, *roles: Role) -> Message:
+        return Message(self.random.choice(roles), (Text(self.word()),))
+
+    def begin(self) -> None:
+        """System messages, a user's, and perhaps a history that was not sampled here."""
+        self.messages += [self.text("system", "developer") for _ in range(self.random.choice((0, 1, 1, 2, 3)))]
+        if self.random.random() < 0.3:
+            self.messages.append(self.text("assistant"))
+        self.messages += [self.text("user", "user", "developer") for _ in range(self.random.choice((1, 1, 2)))]
+        if self.random.random() < 0.4:
+            call = ToolCall(f"toolu_{self.word()}", "look", json.dumps({"name": self.word()}))
+            self.messages.append(Message("assistant", (Text(self.word()),), (call,)))
+            self.messages += self.answered([call])
+        if self.messages[-1].role == "assistant" or self.random.random() < 0.2:
+            self.messages.append(self.text("user"))
+
+    def answered(self, calls: list[ToolCall]) -> list[Message]:
+        """Results, in order or not, with other messages before, between and behind them."""
+        results = [self.result_of(call, self.word()) for call in calls]
+        others = [self.text("user", "system", "developer") for _ in range(self.random.choice((0, 0, 1, 2)))]
+        if not results and not others:
+            others = [self.text("user", "system")]
+        new = [*results, *others]
+        if self.random.random() < 0.3:
+            self.random.shuffle(new)
+        return new
+
+    def result_of(self, call: ToolCall, text: str) -> Message:
+        return Message("tool", (Text(text),), tool_call_id=call.id, name=call.name)
+
+    def call(self, scripted: ScriptedReply | None = None) -> tuple[PromptPlan, Message]:
+        """One call of the session: its plan, and the sampled reply."""
+        items = tuple(repr(message).encode() for message in self.messages)
+        request = ChatRequest("test", "policy", tuple(self.messages), TOOLS, items=items)
+        call_id = new_id()
+        plan = run_steps(self.continuation.steps(call_id, self.forest, request, thinking=True))
+        node = plan.node(call_id)
+        self.forest.add(node)
+        prompt = plan.prompt_ids.tolist()
+        ids = self.writer.write(scripted or self.reply(), prompt)
+        parser = ReplyParser(self.renderer, prompt, TOOLS, (), lambda at: HANDLES.mint(call_id, at))
+        parser.feed(ids)
+        _, choice = parser.finish("stop")
+        self.forest.complete(node, np.asarray(ids, np.int32), choice.message, Outcome.COMPLETED)
+        return plan, choice.message
+
+    def reply(self) -> ScriptedReply:
+        number = self.random.choice((0, 1, 1, 2)) if self.family.tools and self.family.reads else 0
+        calls = [
+            ToolUse("look", {"name": self.word()}) for _ in range(number if self.family.parallel else min(number, 1))
+        ]
+        return ScriptedReply(
+            say="" if calls and self.random.random() < 0.5 else self.word(), call=tuple(calls), split="odd"
+        )
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_generated_sessions_fit_and_are_bridged(name: str) -> None:
+    family = FAMILIES[name]
+    renderer = renderer_of(family)
+    for seed in range(SESSIONS):
+        session = GeneratedSession(family, renderer, random.Random(f"{name} {seed}"))
+        session.begin()
+        context: list[int] = []
+        for turn in range(session.random.randrange(2, 9)):
+            where = f"session {seed}, call {turn}"
+            plan, reply = session.call()
+            prompt = plan.prompt_ids.tolist()
+            assert prompt[: len(context)] == context, f"{where}: not bridged, {plan.break_}"
+            text = renderer.tokenizer.decode(prompt)
+            assert HANDLE not in text, f"{where}: the prompt shows a handle of ours"
+            lost = [message for message in session.messages if message.text not in text and message.role != "assistant"]
+            assert not lost, f"{where}: {lost[0].role} message is not in the prompt"
+            node = session.forest.nodes[next(reversed(session.forest.nodes))]
+            context = node.context_ids().tolist()
+            session.messages += [reply, *session.answered(list(reply.tool_calls))]
+
+
+KIMI = [name for name in QUICK if name.startswith("kimi")]
+
+
+@pytest.mark.parametrize("name", KIMI)
+def test_a_prompt_has_the_ids_that_the_model_sampled(name: str) -> None:
+    """Kimi takes a tool's name from its id: in a bridge, in a whole rendering after a break, of foreign calls."""
+    session = GeneratedSession(FAMILIES[name], renderer_of(FAMILIES[name]), random.Random(3))
+    foreign = ToolCall("toolu_017", "look", '{"name": "x"}')
+    first = [Message("user", (Text("go"),)), Message("assistant", (), (foreign,)), session.result_of(foreign, "old")]
+    session.messages = [Message("system", (Text("before"),)), *first]
+    _, reply = session.call(ScriptedReply(call=(ToolUse("look", {"name": "a"}), ToolUse("look", {"name": "b"}))))
+    assert [call.given_id for call in reply.tool_calls] == ["functions.look:1", "functions.look:2"]
+    session.messages += [reply, *(session.result_of(call, "new") for call in reply.tool_calls)]
+    bridged, _ = session.call(ScriptedReply(say="done"))
+    session.messages[0] = Message("system", (Text("after"),))
+    whole, _ = session.call(ScriptedReply(say="done"))
+    assert bridged.break_ is None
+    assert whole.break_ is not None
+    texts = [session.renderer.tokenizer.decode(plan.prompt_ids.tolist()) for plan in (bridged, whole)]
+    assert texts[0].replace("before", "after") == texts[1]
+    for number in range(3):
+        assert texts[1].count(f"functions.look:{number}") == 2  # the call and the result
+
+
+def test_a_custom_tools_text_is_the_argument_that_its_template_declares() -> None:
+    renderer = renderer_of(FAMILIES["qwen3"])
+    call = ToolCall("c1", "patch", '{"this": "is no JSON of ours"}', "custom")
+    messages = [Message("user", (Text("go"),)), Message("assistant", (), (call,))]
+    text = renderer.tokenizer.decode(renderer.render(messages, (), thinking=True))
+    assert json.dumps({"input": call.arguments}) in text
