@@ -6,7 +6,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where a machine's environment forbids compiled files, each of the hundreds of processes would compile our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-learning learning-table test-harnesses test-engines test-trainers test-sources faults bench docs audit lint clean help environments engines trainers
+.PHONY: demo test ci ci-all test-faults test-learning test-harnesses test-engines test-trainers test-hostile test-recipes \
+  test-soak test-sources learning-table faults bench docs audit lint types clean help environments engines trainers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -22,43 +23,63 @@ $(VENV)/.test: pyproject.toml constraints.txt
 demo: $(VENV)/.base  ## an unmodified agent gets better in four minutes, no GPU
 	@$(BIN)/rolltap demo --report reports/demo.json $(ARGS)
 
-# A test that its own limit does not end ends its worker after so many seconds, and is named: a hang says where it is.
-HANGS := --max-worker-restart 2 -o faulthandler_exit_on_timeout=true -o faulthandler_timeout=
+STAGE = $(BIN)/python scripts/stages.py run
 
-test: $(VENV)/.test  ## the tests (about twelve minutes on 2 cores)
-	@scripts/servers.sh
-	@$(BIN)/pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(HANGS)500 -m "not harness and not engines and not trainers and not long and not gpu" $(ARGS)
+test: $(VENV)/.test  ## the tests of every change (about six minutes on 2 cores)
+	@$(STAGE) test $(ARGS)
+
+ci:  ## what CI runs: the tests, types, docs, the demo, faults; then long stages in turn, an hour in all
+	@.ci/run
+
+ci-all: $(VENV)/.test  ## every stage, however long it takes: some hours; notes in .ci/passed.json what passed
+	@$(BIN)/python scripts/stages.py all
+
+test-faults: $(VENV)/.test  ## every fault once, on real processes
+	@$(STAGE) faults $(ARGS)
 
 test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rewards are shuffled
-	@$(BIN)/pytest -q -s tests/acceptance/test_learning.py $(ARGS)
+	@$(STAGE) learning $(ARGS)
+
+test-harnesses: $(VENV)/.test  ## real releases of real harnesses against the proxy (needs PyPI and npm)
+	@$(STAGE) harnesses $(ARGS)
+
+test-engines: $(VENV)/.test  ## a real vLLM (CPU build) behind the proxy (needs PyPI)
+	@$(STAGE) engines $(ARGS)
+
+test-trainers: $(VENV)/.test  ## trainers that need environments of their own, on our rows (needs PyPI)
+	@$(STAGE) trainers $(ARGS)
+
+test-hostile: $(VENV)/.test  ## the whole table of a hostile agent in every runtime before every evaluator
+	@$(STAGE) hostile $(ARGS)
+
+test-recipes: $(VENV)/.test  ## the recipes' contract for every recipe; make test has a part of them
+	@$(STAGE) recipes $(ARGS)
+
+test-soak: $(VENV)/.test  ## the rest of the long tests: the ledger at length, Ray, two trainers, TRL
+	@$(STAGE) soak $(ARGS)
+
+test-sources: $(VENV)/.test  ## slime, NeMo RL and prime-rl from check-outs in SOURCES, each named like its repository
+	@ROLLTAP_SOURCES=$(abspath $(SOURCES)) $(STAGE) sources $(ARGS)
 
 learning-table: $(VENV)/.test  ## what recipes learn, beside their controls: hours; it goes on where it stopped
 	@$(BIN)/python -m tests.learning.table .cache/learning $(ARGS) && $(BIN)/python scripts/recipes_page.py
 
-test-harnesses: $(VENV)/.test  ## real releases of real harnesses against the proxy
-	@scripts/servers.sh
-	@$(BIN)/pytest -q -n 2 $(HANGS)1000 -m harness $(ARGS)
-
-test-engines: $(VENV)/.test engines  ## a real vLLM (CPU build) behind the proxy
-	@$(BIN)/pytest -q $(HANGS)1000 -m engines $(ARGS)
-
-test-trainers: $(VENV)/.test trainers  ## trainers that need environments of their own, on our rows
-	@$(BIN)/pytest -q $(HANGS)1000 -m "trainers and not sources" $(ARGS)
-
-test-sources: $(VENV)/.test  ## slime, NeMo RL and prime-rl from check-outs in SOURCES, each named like its repository
-	@scripts/trainers.sh .cache/trainers/sources-1
-	@ROLLTAP_SOURCES=$(abspath $(SOURCES)) $(BIN)/pytest -q -m sources tests/trainers/test_sources.py $(ARGS)
-
 environments: engines trainers  ## what test-engines and test-trainers install
 
-engines:
-	@scripts/engines.sh .cache/engines/vllm-0.32.0
+# CI installs beside its first stages: whoever needs an environment meanwhile waits for it.
+LOCKED := flock .cache/environments.lock
 
-trainers:
+.cache:
+	@mkdir -p .cache
+
+engines: | .cache
+	@$(LOCKED) scripts/engines.sh .cache/engines/vllm-0.32.0
+
+trainers: | .cache
 	@for name in tinker-cookbook-0.5.8 verl-0.9.1 llamafactory-0.9.5 openenv-0.10.0 verifiers-0.4.0 environments-1 \
 	  harbor-0.25.0 python-3.12; do \
-	  scripts/trainers.sh .cache/trainers/$$name || exit 1; done
-	@scripts/sinks.sh .cache/trainers/sinks-1
+	  $(LOCKED) scripts/trainers.sh .cache/trainers/$$name || exit 1; done
+	@$(LOCKED) scripts/sinks.sh .cache/trainers/sinks-1
 
 faults: $(VENV)/.test  ## every fault over 20 seeds, 1,000 kills; prints the table of docs/faults.md
 	@scripts/servers.sh
@@ -78,8 +99,11 @@ docs: $(VENV)/.base  ## the documentation as a site in .cache/site; fails on a l
 audit: $(VENV)/.base  ## advisories of the tested pins, where they can be reached, and reports/sbom.cdx.json
 	@$(BIN)/python scripts/audit.py $(ARGS)
 
-lint: $(VENV)/.test  ## ruff, pyright, import contracts
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports
+lint: types  ## ruff and types; make test runs ruff, too
+	@$(BIN)/ruff check .
+
+types: $(VENV)/.test  ## format, pyright, import contracts
+	@$(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports
 
 clean:  ## removes the virtual environment and caches
 	rm -rf $(VENV) .cache build dist src/*.egg-info

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import gc
+import inspect
 import itertools
 import logging
 import os
@@ -24,9 +25,13 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from .durations import Durations
+from .forked_readers import forked_readers
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,6 +52,10 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Durations(config), "durations")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """What is imported for the tests lives to the end: garbage is neither looked for meanwhile nor, later, in it."""
@@ -56,6 +65,25 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+COLLECTED = pytest.StashKey[set[tuple[str, frozenset[str]]]]()
+"""Of every case that was collected, chosen by `-m` or not: its file and its marks."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """After the folders' own conftests have set their marks, and before `-m` takes its choice.
+
+    An async test that uses a fixture of the module's event loop runs in that loop.
+    """
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.function):
+            fixtures = [fixture for found in item._fixtureinfo.name2fixturedefs.values() for fixture in found]
+            if any(getattr(fixture.func, "_loop_scope", None) == "module" for fixture in fixtures):
+                item.add_marker(pytest.mark.asyncio(loop_scope="module"), append=False)
+    config.stash[COLLECTED] = {
+        (item.nodeid.partition("::")[0], frozenset(mark.name for mark in item.iter_markers())) for item in items
+    }
 
 
 CELL = "cell"
@@ -77,7 +105,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     ]
     if hasattr(config, "workerinput"):
         return
-    if results := [{**value, "passed": outcome == "passed"} for name, value, outcome in noted if name == CELL]:
+    whole = "sample" not in (config.getoption("markexpr") or "")  # a sample is no report
+    results = [{**value, "passed": outcome == "passed"} for name, value, outcome in noted if name == CELL]
+    if results and whole:
         from .harnesses.matrix import write_report
 
         write_report(results)
@@ -141,9 +171,13 @@ def program(name: str) -> str:
 
 
 class PostgresServer:
-    """A private Postgres in a temporary folder, on a free port of the loopback."""
+    """A private Postgres in a temporary folder, on a free port of the loopback.
 
-    def __init__(self) -> None:
+    One that is not `durable` waits for no disk: it keeps everything if its processes are killed, not if the power goes.
+    """
+
+    def __init__(self, *, durable: bool = True) -> None:
+        self._durable = durable
         self.folder = Path(tempfile.mkdtemp(prefix="rolltap-pg-"))
         self.port = free_port()
         # Postgres refuses to run as root: there it runs as the user that its package made.
@@ -160,6 +194,8 @@ class PostgresServer:
             "shared_buffers": "64MB",
             "max_connections": max_connections,
         }
+        if not self._durable:
+            options |= {"fsync": "off", "full_page_writes": "off"}
         flags = " ".join(f"-c {name}='{value}'" for name, value in options.items())
         self._run("pg_ctl", "-D", str(self.folder / "data"), "-l", str(self.folder / "log"), "-w", "-o", flags, "start")
 
@@ -183,6 +219,79 @@ class PostgresServer:
         done = subprocess.run(command, user=self._user, cwd="/", capture_output=True, text=True, check=False)
         if done.returncode:
             pytest.fail(f"{name} ended with {done.returncode}: {done.stdout[-500:]} {done.stderr[-500:]}")
+
+
+SCHEMA = """
+SELECT md5(coalesce(string_agg(line, E'\\n' ORDER BY line), '')) FROM (
+  SELECT format('%s.%s %s', table_name, column_name, data_type) AS line FROM information_schema.columns
+    WHERE table_schema NOT IN ('pg_catalog', 'information_schema')
+  UNION ALL SELECT format('%s %s', tgrelid::regclass, tgname) FROM pg_trigger WHERE tgenabled = 'O'
+  UNION ALL SELECT format('%s %s', tablename, policyname) FROM pg_policies
+  UNION ALL SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'
+  UNION ALL SELECT format('%s %s', conrelid::regclass, conname) FROM pg_constraint
+  UNION ALL SELECT setconfig::text FROM pg_db_role_setting s JOIN pg_database d ON d.oid = setdatabase
+    WHERE datname = current_database()
+) AS lines
+"""
+RESTART = "SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false) FROM pg_sequences"
+FILLED = "SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'alembic_version'"
+
+
+async def schema_of(connection: Any) -> str:
+    """A digest of what a database has beside rows."""
+    version = ""
+    if await connection.fetchval("SELECT to_regclass('alembic_version')"):
+        version = await connection.fetchval("SELECT string_agg(version_num, ' ') FROM alembic_version")
+    return f"{version} {await connection.fetchval(SCHEMA)}"
+
+
+class PostgresDatabase:
+    """One database, which cases have one after another: each finds no row in it.
+
+    After a case that left other tables, triggers, policies or settings than rolltap makes, it is made anew. `schema`:
+    the digest of what rolltap makes.
+    """
+
+    def __init__(self, server_url: str, schema: str = "") -> None:
+        self._server_url = server_url
+        self._schema = schema
+        self._name = ""
+
+    async def take(self) -> str:
+        if not self._name:
+            self._name = f"test_{uuid.uuid4().hex}"
+            await self._on_server(f"CREATE DATABASE {self._name}")
+        return f"{self._server_url.rsplit('/', 1)[0]}/{self._name}"
+
+    async def give_back(self) -> None:
+        """Ends its connections, and empties it for the next case."""
+        import asyncpg
+
+        connection = await asyncpg.connect(await self.take())
+        try:
+            others = "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            await connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity {others}")
+            if same := await schema_of(connection) == self._schema:
+                tables = [row[0] for row in await connection.fetch(FILLED)]
+                deletes = [f"DELETE FROM {table}" for table in tables]  # TRUNCATE makes new files: 25 ms
+                # No trigger keeps its rows, and no foreign key asks for an order.
+                await connection.execute("; ".join(["SET session_replication_role = replica", *deletes, RESTART]))
+        finally:
+            await connection.close()
+        if not same:
+            await self.drop()
+
+    async def drop(self) -> None:
+        if self._name:
+            await self._on_server(f"DROP DATABASE {self._name} WITH (FORCE)")
+            self._name = ""
+
+    async def _on_server(self, statement: str) -> None:
+        import asyncpg
+
+        connection = await asyncpg.connect(self._server_url)
+        await connection.execute(statement)
+        await connection.close()
 
 
 class RedisServer:
@@ -223,6 +332,20 @@ class RedisServer:
         shutil.rmtree(self.folder)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _forked_readers() -> Iterator[None]:
+    with forked_readers():
+        yield
+
+
+@pytest.fixture
+def started_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading processes start as users' do."""
+    from rolltap.proxy.reading_process import spawn
+
+    monkeypatch.setattr(spawn, "subprocess", subprocess)
+
+
 @pytest.fixture(autouse=True)
 def _level_of_our_events() -> Iterator[None]:
     """Commands set the level of rolltap's events, the demo's to errors alone: the next test is not to inherit it."""
@@ -238,23 +361,55 @@ def postgres_server_url() -> Iterator[str]:
     if given := os.environ.get("ROLLTAP_TEST_POSTGRES"):
         yield given
         return
-    server = PostgresServer()
+    server = PostgresServer(durable=False)
     server.start()
     yield server.url()
     server.remove()
 
 
-@pytest.fixture
-async def postgres_url(postgres_server_url: str) -> AsyncIterator[str]:
-    """A database of this test's own."""
-    import asyncpg
+@pytest.fixture(scope="session")
+def postgres_schema(postgres_server_url: str) -> str:
+    """The digest of a database that rolltap has just made."""
 
-    name = f"test_{uuid.uuid4().hex}"
-    maintenance = await asyncpg.connect(postgres_server_url)
-    await maintenance.execute(f"CREATE DATABASE {name}")
-    yield f"{postgres_server_url.rsplit('/', 1)[0]}/{name}"
-    await maintenance.execute(f"DROP DATABASE {name} WITH (FORCE)")
-    await maintenance.close()
+    async def made() -> str:
+        import asyncpg
+
+        from rolltap.calllog.open import open_call_log
+
+        database = PostgresDatabase(postgres_server_url)
+        log = open_call_log(await database.take())
+        await log.start()
+        await log.close()
+        connection = await asyncpg.connect(await database.take())
+        schema = await schema_of(connection)
+        await connection.close()
+        await database.drop()
+        return schema
+
+    return asyncio.run(made())
+
+
+@pytest.fixture(scope="module")
+def postgres_database(postgres_server_url: str, postgres_schema: str) -> Iterator[PostgresDatabase]:
+    """The database of a module's cases, which have it one after another."""
+    database = PostgresDatabase(postgres_server_url, postgres_schema)
+    yield database
+    asyncio.run(database.drop())
+
+
+@pytest.fixture
+async def postgres_url(postgres_database: PostgresDatabase) -> AsyncIterator[str]:
+    """A database without a row; what is in it beside rows is as rolltap makes it."""
+    yield await postgres_database.take()
+    await postgres_database.give_back()
+
+
+@pytest.fixture
+async def bare_postgres_url(postgres_server_url: str) -> AsyncIterator[str]:
+    """A database without a table, of this test's own."""
+    database = PostgresDatabase(postgres_server_url)
+    yield await database.take()
+    await database.drop()
 
 
 @pytest.fixture
@@ -264,6 +419,24 @@ async def private_postgres() -> AsyncIterator[PostgresServer]:
     await asyncio.to_thread(server.start)
     yield server
     await asyncio.to_thread(server.remove)
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    server = RedisServer()
+    server.start()
+    yield server
+    server.remove()
+
+
+@pytest.fixture
+async def redis_url(redis_server: RedisServer) -> str:
+    """The module's Redis, emptied."""
+    from redis.asyncio import Redis
+
+    async with Redis.from_url(redis_server.url) as client:
+        await client.flushall()
+    return redis_server.url
 
 
 @pytest.fixture

@@ -53,8 +53,7 @@ def make_store(request: pytest.FixtureRequest, folder: Path) -> Store:
         case "postgres":
             return Store(request.getfixturevalue("postgres_url"))
         case _:
-            redis = request.getfixturevalue("private_redis")
-            return Store(request.getfixturevalue("postgres_url"), redis.url)
+            return Store(request.getfixturevalue("postgres_url"), request.getfixturevalue("redis_url"))
 
 
 @pytest.fixture(params=STORES)

@@ -378,7 +378,7 @@ async def test_a_process_that_was_taken_for_gone_is_watched_again_with_its_next_
     await peer.open_session(session)
     for _ in range(2):
         await late.append_intent(an_intent(session, process="late"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while not (aborted := await peer.abort_orphans([], at=1.0)):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert aborted == 1

@@ -304,7 +304,7 @@ async def test_a_waiting_lease_is_woken(world: World) -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     second = await world.complete(1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         lease = await waiting
     assert {group.group.id for group in lease.groups} == {first.id, second.id}
 
@@ -320,7 +320,7 @@ async def test_a_waiting_lease_is_not_woken_by_stale_groups_of_a_lease_that_ran_
     done, _ = await asyncio.wait([waiting], timeout=0.5)
     assert not done
     second = await world.complete(1, 2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         lease = await waiting
     assert {group.group.id for group in lease.groups} == {fresh.id, second.id}
 

@@ -349,7 +349,7 @@ async def test_events_tell_what_happened_in_order(world: World) -> None:
     lease = await world.ledger.trainers.lease(wants())
     await world.ledger.trainers.acknowledge(key(lease), 1)
     kinds = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         async for event in world.ledger.events.follow(before):
             kinds.append(event.kind)
             if event.kind == "acknowledged":
@@ -397,5 +397,5 @@ async def test_a_defect_does_not_stop_the_sweeper(world: World, monkeypatch: pyt
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(world.ledger, "sweep", sweep)
-    async with world.ledger.sweeping(every=0.01), asyncio.timeout(10):
+    async with world.ledger.sweeping(every=0.01), asyncio.timeout(20):
         await third.wait()

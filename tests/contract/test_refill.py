@@ -120,7 +120,7 @@ async def test_a_refilled_rollout_is_taken_by_any_node(world: World) -> None:
     await world.ledger.rollouts.finish(
         began.id, FinishRollout(RolloutStatus.FAILED, 1, node_token=given.token, cause=Cause.INFRASTRUCTURE)
     )
-    (again,) = await asyncio.wait_for(waiting, 5.0)
+    (again,) = await asyncio.wait_for(waiting, 20)
     assert (again.rollout_id, again.token == given.token) == (given.rollout_id, False)
     assert await world.ledger.nodes.heartbeat([given.token], 15.0) == []
     second = (await world.ledger.rollouts.start(began.id, new_id(), node_token=again.token)).rollout

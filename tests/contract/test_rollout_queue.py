@@ -284,7 +284,7 @@ async def test_a_waiting_node_gets_what_is_submitted(world: World) -> None:
     waiting = asyncio.create_task(world.ledger.nodes.claim("n1", ClaimRollouts(1, 15.0, wait=10.0)))
     await asyncio.sleep(0)
     await world.ledger.submissions.submit(spec(tasks=1, n=1))
-    assert len(await asyncio.wait_for(waiting, 5.0)) == 1
+    assert len(await asyncio.wait_for(waiting, 20)) == 1
 
 
 async def test_a_submission_that_is_cancelled_while_a_group_is_opened_hands_out_nothing(

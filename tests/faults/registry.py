@@ -1,7 +1,8 @@
 """The fault table: every fault that rolltap is to survive, the scenarios that inflict it, and on which store.
 
 A scenario is a function of a `World`; it inflicts, asserts what is special to its fault, and has the world check the
-four invariants. `ci` and `long` are its size in `make test` and, for each seed, in `make faults`; 0 leaves it out.
+four invariants. `ci` and `long` are its size in `make test-faults` and, for each seed, in `make faults`; 0 leaves it
+out.
 """
 
 from __future__ import annotations

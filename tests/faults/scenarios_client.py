@@ -25,7 +25,7 @@ async def _calls(world: World, session: str) -> list[dict[str, Any]]:
 
 async def _settled(world: World, session: str) -> list[dict[str, Any]]:
     """The session's calls once none is open; what a client left is recorded soon after it left."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while True:
             calls = await _calls(world, session)
             if calls and all(call["outcome"] != "open" and call["delivered"] is not None for call in calls):
@@ -35,7 +35,7 @@ async def _settled(world: World, session: str) -> list[dict[str, Any]]:
 
 async def _served(world: World, call_id: str) -> dict[str, Any]:
     """The engine's entry of the call once it is over; the engine is told in the background that a client left."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while True:
             entry = next(entry for entry in await world.journal() if entry["id"] == call_id)
             if entry["outcome"] != "running":

@@ -169,7 +169,7 @@ async def test_what_is_held_for_a_store_that_is_away_has_a_bound(
     assert 0 < ingest.waiting < 30
     assert writer.spool.in_use
     store.away = False
-    await asyncio.wait_for(writer.settled(), 10)
+    await asyncio.wait_for(writer.settled(), 20)
     assert store.intents == [intent.id for intent in intents]
     await writer.close()
 

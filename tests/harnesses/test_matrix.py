@@ -47,8 +47,17 @@ PROTOCOLS = [(name, dialect) for name, dialect in RUNS if name in ("pi", "mini-s
 ELSEWHERE = [("pi", dialect) for dialect in ("openai_responses", "anthropic", "gemini")]
 """Their long and their cancelled runs are those of the harnesses whose own protocol it is."""
 
+SAMPLE = ("codex-openai_responses", "claude-code-anthropic", "mini-swe-agent-openai_chat")
+"""Their basic run is in `make test`."""
+
 CELLS = [
-    pytest.param(name, dialect, scenario, id=f"{name}-{dialect}-{scenario.name}")
+    pytest.param(
+        name,
+        dialect,
+        scenario,
+        id=f"{name}-{dialect}-{scenario.name}",
+        marks=pytest.mark.sample if scenario.name == "basic" and f"{name}-{dialect}" in SAMPLE else (),
+    )
     for name, dialect in RUNS
     for scenario in SCENARIOS.values()
     if TOOLS[name].agent is not None or not scenario.needs_agent

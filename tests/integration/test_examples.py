@@ -49,6 +49,7 @@ def copied(name: str, folder: Path, ports: list[int]) -> list[str]:
 def test_an_example_does_what_its_readme_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: tuple[str, ...]
 ) -> None:
+    """6 to 9 CPU seconds: the commands of the README, each a process as a reader would start it."""
     does_what_its_readme_says(tmp_path, monkeypatch, name, words)
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from rolltap.contract.harness_log import LogEntry
 from rolltap.engine.scripted import Script, ScriptedReply
@@ -38,10 +39,10 @@ class Details:
         return Verdict((Score(0.0, detail={"nul": "\0", "half": "\ud800", "huge": 2**70, "nan": float("nan")}),), {})
 
 
-@pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(Script(otherwise=ScriptedReply(say="Hello.")), tmp_path) as running:
-        yield running
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    async with house(Script(otherwise=ScriptedReply(say="Hello.")), tmp_path_factory.mktemp("house")) as home:
+        yield home
 
 
 async def rewarded(home: House, tmp_path: Path, shell: str, evaluator: Evaluator) -> list[float]:

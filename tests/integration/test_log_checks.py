@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+import pytest_asyncio
 
 from rolltap.contract.harness_log import HarnessLog, LogEntry
 from rolltap.contract.leases import Lease
@@ -68,6 +70,12 @@ SCRIPT = Script(otherwise=ScriptedReply(say="Hello."))
 DROPS_A_TURN = "del log['steps'][3]"
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    async with house(SCRIPT, tmp_path_factory.mktemp("house")) as home:
+        yield home
+
+
 @pytest.mark.parametrize(
     ("change", "verdict", "text"),
     [
@@ -83,9 +91,8 @@ DROPS_A_TURN = "del log['steps'][3]"
         ("os.mkfifo(os.path.join(os.environ['HOME'], 'trajectory.json')); sys.exit()", "none", "not a regular file"),
     ],
 )
-async def test_the_verdict_stands_on_the_session(change: str, verdict: str, text: str, tmp_path: Path) -> None:
-    async with house(SCRIPT, tmp_path) as home:
-        session = await session_of(home, change)
+async def test_the_verdict_stands_on_the_session(home: House, change: str, verdict: str, text: str) -> None:
+    session = await session_of(home, change)
     assert session["log_check"]["verdict"] == verdict, session["log_check"]
     assert text in session["log_check"]["text"]
     assert ("log_mismatch" in [found["name"] for found in session["findings"]]) == (verdict == "mismatch")

@@ -40,6 +40,7 @@ ENDLESS = "/events"
 @pytest.mark.timeout(300)  # half a minute on a quiet machine
 @pytest.mark.parametrize("plane", ["admin", "trainer"])
 async def test_no_request_is_an_internal_error(plane: str, tmp_path: Path) -> None:
+    """9 CPU seconds: schemathesis makes requests for every operation."""
     async with house(say("Hello."), tmp_path) as home, aiohttp.ClientSession() as http:
         known = await populated(home)
         url = home.urls[plane]

@@ -18,6 +18,7 @@ AGENT = "echo made > made.txt; echo printed before; while [ ! -e go ]; do sleep 
 async def test_a_run_whose_server_is_gone_at_its_end_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """9 CPU seconds: servers and commands are processes, and one server starts twice."""
     work = tmp_path / "work"
     work.mkdir()
     async with service(tmp_path) as server:

@@ -121,7 +121,7 @@ async def test_a_reader_who_leaves_cancels_the_engine(
 
 async def aborted(home: House, session_id: str) -> None:
     """Returns when the session's only call is on record as aborted."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while True:
             rows = await home.app.call_log.rows(session_id)
             if [row.call().outcome for row in rows if row.completion] == [Outcome.ABORTED]:

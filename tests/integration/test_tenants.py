@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+import pytest_asyncio
 
 from rolltap.calllog.schema import metadata
 from rolltap.contract.keys import ROLES
@@ -26,20 +28,34 @@ from .city import OURS, THEIRS, City, Tenant, app_database, bodies, live, settin
 TABLES = {"admin": access.ADMIN_PLANE, "trainer": access.TRAINER_PLANE}
 
 
-@pytest.fixture
-async def city(tmp_path: Path, postgres_server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[City]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    async with (
-        app_database(postgres_server_url) as store,
-        ScriptedEngine(say("Hello."), FOLDER) as engine,
-        Rolltap.running(settings(tmp_path, store, engine)) as app,
-    ):
-        superuser = f"{postgres_server_url.rsplit('/', 1)[0]}/{store.rsplit('/', 1)[1]}"
-        city = City(app, store, superuser, {name: Tenant(name) for name in (OURS, THEIRS)})
-        for tenant in city.tenants.values():
-            for role in ROLES:
-                tenant.keys[role], tenant.ids["key_id"] = await city.mint(tenant.name, role)
-            await live(city, tenant)
+@asynccontextmanager
+async def founded(folder: Path, postgres_server_url: str) -> AsyncIterator[City]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        async with (
+            app_database(postgres_server_url) as store,
+            ScriptedEngine(say("Hello."), FOLDER) as engine,
+            Rolltap.running(settings(folder, store, engine)) as app,
+        ):
+            superuser = f"{postgres_server_url.rsplit('/', 1)[0]}/{store.rsplit('/', 1)[1]}"
+            city = City(app, store, superuser, {name: Tenant(name) for name in (OURS, THEIRS)})
+            for tenant in city.tenants.values():
+                for role in ROLES:
+                    tenant.keys[role], tenant.ids["key_id"] = await city.mint(tenant.name, role)
+                await live(city, tenant)
+            yield city
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def city(tmp_path_factory: pytest.TempPathFactory, postgres_server_url: str) -> AsyncIterator[City]:
+    """For those that change nothing in it."""
+    async with founded(tmp_path_factory.mktemp("city"), postgres_server_url) as city:
+        yield city
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_city(tmp_path: Path, postgres_server_url: str) -> AsyncIterator[City]:
+    async with founded(tmp_path, postgres_server_url) as city:
         yield city
 
 
@@ -48,9 +64,9 @@ SAME_NAMES = {"node", "id", "group_id", "rollout_id"}
 
 
 @pytest.mark.parametrize("plane", TABLES)
-async def test_no_route_shows_or_changes_what_is_another_tenants(city: City, plane: str) -> None:
-    victim, thief = city.tenants[OURS], city.tenants[THEIRS]
-    before = await city.rows(victim)
+async def test_no_route_shows_or_changes_what_is_another_tenants(own_city: City, plane: str) -> None:
+    victim, thief = own_city.tenants[OURS], own_city.tenants[THEIRS]
+    before = await own_city.rows(victim)
     tried = 0
     for row in sorted(TABLES[plane]):
         if row.endswith("/events"):
@@ -59,7 +75,7 @@ async def test_no_route_shows_or_changes_what_is_another_tenants(city: City, pla
         named = {name for name in victim.ids if f"{{{name}}}" in row}
         for role, key in thief.keys.items():
             body = bodies(victim).get(row, {})
-            answer = await city.send(plane, path, key, **({"json": body} if row.startswith("POST") else {}))
+            answer = await own_city.send(plane, path, key, **({"json": body} if row.startswith("POST") else {}))
             tried += 1
             assert victim.canary.encode() not in answer.content, (row, role, answer.text)
             assert victim.ids["session_id"].encode() not in answer.content.replace(path.encode(), b"") or (
@@ -69,7 +85,7 @@ async def test_no_route_shows_or_changes_what_is_another_tenants(city: City, pla
             if about_victim and answer.content != b"[]":
                 assert answer.status_code >= 400, (row, role, answer.text)
     assert tried > 100 if plane == "admin" else tried > 50
-    assert await city.rows(victim) == before
+    assert await own_city.rows(victim) == before
 
 
 async def test_the_agent_plane_knows_no_other_tenants_model_session_or_reply(city: City) -> None:
@@ -137,27 +153,27 @@ async def test_sql_in_a_tenants_transaction_reaches_no_other_row(city: City) -> 
         await city.sql("INSERT INTO events (at, kind, subject, data) VALUES (0, '', '', '{}')", "*")
 
 
-async def test_tenants_use_the_same_names_and_go_on_with_their_own(city: City) -> None:
-    for tenant in city.tenants.values():
-        group = await city.admin(tenant, "GET /groups/g")
+async def test_tenants_use_the_same_names_and_go_on_with_their_own(own_city: City) -> None:
+    for tenant in own_city.tenants.values():
+        group = await own_city.admin(tenant, "GET /groups/g")
         assert (group["policy"], group["rollouts"][0]["rewards"][0]["id"]) == (tenant.policy, "r")
-        assert (await city.admin(tenant, "GET /tasks/s"))["policy"] == tenant.policy
+        assert (await own_city.admin(tenant, "GET /tasks/s"))["policy"] == tenant.policy
         body = {"token": int(tenant.ids["token"]), "step": 1}
         lease = tenant.ids["lease_id"]
-        answer = await city.send("trainer", f"POST /leases/{lease}/ack", tenant.keys["trainer"], json=body)
+        answer = await own_city.send("trainer", f"POST /leases/{lease}/ack", tenant.keys["trainer"], json=body)
         assert answer.json() == {"groups": 1}
         found = {"indexed": 0.0, "sessions": []}
         while found["indexed"] < 1 or not found["sessions"]:
-            found = await city.admin(tenant, f"GET /read/sessions?search={tenant.canary}")
+            found = await own_city.admin(tenant, f"GET /read/sessions?search={tenant.canary}")
         assert {session["id"] for session in found["sessions"]} >= {tenant.ids["session_id"]}
-        assert tenant.canary in json.dumps(await city.admin(tenant, f"GET /read/calls/{tenant.ids['call_id']}"))
+        assert tenant.canary in json.dumps(await own_city.admin(tenant, f"GET /read/calls/{tenant.ids['call_id']}"))
 
 
-async def test_time_passes_for_every_tenant(city: City) -> None:
+async def test_time_passes_for_every_tenant(own_city: City) -> None:
     """A claim that ran out goes back to its own queue."""
-    await city.sql("UPDATE rollouts SET node_expires_at = 0 WHERE node IS NOT NULL")
-    await city.app.ledger.sweep()
-    assert await city.sql("SELECT tenant FROM rollouts WHERE node IS NOT NULL") == []
+    await own_city.sql("UPDATE rollouts SET node_expires_at = 0 WHERE node IS NOT NULL")
+    await own_city.app.ledger.sweep()
+    assert await own_city.sql("SELECT tenant FROM rollouts WHERE node IS NOT NULL") == []
 
 
 async def test_events_are_of_the_own_tenant(city: City) -> None:
@@ -167,28 +183,28 @@ async def test_events_are_of_the_own_tenant(city: City) -> None:
     assert not any(OURS in text for (text,) in texts)
 
 
-async def test_keys_of_tenants_are_made_and_ended_by_the_deployments_admins(city: City) -> None:
-    ours, theirs, root = city.tenants[OURS], city.tenants[THEIRS], city.app.settings.keys.admin
-    own = await city.admin(ours, "POST /keys", role="viewer", name="own")
+async def test_keys_of_tenants_are_made_and_ended_by_the_deployments_admins(own_city: City) -> None:
+    ours, theirs, root = own_city.tenants[OURS], own_city.tenants[THEIRS], own_city.app.settings.keys.admin
+    own = await own_city.admin(ours, "POST /keys", role="viewer", name="own")
     assert own["tenant"] == OURS
-    listed = {key["tenant"] for key in (await city.admin(ours, "GET /keys"))["keys"]}
+    listed = {key["tenant"] for key in (await own_city.admin(ours, "GET /keys"))["keys"]}
     assert listed == {OURS}
-    every = (await city.send("admin", "GET /keys", root)).json()["keys"]
+    every = (await own_city.send("admin", "GET /keys", root)).json()["keys"]
     assert {key["tenant"] for key in every} == {OURS, THEIRS}
     unknown = {"role": "viewer", "name": "k", "tenant": "initech"}
-    answer = await city.send("admin", "POST /keys", root, json=unknown)
+    answer = await own_city.send("admin", "POST /keys", root, json=unknown)
     assert (answer.status_code, "known: acme, default, globex" in answer.text) == (400, True)
-    rotated = await city.send("admin", f"POST /keys/{own['id']}/rotate", root, json={"overlap": 0})
+    rotated = await own_city.send("admin", f"POST /keys/{own['id']}/rotate", root, json={"overlap": 0})
     assert rotated.status_code == 200, rotated.text
-    assert (await city.send("admin", "GET /groups/g", own["key"])).status_code == 401
-    assert (await city.send("admin", "GET /groups/g", rotated.json()["key"])).json()["policy"] == ours.policy
-    deployments, id = await city.mint("default", "admin")
+    assert (await own_city.send("admin", "GET /groups/g", own["key"])).status_code == 401
+    assert (await own_city.send("admin", "GET /groups/g", rotated.json()["key"])).json()["policy"] == ours.policy
+    deployments, id = await own_city.mint("default", "admin")
     body = {"role": "viewer", "name": "k", "tenant": THEIRS}
-    granted = (await city.send("admin", "POST /keys", deployments, json=body)).json()
-    assert (await city.send("admin", "GET /groups/g", granted["key"])).json()["policy"] == theirs.policy
-    ended = await city.send("admin", f"POST /keys/{id}/revoke", root)
+    granted = (await own_city.send("admin", "POST /keys", deployments, json=body)).json()
+    assert (await own_city.send("admin", "GET /groups/g", granted["key"])).json()["policy"] == theirs.policy
+    ended = await own_city.send("admin", f"POST /keys/{id}/revoke", root)
     assert set(ended.json()["revoked"]) == {id, granted["id"]}
-    assert (await city.send("admin", "GET /groups/g", granted["key"])).status_code == 401
+    assert (await own_city.send("admin", "GET /groups/g", granted["key"])).status_code == 401
 
 
 async def test_what_shows_every_tenant_is_the_deployments_own(city: City) -> None:
@@ -202,15 +218,15 @@ async def test_what_shows_every_tenant_is_the_deployments_own(city: City) -> Non
         assert (answer.status_code, "tenant" in answer.text) == (403, True), row
 
 
-async def test_a_policy_that_was_another_tenants_goes_on_as_its_own(city: City) -> None:
+async def test_a_policy_that_was_another_tenants_goes_on_as_its_own(own_city: City) -> None:
     """Its former row stays, under the same name: neither versions nor counts are taken from it."""
     former = "INSERT INTO policies (name, version, tokenizer_hash, given, created_at, tenant) VALUES "
-    await city.sql(former + f"('{OURS}-model', 9, '', 9, 0, 'default') RETURNING 1")
-    policy = next(policy for policy in city.app.policies.all if policy.settings.tenant == OURS)
+    await own_city.sql(former + f"('{OURS}-model', 9, '', 9, 0, 'default') RETURNING 1")
+    policy = next(policy for policy in own_city.app.policies.all if policy.settings.tenant == OURS)
     with acting_for(OURS):
-        assert await LedgerVersions(city.app.policies, city.app.ledger.policies.list).now(policy) == 0
+        assert await LedgerVersions(own_city.app.policies, own_city.app.ledger.policies.list).now(policy) == 0
     assert policy.version == 0
-    metrics = await city.send("admin", "GET /metrics", city.app.settings.keys.admin)
+    metrics = await own_city.send("admin", "GET /metrics", own_city.app.settings.keys.admin)
     assert 'rolltap_groups{policy="acme-model",status="leased"} 1.0' in metrics.text
 
 

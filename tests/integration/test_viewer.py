@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
@@ -39,8 +40,15 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrom
 
 
 @pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
+async def own_home(tmp_path: Path) -> AsyncIterator[House]:
     async with house(say(CALL, f"Three files. {HOSTILE}"), tmp_path, top_logprobs=3) as home:
+        yield home
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    """The module's, whose other tests have left sessions in it."""
+    async with house(say(CALL, f"Three files. {HOSTILE}"), tmp_path_factory.mktemp("house"), top_logprobs=3) as home:
         yield home
 
 
@@ -188,16 +196,16 @@ def label_flow(browser: Browser, session_id: str) -> None:
     assert "--where harness=codex" in browser.text("#export code")
 
 
-async def test_a_list_that_follows_the_record_keeps_a_readers_place(driver: webdriver.Chrome, home: House):
-    await talk(home.urls["agent"], (await home.open()).endpoint.key)
-    browser = await visit(driver, home)
+async def test_a_list_that_follows_the_record_keeps_a_readers_place(driver: webdriver.Chrome, own_home: House):
+    await talk(own_home.urls["agent"], (await own_home.open()).endpoint.key)
+    browser = await visit(driver, own_home)
     await asyncio.to_thread(browser.wait, "tr[data-href]")
     browser.press("j")
     browser.run(
         "window.row = document.querySelector('tr[data-href]'); row.querySelector('a').focus();"
         "window.cells = [...row.children]; document.querySelector('#export').open = true"
     )
-    await talk(home.urls["agent"], (await home.open()).endpoint.key)
+    await talk(own_home.urls["agent"], (await own_home.open()).endpoint.key)
     await asyncio.to_thread(browser.until, lambda: browser.count("tr[data-href]") == 2)
     await asyncio.to_thread(browser.until, lambda: browser.texts("tr[data-href] td:nth-child(7)") == ["3", "3"])
     assert browser.run("return row.isConnected && [...row.children].every((cell, at) => cell === cells[at])")
@@ -224,24 +232,26 @@ async def test_a_page_follows_its_session(driver: webdriver.Chrome, home: House)
     assert await asyncio.to_thread(browser.problems) == []
 
 
-async def test_a_trainers_numbers_and_a_readers_labels(driver: webdriver.Chrome, home: House):
-    _, session_id = await a_group(home)
-    await annotate(home, session_id)
-    calls = (await home.reader.session(session_id)).calls
-    tagged = await home.client.open_session(policy="tiny", tags={"harness": "codex"})
-    await talk(home.urls["agent"], tagged.endpoint.key)
-    browser = await visit(driver, home)
+async def test_a_trainers_numbers_and_a_readers_labels(driver: webdriver.Chrome, own_home: House):
+    """7 CPU seconds: most of them are the browser's."""
+    _, session_id = await a_group(own_home)
+    await annotate(own_home, session_id)
+    calls = (await own_home.reader.session(session_id)).calls
+    tagged = await own_home.client.open_session(policy="tiny", tags={"harness": "codex"})
+    await talk(own_home.urls["agent"], tagged.endpoint.key)
+    browser = await visit(driver, own_home)
     await asyncio.to_thread(annotated_flow, browser, calls[1].id)
     assert await asyncio.to_thread(browser.problems) == []
     await asyncio.to_thread(label_flow, browser, session_id)
     assert await asyncio.to_thread(browser.problems) == []
 
 
-async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(driver: webdriver.Chrome, home: House):
-    group_id, session_id = await a_group(home)
-    await annotate(home, session_id)
-    calls = (await home.reader.session(session_id)).calls
-    browser = await visit(driver, home)
+async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(driver: webdriver.Chrome, own_home: House):
+    """10 CPU seconds: a browser lays out every page in two colour schemes and on a phone."""
+    group_id, session_id = await a_group(own_home)
+    await annotate(own_home, session_id)
+    calls = (await own_home.reader.session(session_id)).calls
+    browser = await visit(driver, own_home)
     paths = ["/", "/groups", f"/groups/{group_id}", "/runs", "/runs/tiny", f"/sessions/{session_id}"]
     paths += [f"/sessions/{session_id}/timeline", "/runs/tiny/compare?first=0&second=0&task=count"]
     paths += [f"/calls/{calls[-1].id}"]

@@ -69,6 +69,7 @@ def children(process: int) -> list[int]:
 
 
 async def test_any_worker_serves_any_session(tmp_path: Path, postgres: PostgresServer) -> None:
+    """9 CPU seconds: the server and three workers are processes, each with a reading process."""
     ports = [free_port() for _ in range(3)]
     agent, admin = f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[2]}"
     async with (

@@ -76,7 +76,7 @@ def ask(plane: str, method: str, path: str, key: str = "", body: str | None = No
     """The status of an answer; 0 without one. What is served is a gain."""
     headers = {"Authorization": f"Bearer {key or os.environ['KEY']}", "Content-Type": "application/json"}
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", FACTS[plane], timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", FACTS[plane], timeout=30)
         connection.request(method, path, body, headers)
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException):
@@ -317,7 +317,7 @@ def escapes_and_markup() -> None:
     plant(WORK / "\x1b[31mred.txt", MARKUP)
     plant(WORK / "conftest.py", f"# os._exit {MARKUP}")
     headers = {"Authorization": f"Bearer {os.environ['KEY']}", "Content-Type": "application/json"}
-    connection = http.client.HTTPConnection("127.0.0.1", FACTS["agent"], timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", FACTS["agent"], timeout=30)
     message = {"role": "user", "content": MARKUP}
     connection.request("POST", "/v1/chat/completions", json.dumps({"model": MARKUP, "messages": [message]}), headers)
     connection.getresponse().read()

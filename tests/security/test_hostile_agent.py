@@ -47,7 +47,7 @@ key, home, work = os.environ["KEY"], pathlib.Path.home(), pathlib.Path.cwd()
 
 def ask(port, method, path, key=key, body=None):
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         connection.request(method, path, body, {"Authorization": f"Bearer {key}", "Content-Type": "application/json"})
         return connection.getresponse().status
     except OSError:

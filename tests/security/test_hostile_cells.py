@@ -3,7 +3,7 @@
 The registries make the table, so a new evaluator or runtime is taken up by itself. A cell is a whole rollout of an
 agent that did none of its task (`agent.py`): it gets no more than one that did nothing, reads and reaches nothing where
 there are walls, leaves nothing behind, and is counted. A cell in six runs in `make test`, each case in each runtime
-among them; `-m long` runs the rest.
+among them; `make test-hostile` runs the rest.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ async def test_a_store_that_goes_away_again_while_the_spool_is_cleared_gets_all_
 
     def slow_clear() -> None:
         clearing.set()
-        go_on.wait(10)
+        go_on.wait(60)
         clear()
 
     monkeypatch.setattr(spool, "clear", slow_clear)
@@ -213,7 +213,7 @@ async def test_a_store_that_goes_away_again_while_the_spool_is_cleared_gets_all_
     go_on.set()
     await writing
     store.away = False
-    await asyncio.wait_for(writer.settled(), 5)
+    await asyncio.wait_for(writer.settled(), 20)
     assert store.call_ids == ["a", "b"]
     await writer.close()
 
@@ -230,7 +230,7 @@ async def test_what_comes_while_the_spool_is_drained_goes_to_the_store_after_it(
     later = [str(number) for number in range(200)]
     for call_id in later:
         await write(writer, call_id)
-    await asyncio.wait_for(writer.settled(), 5)
+    await asyncio.wait_for(writer.settled(), 20)
     assert store.call_ids == [*"abcdef", *later]
     assert writer.waiting == 0
 
@@ -250,7 +250,7 @@ async def test_facts_that_come_faster_than_the_spool_is_drained_are_refused_unti
         await writer.write(intents[-1:])
     assert "spool is full" in str(intents[-1].failure)
     store.answers.set()
-    await asyncio.wait_for(writer.settled(), 10)
+    await asyncio.wait_for(writer.settled(), 20)
     assert store.call_ids == ["first", *(intent.row[0] for intent in intents[:-1])]
     await write(writer, "after")
     assert store.call_ids[-1] == "after"
@@ -292,7 +292,7 @@ async def test_a_reader_waits_for_a_store_that_is_away_for_a_moment(store: Store
     await asyncio.sleep(0.05)
     assert not reader.done()
     store.away = False
-    await asyncio.wait_for(reader, 5)
+    await asyncio.wait_for(reader, 20)
     assert store.call_ids == ["a"]
 
 
@@ -302,12 +302,12 @@ async def test_readers_wait_for_the_spools_of_other_workers(store: Store, path: 
     other = opened(other_path)
     writer = SpoolWriter(store, Spool(path, LIMIT), others=[other_path, path.with_name("spool-2")])
     await writer.start()
-    await asyncio.wait_for(writer.settled(), 5)
+    await asyncio.wait_for(writer.settled(), 20)
     other.append([b"a call's end"])
     reader = asyncio.create_task(writer.settled())
     assert not (await asyncio.wait([reader], timeout=0.3))[0]
     other.clear()
-    await asyncio.wait_for(reader, 5)
+    await asyncio.wait_for(reader, 20)
     other.append([b"another"])
     with pytest.raises(StoreUnavailable, match="catching up"):
         await settled_within(writer, 0.2)

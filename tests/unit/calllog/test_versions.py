@@ -48,7 +48,9 @@ SESSION, FIRST, SECOND = "01k0000000aaaaaaaaaa", "01k0000000bbbbbbbbbb", "01k000
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return request.getfixturevalue("postgres_url") if request.param == "postgres" else f"sqlite:///{tmp_path}/it.db"
+    return (
+        request.getfixturevalue("bare_postgres_url") if request.param == "postgres" else f"sqlite:///{tmp_path}/it.db"
+    )
 
 
 async def of_schema_1(url: str) -> None:
@@ -167,9 +169,9 @@ async def test_the_migrated_tables_are_the_declared_ones(url: str):
     await log.close()
 
 
-async def test_a_migrated_database_separates_tenants_as_a_new_one(postgres_url: str, postgres_server_url: str):
+async def test_a_migrated_database_separates_tenants_as_a_new_one(bare_postgres_url: str, postgres_server_url: str):
     """By policies, by keys, and by what the column `tenant` is filled with."""
-    await of_schema_1(postgres_url)
+    await of_schema_1(bare_postgres_url)
     walls = (
         "SELECT tablename, qual, with_check FROM pg_policies ORDER BY 1",
         "SELECT relname, relrowsecurity, relforcerowsecurity FROM pg_class "
@@ -182,7 +184,7 @@ async def test_a_migrated_database_separates_tenants_as_a_new_one(postgres_url: 
     )
     databases: list[list[tuple[Any, ...]]] = []
     async with database_url("postgresql", Path(), postgres_server_url) as new:
-        for url in (postgres_url, new):
+        for url in (bare_postgres_url, new):
             log = await opened(url)
             read = [
                 await log.database.query(lambda connection, sql=sql: connection.exec_driver_sql(sql).all())

@@ -62,7 +62,7 @@ def start_engine() -> Iterator[Callable[..., str]]:
     for process in processes:
         process.terminate()
     for process in processes:
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="session")

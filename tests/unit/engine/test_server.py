@@ -279,7 +279,7 @@ async def test_a_client_that_goes_away_frees_its_slot(engine_url: str, engine: A
 async def until(engine: aiohttp.ClientSession, metric: str, value: int) -> None:
     """Waits until the engine itself reports `value`."""
     text = ""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while f"vllm:{metric} {float(value)}\n" not in text:
             text = await (await engine.get("/metrics")).text()
 

@@ -182,7 +182,7 @@ async def test_a_request_that_is_given_up_closes_its_connection(open_to: Callabl
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await ask(pool)
-        await asyncio.wait_for(server.closed.wait(), 10)
+        await asyncio.wait_for(server.closed.wait(), 20)
 
 
 async def test_a_reader_that_is_behind_holds_the_server_back(open_to: Callable[[str], Connections]):
@@ -210,7 +210,7 @@ async def test_all_idle_connections_are_closed(open_to: Callable[[str], Connecti
         await asyncio.gather(*[ask(pool) for _ in range(5)])
         assert server.opened == 5
         pool.close()
-        await asyncio.wait_for(asyncio.gather(*server.tasks), 10)
+        await asyncio.wait_for(asyncio.gather(*server.tasks), 20)
 
 
 async def test_connections_unused_for_long_are_not_used_again(

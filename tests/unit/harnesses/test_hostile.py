@@ -264,8 +264,8 @@ def test_a_slow_disk_delays_no_other_runs_limit(tmp_path: Path, monkeypatch: pyt
     ]
     for each in runs:
         dog.watch(each)
-    assert ended.wait(20)
-    assert measuring_slow.wait(20), "the runs are looked at in no order: its turn may come after the two others"
+    assert ended.wait(60)
+    assert measuring_slow.wait(60), "the runs are looked at in no order: its turn may come after the two others"
     assert "slow" not in killed
     for each in runs:
         dog.leave(each)

@@ -102,7 +102,7 @@ async def test_a_node_that_is_stopped_gives_back_what_it_holds(server: Stub, tmp
             stop.set()
 
     async with AdminClient(server.url, "admin") as client:
-        await asyncio.wait_for(NodeAgent(client, settings(), Defaults(workspaces=tmp_path), progress).run(stop), 10)
+        await asyncio.wait_for(NodeAgent(client, settings(), Defaults(workspaces=tmp_path), progress).run(stop), 20)
     assert server.released == ["n1"]
     assert not server.finished
     assert not workspaces_in(tmp_path)

@@ -28,7 +28,7 @@ async def test_it_leaves_no_connection_behind() -> None:
             socket.send_fds(theirs, [b"x"], [listener.fileno()])
             agent_reader, agent_writer = await asyncio.open_connection(*listener.getsockname())
             agent_writer.write(b"x")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 await asked.wait()
     assert await agent_reader.read() == b""
     agent_writer.close()
@@ -44,10 +44,10 @@ async def test_connections_that_wait_for_their_turn_are_closed_with_the_sandbox(
             relay._pace._used_until = asyncio.get_running_loop().time() + 60
             socket.send_fds(theirs, [b"x"], [listener.fileno()])
             agents = [await asyncio.open_connection(*listener.getsockname()) for _ in range(3)]
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 while len(relay._connections) < len(agents):  # noqa: ASYNC110  no event says so
                     await asyncio.sleep(0.01)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             for reader, writer in agents:
                 assert await reader.read() == b""
                 writer.close()
@@ -62,7 +62,7 @@ async def test_a_connection_that_is_just_accepted_ends_with_the_sandbox(steps: i
         async with Relay(ours, Target("127.0.0.1", 9, tls=False)) as relay:
             relay._pace._used_until = asyncio.get_running_loop().time() + 60
             socket.send_fds(theirs, [b"x"], [listener.fileno()])
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(20):
                 (await asyncio.open_connection(*listener.getsockname()))[1].close()
                 while not relay._connections:  # noqa: ASYNC110  no event says so
                     await asyncio.sleep(0.01)

@@ -211,7 +211,7 @@ async def test_a_setup_that_raises_or_hangs_ends_its_rollout_only(server: Stub, 
     def slow(folder: Path) -> None:
         nonlocal tried
         tried += 1
-        release.wait(10)
+        release.wait(60)
 
     def with_source(source: Source, setup_s: float = 60.0) -> Assignment:
         limits = Limits(setup_s=setup_s)

@@ -253,7 +253,7 @@ def text_sent(answer: Any) -> str:
 
 async def wait_for_text(answer: Any, text: str) -> None:
     """Waits until the client has got `text`."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while text not in text_sent(answer):
             answer.grown.clear()
             await answer.grown.wait()

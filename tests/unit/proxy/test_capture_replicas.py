@@ -36,7 +36,7 @@ def together(look: Callable[[str], Awaitable[Session | None]], everyone: asyncio
 
 @pytest.fixture(params=["postgres", "redis"])
 def ingest(request: pytest.FixtureRequest) -> str | None:
-    return request.getfixturevalue("private_redis").url if request.param == "redis" else None
+    return request.getfixturevalue("redis_url") if request.param == "redis" else None
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from rolltap.contract.control import RolloutControl
 from rolltap.engine.scripted import say
@@ -15,10 +15,19 @@ from rolltap.engine.scripted import say
 from ...harnesses.house import POLICY, House, house
 
 
-@pytest.fixture
-async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(say("Hello."), tmp_path) as home:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
+    async with house(say("Hello."), tmp_path_factory.mktemp("house")) as home:
         yield home
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def home(shared: House) -> House:
+    """With an engine that is up and says what its log-probs are."""
+    policy = shared.app.policies[POLICY]
+    policy.up = policy.known = True
+    policy.logprobs_mode = "processed"
+    return shared
 
 
 async def ask(home: House, method: str, path: str, **body: Any) -> httpx.Response:

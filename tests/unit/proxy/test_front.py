@@ -44,8 +44,8 @@ class Served:
             await writer.drain()
         answer = b""
         with suppress(ConnectionError):
-            answer = await asyncio.wait_for(reader.read(100_000), 5)
-            while whole and (more := await asyncio.wait_for(reader.read(100_000), 5)):
+            answer = await asyncio.wait_for(reader.read(100_000), 20)
+            while whole and (more := await asyncio.wait_for(reader.read(100_000), 20)):
                 answer += more
         writer.close()
         return int(answer.split(b" ", 2)[1]) if answer else 0, answer
@@ -90,7 +90,7 @@ async def test_a_body_is_not_taken_from_who_has_no_key(tmp_path: Path, plane: st
         for key, length in itertools.product(keys, lengths):
             reader, writer = await there.open(plane)
             writer.write(head(plane, *key, length).replace("\n", "\r\n").encode())
-            assert (await asyncio.wait_for(reader.readline(), 3)).split()[1] == b"401"
+            assert (await asyncio.wait_for(reader.readline(), 20)).split()[1] == b"401"
             writer.close()
 
 
@@ -102,7 +102,7 @@ async def test_a_body_is_not_taken_from_a_key_that_no_route_of_the_plane_takes(t
             reader, writer = await there.open(plane)
             request = head(plane, f"Authorization: Bearer {key}", "Content-Length: 400000")
             writer.write(request.replace("\n", "\r\n").encode())
-            assert (await asyncio.wait_for(reader.readline(), 3)).split()[1] == b"403"
+            assert (await asyncio.wait_for(reader.readline(), 20)).split()[1] == b"403"
             writer.close()
         entries = await there.app.ledger.audit.newest(limit=3)
         assert [entry.key_id for entry in entries] == ["project", "trainer", "project"]
@@ -195,7 +195,7 @@ async def test_a_slow_head_a_slow_body_and_silence_end(tmp_path: Path, plane: st
                 return await answer
             return b""
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             answers = await asyncio.gather(
                 *(
                     ends(start, b"" if name == "nothing" else b"\r\n" if name == "blank lines" else b"x")
@@ -231,7 +231,7 @@ async def ask(
     """Sends a request without a body and reads its whole answer."""
     reader, writer = connection
     writer.write("\r\n".join([f"{line} HTTP/1.1", "Host: 127.0.0.1", *more, "", ""]).encode())
-    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 3)
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
     assert int(answer.split(b" ", 2)[1]) == status, answer
     length = next(line for line in answer.lower().split(b"\r\n") if line.startswith(b"content-length"))
     await reader.readexactly(int(length.partition(b":")[2]))
@@ -243,7 +243,7 @@ async def test_connections_beyond_the_limit_are_refused(tmp_path: Path, plane: s
         held = [await keyed(there, plane) for _ in range(3)]
         assert (await there.exchange(plane, head(plane, method="GET")))[0] == 503
         held[0][1].close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while (await there.exchange(plane, head(plane, "Connection: close", method="GET")))[0] == 503:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         for _, writer in held[1:]:
@@ -261,7 +261,7 @@ async def test_who_has_no_key_fills_no_plane(tmp_path: Path, plane: str) -> None
         others = [await keyed(there, plane) for _ in range(3)]
         for reader, _ in strangers:
             with suppress(ConnectionError):
-                assert await asyncio.wait_for(reader.read(), 3) == b""
+                assert await asyncio.wait_for(reader.read(), 20) == b""
         for connection in (own, *others):
             await ask(connection, "GET /none", 404)
             connection[1].close()
@@ -276,7 +276,7 @@ async def test_a_stranger_rests_a_short_time(tmp_path: Path, plane: str, monkeyp
         own, silent, refused = await keyed(there, plane), await there.open(plane), await there.open(plane)
         await ask(refused, f"GET {KEYED[plane]}", 401, "Authorization: Bearer rt-junk")
         for reader, writer in (silent, refused):
-            assert await asyncio.wait_for(reader.read(), 3) == b""
+            assert await asyncio.wait_for(reader.read(), 20) == b""
             writer.close()
         await ask(own, "GET /none", 404)
         own[1].close()
@@ -302,7 +302,7 @@ async def test_connections_are_counted_per_key(tmp_path: Path) -> None:
         async def rests(*lines: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             reader, writer = await there.open("agent")
             await ask(writer, *lines)
-            assert (await asyncio.wait_for(reader.readline(), 3)).split()[1] == b"404"
+            assert (await asyncio.wait_for(reader.readline(), 20)).split()[1] == b"404"
             return reader, writer
 
         async def ask(writer: asyncio.StreamWriter, *lines: str) -> None:
@@ -314,7 +314,7 @@ async def test_connections_are_counted_per_key(tmp_path: Path) -> None:
             request = f"GET /none{query} HTTP/1.1\nHost: 127.0.0.1\n{lines}\nConnection: close\n\n"
             assert (await there.exchange("agent", request))[0] == (429 if same else 404), (lines, query)
         await ask(held[0][1], "x-api-key: rt-other")  # it comes with another key from now on
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(20):
             while b"HTTP/1.1 404" not in await held[0][0].readline():
                 pass
         request = "GET /none HTTP/1.1\nHost: 127.0.0.1\nx-api-key: rt-k\nConnection: close\n\n"

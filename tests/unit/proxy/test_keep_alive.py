@@ -37,7 +37,7 @@ async def held(plane: Any, route: tuple[str, Any]) -> tuple[Any, asyncio.Task[No
 async def kept_alive(plane: Any, route: tuple[str, Any], alive: bytes) -> tuple[Any, asyncio.Task[None]]:
     """The same, kept alive three times by `alive`."""
     answer, task = await held(plane, route)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while answer.body.count(alive) < 3:
             answer.grown.clear()
             await answer.grown.wait()

@@ -40,7 +40,7 @@ async def test_a_client_that_leaves_cancels_the_engine_and_is_recorded(plane: An
     await wait_for_text(answer, "long")
     hang_up.set()
     await task
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(20):
         while (await plane.rows())[0].delivered is None:  # noqa: ASYNC110  the record is the event
             await asyncio.sleep(0)
     (row,) = await plane.rows()

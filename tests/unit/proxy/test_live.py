@@ -253,7 +253,7 @@ async def test_a_session_in_use_does_not_wait_for_a_slow_store(monkeypatch: pyte
     monkeypatch.setattr("rolltap.proxy.sessions.session_cache.ANSWERS_WITHIN_S", 0.02)
     log.gate.clear()
     entered.trusted_until = 0.0
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         assert (await live.enter("key", None)).session == session
         slow = SlowLog()
         await slow.open_session(session)

@@ -45,6 +45,7 @@ def child_of(reading: ReadingProcess) -> Subprocess:
     return reading._child
 
 
+@pytest.mark.usefixtures("started_reader")
 async def test_it_starts_with_the_first_question_and_keeps_to_the_arguments_types(app: Rolltap) -> None:
     session, _ = await app.services.sessions.open()
     assert app.reading._child is None
@@ -286,9 +287,9 @@ uvloop.run(main())
 async def test_one_that_ends_at_once_or_reads_nothing_does_not_stop_the_loop() -> None:
     line = b"x" * (1 << 20)  # more than a pipe holds
     short = Subprocess(["false"], line, [])
-    assert await asyncio.wait_for(short.wait(), 10) == 1
+    assert await asyncio.wait_for(short.wait(), 20) == 1
     short.close_input()
     stuck = Subprocess(["sleep", "60"], line, [])
     stuck.close_input()
     stuck.kill()
-    assert await asyncio.wait_for(stuck.wait(), 10) == stuck.returncode == -signal.SIGKILL
+    assert await asyncio.wait_for(stuck.wait(), 20) == stuck.returncode == -signal.SIGKILL

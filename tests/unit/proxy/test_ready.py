@@ -120,7 +120,7 @@ async def test_an_engine_that_is_gone_is_down_until_it_is_back(tmp_path: Path, m
         return (await agent.post("/v1/chat/completions", json=body, headers=key)).status_code
 
     async def until(state: tuple[int, str]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while await ready() != state:  # noqa: ASYNC110  the state is another task's
                 await asyncio.sleep(0.01)
 

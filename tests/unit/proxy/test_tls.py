@@ -73,7 +73,7 @@ async def test_every_plane_is_verified_by_its_certificate_and_silent_in_clear(tm
             writer.write(b"GET /keys HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer " + secret + b"\r\n\r\n")
             answer = b""
             with suppress(ConnectionError):
-                answer = await asyncio.wait_for(reader.read(), 10)
+                answer = await asyncio.wait_for(reader.read(), 20)
             assert b"HTTP/" not in answer, plane  # nothing but an alert of TLS, or the end
             writer.close()
         keyed = {"authorization": f"Bearer {app.settings.keys.admin}"}

@@ -233,7 +233,7 @@ async def test_a_client_that_leaves_ends_the_vendors_call(
         answer = await stage.client.send(stage.request(stream=True), stream=True)
         await anext(answer.aiter_raw())
         await answer.aclose()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             await stage.vendor.left.wait()
             completion = await written.get()
     assert completion.outcome is Outcome.ABORTED

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from rolltap.engine.scripted import say
 from rolltap.reading import RecordReader
@@ -63,8 +65,22 @@ class ReadHouse:
         return Talk(opened.session_id, opened.endpoint.key, self.home.urls["agent"], self.http)
 
 
+@asynccontextmanager
+async def read_house(folder: Path) -> AsyncIterator[ReadHouse]:
+    script = say(TURN, "The file stripes.txt holds a zebra.")
+    async with house(script, folder, top_logprobs=0) as home, aiohttp.ClientSession() as http:
+        yield ReadHouse(home, http)
+
+
 @pytest.fixture
 async def reading(tmp_path: Path) -> AsyncIterator[ReadHouse]:
-    script = say(TURN, "The file stripes.txt holds a zebra.")
-    async with house(script, tmp_path, top_logprobs=0) as home, aiohttp.ClientSession() as http:
-        yield ReadHouse(home, http)
+    """Of this test's own: it is the only one with sessions in it."""
+    async with read_house(tmp_path) as reading:
+        yield reading
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def read_by_all(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ReadHouse]:
+    """The module's, whose other tests have left sessions in it."""
+    async with read_house(tmp_path_factory.mktemp("read")) as reading:
+        yield reading

@@ -32,10 +32,10 @@ def texts(message: MessageView) -> str:
     return "".join(part.text for part in message.parts)
 
 
-async def test_a_session_with_its_calls_and_their_text(reading: ReadHouse):
-    talk = await reading.talk(harness="codex")
+async def test_a_session_with_its_calls_and_their_text(read_by_all: ReadHouse):
+    talk = await read_by_all.talk(harness="codex")
     await talk.two_turns()
-    found = await reading.reader.session(talk.session_id)
+    found = await read_by_all.reader.session(talk.session_id)
     first, second = found.calls
     assert (second.parent_id, first.mask, second.break_, first.tool_calls) == (first.id, "", None, ("bash",))
     assert (found.summary.calls, found.summary.harness, found.summary.models) == (2, "codex", ("tiny",))
@@ -44,7 +44,7 @@ async def test_a_session_with_its_calls_and_their_text(reading: ReadHouse):
     assert second.preview == "The file stripes.txt holds a zebra."
     assert found.report["trained_calls"] == 2
 
-    call = await reading.reader.call(second.id)
+    call = await read_by_all.reader.call(second.id)
     assert [message.role for message in call.messages] == ["system", "user", "assistant", "tool"]
     assert call.messages[2].parts[-1].kind == "tool_call"
     assert call.shared_messages == 3
@@ -52,35 +52,35 @@ async def test_a_session_with_its_calls_and_their_text(reading: ReadHouse):
     assert call.tools[0]["name"] == "bash"
 
 
-async def test_a_call_that_names_its_history_has_the_messages_that_the_engine_saw(reading: ReadHouse):
-    talk = await reading.talk()
+async def test_a_call_that_names_its_history_has_the_messages_that_the_engine_saw(read_by_all: ReadHouse):
+    talk = await read_by_all.talk()
     headers = {"Authorization": f"Bearer {talk.key}"}
     named: dict[str, Any] = {}
     for question, rules in (("hi", "OLD"), ("and?", "NEW")):
         body = {"model": "tiny", "input": question, "instructions": rules, **named}
-        async with reading.http.post(f"{talk.url}/v1/responses", json=body, headers=headers) as response:
+        async with read_by_all.http.post(f"{talk.url}/v1/responses", json=body, headers=headers) as response:
             named = {"previous_response_id": (await response.json())["id"]}
-    last = (await reading.reader.session(talk.session_id)).calls[-1]
-    messages = (await reading.reader.call(last.id)).messages
+    last = (await read_by_all.reader.session(talk.session_id)).calls[-1]
+    messages = (await read_by_all.reader.call(last.id)).messages
     assert [message.role for message in messages] == ["system", "user", "assistant", "user"]
     assert [texts(messages[place]) for place in (0, 1, 3)] == ["NEW", "hi", "and?"]
 
 
-async def test_a_transcript_says_everything_once(reading: ReadHouse):
-    talk = await reading.talk()
+async def test_a_transcript_says_everything_once(read_by_all: ReadHouse):
+    talk = await read_by_all.talk()
     await talk.two_turns()
-    first, second = await reading.reader.transcript(talk.session_id)
+    first, second = await read_by_all.reader.transcript(talk.session_id)
     assert [texts(message) for message in first.new] == [SYSTEM["content"], QUESTION["content"]]
     assert [(message.role, texts(message)) for message in second.new] == [("tool", "stripes.txt")]
     assert second.reply is not None
 
 
-async def test_tokens_are_those_that_the_engine_saw_and_join_to_the_text(reading: ReadHouse):
-    talk = await reading.talk()
+async def test_tokens_are_those_that_the_engine_saw_and_join_to_the_text(read_by_all: ReadHouse):
+    talk = await read_by_all.talk()
     await talk.two_turns()
-    _, line = (await reading.reader.session(talk.session_id)).calls
-    (_, row) = await reading.home.app.call_log.rows(talk.session_id)
-    shown = await reading.reader.tokens(line.id)
+    _, line = (await read_by_all.reader.session(talk.session_id)).calls
+    (_, row) = await read_by_all.home.app.call_log.rows(talk.session_id)
+    shown = await read_by_all.reader.tokens(line.id)
     assert row.completion is not None
     assert [token.id for token in shown.tokens] == [*row.prompt_ids.tolist(), *row.completion.output_ids.tolist()]
     sampled = [token for token in shown.tokens if token.sampled]
@@ -89,26 +89,26 @@ async def test_tokens_are_those_that_the_engine_saw_and_join_to_the_text(reading
     assert all(token.logprob is None and not token.trained for token in shown.tokens if not token.sampled)
     assert "".join(token.text for token in sampled) == f"{THOUGHTLESS}The file stripes.txt holds a zebra.<|im_end|>"
     assert sum(token.shared for token in shown.tokens) == line.shared
-    part = await reading.reader.tokens(line.id, 5, 9)
+    part = await read_by_all.reader.tokens(line.id, 5, 9)
     assert part.tokens == shown.tokens[5:9]
-    assert (await reading.reader.tokens(line.id, 10**9)).tokens == ()
+    assert (await read_by_all.reader.tokens(line.id, 10**9)).tokens == ()
 
 
-async def test_both_sides_of_a_break(reading: ReadHouse):
-    talk = await reading.talk()
+async def test_both_sides_of_a_break(read_by_all: ReadHouse):
+    talk = await read_by_all.talk()
     history = await talk.two_turns()
     edited = {**history[2], "content": "I was never said."}
     await talk.ask(SYSTEM, QUESTION, edited, history[3])
-    first, second, line = (await reading.reader.session(talk.session_id)).calls
+    first, second, line = (await read_by_all.reader.session(talk.session_id)).calls
     assert line.break_ is not None
-    found = await reading.reader.break_of(line.id, around=12)
+    found = await read_by_all.reader.break_of(line.id, around=12)
     assert found is not None
     assert found.reason == line.break_.reason
     assert found.before[-1].index + 1 == found.token_index == found.found[0].index
     assert found.parent_id in (first.id, second.id)
     assert found.expected[0].id != found.found[0].id
     assert "I was never said" in "".join(token.text for token in found.found)
-    assert await reading.reader.break_of(second.id) is None
+    assert await read_by_all.reader.break_of(second.id) is None
 
 
 async def test_a_recorded_item_that_is_no_text_hides_no_other_session(reading: ReadHouse):
@@ -185,10 +185,10 @@ async def test_tampering_and_a_log_that_differs_are_in_a_sessions_line(reading: 
     assert {row["id"]: row["tampering"] for row in listed} == {honest.session_id: 0, odd.session_id: 2}
 
 
-async def test_notes_are_appended_and_change_what_is_shown(reading: ReadHouse):
-    talk = await reading.talk(team="a")
+async def test_notes_are_appended_and_change_what_is_shown(read_by_all: ReadHouse):
+    talk = await read_by_all.talk(team="a")
     await talk.two_turns()
-    reader = reading.reader
+    reader = read_by_all.reader
     call_id = (await reader.session(talk.session_id)).calls[0].id
     await reader.note(NewNote("score", "quality", 0.25, session_id=talk.session_id))
     await reader.note(NewNote("score", "quality", 0.75, session_id=talk.session_id, author="me"))
@@ -222,8 +222,8 @@ def test_a_note_that_says_nothing_is_refused():
             NewNote(**bad)  # type: ignore[arg-type]
 
 
-async def test_what_is_not_there_is_not_found(reading: ReadHouse):
-    reader = reading.reader
+async def test_what_is_not_there_is_not_found(read_by_all: ReadHouse):
+    reader = read_by_all.reader
     for asked in (reader.session, reader.call, reader.tokens, reader.transcript, reader.group, reader.rollout):
         with pytest.raises(NotFound):
             await asked("nobody")

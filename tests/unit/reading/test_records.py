@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+import pytest_asyncio
 
 import rolltap
 from rolltap.engine.scripted import say
@@ -37,13 +38,13 @@ def store_of(home: House) -> str:
     return home.app.settings.store_url
 
 
-@pytest.fixture
-async def recorded(reading: ReadHouse) -> ReadHouse:
-    """Two sessions, the second with a break."""
-    await (await reading.talk(harness="codex")).two_turns()
-    second = await reading.talk(harness="claude")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def recorded(read_by_all: ReadHouse) -> ReadHouse:
+    """Two sessions, the second with a break. Nobody adds to them but notes."""
+    await (await read_by_all.talk(harness="codex")).two_turns()
+    second = await read_by_all.talk(harness="claude")
     await second.ask({"role": "user", "content": f"Hello {HOSTILE}"}, tools=False)
-    return reading
+    return read_by_all
 
 
 @pytest.mark.parametrize(("limit", "found"), [(None, 3), (2, 2)])

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 from typer.testing import CliRunner
@@ -23,10 +24,11 @@ from .conftest import ReadHouse
 HOSTILE = "Look [red]here[/red] \x1b]0;owned\x07 \u202ehsilgne"
 
 
-async def recorded(reading: ReadHouse) -> str:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def broken(read_by_all: ReadHouse) -> str:
     """A session of two calls with hostile text, and one whose second call breaks; the latter's id."""
-    await (await reading.talk(harness="codex")).ask({"role": "user", "content": HOSTILE}, tools=False)
-    broken = await reading.talk(harness="claude")
+    await (await read_by_all.talk(harness="codex")).ask({"role": "user", "content": HOSTILE}, tools=False)
+    broken = await read_by_all.talk(harness="claude")
     await broken.two_turns()
     await broken.ask({"role": "user", "content": "Another zebra?"}, tools=False)
     return broken.session_id
@@ -85,20 +87,19 @@ async def read_with_keys(source: RecordSource, broken: str) -> None:
         await until(pilot, SessionsScreen)
 
 
-async def test_a_store_is_read_with_keys(reading: ReadHouse) -> None:
-    await read_with_keys(reading.reader, await recorded(reading))
+async def test_a_store_is_read_with_keys(read_by_all: ReadHouse, broken: str) -> None:
+    await read_with_keys(read_by_all.reader, broken)
 
 
-async def test_a_server_is_read_with_keys(reading: ReadHouse) -> None:
-    broken = await recorded(reading)
-    home = reading.home
+async def test_a_server_is_read_with_keys(read_by_all: ReadHouse, broken: str) -> None:
+    home = read_by_all.home
     async with AsyncHttpClient(home.urls["admin"], home.app.settings.keys.viewer) as client:
         await read_with_keys(ServerSource(client), broken)
 
 
-async def test_hostile_text_is_text(reading: ReadHouse) -> None:
-    await recorded(reading)
-    async with RecordApp(reading.reader).run_test(size=(120, 40)) as pilot:
+@pytest.mark.usefixtures("broken")
+async def test_hostile_text_is_text(read_by_all: ReadHouse) -> None:
+    async with RecordApp(read_by_all.reader).run_test(size=(120, 40)) as pilot:
         await until(pilot, SessionsScreen)
         await pilot.press("slash", *"here", "enter")
         table = pilot.app.screen.query_one(DataTable)
@@ -114,10 +115,9 @@ async def test_hostile_text_is_text(reading: ReadHouse) -> None:
         assert "\x1b" not in shown
 
 
-async def test_a_break_is_found_by_its_key(reading: ReadHouse) -> None:
-    broken = await recorded(reading)
-    async with RecordApp(reading.reader).run_test(size=(120, 40)) as pilot:
-        screen = SessionScreen(reading.reader, broken)
+async def test_a_break_is_found_by_its_key(read_by_all: ReadHouse, broken: str) -> None:
+    async with RecordApp(read_by_all.reader).run_test(size=(120, 40)) as pilot:
+        screen = SessionScreen(read_by_all.reader, broken)
         await pilot.app.push_screen(screen)
         while not screen.query(".turn"):
             await pilot.pause(0.1)

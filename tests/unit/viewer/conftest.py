@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from rolltap.engine.scripted import say
 
@@ -36,13 +38,27 @@ class Viewed:
             return text
 
 
-@pytest.fixture
-async def viewed(tmp_path: Path) -> AsyncIterator[Viewed]:
+@asynccontextmanager
+async def viewing(folder: Path) -> AsyncIterator[Viewed]:
     script = say(TURN, f"The file stripes.txt holds a zebra. {HOSTILE}")
-    async with house(script, tmp_path, top_logprobs=3) as home, aiohttp.ClientSession() as http:
+    async with house(script, folder, top_logprobs=3) as home, aiohttp.ClientSession() as http:
         jar = aiohttp.CookieJar(unsafe=True)  # which takes cookies of an address without a name
         async with aiohttp.ClientSession(cookie_jar=jar) as browser:
             token = home.app.view_access.new_link()
             async with browser.get(f"{home.urls['admin']}/view/open?token={token}") as response:
                 assert response.status == 200
             yield Viewed(ReadHouse(home, http), browser, home.urls["admin"])
+
+
+@pytest.fixture
+async def viewed(tmp_path: Path) -> AsyncIterator[Viewed]:
+    """Of this test's own."""
+    async with viewing(tmp_path) as viewed:
+        yield viewed
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def viewed_by_all(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Viewed]:
+    """The module's, whose other tests have left sessions in it."""
+    async with viewing(tmp_path_factory.mktemp("viewed")) as viewed:
+        yield viewed

@@ -15,6 +15,11 @@ from ..reading.conftest import QUESTION, SYSTEM
 from .conftest import Viewed
 
 
+@pytest.fixture
+def viewed(viewed_by_all: Viewed) -> Viewed:
+    return viewed_by_all
+
+
 def news_of(page: str) -> str:
     """The address at which the page asks for news."""
     found = re.search(r'data-news="/view([^"]+)"', page)

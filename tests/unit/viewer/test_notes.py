@@ -8,6 +8,11 @@ import pytest
 from .conftest import HOSTILE, Viewed
 
 
+@pytest.fixture
+def viewed(viewed_by_all: Viewed) -> Viewed:
+    return viewed_by_all
+
+
 async def token_of(browser: aiohttp.ClientSession, admin: str) -> str:
     async with browser.get(f"{admin}/view/form") as response:
         assert response.status == 200

@@ -25,6 +25,12 @@ from rolltap.types import BreakReason
 from ..reading.conftest import QUESTION, SYSTEM
 from .conftest import HOSTILE, Viewed
 
+
+@pytest.fixture
+def viewed(viewed_by_all: Viewed) -> Viewed:
+    return viewed_by_all
+
+
 ALLOWED_SCRIPT = re.compile(r"/view/assets/[0-9a-f]{12}/[a-z]+\.js")
 
 
