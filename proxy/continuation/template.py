@@ -16,7 +16,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -47,6 +47,13 @@ _SENTINEL = f"sampled turn {secrets.token_hex(16)}"
 
 HISTORIES_MIN = 2
 """Minimum number of histories that the template must accept for an audit to be meaningful."""
+
+
+class Extension(NamedTuple):
+    """The text that a template writes after an assistant message, which ends with the token `closing`."""
+
+    closing: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +232,8 @@ class TemplateRenderer:
 
     def _extension(
         self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
-    ) -> str | None:
-        """The text that the template writes for `new` after the history's last message, which contains the sentinel.
+    ) -> Extension | None:
+        """What the template writes for `new` after the history's last message, which contains the sentinel.
 
         None if the template does not render it. The template may rewrite the text before that message's closing token
         (for example thinking), but the recorded tokens replace it. Only the text after the token counts.
@@ -238,21 +245,23 @@ class TemplateRenderer:
         if _SENTINEL not in text:
             return None
         end = text.rindex(_SENTINEL)
-        if self._close is not None:
-            closing = self.tokenizer.token(self._close)
-            at = text.find(closing, end)
-            return text[at + len(closing) :] if at >= 0 else None
-        # The next message's first token ends the turn (GLM's): a reply ends with it, too, if it ends there.
-        places = (text.find(self.tokenizer.token(stop), end) for stop in self.stop_token_ids)
-        at = min((place for place in places if place >= 0), default=-1)
-        return text[at:] if at >= 0 else None
+        places = {stop: text.find(self.tokenizer.token(stop), end) for stop in self.stop_token_ids}
+        closing = min((stop for stop, place in places.items() if place >= 0), key=places.__getitem__, default=None)
+        if closing is None:
+            return None
+        # Without a closing token of its own, a turn ends with the first token of the next message (GLM's).
+        start = places[closing] + (len(self.tokenizer.token(closing)) if self._close is not None else 0)
+        return Extension(closing, text[start:])
 
-    def _join(self, prompt: list[int], output: list[int], extension: str) -> list[int]:
+    def _join(self, prompt: list[int], output: list[int], extension: Extension) -> list[int] | None:
+        """The next prompt; None if the reply ended as turns of another kind do."""
         ends = bool(output) and output[-1] in self.stop_token_ids
-        added = self.tokenizer.encode(extension)
-        if self._close is not None:
-            return [*prompt, *output, *([] if ends else [self._close]), *added]
-        return [*prompt, *output, *(added[1:] if ends and added[0] == output[-1] else added)]
+        added = self.tokenizer.encode(extension.text)
+        if self._close is None:
+            return [*prompt, *output, *(added[1:] if ends and added[0] == output[-1] else added)]
+        if ends and extension.closing not in (self._close, output[-1]):
+            return None
+        return [*prompt, *output, *([] if ends else [extension.closing]), *added]
 
     def _turn_close(self) -> int | None:
         """The special token that the template writes directly after an assistant's text."""
@@ -309,7 +318,7 @@ class TemplateRenderer:
             return AuditResult(scenario, False, "the template does not render them after a complete assistant message")
         if len(extensions) > 1:
             return AuditResult(scenario, False, "the rendering of new messages depends on the history")
-        if not all(message.text in extension for extension in extensions for message in new if extension):
+        if not all(message.text in extension.text for extension in extensions for message in new if extension):
             return AuditResult(scenario, False, "the template does not write them behind the assistant's message")
         return AuditResult(scenario, True)
 
@@ -340,10 +349,12 @@ def _turn(text: str, *ids: str, thought: bool = False) -> Message:
 
 
 def _with_sentinel(turn: Message) -> Message:
-    """The assistant message with the sentinel in its text and in its last call, so that its end can be found."""
+    """The assistant message with the sentinel in its last call, or in its text, so that its end can be found."""
     *calls, last = turn.tool_calls or (None,)
     marked = (*calls, msgspec.structs.replace(last, arguments=json.dumps({"name": _SENTINEL}))) if last else ()
-    return msgspec.structs.replace(turn, parts=(*turn.parts, Text(_SENTINEL)), tool_calls=marked)
+    if marked:  # Gemma writes a turn's text behind its results
+        return msgspec.structs.replace(turn, tool_calls=marked)
+    return msgspec.structs.replace(turn, parts=(*turn.parts, Text(_SENTINEL)))
 
 
 def _result(id: str, text: str) -> Message:

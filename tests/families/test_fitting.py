@@ -20,7 +20,7 @@ from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan
 from rolltap.proxy.continuation.rendering import TokenRenderer
 from rolltap.proxy.conversation.chat import ChatRequest, Message, Role, Text, Tool, ToolCall
-from rolltap.types import Outcome
+from rolltap.types import BreakReason, Outcome
 
 from ..unit.continuation.conftest import fitting_of
 from ..unit.continuation.planning import run_steps
@@ -33,6 +33,13 @@ HANDLES = Handles(b"0123456789abcdef")
 HANDLE = HANDLES.mint(new_id())[:7]
 SESSIONS = 12
 """Generated sessions a family; each has up to eight calls."""
+
+UNBRIDGED = {
+    "deepseekv3 (template)": "it writes the beginning of a turn's results once in a conversation",
+    "gptoss (template)": "it writes a turn otherwise when another follows",
+    "mistral_v3 (template)": "it writes the tools before the last user message",
+}
+"""Templates whose new messages depend on the history: such a call is rendered anew, with a break."""
 
 QUICK = [name for name in FAMILIES if TRAINING not in name]
 
@@ -136,7 +143,10 @@ def test_generated_sessions_fit_and_are_bridged(name: str) -> None:
             where = f"session {seed}, call {turn}"
             plan, reply = session.call()
             prompt = plan.prompt_ids.tolist()
-            assert prompt[: len(context)] == context, f"{where}: not bridged, {plan.break_}"
+            if prompt[: len(context)] != context:
+                assert name in UNBRIDGED, f"{where}: not bridged, {plan.break_}"
+                assert plan.break_ is not None
+                assert plan.break_.reason is BreakReason.TEMPLATE_NOT_BRIDGEABLE
             text = renderer.tokenizer.decode(prompt)
             assert HANDLE not in text, f"{where}: the prompt shows a handle of ours"
             lost = [message for message in session.messages if message.text not in text and message.role != "assistant"]
