@@ -77,7 +77,8 @@ class Piecing:
         self.handle = self.handle or piece.handle
         known = {part.text.strip() for part in self.thinking}
         self.thinking += [p for p in piece.parts if isinstance(p, Reasoning) and p.text.strip() not in known]
-        return self._take_text(piece.text.strip()) and self._take_calls(piece.tool_calls)
+        texts = [part.text.strip() for part in piece.parts if isinstance(part, Text)]
+        return all(map(self._take_text, texts)) and self._take_calls(piece.tool_calls)
 
     def message(self) -> Message:
         """The whole reply, with the client's handles and thinking."""
