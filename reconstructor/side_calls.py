@@ -30,9 +30,10 @@ class Forks:
     used: Mapping[str, int]
 
 
-def forks_of(forest: TokenForest, threads: Threads, summaries: Container[str]) -> Forks:
+def forks_of(forest: TokenForest, threads: Threads, summaries: Mapping[str, PrefixNode]) -> Forks:
     """Finds the forks of a session. They are judged only if it is on record what their requests end with."""
     extents = _extents(forest, threads)
+    compacted = {node.id for node in summaries.values()}
     quoting = _quoting(forest)
     repeated = _repeated(forest)
     side: set[str] = set()
@@ -41,7 +42,10 @@ def forks_of(forest: TokenForest, threads: Threads, summaries: Container[str]) -
     for node in forest:
         if node.id in side or node.id in used:
             continue
-        for fork, goes_on in _forks_at(node, threads, summaries, extents):
+        for fork, own in _forks_at(node, threads, summaries, extents):
+            goes_on = own is not None and extents[own.id].alike > fork.id
+            if own is not None and fork.id < own.id:  # a summary may have replaced it
+                goes_on &= own.id not in compacted and threads.depths[own.id] > threads.depths[node.id]
             extent = extents[fork.id]
             if node.call.finish is Finish.TOOL_CALLS and extent.latest in quoting:
                 used.update((each.id, branches) for each in _branch(fork, threads))
@@ -95,8 +99,8 @@ def _quoting(forest: TokenForest) -> dict[str, PrefixNode]:
 
 def _forks_at(
     node: PrefixNode, threads: Threads, summaries: Container[str], extents: Mapping[str, _Extent]
-) -> Iterator[tuple[PrefixNode, bool]]:
-    """The forks among the branches that continue `node`, and whether the conversation goes on without each.
+) -> Iterator[tuple[PrefixNode, PrefixNode | None]]:
+    """The forks among the branches that continue `node`, and the conversation's own branch.
 
     Only calls that offer tools are compared, and only if it is certain that they continue `node`.
     """
@@ -111,7 +115,7 @@ def _forks_at(
     own = max(alike_branches, key=lambda each: _is_own(each, node, threads, extents), default=None)
     for fork in branches:
         if fork is not own:
-            yield fork, own is not None and extents[own.id].alike > fork.id
+            yield fork, own
 
 
 def _is_own(

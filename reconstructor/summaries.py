@@ -69,7 +69,8 @@ def _may_replace(node: PrefixNode, next_node: PrefixNode, retained: PrefixNode |
         return False
     if next_node.id not in threads.before or not next_node.call.shape.replies:
         return True
-    pasted = retained is not None and not threads.by_call[node.id].toolsets
+    replaced = retained is not None or _lacks_a_beginning(next_node, threads.before)
+    pasted = replaced and not threads.by_call[node.id].toolsets
     return quoted and (pasted or threads.by_call[node.id] is threads.by_call[next_node.id])
 
 

@@ -120,10 +120,10 @@ def failed(lines: tuple[Line, ...], question: str, reply: str) -> Step:
     return Step(later(*lines, text=question), reply, "auxiliary", "auxiliary")
 
 
-def compacted_by_paste(number: int) -> list[Step]:
-    """OpenCode's compaction: a request of its own, then a history that is as short each time, and two turns."""
+def compacted_by_paste(number: int, *kept: Line) -> list[Step]:
+    """OpenCode's compaction: a request of its own, then a history that begins alike each time, and two turns."""
     summary, turn = f"Part {number}: {SUMMARY}", f"p{number}"
-    resumed = later(*RESUMED, Line("assistant", summary), text="Go on.")
+    resumed = (*later(*RESUMED, Line("assistant", summary), text="Go on."), *kept)
     called = Line("assistant", f"I go on: {turn}.", turn)
     return [
         Step(later(*PASTED, text=f"[User]: part {number}"), summary, "summary", "summary", tools=()),
@@ -307,7 +307,12 @@ RECORDINGS: dict[str, tuple[str, list[Step]]] = {
     ),
     "opencode, compacted three times": (
         "openai_chat",
-        [Step(START, CALL), *compacted_by_paste(1), *compacted_by_paste(2), *compacted_by_paste(3)],
+        [
+            kept_turn(START, "a"),
+            *compacted_by_paste(1, Line("assistant", "I go on: a.", "a"), Line("tool", "b", "a")),
+            *compacted_by_paste(2),
+            *compacted_by_paste(3, Line("assistant", "I go on: p2.", "p2"), Line("tool", "b", "p2")),
+        ],
     ),
     "cline, with a subagent that no header names": (
         "openai_chat",
