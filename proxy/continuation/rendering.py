@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from cachetools import LRUCache
@@ -87,6 +88,14 @@ class TokenRenderer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DeclaredTools:
+    """Tools in the form of a family of the package: `specs` for its renderer, or `rows` before the conversation."""
+
+    specs: list[Any] | None
+    rows: tuple[Any, ...] = ()
+
+
 class FamilyRenderer:
     """A `TokenRenderer` for a family of the `renderers` package ("qwen3", "glm-4.5", "gpt-oss", ...)."""
 
@@ -102,7 +111,7 @@ class FamilyRenderer:
         own_stops = self._by_thinking[True].get_stop_token_ids()
         self.stop_token_ids = tuple(dict.fromkeys((*own_stops, *tokenizer.end_token_ids)))
         self._guard = self._find_guard()
-        self._known_specs: LRUCache[int, tuple[Sequence[Tool], list[Any] | None]] = LRUCache(KNOWN_TOOLS)
+        self._known_tools: LRUCache[int, tuple[Sequence[Tool], DeclaredTools]] = LRUCache(KNOWN_TOOLS)
         self.markers = form.markers(tokenizer)
         ends = (tokenizer.convert_tokens_to_ids(end) for end in THOUGHT_ENDS)
         self._thought_ends = tuple(end for end in ends if end is not None)
@@ -119,10 +128,10 @@ class FamilyRenderer:
         return renderer
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:
-        rows = [self._row(message) for message in messages]
-        specs = self._specs(tools)
+        declared = self._declared(tools)
+        rows = [*declared.rows, *map(self._row, messages)]
         try:
-            return self._by_thinking[thinking].render_ids(rows, tools=specs, add_generation_prompt=True)
+            return self._by_thinking[thinking].render_ids(rows, tools=declared.specs, add_generation_prompt=True)
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(f"{self.family} cannot render these messages: {error}") from error
 
@@ -130,7 +139,7 @@ class FamilyRenderer:
         self, prompt: list[int], output: list[int], new: Sequence[Message], tools: Sequence[Tool], *, thinking: bool
     ) -> list[int] | None:
         rows = [self._row(message) for message in new]
-        specs, family = self._specs(tools), self._by_thinking[thinking]
+        specs, family = self._declared(tools).specs, self._by_thinking[thinking]
         try:
             rendered = family.bridge_to_next_turn(prompt, output, rows, tools=specs)
             if rendered is not None:
@@ -158,15 +167,16 @@ class FamilyRenderer:
         *,
         thinking: bool,
     ) -> list[int] | None:
-        rows = [self._row(message) for message in messages]
+        declared = self._declared(tools)
+        rows = [*declared.rows, *map(self._row, messages)]
         try:
-            whole = self._by_thinking[thinking].render(rows, tools=self._specs(tools), add_generation_prompt=True)
+            whole = self._by_thinking[thinking].render(rows, tools=declared.specs, add_generation_prompt=True)
         except (ValueError, KeyError):
             return None
         turn_close = [
             index
             for index, (owner, sampled) in enumerate(zip(whole.message_indices, whole.sampled_mask, strict=True))
-            if owner == covered - 1 and sampled
+            if owner == len(declared.rows) + covered - 1 and sampled
         ]
         if not turn_close or whole.token_ids[turn_close[-1]] not in self.stop_token_ids:
             return None
@@ -205,14 +215,27 @@ class FamilyRenderer:
         literal = self.tokenizer.token(self.stop_token_ids[0])
         return str if specials(literal) == specials("question") else self.tokenizer.guard
 
-    def _specs(self, tools: Sequence[Tool]) -> list[Any] | None:
+    def _declared(self, tools: Sequence[Tool]) -> DeclaredTools:
         """The tools in the family's form. Dialects return equal tools as the same object, so its id is the key."""
-        entry = self._known_specs.get(id(tools))
+        entry = self._known_tools.get(id(tools))
         if entry is not None:
             return entry[1]
-        specs = [template_tool(tool, self._guard) for tool in tools] or None
-        self._known_specs[id(tools)] = tools, specs  # keeping the tools prevents reuse of their id
-        return specs
+        specs = [template_tool(tool, self._guard) for tool in tools]
+        declared = DeclaredTools(specs or None)
+        if specs and not self._takes(declared):
+            others = (DeclaredTools(_with_objects(specs)), *([_as_json(specs)] if self.family == "kimi-k2.5" else []))
+            declared = next(filter(self._takes, others), declared)
+        self._known_tools[id(tools)] = tools, declared  # keeping the tools prevents reuse of their id
+        return declared
+
+    def _takes(self, declared: DeclaredTools) -> bool:
+        """Whether the package can write these tools. It refuses some schemas that the models' own tokenizers take."""
+        rows = [*declared.rows, *map(self._row, PROBE)]
+        try:
+            self._by_thinking[True].render_ids(rows, tools=declared.specs, add_generation_prompt=True)
+        except (ValueError, KeyError, TypeError):
+            return False
+        return True
 
     def _row(self, message: Message) -> Any:
         return template_row(message, self._guard)
@@ -257,6 +280,27 @@ def template_tool(tool: Tool, guard: Guard) -> dict[str, Any]:
     return {"type": "function", "function": _guarded(function, guard)}
 
 
+def _with_objects(value: Any) -> Any:
+    """A tool or a schema with objects in the place of boolean schemas of properties, which mean the same."""
+    if isinstance(value, list):
+        return [_with_objects(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    schemas = {True: {}, False: {"not": {}}}
+    return {
+        key: {name: schemas[item] if isinstance(item, bool) else _with_objects(item) for name, item in inner.items()}
+        if key == "properties" and isinstance(inner, dict)
+        else _with_objects(inner)
+        for key, inner in value.items()
+    }
+
+
+def _as_json(specs: list[Any]) -> DeclaredTools:
+    """As Kimi's own tokenizer declares tools of which it can't write one in TypeScript."""
+    text = json.dumps(specs, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    return DeclaredTools(None, ({"role": "tool_declare", "content": text},))
+
+
 def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -> Any:
     """A renderer of the package. Raises `ConfigError` if the family has no such effort level."""
     import renderers as package
@@ -266,8 +310,8 @@ def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -
     except (KeyError, ValueError) as error:
         raise ConfigError(f"no renderer family {family!r}: {error}") from error
     update: dict[str, Any] = {"thinking_retention": "all"}
-    if "enable_thinking" in type(config).model_fields:
-        update["enable_thinking"] = thinking
+    switches = type(config).model_fields.keys() & {"enable_thinking", "thinking"}  # the latter is Kimi K2.5's
+    update |= dict.fromkeys(switches, thinking)
     if level:
         update["reasoning_effort"] = level
     try:

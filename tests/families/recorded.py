@@ -28,6 +28,15 @@ PATH_SCHEMA: JsonObject = {
     "properties": {"path": {"type": "string"}, "limit": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
     "required": ["path"],
 }
+SCRIPT_SCHEMA: JsonObject = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "properties": {
+        "args": {"description": "Any JSON value, exposed to the script."},
+        "turns": {"oneOf": [{"type": "string", "enum": ["all"]}, {"type": "string", "pattern": "^[1-9][0-9]*$"}]},
+    },
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ class RecordedHarness(ABC):
 
     def schemas(self) -> list[tuple[str, JsonObject]]:
         shell = {"type": "object", "properties": {self.argument: self.type}, "required": [self.argument]}
-        return [(self.shell, shell), ("read_file", PATH_SCHEMA)]
+        return [(self.shell, shell), ("read_file", PATH_SCHEMA), ("run_script", SCRIPT_SCHEMA)]
 
 
 class Codex(RecordedHarness):

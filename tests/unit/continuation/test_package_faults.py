@@ -65,6 +65,7 @@ def test_the_package_takes_a_part_of_a_block_for_a_call(
         block = f"{tag('tool_calls')}\n{call}{tag('/tool_calls')}"
     ids = renderer.tokenizer.encode(block)
     package = renderer._by_thinking[False]
-    assert [call.arguments for call in package.parse_response(ids, tools=renderer._specs(TOOLS)).tool_calls] == [faulty]
+    specs = renderer._declared(TOOLS).specs
+    assert [call.arguments for call in package.parse_response(ids, tools=specs).tool_calls] == [faulty]
     calls = renderer.parse(ids, (), TOOLS).tool_calls
     assert [call.arguments for call in calls if call.ok] != [faulty]
