@@ -6,8 +6,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where a machine's environment forbids compiled files, each of the hundreds of processes would compile our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test ci ci-all test-faults test-learning test-harnesses test-engines test-trainers test-hostile test-recipes \
-  test-soak test-sources learning-table faults bench docs audit lint types clean help environments engines trainers
+.PHONY: demo test ci ci-all test-faults test-acceptance test-packaging test-learning test-harnesses test-engines \
+  test-trainers test-hostile test-recipes test-soak test-sources learning-table faults bench docs audit lint types clean help environments engines trainers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -28,7 +28,7 @@ STAGE = $(BIN)/python scripts/stages.py run
 test: $(VENV)/.test  ## the tests of every change (about six minutes on 2 cores)
 	@$(STAGE) test $(ARGS)
 
-ci:  ## what CI runs: the tests, types, docs, the demo, faults; then long stages in turn, an hour in all
+ci:  ## what CI runs: the tests, types, docs, the demo, faults, whole runs; then long stages in turn
 	@.ci/run
 
 ci-all: $(VENV)/.test  ## every stage, however long it takes: some hours; notes in .ci/passed.json what passed
@@ -36,6 +36,12 @@ ci-all: $(VENV)/.test  ## every stage, however long it takes: some hours; notes 
 
 test-faults: $(VENV)/.test  ## every fault once, on real processes
 	@$(STAGE) faults $(ARGS)
+
+test-acceptance: $(VENV)/.test  ## whole runs, with trainers and engines of their own
+	@$(STAGE) acceptance $(ARGS)
+
+test-packaging: $(VENV)/.test  ## the wheel in a clean environment (needs PyPI)
+	@$(STAGE) packaging $(ARGS)
 
 test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rewards are shuffled
 	@$(STAGE) learning $(ARGS)

@@ -80,7 +80,7 @@ PRODUCT = ("src", "proxy", "reconstructor", "trainer_client", "harnesses")
 CORE: tuple[Command | Tests, ...] = (
     Tests(
         "test",
-        "sample or not (harness or engines or trainers or sources or faults or long)",
+        "sample or not (harness or engines or trainers or sources or acceptance or packaging or faults or long)",
         options=("-n", "3", "--dist", "worksteal"),
         prepare=SERVERS,
         hang_s=500,
@@ -89,7 +89,9 @@ CORE: tuple[Command | Tests, ...] = (
     Command("docs", ("make", "docs")),
     Command("audit", ("make", "audit")),
     Command("demo", ("make", "demo")),
-    Tests("faults", "faults and not long", options=("-n", "2"), prepare=SERVERS),
+    Tests("packaging", "packaging", paths=("tests/unit/house/test_packaging.py",), needs=("PyPI",)),
+    Tests("faults", "faults and not long", options=("-n", "2", "--dist", "worksteal"), prepare=SERVERS),
+    Tests("acceptance", "acceptance and not long", options=("-n", "2", "--dist", "worksteal"), prepare=SERVERS),
 )
 """What every change passes."""
 
@@ -319,15 +321,18 @@ def in_turn(passed: Mapping[str, Mapping[str, Any]], content: Callable[[Tests], 
     return sorted(LONG, key=place)
 
 
-def left_out(stage: Tests, elapsed_s: float, passed: Mapping[str, Mapping[str, Any]], limited: bool) -> str:
-    """Why the stage does not run now; "" where it does."""
-    missing = [need for need in stage.needs if not RESOURCES[need]()]
-    if missing:
-        return f"needs {' and '.join(missing)}, which can't be reached"
-    if limited and elapsed_s > LAST_START_S:
-        return f"{elapsed_s:.0f} s have gone by"
+def unreachable(stage: Command | Tests) -> str:
+    """What the stage needs and this machine can't reach, in words; "" where nothing is missing."""
+    missing = [need for need in stage.needs if not RESOURCES[need]()] if isinstance(stage, Tests) else []
+    return f"needs {' and '.join(missing)}, which can't be reached" if missing else ""
+
+
+def too_late(stage: Tests, elapsed_s: float, passed: Mapping[str, Mapping[str, Any]]) -> str:
+    """Why CI begins the stage no more, in words; "" where it still does."""
     lasts = passed.get(stage.name, {}).get("seconds", UNKNOWN_S)
-    if limited and elapsed_s + lasts > LAST_END_S:
+    if elapsed_s > LAST_START_S:
+        return f"{elapsed_s:.0f} s have gone by"
+    if elapsed_s + lasts > LAST_END_S:
         return f"{elapsed_s:.0f} s have gone by, and it takes about {lasts:.0f} s"
     return ""
 
@@ -349,6 +354,10 @@ def run_tier(*, limited: bool) -> int:
     absent: dict[str, str] = {}
 
     def take(stage: Command | Tests) -> None:
+        if reason := unreachable(stage):
+            absent[stage.name] = reason
+            say(f"{stage.name}: SKIPPED, {reason}")
+            return
         say(stage.name)
         outcomes[stage.name] = outcome = with_second_try(stage)
         keep_durations(stage, outcome)
@@ -359,16 +368,15 @@ def run_tier(*, limited: bool) -> int:
         take(stage)
     if not any(outcome.code for outcome in outcomes.values()):
         for stage in in_turn(passed, content_of) if limited else LONG:
-            reason = left_out(stage, time.monotonic() - began, passed, limited)
-            if reason:
+            if limited and (reason := too_late(stage, time.monotonic() - began, passed)):
                 absent[stage.name] = reason
-                say(f"{stage.name}: {'SKIPPED' if 'needs' in reason else 'LEFT OUT'}, {reason}")
+                say(f"{stage.name}: LEFT OUT, {reason}")
                 continue
             take(stage)
-            if not limited and outcomes[stage.name].code == 0:
+            if not limited and stage.name in outcomes and outcomes[stage.name].code == 0:
                 note_passed(stage, outcomes[stage.name])
     else:
-        absent = dict.fromkeys((stage.name for stage in LONG), "a stage before it failed")
+        absent |= dict.fromkeys((stage.name for stage in LONG), "a stage before it failed")
 
     print("\n| stage | ended | CPU seconds | seconds |\n|---|---|---|---|")
     for name, outcome in outcomes.items():

@@ -23,7 +23,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-READER = "rolltap.proxy.reading_process.child"
+READER = (sys.executable, "-m", "rolltap.proxy.reading_process.child")
+"""The beginning of the command, unless a test has it start something else."""
 
 
 class ForkServer:
@@ -33,7 +34,7 @@ class ForkServer:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "tests.forked_readers", str(theirs.fileno())]
+            command = [READER[0], "-m", "tests.forked_readers", str(theirs.fileno())]
             root = Path(__file__).parents[1]
             self.process = subprocess.Popen(command, cwd=root, pass_fds=[theirs.fileno()])
 
@@ -89,8 +90,10 @@ def forked_readers() -> Iterator[None]:
     from rolltap.proxy.reading_process import spawn
 
     def popen(command: Sequence[str], *, pass_fds: Sequence[int], **more: Any) -> Any:
-        if tuple(command[1:3]) != ("-m", READER):
+        if tuple(command[:3]) != READER:
             return subprocess.Popen(command, pass_fds=pass_fds, **more)
+        if fork_server().process.poll() is not None:  # a test ended all that this process had started
+            fork_server.cache_clear()
         return ForkedReader(fork_server(), pass_fds)
 
     before = spawn.subprocess

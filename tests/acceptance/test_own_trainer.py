@@ -51,6 +51,7 @@ def start(script: Path, stack: Stack, out: Path, steps: int) -> subprocess.Popen
 
 @pytest.mark.timeout(240)
 def test_it_trains_is_killed_and_goes_on(tmp_path: Path) -> None:
+    """24 CPU seconds: trainers and servers are processes that start several times."""
     script, out = tmp_path / "mine.py", tmp_path / "out"
     script.write_text(code(), encoding="utf-8")
     out.mkdir()

@@ -74,6 +74,7 @@ def kill_and_go_on(folder: Path, kills: int, seed: int) -> None:
 
 @pytest.mark.timeout(180)
 def test_killed_once_it_goes_on(tmp_path: Path) -> None:
+    """22 CPU seconds: trainers and servers are processes that start several times."""
     kill_and_go_on(tmp_path, kills=1, seed=1)
 
 

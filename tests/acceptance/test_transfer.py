@@ -293,7 +293,10 @@ def test_a_trainer_that_nobody_reaches_leaves_the_old_weights(
 
 @pytest.mark.timeout(300)
 def test_a_run_sends_its_weights(tmp_path: Path) -> None:
-    """`rolltap train` with `push.transfer = "distributed"`: no folder but checkpoints; the engine serves the last."""
+    """`rolltap train` with `push.transfer = "distributed"`: no folder but checkpoints; the engine serves the last.
+
+    20 CPU seconds: a whole run with real engines and a trainer.
+    """
     out = tmp_path / "train"
     with Stack(tmp_path, FOLDER, POLICIES) as alone, Player(alone):
         options = {"policy": POLICY, "model": FOLDER, "out": out, "steps": 3, "groups": 1, "lr": 1e-4, "threads": 1}

@@ -89,14 +89,15 @@ def test_what_changed_comes_first_and_then_who_waited_longest() -> None:
 
 
 def test_a_stage_is_left_out_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    left_out = STAGES["left_out"]
+    too_late, unreachable = STAGES["too_late"], STAGES["unreachable"]
     here, network = (next(stage for stage in LONG if bool(stage.needs) is needs) for needs in (False, True))
-    assert left_out(here, 0.0, {}, limited=True) == ""
-    assert left_out(here, 3301.0, {}, limited=True) == "3301 s have gone by"
-    assert left_out(here, 3000.0, {here.name: {"seconds": 2200}}, limited=True).endswith("it takes about 2200 s")
-    assert left_out(here, 99999.0, {}, limited=False) == ""
-    monkeypatch.setitem(STAGES["RESOURCES"], network.needs[0], lambda: False)
-    assert left_out(network, 0.0, {}, limited=False) == f"needs {network.needs[0]}, which can't be reached"
+    assert too_late(here, 0.0, {}) == ""
+    assert too_late(here, 3301.0, {}) == "3301 s have gone by"
+    assert too_late(here, 3000.0, {here.name: {"seconds": 2200}}).endswith("it takes about 2200 s")
+    for need in network.needs:
+        monkeypatch.setitem(STAGES["RESOURCES"], need, lambda: False)
+    assert unreachable(here) == ""
+    assert unreachable(network) == f"needs {' and '.join(network.needs)}, which can't be reached"
 
 
 def test_the_closing_line_is_the_sum_in_pytests_words() -> None:

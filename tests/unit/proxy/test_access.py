@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 from fastapi import FastAPI
 
 from rolltap.contract.control import RolloutControl
@@ -73,8 +74,7 @@ class Wall:
         return self.keys[name]
 
 
-@pytest.fixture
-async def wall(home: House) -> Wall:
+async def built(home: House) -> Wall:
     roots = home.app.settings.keys
     keys = {"junk": "rt-junk", "forged": "rt-key.admin.forged", "secret of handles": roots.secret}
     keys |= {role: getattr(roots, role) for role in ROLES}
@@ -88,6 +88,19 @@ async def wall(home: House) -> Wall:
     keys["session"], wall.ids["session"] = session.endpoint.key, session.session_id
     await asyncio.sleep(0.02)
     return wall
+
+
+@pytest.fixture
+async def wall(home: House) -> Wall:
+    """Of this test's own."""
+    return await built(home)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def wall_of_all(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Wall]:
+    """For those that change nothing behind it."""
+    async with house(say("Hello."), tmp_path_factory.mktemp("house")) as home:
+        yield await built(home)
 
 
 def rows(app: FastAPI) -> set[str]:
@@ -134,17 +147,20 @@ async def test_every_route_has_a_rule_and_keeps_to_it_with_every_key(home: House
 
 
 @pytest.mark.parametrize("plane", TABLES)
-async def test_a_key_is_taken_from_the_bearer_header_only(wall: Wall, plane: str) -> None:
+async def test_a_key_is_taken_from_the_bearer_header_only(wall_of_all: Wall, plane: str) -> None:
     for row in sorted(TABLES[plane]):
-        for headers in ({"x-api-key": wall.keys["admin"]}, {"authorization": f"Basic {wall.keys['admin']}"}):
-            answer = await wall.send(plane, row, None, headers=headers)
+        for headers in (
+            {"x-api-key": wall_of_all.keys["admin"]},
+            {"authorization": f"Basic {wall_of_all.keys['admin']}"},
+        ):
+            answer = await wall_of_all.send(plane, row, None, headers=headers)
             assert answer.status_code == 401, row
-        assert (await wall.send(plane, f"{row}?key={wall.keys['admin']}", None)).status_code == 401, row
+        assert (await wall_of_all.send(plane, f"{row}?key={wall_of_all.keys['admin']}", None)).status_code == 401, row
 
 
 @pytest.mark.parametrize("plane", TABLES)
-def test_the_schema_says_that_a_key_is_needed(home: House, plane: str) -> None:
-    schema = home.app.planes[plane].app.openapi()
+def test_the_schema_says_that_a_key_is_needed(wall_of_all: Wall, plane: str) -> None:
+    schema = wall_of_all.planes[plane].app.openapi()
     assert schema["components"]["securitySchemes"]["HTTPBearer"]["scheme"] == "bearer"
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
@@ -152,12 +168,12 @@ def test_the_schema_says_that_a_key_is_needed(home: House, plane: str) -> None:
 
 
 @pytest.mark.parametrize("plane", TABLES)
-async def test_a_key_that_was_sent_is_not_asked_for(wall: Wall, plane: str) -> None:
+async def test_a_key_that_was_sent_is_not_asked_for(wall_of_all: Wall, plane: str) -> None:
     row = "/policies/" + POLICY
     for verb in (f"GET {row}", f"POST {row}/control"):  # without a body and with one
-        unknown = await wall.send(plane, verb, "rt-junk")
+        unknown = await wall_of_all.send(plane, verb, "rt-junk")
         assert (unknown.status_code, message(unknown)) == (401, "the key is not known, or it is over")
-        absent = await wall.send(plane, verb, None)
+        absent = await wall_of_all.send(plane, verb, None)
         assert (absent.status_code, message(absent)) == (401, "send the plane's key as `Authorization: Bearer KEY`")
 
 
@@ -319,10 +335,10 @@ async def test_groups_of_a_policy_that_is_not_served_are_not_leased(home: House,
     assert f"no policy 'gone'; served: {POLICY}" in answer.json()["error"]["message"]
 
 
-async def test_a_keys_secret_is_shown_once(home: House, wall: Wall) -> None:
-    listed = await wall.send("admin", "GET /keys", wall.keys["admin"])
-    assert {key["id"] for key in listed.json()["keys"]} >= {wall.ids["minted runner"]}
-    assert not any(key in listed.text for key in wall.keys.values())
+async def test_a_keys_secret_is_shown_once(wall_of_all: Wall) -> None:
+    listed = await wall_of_all.send("admin", "GET /keys", wall_of_all.keys["admin"])
+    assert {key["id"] for key in listed.json()["keys"]} >= {wall_of_all.ids["minted runner"]}
+    assert not any(key in listed.text for key in wall_of_all.keys.values())
 
 
 async def test_two_projects_do_not_share_a_conversation(home: House, wall: Wall) -> None:
@@ -358,17 +374,17 @@ async def test_two_projects_do_not_share_a_conversation(home: House, wall: Wall)
         {str(number): "" for number in range(33)},
     ],
 )
-async def test_tags_that_would_break_a_sessions_calls_open_none(wall: Wall, tags: dict[str, str]) -> None:
-    answer = await wall.send("admin", "POST /sessions", wall.keys["admin"], json={"tags": tags})
+async def test_tags_that_would_break_a_sessions_calls_open_none(wall_of_all: Wall, tags: dict[str, str]) -> None:
+    answer = await wall_of_all.send("admin", "POST /sessions", wall_of_all.keys["admin"], json={"tags": tags})
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"].startswith("tags")
 
 
-async def test_sound_tags_open_a_session_whose_calls_are_answered(wall: Wall) -> None:
+async def test_sound_tags_open_a_session_whose_calls_are_answered(wall_of_all: Wall) -> None:
     tags = {"turns": "3", "roles": f'{{"judge": "{POLICY}"}}', "note": "x"}
-    opened = await wall.send("admin", "POST /sessions", wall.keys["admin"], json={"tags": tags})
+    opened = await wall_of_all.send("admin", "POST /sessions", wall_of_all.keys["admin"], json={"tags": tags})
     call = {"model": "judge", "messages": [{"role": "user", "content": "Hi."}]}
-    answer = await wall.send("agent", "POST /v1/chat/completions", opened.json()["key"], json=call)
+    answer = await wall_of_all.send("agent", "POST /v1/chat/completions", opened.json()["key"], json=call)
     assert answer.status_code == 200, answer.text
 
 
@@ -401,11 +417,11 @@ async def test_a_reward_names_its_key(home: House, wall: Wall) -> None:
 
 
 @pytest.mark.parametrize("plane", TABLES)
-async def test_no_route_reads_much_in_one_piece_for_a_known_key(plane: str, wall: Wall) -> None:
+async def test_no_route_reads_much_in_one_piece_for_a_known_key(plane: str, wall_of_all: Wall) -> None:
     """Agents' calls would wait meanwhile."""
     large = b'{"surprise": [' + b"{}," * PIECE_VALUES + b"{}]}"
-    headers = {"authorization": f"Bearer {wall.keys['viewer']}", "content-type": "application/json"}
-    transport = httpx.ASGITransport(wall.planes[plane])
+    headers = {"authorization": f"Bearer {wall_of_all.keys['viewer']}", "content-type": "application/json"}
+    transport = httpx.ASGITransport(wall_of_all.planes[plane])
     async with httpx.AsyncClient(transport=transport, base_url="http://proxy", headers=headers) as client:
         for row in sorted(TABLES[plane]):
             method, path = row.split(" ", 1)

@@ -96,8 +96,10 @@ def assert_same_checkpoints(*outs: Path) -> None:
         assert_same(*(load_file(folder / "model.safetensors") for folder in folders))
 
 
+@pytest.mark.acceptance
 @pytest.mark.timeout(300)
 def test_two_ranks_train_as_one_and_go_on_after_a_kill(tmp_path: Path) -> None:
+    """25 CPU seconds: each of seven trainers imports torch."""
     (tmp_path / "rolltap.toml").write_text(SETTINGS)
     model_folder(tmp_path / "model")
     outs = tmp_path / "ranks", tmp_path / "one"
@@ -120,6 +122,7 @@ def test_two_ranks_train_as_one_and_go_on_after_a_kill(tmp_path: Path) -> None:
     assert_same_checkpoints(*outs)
 
 
+@pytest.mark.acceptance
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("ranks_of_steps", "lora"),
@@ -129,6 +132,7 @@ def test_two_ranks_train_as_one_and_go_on_after_a_kill(tmp_path: Path) -> None:
 def test_a_run_that_changes_its_number_of_ranks_ends_in_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks_of_steps: tuple[int, ...], lora: dict[str, Any]
 ) -> None:
+    """12 to 25 CPU seconds: each trainer imports torch."""
     (tmp_path / "rolltap.toml").write_text(SETTINGS)
     for name, value in lora.items():
         monkeypatch.setenv(f"ROLLTAP_TRAINER__LORA__{name.upper()}", str(value))
