@@ -479,7 +479,7 @@ def find_fitting(renderer: TokenRenderer) -> Fitting:
     """
     fitting = Fitting(id_form=_find_id_form(renderer))
     problems = _problems(renderer, fitting, SHAPES)
-    before: dict[str, Problem] = {}
+    before: dict[str, ShapeProblem] = {}
     while problems and problems != before:  # a rule may help only beside a later one
         before = problems
         for name in TRIED:
@@ -503,7 +503,7 @@ def merged(*rules: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in (IDS_IN_FORM, *RULES) if any(name in names for names in rules))
 
 
-class Problem(NamedTuple):
+class ShapeProblem(NamedTuple):
     """Why a shape does not fit. `is_refused`: the template refuses it."""
 
     text: str
@@ -512,24 +512,24 @@ class Problem(NamedTuple):
 
 def _problems(
     renderer: TokenRenderer, fitting: Fitting, shapes: Mapping[str, tuple[Message, ...]]
-) -> dict[str, Problem]:
+) -> dict[str, ShapeProblem]:
     """What is wrong with each shape that does not fit."""
     problems = {shape: _problem(renderer, fitting, messages) for shape, messages in shapes.items()}
     return {shape: problem for shape, problem in problems.items() if problem.text}
 
 
-def _problem(renderer: TokenRenderer, fitting: Fitting, messages: Sequence[Message]) -> Problem:
+def _problem(renderer: TokenRenderer, fitting: Fitting, messages: Sequence[Message]) -> ShapeProblem:
     """Why the messages do not fit: refused, a text is missing, a system message moved, or no bridge ("": they fit)."""
     has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
     for tools in ((_LOOK,),) if has_calls else ((_LOOK,), ()):
         try:
             ids = renderer.render(fitting.whole(messages).messages, tools, thinking=True)
         except InvalidRequest as error:
-            return Problem(error.message, is_refused=True)
+            return ShapeProblem(error.message, is_refused=True)
         if problem := _lost(fitting, messages, renderer.tokenizer.decode(ids)):
-            return Problem(problem)
+            return ShapeProblem(problem)
     at = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
-    return Problem(_unbridged(renderer, fitting, messages, at) if 1 < at < len(messages) else "")
+    return ShapeProblem(_unbridged(renderer, fitting, messages, at) if 1 < at < len(messages) else "")
 
 
 def _lost(fitting: Fitting, messages: Sequence[Message], text: str) -> str:
