@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from functools import cache
 from pathlib import Path
 
 from rolltap.proxy.continuation.fit import Fitting, find_fitting
@@ -18,6 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "continuation.md"
 TABLE = re.compile(r"(?<=<!-- fitting:begin -->\n).*(?=\n<!-- fitting:end -->)", re.DOTALL)
 
 
+@cache
 def renderer_of(family: Family) -> TokenRenderer:
     """The family's renderer over the tiny vocabulary; Harmony's encoder needs its own."""
     if family.renderer == "gpt-oss":
