@@ -374,6 +374,7 @@ def postgres_schema(postgres_server_url: str) -> str:
     async def made() -> str:
         import asyncpg
 
+        import rolltap.ledger.schema  # noqa: F401  declares the ledger's tables on the same metadata
         from rolltap.calllog.open import open_call_log
 
         database = PostgresDatabase(postgres_server_url)

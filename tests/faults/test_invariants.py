@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import rolltap.ledger.schema  # noqa: F401  declares the ledger's tables on the same metadata
 from rolltap.calllog.base import CallRow
 from rolltap.calllog.database import Database
 from rolltap.calllog.fact_codec import EncodedFact
