@@ -198,7 +198,7 @@ def _fitted(agents: Sequence[Call]) -> Iterable[SessionFinding]:
         yield SessionFinding("made_to_fit", Grade.INFO, count, f"calls were made to fit the model's template: {counts}")
     if count := sum(TOOLS_NOT_SHOWN in call.shape.fitted for call in agents):
         text = "calls offer tools that the model's template does not write: the model can't know them"
-        yield SessionFinding(TOOLS_NOT_SHOWN, Grade.WARN, count, text)
+        yield SessionFinding("tools_not_shown", Grade.WARN, count, text)
 
 
 def _breaks(breaks: Sequence[Break], kinds: Mapping[str, CallKind]) -> Iterable[SessionFinding]:

@@ -193,6 +193,7 @@ async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 @pytest.mark.timeout(300)
 async def test_nodes_that_die_cost_no_rollout(home: Service) -> None:
+    """About 12 CPU seconds: three nodes of Ray start, and each imports the runner."""
     check(await run_and_kill(home, 60, kills=1, every=0.0, seconds=1.5), 1)
 
 

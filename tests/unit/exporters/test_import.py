@@ -175,7 +175,6 @@ def test_only_a_newline_ends_a_line(separator: str, store: str, tmp_path: Path):
         ({"messages": []}, "messages", "bad.jsonl:2: messages: expected a list of chat messages"),
         ({"messages": [{"content": "x"}]}, "messages", "bad.jsonl:2: messages: expected objects with a role"),
         ({"messages": [user("x"), {"role": "king", "content": "x"}, says("y")]}, "messages", "messages[1].role"),
-        ({"messages": [user("x"), tool("c9", "y"), says("z")]}, "messages", "the call 'c9'"),
         ({"messages": [user("x")]}, "messages", "no assistant message"),
         ({"messages": CONVERSATION, "tools": "nonsense"}, "messages", "bad.jsonl:2: tools: not valid JSON"),
         ({"schema_version": "2"}, "atif", "expected ATIF-v1.x, not '2'"),
