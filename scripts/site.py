@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from unittest.mock import MagicMock
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from rolltap.cli.harness import shell_lines
+from rolltap.cli.harness import comment, exports
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job
 from rolltap.harnesses.registry import HARNESSES
 from rolltap.harnesses.tested import release_results
@@ -112,7 +113,8 @@ def _harness(harness: Harness) -> Iterator[str]:
     yield f"Speaks `{harness.dialect}` ([dialects](../dialects.md)). Of all harnesses: [harnesses](../harnesses.md).\n"
     launch = harness.launch(Job(ENDPOINT, "PROMPT", Path("/work"), Path("~")))
     if isinstance(launch, Command):
-        lines = "\n".join(shell_lines(launch))
+        files = [comment(f"it reads ~/{path}") for path in launch.files]
+        lines = "\n".join([*exports(launch.env), *files, comment(f"then: {shlex.join(launch.argv)}")])
         yield "## Point your own at rolltap\n"
         yield f"`rolltap harness env {name}` opens a session of the running server and prints this, filled in:\n"
         yield f"```\n{lines}\n```\n"

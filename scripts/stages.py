@@ -37,6 +37,8 @@ DURATIONS, FLAKES = REPORTS / "durations.json", REPORTS / "flakes.jsonl"
 LAST_START_S = 3300.0
 LAST_END_S = 5100.0
 """No long stage begins that, going by its last run, would end later: CI's limit is 90 minutes."""
+CUT_OFF = 124
+"""The code of `timeout`: a long stage that took longer than its last run, or never ran, does not end CI."""
 UNKNOWN_S = 1200.0
 ORPHANS_S = 10.0
 """Processes that a stage left behind have so long to end."""
@@ -225,8 +227,12 @@ def run_command(command: Sequence[str], environment: Mapping[str, str] | None = 
     return code, cpu_s
 
 
-def run_stage(stage: Command | Tests, more: Sequence[str] = (), only: Sequence[str] = ()) -> Outcome:
-    """`more`: further arguments of pytest's. `only`: cases to run alone, instead of the whole stage."""
+def run_stage(
+    stage: Command | Tests, more: Sequence[str] = (), only: Sequence[str] = (), limit_s: float = 0.0
+) -> Outcome:
+    """`more`: further arguments of pytest's. `only`: cases to run alone, instead of the whole stage. `limit_s`: seconds
+    after which pytest is told to end, with the code `CUT_OFF`; 0: none.
+    """
     began = time.monotonic()
     if isinstance(stage, Command):
         code, cpu_s = run_command(stage.command)
@@ -240,16 +246,17 @@ def run_stage(stage: Command | Tests, more: Sequence[str] = (), only: Sequence[s
     report.unlink(missing_ok=True)
     named = any((ROOT / one.partition("::")[0]).exists() for one in more)
     paths = ("-n", "0", *only) if only else () if named else stage.paths
-    code, cpu_s = run_command([*stage.command(), *more, *paths], {"ROLLTAP_STAGE_REPORT": str(report)})
+    limit = ["timeout", "--signal=INT", "--kill-after=60", f"{limit_s:.0f}"] if limit_s else []
+    code, cpu_s = run_command([*limit, *stage.command(), *more, *paths], {"ROLLTAP_STAGE_REPORT": str(report)})
     result = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     counts = Counter(result.get("counts", {}))
     wall_s = time.monotonic() - began
     return Outcome(code, cpu_s, wall_s, counts, result.get("failures", {}), result.get("slowest", ()))
 
 
-def with_second_try(stage: Command | Tests) -> Outcome:
+def with_second_try(stage: Command | Tests, limit_s: float = 0.0) -> Outcome:
     """The stage; what failed runs once more, alone. What then passes is recorded as a flake, and named."""
-    first = run_stage(stage)
+    first = run_stage(stage, limit_s=limit_s)
     if not first.failures or first.code not in (0, 1):
         return first
     code, second = 0, first
@@ -353,13 +360,18 @@ def run_tier(*, limited: bool) -> int:
     outcomes: dict[str, Outcome] = {}
     absent: dict[str, str] = {}
 
-    def take(stage: Command | Tests) -> None:
+    def take(stage: Command | Tests, limit_s: float = 0.0) -> None:
         if reason := unreachable(stage):
             absent[stage.name] = reason
             say(f"{stage.name}: SKIPPED, {reason}")
             return
         say(stage.name)
-        outcomes[stage.name] = outcome = with_second_try(stage)
+        outcome = with_second_try(stage, limit_s)
+        if outcome.code == CUT_OFF:
+            absent[stage.name] = f"cut off after {outcome.wall_s:.0f} s, which is as far as it came in CI's time"
+            say(f"{stage.name}: {absent[stage.name]}")
+            return
+        outcomes[stage.name] = outcome
         keep_durations(stage, outcome)
         ending = "passed" if outcome.code == 0 else f"FAILED ({outcome.code})"
         say(f"{stage.name}: {ending}, {outcome.cpu_s:.0f} CPU seconds, {outcome.wall_s:.0f} s")
@@ -372,7 +384,7 @@ def run_tier(*, limited: bool) -> int:
                 absent[stage.name] = reason
                 say(f"{stage.name}: LEFT OUT, {reason}")
                 continue
-            take(stage)
+            take(stage, LAST_END_S - (time.monotonic() - began) if limited else 0.0)
             if not limited and stage.name in outcomes and outcomes[stage.name].code == 0:
                 note_passed(stage, outcomes[stage.name])
     else:

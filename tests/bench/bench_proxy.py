@@ -37,7 +37,7 @@ from rolltap import __version__
 
 from ..conftest import PostgresServer, RedisServer
 from .canned_engine import Shape
-from .fidelity.families import FAMILIES, model_folder
+from .fidelity.families import MATRIX, model_folder
 from .load import Load, Run, quantile
 from .proxies import OTHER_CORES, Launcher, Target, admin_post
 
@@ -286,7 +286,7 @@ def main() -> None:
     parser.add_argument("--family", default="qwen3", help="renderer family of the tokenizer")
     parser.add_argument("--profile", action="store_true", help="profile the proxy on SQLite instead")
     arguments = parser.parse_args()
-    qwen3 = next(family for family in FAMILIES if family.name == "Qwen3")
+    qwen3 = MATRIX["qwen3"]
     arguments.tokenizer = arguments.tokenizer or model_folder(qwen3)
     arguments.load_average = os.getloadavg()[0]
     console = Console()

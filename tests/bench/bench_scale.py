@@ -38,7 +38,7 @@ from rolltap.calllog.open import open_call_log
 from ..conftest import PostgresServer
 from .bench_calllog import a_session
 from .canned_engine import Shape
-from .fidelity.families import FAMILIES, model_folder
+from .fidelity.families import MATRIX, model_folder
 from .load import LINE, PATH, SYSTEM, TOOLS, Load, Run, quantile
 from .proxies import OTHER_CORES, PROXY_CORES, Launcher, Target, cpu_seconds
 from .recorded_calls import Sample
@@ -241,7 +241,7 @@ def main() -> None:
         return
     console, load = Console(), os.getloadavg()[0]
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that the children and servers are stopped
-    qwen3 = next(family for family in FAMILIES if family.name == "Qwen3")
+    qwen3 = MATRIX["qwen3"]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         launcher = Launcher(stack, Path(folder), model_folder(qwen3), "qwen3")
         figures = uvloop.run(measure(launcher, arguments.parts, arguments.rounds, console))

@@ -122,15 +122,16 @@ async def test_the_upstream_gets_a_split_reply_as_one(tmp_path: Path) -> None:
             first = await client.chat.completions.create(messages=[USER], **common)  # type: ignore[list-item]
             one, two = (call.model_dump() for call in first.choices[0].message.tool_calls or ())
             results = [{"role": "tool", "tool_call_id": call["id"], "content": call["id"][-3:]} for call in (one, two)]
-            whole = [{"role": "assistant", "content": "I look.", "tool_calls": [one, two]}, *results]
-            split = [
+            whole: list[Any] = [{"role": "assistant", "content": "I look.", "tool_calls": [one, two]}, *results]
+            split: list[Any] = [
                 {"role": "assistant", "content": "I look.", "tool_calls": [one]},
                 results[0],
                 {"role": "assistant", "content": None, "tool_calls": [two]},
                 results[1],
             ]
             for turn in (whole, split):
-                await client.chat.completions.create(messages=[USER, *turn], **common)
+                messages: Any = [USER, *turn]
+                await client.chat.completions.create(messages=messages, **common)
         _, *rows = await rows_of(app)
     assert rows[0].prompt_ids.tolist() == rows[1].prompt_ids.tolist()
     assert rows[0].intent.parent_id == rows[1].intent.parent_id is not None
