@@ -37,7 +37,7 @@ ci-all: $(VENV)/.test  ## every stage, however long it takes: some hours; notes 
 test-faults: $(VENV)/.test  ## every fault once, on real processes
 	@$(STAGE) faults $(ARGS)
 
-test-acceptance: $(VENV)/.test  ## whole runs, with trainers and engines of their own
+test-acceptance: $(VENV)/.test  ## whole runs: trainers and engines, a browser, Ray, the examples
 	@$(STAGE) acceptance $(ARGS)
 
 test-packaging: $(VENV)/.test  ## the wheel in a clean environment (needs PyPI)

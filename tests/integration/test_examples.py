@@ -35,6 +35,7 @@ def copied(name: str, folder: Path, ports: list[int]) -> list[str]:
     return re.findall(r"^```\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.acceptance
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("name", "words"),

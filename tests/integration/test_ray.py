@@ -191,6 +191,7 @@ async def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         yield running
 
 
+@pytest.mark.acceptance
 @pytest.mark.timeout(300)
 async def test_nodes_that_die_cost_no_rollout(home: Service) -> None:
     """About 12 CPU seconds: three nodes of Ray start, and each imports the runner."""

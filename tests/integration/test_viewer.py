@@ -26,7 +26,7 @@ from rolltap.types import RolloutStatus, Task
 from ..harnesses.house import House, house
 from .browser import Browser, chromium
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]  # a browser costs many CPU seconds
 
 HOSTILE = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'></script>\u202e\x1b[31m{{7*7}}"
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
