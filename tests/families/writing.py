@@ -72,10 +72,11 @@ class FamilyReplyWriter(ScriptedReplyWriter):
         written = self._turn(reply, prompt, thinking=thinking, thought="" if closed else reply.think)
         shared = self._common(written, header or self._headers[True])
         opened, rest = header[shared:], written[shared:]
-        if rest.startswith(opened) and (header or not tail.endswith(opening)):
+        opens = tail.rstrip().endswith(opening.rstrip())
+        if rest.startswith(opened) and (header or not opens):
             return rest[len(opened) :]
         bare = rest.partition(closing)[2] if closing in rest else rest
-        is_thinking = tail.endswith(opening) if not header else opening.strip() in header and not closed
+        is_thinking = opens if not header else opening.strip() in header and not closed
         return f"{reply.think}{closing}{bare}" if is_thinking else bare
 
     def _harmony(self, reply: ScriptedReply, prompt: Sequence[int]) -> str:

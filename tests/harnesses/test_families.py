@@ -27,7 +27,7 @@ from ..families.script import MAKES, SECOND_TASK, TASK
 from .matrix import KNOWN_BREAKS
 from .scenarios import TOOLS
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 AT_ONCE = 2
 """Cells of a family that run side by side: harnesses wait for each reply."""
 
@@ -64,7 +64,7 @@ def planned(family: Family) -> Iterator[Planned]:
 
 
 @pytest.mark.harness
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_harnesses_on_a_family(
     name: str,
