@@ -71,7 +71,8 @@ def meanwhile(world: World, patch: pytest.MonkeyPatch, act: Callable[[], Corouti
             acting.append(None)
             acting[0] = asyncio.run_coroutine_threadsafe(act(), loop)
             if tx.connection.dialect.name == "postgresql":  # on SQLite one transaction waits for the other
-                tx.connection.exec_driver_sql("SELECT pg_sleep(0.5)")
+                while not acting[0].done():
+                    tx.connection.exec_driver_sql("SELECT pg_sleep(0.02)")
         return tasks_by_key
 
     patch.setattr(task_queue, "_by_name", slow)
