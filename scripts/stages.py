@@ -100,11 +100,19 @@ CORE: tuple[Command | Tests, ...] = (
 LONG: tuple[Tests, ...] = (
     Tests(
         "harnesses",
-        "harness and not long",
+        "harness and not (families or long)",
         options=("-n", "2"),
         prepare=SERVERS,
         needs=("PyPI", "npm"),
         folders=("harnesses", "proxy", "tests/harnesses", "src/rolltap/engine"),
+    ),
+    Tests(
+        "families",
+        "families and not long",
+        options=("-n", "2", "--dist", "worksteal"),
+        prepare=SERVERS,
+        needs=("PyPI", "npm"),
+        folders=("harnesses", "proxy/continuation", "proxy/dialects", "tests/families", "tests/harnesses"),
     ),
     Tests(
         "engines",

@@ -79,6 +79,7 @@ async def test_a_harness_does_not_notice(
     note_cell: Callable[[Cell], None],
     tmp_path: Path,
 ) -> None:
+    """Up to 15 CPU seconds: most of them are the harness's, once more where the test installs it."""
     harness, tools = get_harness(name, dialect=dialect), TOOLS[name]
     installation = release(name)
     async with house(scenario.script(tools), tmp_path, context=tools.compacts_at if scenario.compacts else 0) as home:
