@@ -47,7 +47,7 @@ PROTOCOLS = [(name, dialect) for name, dialect in RUNS if name in ("pi", "mini-s
 ELSEWHERE = [("pi", dialect) for dialect in ("openai_responses", "anthropic", "gemini")]
 """Their long and their cancelled runs are those of the harnesses whose own protocol it is."""
 
-SAMPLE = ("codex-openai_responses", "claude-code-anthropic", "mini-swe-agent-openai_chat")
+SAMPLE = ("codex-openai_responses", "claude-code-anthropic", "pi-openai_chat")
 """Their basic run is in `make test`."""
 
 CELLS = [

@@ -103,7 +103,7 @@ class Format:
     typed: bool = False  # values are bare text, whose type the schema decides
     closing: int = 1  # number of segments that close a block
     sorts: bool = False  # keys are written in their order
-    escapes: bool = False  # strings are Python's, which may write more escapes than the template does
+    escapes: bool = False  # strings are Python's: other quotes and more escapes than the template writes
 
     def render(self, calls: Calls, ids: Sequence[str] = ()) -> list[int]:
         made = tuple(
@@ -424,7 +424,10 @@ def _is_proven(form: Format, case: Case, parsed: ParsedReply, calls: Calls) -> b
     sampled = _squashed("".join(piece.text for piece in parsed.pieces if piece.calls is not None))
     rendered = _squashed(decode(form.render(calls, [call.id for call in parsed.tool_calls if call.id])))
     if form.escapes:
-        rendered, sampled = (re.sub(r"\\([\"'])|\\[bf]|\x08", r"\1", each) for each in (rendered, sampled))
+        rendered, sampled = (
+            re.sub(r"(\\?[\"'])|\\[bf]|\x08", lambda found: "'" if found[1] else "", each)
+            for each in (rendered, sampled)
+        )
     if rendered != sampled and not (form.sorts and sorted(rendered) == sorted(sampled)):
         return False
     texts = [value for _, arguments in calls for value in arguments.values() if isinstance(value, str)]
