@@ -1,8 +1,8 @@
 """What an evaluator's exit status says: a verdict on the agent's work, or that the evaluator itself could not run.
 
 Shells reserve the statuses from 126: 126 for a file that can't be executed, 127 for a command that isn't there, and
-128 + n for a process that signal n ended (-n where a runtime started it without a shell). None of them is a verdict. All
-others are.
+128 + n for a process that signal n ended (-n where a runtime started it without a shell). None of them is a verdict.
+All others are.
 """
 
 from __future__ import annotations
