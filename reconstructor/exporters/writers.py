@@ -17,11 +17,15 @@ import numpy as np
 from rolltap.errors import DatasetError, RowError
 from rolltap.extras import install_line
 from rolltap.reconstructor.exporters.base import Container
+from rolltap.reconstructor.exporters.readable import check_line, check_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FLUSH_BYTES = 16 << 20
+
+OBJECTS = ("messages", "inferred")
+"""The column types whose values are objects to readers of Parquet; a `json` column is a text."""
 
 
 class RowFile(Protocol):
@@ -50,6 +54,7 @@ class JsonlFile:
 
     def write(self, values: Mapping[str, Any]) -> None:
         line = self._encoder.encode(values)
+        check_line(line, values)
         self._file.write(line)
         self._file.write(b"\n")
         self.size += len(line) + 1
@@ -79,6 +84,7 @@ class ParquetFile:
     def write(self, values: Mapping[str, Any]) -> None:
         if extra := values.keys() - self._types.keys():
             raise RowError(f"columns {', '.join(sorted(extra))} are not in the format's schema")
+        check_values({name: values.get(name) for name, kind in self._types.items() if kind in OBJECTS})
         cells = {name: self._cell(kind, values.get(name)) for name, kind in self._types.items()}
         self._check(cells)
         for name, cell in cells.items():
