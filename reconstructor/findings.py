@@ -19,6 +19,7 @@ from rolltap.log_check import UNCHECKED, LogCheck, LogVerdict
 from rolltap.reconstructor.kinds import KindRule
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.types import (
+    TEXT_FLAWS,
     TOOLS_NOT_SHOWN,
     Break,
     BreakReason,
@@ -115,7 +116,7 @@ def _whole(replied: Sequence[Call], calls: Sequence[Call], *, trained: bool) -> 
 
 def _are_text(replied: Sequence[Call]) -> bool:
     """Whether the upstream is one that returns text alone, as a vendor does: no reply has token ids."""
-    return all(call.flaw is Flaw.TOKENS_MISSING for call in replied)
+    return all(call.flaw in TEXT_FLAWS for call in replied)
 
 
 def _endings(replied: Sequence[Call]) -> Iterable[SessionFinding]:

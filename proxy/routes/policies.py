@@ -143,7 +143,7 @@ async def _state(services: Services, policy: Policy) -> PolicyStatus:
     state = await services.ledger.policies.get(policy.name)
     stats = await services.ledger.policies.stats(policy.name)
     values = fields_of(state) | fields_of(stats)
-    control, run = await services.ledger.controls.of(policy.name)
+    control, run = await services.ledger.controls.with_run(policy.name)
     return PolicyStatus(
         **values,
         engine=policy.engine.name,

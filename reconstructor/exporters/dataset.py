@@ -20,6 +20,7 @@ import msgspec
 from rolltap.errors import DatasetError, RowError
 from rolltap.reconstructor.exporters.admission import LEFT_OUT, left_out
 from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem, Rendered, Row, SkippedItem
+from rolltap.reconstructor.exporters.consumers import least_datasets
 from rolltap.reconstructor.exporters.decontaminate import NgramIndex
 from rolltap.reconstructor.exporters.destinations import Destination, DryRun, NewFolder, SplitRows
 from rolltap.reconstructor.exporters.failures import Failures
@@ -287,6 +288,9 @@ class DatasetWriter:
             "schema_version": SCHEMA_VERSION,
             "format": self._exporter.name,
             "container": self._container,
+            "least_releases": {"datasets": least_datasets(self._exporter, self._container)}
+            if self._container != "pt"
+            else {},
             "options": asdict(self._exporter),  # type: ignore[call-overload]
             "query": {
                 "where": str(query.where),

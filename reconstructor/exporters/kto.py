@@ -29,8 +29,8 @@ class Kto(MessageForm):
 
     def schema(self) -> Mapping[str, str]:
         return {
-            "prompt": "messages",
-            "completion": "messages",
+            "prompt": self.column,
+            "completion": self.column,
             "label": "bool",
             "tools": "string",
             **LABEL_TYPES,

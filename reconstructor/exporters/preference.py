@@ -3,7 +3,8 @@
 The rollouts of a group that have a reward and one main conversation are ranked. The best is paired with the worst, the
 second best with the second worst, and so on. A pair is used if its rewards differ by more than `margin`, and no rollout
 is used twice. A pair whose sides are equal is skipped. Both sides must have the same opening, apart from clocks, paths
-and other volatile text (`opening`); the prompt is the better one's. A completion is the whole rest of the conversation, including tool results.
+and other volatile text (`opening`); the prompt is the better one's. A completion is the whole rest of the conversation,
+including tool results.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Preference(MessageForm):
 
     def schema(self) -> Mapping[str, str]:
         return {
-            "prompt": "messages",
-            "chosen": "messages",
-            "rejected": "messages",
+            "prompt": self.column,
+            "chosen": self.column,
+            "rejected": self.column,
             "tools": "string",
             "reward_chosen": "float64",
             "reward_rejected": "float64",

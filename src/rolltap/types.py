@@ -81,8 +81,13 @@ class Flaw(StrEnum):
     LOGPROBS_NOT_FINITE = "logprobs_not_finite"
     IDS_UNKNOWN = "ids_unknown"  # the engine sampled an id that the policy's tokenizer does not have
     TOKENS_MISSING = "tokens_missing"  # the engine returned text without ids
+    WEIGHT_ZERO = "weight_zero"  # imported with weight 0: its trace says that it is no target
     TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
     VERSION_UNKNOWN = "version_unknown"
+
+
+TEXT_FLAWS = (Flaw.TOKENS_MISSING, Flaw.WEIGHT_ZERO)
+"""Of replies that are text alone."""
 
 
 class SamplingFlaw(StrEnum):

@@ -60,10 +60,10 @@ async def group_of(world: World, task: str) -> Any:
 
 async def test_a_control_replaces_the_one_before_and_is_noted(world: World) -> None:
     await control(world, max_turns=4, temperature=0.7, n=3, priority=-2, curriculum={"easy": 2.0})
-    assert (await world.ledger.controls.of("policy"))[0] == RolloutControl(4, 0.7, 3, -2, {"easy": 2.0})
+    assert await world.ledger.controls.of("policy") == RolloutControl(4, 0.7, 3, -2, {"easy": 2.0})
     await control(world, n=5)
-    assert (await world.ledger.controls.of("policy"))[0] == RolloutControl(n=5)
-    assert (await world.ledger.controls.of("other"))[0] == RolloutControl()
+    assert await world.ledger.controls.of("policy") == RolloutControl(n=5)
+    assert await world.ledger.controls.of("other") == RolloutControl()
     noted = [event for event in await world.ledger.events.since(0) if event.kind == "control_set"]
     assert [event.subject for event in noted] == ["policy"] * 2
     assert noted[0].data["curriculum"] == {"easy": 2.0}
@@ -78,12 +78,12 @@ async def test_a_control_ends_when_another_run_takes_the_policy(world: World) ->
 
     await control(world, n=7)  # of the admin plane: it stands
     first = await begun("first")
-    assert await world.ledger.controls.of("policy") == (RolloutControl(n=7), None)
+    assert await world.ledger.controls.with_run("policy") == (RolloutControl(n=7), None)
     await world.ledger.controls.set("policy", RolloutControl(max_turns=1), first)
     await begun("first")  # it goes on
-    assert await world.ledger.controls.of("policy") == (RolloutControl(max_turns=1), "first")
+    assert await world.ledger.controls.with_run("policy") == (RolloutControl(max_turns=1), "first")
     await begun("second")
-    assert await world.ledger.controls.of("policy") == (RolloutControl(), None)
+    assert await world.ledger.controls.with_run("policy") == (RolloutControl(), None)
     assert "control_ended" in [event.kind for event in await world.ledger.events.since(0)]
 
 
@@ -99,11 +99,11 @@ async def test_only_the_owners_incarnation_sets_it(world: World) -> None:
     await world.ledger.controls.set("policy", RolloutControl(n=2), again)
     with pytest.raises(TrainerFenced, match="newer incarnation"):
         await world.ledger.controls.set("policy", RolloutControl(n=3), zombie)
-    assert (await world.ledger.controls.of("policy"))[0] == RolloutControl(n=2)
+    assert await world.ledger.controls.of("policy") == RolloutControl(n=2)
     await restored("two")
     with pytest.raises(TrainerFenced, match="is trained by 'two'"):
         await world.ledger.controls.set("policy", RolloutControl(n=4), again)
-    assert (await world.ledger.controls.of("policy"))[0] == RolloutControl()
+    assert await world.ledger.controls.of("policy") == RolloutControl()
 
 
 async def test_groups_opened_from_now_on_have_the_size_that_was_set(world: World) -> None:

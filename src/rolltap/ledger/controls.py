@@ -40,7 +40,11 @@ class Controls:
 
         await self._uow.transact(work)
 
-    async def of(self, policy: str) -> tuple[RolloutControl, str | None]:
+    async def of(self, policy: str) -> RolloutControl:
+        """The policy's control; an empty one if none was set."""
+        return (await self.with_run(policy))[0]
+
+    async def with_run(self, policy: str) -> tuple[RolloutControl, str | None]:
         """The policy's control, an empty one if none was set; and the run that set it, None for the admin plane."""
         rows = await self._uow.select(sa.select(controls).where(controls.c.policy == policy))
         return (_control(rows[0]), rows[0].run) if rows else (RolloutControl(), None)

@@ -271,7 +271,7 @@ async def test_a_fenced_trainer_sets_no_control(home: House, wall: Wall) -> None
     answer = await wall.send("trainer", row, key, json=zombie)
     assert answer.status_code == 409, answer.text
     assert "is trained by 'new'" in answer.json()["error"]["message"]
-    assert (await home.app.ledger.controls.of(POLICY))[0] == RolloutControl(max_turns=3, n=2)
+    assert await home.app.ledger.controls.of(POLICY) == RolloutControl(max_turns=3, n=2)
     entries = await home.app.ledger.audit.newest(limit=20)
     (own,) = [one for one in entries if one.action.endswith("/control") and '"new"' in str(one.detail)]
     assert json.loads(own.detail["body"])["control"] == control
@@ -305,7 +305,7 @@ async def test_a_control_out_of_bounds_is_refused_by_name(home: House, wall: Wal
         answer = await wall.send("admin", row, wall.keys["admin"], content=json.dumps(control), headers=headers)
         assert answer.status_code == 400, (control, answer.text)
         assert says in message(answer), (control, says)
-    assert (await home.app.ledger.controls.of(POLICY))[0] == RolloutControl()
+    assert await home.app.ledger.controls.of(POLICY) == RolloutControl()
 
 
 async def test_attempts_for_evaluation_follow_no_control(home: House, wall: Wall) -> None:

@@ -58,7 +58,7 @@ async def test_one_that_could_not_be_trained_is_refused(home: House) -> None:
     refused = await control(home, 0.8)
     assert (refused.status_code, "log-probs (raw) are not at the sampling temperature" in refused.text) == (400, True)
     assert (await control(home, 1.0)).status_code == 200
-    assert (await home.app.ledger.controls.of(POLICY))[0] == RolloutControl(temperature=1.0)
+    assert await home.app.ledger.controls.of(POLICY) == RolloutControl(temperature=1.0)
 
 
 async def test_an_engine_that_is_down_still_counts_as_what_it_said(home: House) -> None:
@@ -68,7 +68,7 @@ async def test_an_engine_that_is_down_still_counts_as_what_it_said(home: House) 
     policy.known = False  # as after a start beside a cold engine
     refused = await control(home, 0.8)
     assert (refused.status_code, "has not answered yet" in refused.text) == (503, True)
-    assert (await home.app.ledger.controls.of(POLICY))[0] == RolloutControl(temperature=0.7)
+    assert await home.app.ledger.controls.of(POLICY) == RolloutControl(temperature=0.7)
 
 
 async def test_attempts_leave_it_out_once_they_could_not_be_trained(
