@@ -79,15 +79,16 @@ class ExportJob:
 
     def writer(self, query: Query) -> DatasetWriter | GrowingDataset:
         """What takes the groups of this export."""
-        differs = decode = None
+        differs = decode = lacks = None
         if self.tokenizer is not None:
             query = replace(query, tokenizer=self.tokenizer.hashes)
             differs, decode = differs_by(Path(self.tokenizer.name_or_path)), self.tokenizer.decode
+            lacks = self.tokenizer.lacks
         if self.out is None or self.state is None:
-            return DatasetWriter(self.out, self.exporter, query, differs=differs, decode=decode)
+            return DatasetWriter(self.out, self.exporter, query, differs=differs, decode=decode, lacks=lacks)
 
         def part(folder: Path, known: set[bytes]) -> DatasetWriter:
-            return DatasetWriter(folder, self.exporter, query, differs=differs, decode=decode, known=known)
+            return DatasetWriter(folder, self.exporter, query, differs=differs, decode=decode, lacks=lacks, known=known)
 
         return GrowingDataset(self.out, self.state, part, query.shard_mb * 1e6)
 
