@@ -294,6 +294,8 @@ class Continuation(ParentFinder):
         """Why `new` cannot continue the tokens of `match.context`, if that is known before rendering."""
         if match.ambiguous:
             return BreakReason.AMBIGUOUS_PARENT
+        if match.context is not None and self.renderer.tokenizer.lacks(match.context.output_ids.tolist()):
+            return BreakReason.IDS_UNKNOWN
         if match.context is not None and not keeps and self._follows_template(match.context, new):
             return BreakReason.THINKING_DROPPED
         return None
