@@ -147,7 +147,7 @@ def signed_result(output: str, key: str) -> Mapping[str, Any] | None:
         try:
             message = json.loads(line)
             proof, result = str(message["proof"]), str(message["result"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
         expected = hmac.new(bytes.fromhex(key), result.encode(), "sha256").hexdigest()
         if hmac.compare_digest(proof.encode(), expected.encode()):
