@@ -34,7 +34,7 @@ READERS = ("rolltap.harnesses.tampering", "rolltap.harnesses.logs.check", "sqlit
 AT_ONCE = 4
 MEMORY_BYTES = 512 << 20
 """Beyond what the server itself has mapped."""
-CPU_S = 60
+CPU_S = 120
 SECONDS = 300
 """A reader on a busy machine may wait long for its processor time."""
 FILE_BYTES = 256 << 20
