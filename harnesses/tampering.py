@@ -61,7 +61,9 @@ HOME_RULES = (
     TamperingRule(TamperingKind.STARTUP, (f"{_SITE}/sitecustomize.py", f"{_SITE}/usercustomize.py")),
     TamperingRule(TamperingKind.STARTUP, (f"{_SITE}/*.pth",), _PTH_LINE),
     TamperingRule(
-        TamperingKind.SHELL, _SHELL_FILES, re.compile(rf"^\s*(?:(exit|trap)\b|((alias|function)\s+)?{TOOLS}\s*(=|\(\)))")
+        TamperingKind.SHELL,
+        _SHELL_FILES,
+        re.compile(rf"^\s*(?:(exit|trap)\b|((alias|function)\s+)?{TOOLS}\s*(=|\(\)))"),
     ),
     TamperingRule(TamperingKind.TOOLS, (".gitconfig", ".config/git/config"), _GIT_LINE),
     TamperingRule(
@@ -209,7 +211,9 @@ def _read_tests(root: Path, path: str, snapshot: WorkspaceSnapshot) -> None:
             checks = sum(_checks(inner) for inner in ast.walk(node))
             snapshot.tests[node.name] = snapshot.tests.get(node.name, 0) + checks
     skip_lines = [line for line in (text or "").splitlines() if SKIPS.search(line)]
-    snapshot.skips[storable(path)] = {TamperingAct.at(TamperingKind.TESTS, f"{path}: {line.strip()}") for line in skip_lines}
+    snapshot.skips[storable(path)] = {
+        TamperingAct.at(TamperingKind.TESTS, f"{path}: {line.strip()}") for line in skip_lines
+    }
 
 
 def _checks(node: ast.AST) -> bool:

@@ -6,17 +6,22 @@ Pure functions from text to `Trace`s. Token ids in a trace are not imported, as 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from rolltap.errors import DatasetError
+from rolltap.moments import is_moment
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One conversation. `created_at` is None if the trace has no time. `id` is the trace's own; "": it has none."""
+    """One conversation. `created_at` is None if the trace has no time. `id` is the trace's own; "": it has none.
+
+    `place` is its file and line, for messages.
+    """
 
     name: str
     messages: Sequence[Mapping[str, Any]]
@@ -24,6 +29,7 @@ class Trace:
     created_at: float | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
+    place: str = ""
 
 
 def read_messages(document: Mapping[str, Any], name: str) -> Trace:
@@ -52,7 +58,7 @@ def read_atif(document: Mapping[str, Any], name: str) -> Trace:
     if not messages:
         raise DatasetError(f"{name}: steps: expected at least one step")
     stamps = [step["timestamp"] for step in document["steps"] if step.get("timestamp")]
-    started = datetime.fromisoformat(stamps[0].replace("Z", "+00:00")).timestamp() if stamps else None
+    started = _moment(stamps[0], f"{name}: steps: timestamp") if stamps else None
     tags = {"harness": str(agent["name"])} if agent.get("name") else {}
     reward = (document.get("extra") or {}).get("reward")
     if reward is not None:
@@ -72,14 +78,27 @@ def read_traces(format: str, text: str, name: str) -> Iterator[Trace]:
         if not isinstance(document, Mapping):
             raise DatasetError(f"{place}: expected a JSON object, not {type(document).__name__}")
         try:
-            yield READERS[format](document, place)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            yield replace(READERS[format](document, place), place=place)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise DatasetError(f"{place}: not a trace of format {format}: {error!r}") from error
 
 
 def _number(value: Any) -> str:
-    """A number in the fewest digits that mean it exactly."""
-    return repr(float(value)).removesuffix(".0")
+    """A number in the fewest digits that mean it exactly. Raises `ValueError` for an infinite one."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not a finite number")
+    return repr(number).removesuffix(".0")
+
+
+def _moment(text: str, where: str) -> float:
+    try:
+        at = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        at = -1.0
+    if not is_moment(at):
+        raise DatasetError(f"{where}: {text[:80]!r} is not a date since 1970")
+    return at
 
 
 def _documents(text: str, name: str) -> Iterator[tuple[str, Any]]:
@@ -98,7 +117,7 @@ def _documents(text: str, name: str) -> Iterator[tuple[str, Any]]:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -108,6 +127,8 @@ def _json(text: str, where: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise DatasetError(f"{where}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise DatasetError(f"{where}: the JSON is nested too deeply") from None
 
 
 def _message(message: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from rolltap.counted import counted
+from rolltap.moments import utc_text
 from rolltap.proxy.viewer.highlight import arguments_of, highlight_code, highlight_text
 
 HERE = Path(__file__).parent
@@ -62,11 +63,11 @@ UNIT_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
 def moment(at: float | None) -> str:
     """Formats a time for people, in UTC."""
-    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return "" if at is None else utc_text(at)
 
 
 def duration(seconds: float | None) -> str:
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return ""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
