@@ -28,8 +28,8 @@ STEPS = 20_000_000
 """The most steps of SQLite's machine per query: an agent may have made the database."""
 
 TABLES = ("session", "message", "part")
-STORED = f"SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND rootpage > 0 AND name IN {TABLES}"
-"""Counts the ordinary tables of the three; a virtual table has no page of its own."""
+STORED = "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0"
+"""The ordinary tables; a virtual table has no page of its own."""
 VALUE_BYTES = 16 << 20
 ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
 """What the query does."""
@@ -67,7 +67,8 @@ def _rows(home: LeftFiles) -> list[tuple[str, str, str | None]]:
             database.set_progress_handler(lambda: next(budget, None) is None, 10_000)
             database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_BYTES)
             columns = [column for table in TABLES for column in database.execute(f"PRAGMA table_xinfo({table})")]
-            if database.execute(STORED).fetchone() != (len(TABLES),) or any(column[6] for column in columns):
+            stored = {name for (name,) in database.execute(STORED)}
+            if not stored.issuperset(TABLES) or any(column[6] for column in columns):
                 raise LogUnreadable(f"{FOLDER}/{NAME}: one of {', '.join(TABLES)} is no table of stored values")
             database.set_authorizer(_authorize)
             return database.execute(MESSAGES).fetchall()

@@ -93,10 +93,11 @@ atexit.register(lambda: _SERVER.close())
 
 
 async def read_untrusted(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Returns `function(*args)`, run by a reader process. The function belongs to a module; its arguments and its result
-    are plain values, dataclasses or paths, and all its types are annotated.
+    """Returns `function(*args)`, run by a reader process. The function belongs to a module, and all its types are
+    annotated: plain values, dataclasses, and for arguments paths.
 
-    Raises the function's own `RolltapError`s, and `Unreadable` if it ran out of memory or time, or raised anything else.
+    Raises the function's own `RolltapError`s, and `Unreadable` if it runs out of memory or time, or raises anything
+    else.
     """
     assert not kwargs, "arguments go by position"
     question = Question(function.__module__, function.__qualname__, msgspec.json.encode(args, enc_hook=str).decode())

@@ -1,8 +1,8 @@
 """The server of reader processes: imports the readers once, and forks a process for each question.
 
 Standard input is a Unix socket on which connections arrive as descriptors, one for each question; the server ends with
-it, and its readers with it. A reader's limits are the kernel's: memory (`RLIMIT_AS`), processor time (`RLIMIT_CPU`), time (`SIGALRM`, not
-caught), file size. At most `AT_ONCE` readers run at the same time; others wait here.
+it, and its readers with it. A reader's limits are the kernel's: memory (`RLIMIT_AS`), processor time (`RLIMIT_CPU`),
+time (`SIGALRM`, not caught), file size. At most `AT_ONCE` readers run at the same time; others wait here.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _answer(question: Question) -> bytes:
         return _packed(AnswerKind.ERROR, msgspec.json.encode((type(error).__name__, error.message)))
     except MemoryError:
         reason = f"reading it takes more than {MEMORY_BYTES >> 20} MB of memory"
-    except Exception as error:  # the boundary to files that an agent wrote: whatever they make a reader raise
+    except Exception as error:  # noqa: BLE001  the boundary to an agent's files, which may make a reader raise anything
         reason = f"{type(error).__name__}: {error}"[:1000]
     return _packed(AnswerKind.ERROR, msgspec.json.encode((Unreadable.__name__, storable(reason))))
 

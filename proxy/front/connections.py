@@ -2,9 +2,9 @@
 
 This is uvicorn's protocol with limits. A head (request line and headers) has at most `HEAD_BYTES` bytes and `HEADERS`
 headers. What is neither head nor body (chunks' sizes and extensions, trailers, blank lines) counts as framing, which is
-limited by the bytes of the body. Trailers are refused. A request must arrive within a deadline. A plane has a maximum number of connections, and of connections with
-the same key (valid or not) in their last head. One sweep a second closes late connections, so a request needs no timer.
-What is refused here never reaches the application.
+limited by the bytes of the body. Trailers are refused. A request must arrive within a deadline. A plane has a maximum
+number of connections, and of connections with the same key (valid or not) in their last head. One sweep a second closes
+late connections, so a request needs no timer. What is refused here never reaches the application.
 
 A connection is a stranger until one of its requests has a valid key (`admit`). An idle stranger is closed after
 `STRANGER_S`. If its plane is full and a new connection arrives, the stranger that is idle longest is closed at once. So

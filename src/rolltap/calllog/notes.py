@@ -21,7 +21,6 @@ from rolltap.contract.notes import NewNote, NoteKind, NoteValue
 from rolltap.errors import ConfigError, NotFound, StoreUnavailable
 from rolltap.ids import new_id
 
-
 _NEW_NOTE = TypeAdapter(NewNote)
 
 
