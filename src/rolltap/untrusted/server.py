@@ -14,6 +14,7 @@ import select
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 from collections import deque
 from contextlib import suppress
@@ -25,19 +26,9 @@ import msgspec
 
 from rolltap.decoding import convert, from_json
 from rolltap.errors import RolltapError, Unreadable
-from rolltap.harnesses.output import storable
 
-RUN = "from rolltap.harnesses.untrusted.server import main; main()"
-READERS = ("rolltap.harnesses.tampering", "rolltap.harnesses.logs.check", "sqlite3", "xml.etree.ElementTree")
-"""Imported before the first fork: an import takes longer than most readings."""
-
+RUN = "from rolltap.untrusted.server import main; main()"
 AT_ONCE = 4
-MEMORY_BYTES = 512 << 20
-"""Beyond what the server itself has mapped."""
-CPU_S = 120
-SECONDS = 300
-"""A reader on a busy machine may wait long for its processor time."""
-FILE_BYTES = 256 << 20
 ANSWER_BYTES = 32 << 20
 END = b"\n"
 """Ends an answer. JSON has no line break of its own, and no NUL."""
@@ -45,9 +36,9 @@ REPORT = b"\0"
 """Begins the server's report of a reader that ended without a whole answer."""
 
 REASONS = {
-    signal.SIGALRM: f"reading it takes more than {SECONDS} s",
-    signal.SIGXCPU: f"reading it takes more than {CPU_S} s of processor time",
-    signal.SIGXFSZ: f"reading it writes more than {FILE_BYTES >> 20} MB",
+    signal.SIGALRM: "reading it takes too long",
+    signal.SIGXCPU: "reading it takes too much processor time",
+    signal.SIGXFSZ: "reading it writes too much",
     signal.SIGKILL: "the process that read it was killed; it or others took the machine's memory",
 }
 
@@ -61,12 +52,23 @@ class AnswerKind(StrEnum):
     ERROR = "error"
 
 
+class ReadLimits(msgspec.Struct, frozen=True):
+    """A reader's limits. `memory_mb` comes on top of what the server itself has mapped; `seconds` on a busy machine may
+    be long for its processor time, `cpu_s`."""
+
+    memory_mb: int = 512
+    file_mb: int = 256
+    cpu_s: int = 120
+    seconds: float = 300.0
+
+
 class Question(msgspec.Struct, frozen=True):
     """A call of a function with `args`, a JSON list."""
 
     module: str
     function: str
     args: str
+    limits: ReadLimits
 
 
 class Server:
@@ -155,29 +157,29 @@ def _read(connection: socket.socket, scratch: str) -> None:
         tempfile.tempdir = scratch
         with open("/dev/null", "rb") as null:
             os.dup2(null.fileno(), 0)
-        _limit()
         with connection.makefile("rb") as file:
             question = from_json(file.read(), Question)
+        _limit(question.limits)
         answer = _answer(question)
         connection.sendall(answer)
     finally:
         os._exit(0)
 
 
-def _limit() -> None:
+def _limit(limits: ReadLimits) -> None:
     with open("/proc/self/statm", "rb") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
-    limits = {
-        resource.RLIMIT_AS: mapped + MEMORY_BYTES,
-        resource.RLIMIT_CPU: CPU_S,
-        resource.RLIMIT_FSIZE: FILE_BYTES,
+    bounds = {
+        resource.RLIMIT_AS: mapped + (limits.memory_mb << 20),
+        resource.RLIMIT_CPU: limits.cpu_s,
+        resource.RLIMIT_FSIZE: limits.file_mb << 20,
         resource.RLIMIT_CORE: 0,
     }
-    for kind, bound in limits.items():
+    for kind, bound in bounds.items():
         resource.setrlimit(kind, (bound, bound + (kind == resource.RLIMIT_CPU)))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, limits.seconds)
 
 
 def _answer(question: Question) -> bytes:
@@ -193,10 +195,12 @@ def _answer(question: Question) -> bytes:
     except RolltapError as error:
         return _packed(AnswerKind.ERROR, msgspec.json.encode((type(error).__name__, error.message)))
     except MemoryError:
-        reason = f"reading it takes more than {MEMORY_BYTES >> 20} MB of memory"
+        reason = f"reading it takes more than {question.limits.memory_mb} MB of memory"
     except Exception as error:  # noqa: BLE001  the boundary to an agent's files, which may make a reader raise anything
         reason = f"{type(error).__name__}: {error}"[:1000]
-    return _packed(AnswerKind.ERROR, msgspec.json.encode((Unreadable.__name__, storable(reason))))
+    return _packed(
+        AnswerKind.ERROR, msgspec.json.encode((Unreadable.__name__, reason.encode("utf-8", "replace").decode()))
+    )
 
 
 def _path(kind: type, value: Any) -> Any:
@@ -209,7 +213,7 @@ def _packed(kind: AnswerKind, body: bytes) -> bytes:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for module in READERS:
+    for module in sys.argv[1:]:
         import_module(module)
     with socket.socket(fileno=os.dup(0)) as control:
         Server(control).serve()
