@@ -118,7 +118,7 @@ def on_path(package: Package) -> str | None:
         reply = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    version = re.search(r"\d+\.\d+(\.\d+)?", reply.stdout + reply.stderr)
+    version = re.search(r"(?<!\d)\d+\.\d+(\.\d+)?", reply.stdout + reply.stderr)
     return version.group() if version else ""
 
 

@@ -33,7 +33,7 @@ BUDGET_S = 1.0
 WITHIN = ReadLimits(memory_mb=256, file_mb=1, cpu_s=3, seconds=10.0)
 READERS = ReaderServer((__name__,))
 
-_FENCE = re.compile(r"```([\w+-]*)[^\n]*\n?")
+_FENCE = re.compile(r"```([\w+-]*+)[^\n]*+\n?")
 _DIFF = re.compile(r"^(diff --git |\*\*\* Begin Patch|--- [^\s][^\n]*\n\+\+\+ |@@ -\d)", re.MULTILINE)
 _FORMATTER = HtmlFormatter(nowrap=True)
 
