@@ -29,6 +29,7 @@ from rolltap.harnesses.refusals import refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.machine import task_limit
 from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited
+from rolltap.harnesses.runtimes.read_only import Mount, bind_options, remove_places
 from rolltap.harnesses.runtimes.relay import HANDOFF, Relay, Target
 from rolltap.harnesses.runtimes.seccomp import filter_file
 from rolltap.harnesses.runtimes.tree import MARK, Share, TreeCommand, run_tree
@@ -67,6 +68,7 @@ class BubblewrapWorkspace(FolderWorkspace):
         self._path = path
         self._shown = shown
         self.hidden: Sequence[Path] = ()  # files and folders of the working copy that look empty, relative to it
+        self.read_only: Sequence[Mount] = ()  # places of the working copy
         self._mark = secrets.token_hex(8)
 
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
@@ -106,6 +108,7 @@ class BubblewrapWorkspace(FolderWorkspace):
                 pass_fds=descriptors,
             )
             share = Share(limits, (self.folder, self._folders.home, *launch.mounts.values()))
+            stack.callback(remove_places, self.folder, self.read_only)
             code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
         seconds = time.monotonic() - started
         output = self._folders.output()
@@ -129,6 +132,7 @@ class BubblewrapWorkspace(FolderWorkspace):
         argv += ["--bind", str(self.folder), str(WORKDIR), "--bind", str(self._folders.home), str(HOME)]
         for inside, folder in mounts.items():
             argv += ["--bind", str(folder), inside]
+        argv += bind_options(self.folder, WORKDIR, self.read_only, self._folders.root)
         for path in self.hidden:
             place = str(WORKDIR / path)
             is_folder = (self.folder / path).is_dir()
