@@ -25,6 +25,7 @@ from typing import ClassVar, Self
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source
+from rolltap.harnesses.private_files import check_shown
 from rolltap.harnesses.refusals import refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.machine import task_limit
@@ -128,7 +129,8 @@ class BubblewrapWorkspace(FolderWorkspace):
             path.write_text(text)
             argv += ["--ro-bind", str(path), f"/etc/{name}"]
         for path in self._shown:
-            argv += ["--ro-bind", str(path), str(path)]
+            is_link = path.is_symlink() and path.is_file()  # a program finds what it imports beside its real file
+            argv += ["--symlink", str(path.resolve()), str(path)] if is_link else ["--ro-bind", str(path), str(path)]
         argv += ["--bind", str(self.folder), str(WORKDIR), "--bind", str(self._folders.home), str(HOME)]
         for inside, folder in mounts.items():
             argv += ["--bind", str(folder), inside]
@@ -167,6 +169,8 @@ class BubblewrapRuntime:
     def __post_init__(self) -> None:
         if shutil.which("bwrap") is None:
             raise RuntimeFailed("bwrap is not installed; apt install bubblewrap, or use the runtime 'process'")
+        for path in self.shown:
+            check_shown(path)
 
     async def prepare(self, source: Source) -> BubblewrapWorkspace:
         path = os.pathsep.join([*map(str, self.bins), SYSTEM_PATH])
