@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rolltap.proxy.continuation.call_ids import RecordedCall, as_recorded, recorded_calls
+from rolltap.proxy.continuation.call_ids import EchoedCall, as_recorded, recorded_calls
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.fit import Fitting, find_fitting, merged
 from rolltap.proxy.continuation.forest import Forest, Match, Outline
@@ -123,7 +123,7 @@ class ParentFinder:
         calls = recorded_calls(messages[first:], forest, self.handles)
         if node is not None and node.reply is not None and covered:
             echoed = messages[covered - 1].tool_calls
-            sampled = [RecordedCall(call, node.reply) for call in node.reply.tool_calls]
+            sampled = [EchoedCall(call, node.reply) for call in node.reply.tool_calls]
             calls |= {call.id: recorded for call, recorded in zip(echoed, sampled, strict=False)}
         return [*messages[:first], *as_recorded(messages[first:], calls)]
 
