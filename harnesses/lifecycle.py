@@ -28,11 +28,11 @@ from rolltap.harnesses.base import (
 )
 from rolltap.harnesses.client import OpenedSession
 from rolltap.harnesses.logs.check import check_log
-from rolltap.harnesses.result import CAUSES, STATUSES, Result, reason_of
+from rolltap.harnesses.result import CAUSES, STATUSES, Result, reason_of, unanswered
 from rolltap.harnesses.tampering import WorkspaceSnapshot, acts_since, take_snapshot
 from rolltap.harnesses.untrusted import read_untrusted
 from rolltap.tampering import MOST_ACTS, TamperingAct, TamperingKind
-from rolltap.types import Task
+from rolltap.types import RolloutStatus, Task
 
 log = logging.getLogger("rolltap.runner")
 
@@ -74,7 +74,10 @@ class RolloutRunner(AttemptRunner[Assignment]):
                 before = await _scan(assignment, workspace)
                 session = await self._open(state)
                 exit_ = await self._run_agent(assignment, session, workspace)
-                if await self.client.close_session(session.session_id) and exit_.ending is Ending.CRASHED:
+                closed = await self.client.close_session(session.session_id)
+                if STATUSES[exit_.ending] is RolloutStatus.SUCCEEDED and not closed.answered:
+                    return unanswered(exit_)
+                if closed.capped and exit_.ending is Ending.CRASHED:
                     exit_ = replace(exit_, ending=Ending.LIMIT)
                 await check_log(self.client, session, assignment.harness, workspace, exit_)
             async with self._stage(state, Stage.EVALUATE):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rolltap.proxy.continuation.call_ids import as_recorded, recorded_calls
+from rolltap.proxy.continuation.call_ids import RecordedCall, as_recorded, recorded_calls
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.fit import Fitting, find_fitting, merged
 from rolltap.proxy.continuation.forest import Forest, Match, Outline
@@ -123,7 +123,8 @@ class ParentFinder:
         calls = recorded_calls(messages[first:], forest, self.handles)
         if node is not None and node.reply is not None and covered:
             echoed = messages[covered - 1].tool_calls
-            calls |= {call.id: sampled for call, sampled in zip(echoed, node.reply.tool_calls, strict=False)}
+            sampled = [RecordedCall(call, node.reply) for call in node.reply.tool_calls]
+            calls |= {call.id: recorded for call, recorded in zip(echoed, sampled, strict=False)}
         return [*messages[:first], *as_recorded(messages[first:], calls)]
 
     def with_prompt(self, plan: PromptPlan, prompt: Int32) -> PromptPlan:
@@ -293,6 +294,8 @@ class Continuation(ParentFinder):
         """Why `new` cannot continue the tokens of `match.context`, if that is known before rendering."""
         if match.ambiguous:
             return BreakReason.AMBIGUOUS_PARENT
+        if match.context is not None and self.renderer.tokenizer.lacks(match.context.output_ids.tolist()):
+            return BreakReason.IDS_UNKNOWN
         if match.context is not None and not keeps and self._follows_template(match.context, new):
             return BreakReason.THINKING_DROPPED
         return None

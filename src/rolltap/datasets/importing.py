@@ -40,16 +40,18 @@ TAG = "imported"
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A session to write. `turns` are its requests, parsed, and the assistant message of each."""
+    """A session to write. `turns` are its requests, parsed, the assistant message of each, and why that is not trained
+    by token. `unread`: what of the trace was not read."""
 
     session: Session
-    turns: tuple[tuple[ChatRequest, bytes], ...]
+    turns: tuple[tuple[ChatRequest, bytes, Flaw], ...]
+    unread: frozenset[str] = frozenset()
 
 
 def read_file(path: Path, format: str) -> Iterator[Imported]:
     """The sessions of a file; `DatasetError` names the file, line and field that can't be read."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         changed = max(0.0, path.stat().st_mtime)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
@@ -75,7 +77,8 @@ async def write(store: str, imports: list[Imported]) -> int:
 
 
 def _content(trace: Trace, *beside: str | int) -> str:
-    return json.dumps([*beside, list(trace.messages), list(trace.tools)], sort_keys=True, default=str)
+    parts = [*beside, list(trace.messages), list(trace.tools), *([sorted(trace.context)] if trace.context else [])]
+    return json.dumps(parts, sort_keys=True, default=str)
 
 
 def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
@@ -97,10 +100,10 @@ def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
         expires_at=min(created_at, time.time()),
         tags={**trace.tags, TAG: trace.name, **tenant_tags()},
     )
-    return Imported(session, turns)
+    return Imported(session, turns, trace.unread)
 
 
-def _turns(trace: Trace) -> Iterator[tuple[ChatRequest, bytes]]:
+def _turns(trace: Trace) -> Iterator[tuple[ChatRequest, bytes, Flaw]]:
     """A request and its reply for each assistant message; the first messages must not be the assistant's."""
     for index, message in enumerate(trace.messages):
         if message["role"] != "assistant" or index == 0:
@@ -109,7 +112,8 @@ def _turns(trace: Trace) -> Iterator[tuple[ChatRequest, bytes]]:
         if trace.tools:
             body["tools"] = list(trace.tools)
         reply = _parsed({**body, "messages": list(trace.messages[: index + 1])}, trace.place).messages[-1]
-        yield _parsed(body, trace.place), msgspec.json.encode(reply)
+        flaw = Flaw.WEIGHT_ZERO if index in trace.context else Flaw.TOKENS_MISSING
+        yield _parsed(body, trace.place), msgspec.json.encode(reply), flaw
 
 
 def _parsed(body: dict[str, Any], name: str) -> ChatRequest:
@@ -130,7 +134,7 @@ async def _write(call_log: CallLog, imported: Imported) -> bool:
     parent: str | None = None
     item_count = 0
     await call_log.open_session(session)
-    for number, (chat, reply) in enumerate(imported.turns):
+    for number, (chat, reply, flaw) in enumerate(imported.turns):
         call_id = f"{session.id}-{number:05d}"
         request = RequestParts(chat.head, chat.items[item_count:], item_count, chat.fixed)
         at = session.created_at + number / 1000
@@ -145,7 +149,7 @@ async def _write(call_log: CallLog, imported: Imported) -> bool:
                 finish=Finish.STOP,
                 output_ids=empty,
                 logprobs=np.empty(0, np.float32),
-                flaw=Flaw.TOKENS_MISSING,
+                flaw=flaw,
                 message=reply,
             )
         )

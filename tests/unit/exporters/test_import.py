@@ -220,6 +220,76 @@ def test_a_trace_that_cannot_be_read_is_named_and_nothing_is_written(
     assert not (tmp_path / "rolltap.db").exists()
 
 
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+
+
+def worst() -> list[dict[str, Any]]:
+    """Documents with weights, thinking, tools, images and rewards."""
+    image = [{"type": "text", "text": "See:"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
+    weighted = [{**message, "weight": int(place == 4)} for place, message in enumerate(CONVERSATION)]
+    return [
+        {"messages": weighted, "tools": TOOLS, "reward": 0.25},
+        {"messages": [{"role": "user", "content": image}, says("a dot", reasoning="hm")], "reward": -1},
+        {"messages": [*CONVERSATION, user("Again."), says("b.txt")], "tools": TOOLS},
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["arguments=text"], ["mark=loss"], ["targets=split"]],
+    ids=lambda options: " ".join(options) or "sft",
+)
+def test_what_we_write_comes_back_as_it_was(options: list[str], tmp_path: Path):
+    """Export, import, export: every row is equal but for the sessions' names."""
+
+    def exported(store: str, out: Path) -> list[dict[str, Any]]:
+        flags = [flag for option in options for flag in ("--option", option)]
+        code, output = run("export", str(out), "--format", "sft", "--store", store, *flags)
+        assert code == 0, output
+        rows = lines(out / "train-00000-of-00001.jsonl")
+        return sorted(({**row, "session_id": None} for row in rows), key=json.dumps)
+
+    stores = [f"sqlite:///{tmp_path}/{number}.db" for number in range(2)]
+    assert run("import", traced(tmp_path / "in.jsonl", worst()), "--store", stores[0])[0] == 0
+    first = exported(stores[0], tmp_path / "first")
+    assert {row["reward"] for row in first} == {0.25, -1.0, None}
+    code, output = run("import", str(tmp_path / "first" / "train-00000-of-00001.jsonl"), "--store", stores[1])
+    assert (code, "not known" in output) == (0, False), output
+    assert exported(stores[1], tmp_path / "second") == first
+
+
+def test_a_reply_of_weight_zero_is_no_target(store: str, tmp_path: Path):
+    run("import", traced(tmp_path / "in.jsonl", worst()[:1]), "--store", store)
+    (row,) = conversations(store, tmp_path / "out")
+    assert [message.get("weight") for message in row["messages"]] == [None, None, 0, None, 1]
+    assert row["reward"] == 0.25
+
+
+@pytest.mark.parametrize(
+    "form", [{"thinking": "hm"}, {"reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}, {"reasoning": "hm"}]
+)
+def test_thinking_is_read_in_every_form_and_unknown_keys_are_named_once(
+    form: dict[str, Any], store: str, tmp_path: Path
+):
+    reply = {"role": "assistant", "content": "4", **form, "mood": "good"}
+    documents = [{"messages": [user(f"2+{number}?"), reply], "origin": "x"} for number in range(3)]
+    path = Path(traced(tmp_path / "in.jsonl", documents))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as Windows editors begin a file
+    code, output = run("import", str(path), "--store", store)
+    assert code == 0, output
+    assert output.count("mood of a message (in 3 traces)") == output.count("origin (in 3 traces)") == 1
+    assert {row["messages"][1]["reasoning_content"] for row in conversations(store, tmp_path / "out")} == {"hm"}
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), True])
+def test_a_reward_that_is_no_number_is_refused(reward: Any, store: str, tmp_path: Path):
+    code, output = run(
+        "import", traced(tmp_path / "in", [{"messages": CONVERSATION, "reward": reward}]), "--store", store
+    )
+    assert code == 1
+    assert "is not a finite number" in output.replace("\n", " ")
+
+
 @pytest.mark.parametrize("where", ["content", "tools", "whole"])
 def test_deep_json_is_refused_with_its_place(where: str, store: str, tmp_path: Path) -> None:
     deep = "[" * 100_000 + "]" * 100_000
