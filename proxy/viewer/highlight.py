@@ -39,7 +39,7 @@ _FORMATTER = HtmlFormatter(nowrap=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class CodePiece:
     """A text to highlight: prose, with fenced blocks of code, or code in a language ("": unknown)."""
 
     text: str
@@ -58,7 +58,7 @@ class Piece:
         return highlight_text(self.text) if self.is_prose else highlight_code(self.text, self.language)
 
 
-async def highlighted(pieces: Sequence[Piece]) -> list[str]:
+async def highlighted(pieces: Sequence[CodePiece]) -> list[str]:
     """Renders the pieces as HTML; as plain text if they can't be highlighted in time."""
     if not pieces:
         return []
@@ -76,7 +76,7 @@ def highlight_pieces(rows: list[tuple[str, str, bool]]) -> list[str]:
     for row in rows:
         left -= len(row[0])
         in_budget = time.monotonic() < until and left >= 0
-        rendered.append(Piece(*row).render() if in_budget else escape(row[0]))
+        rendered.append(CodePiece(*row).render() if in_budget else escape(row[0]))
     return rendered
 
 

@@ -24,7 +24,7 @@ from markupsafe import Markup
 
 from rolltap.counted import counted
 from rolltap.moments import utc_text
-from rolltap.proxy.viewer.highlight import Piece, arguments_of, highlighted
+from rolltap.proxy.viewer.highlight import CodePiece, arguments_of, highlighted
 
 HERE = Path(__file__).parent
 ASSETS: Mapping[str, bytes] = {path.name: path.read_bytes() for path in sorted((HERE / "assets").iterdir())}
@@ -125,12 +125,12 @@ def safe_image(url: str) -> bool:
     return _IMAGE.match(url) is not None
 
 
-_pieces: ContextVar[list[Piece]] = ContextVar("pieces")
+_pieces: ContextVar[list[CodePiece]] = ContextVar("pieces")
 _PLACE = re.compile("\0([0-9]+)\0")
 """Stands for a piece in a page that is not whole yet. No printed value has a NUL: see `visible`."""
 
 
-def _piece(piece: Piece) -> Markup:
+def _piece(piece: CodePiece) -> Markup:
     """The piece's HTML, or a place for it."""
     if piece.is_plain:
         return Markup(escape(piece.text))
@@ -164,8 +164,8 @@ def _environment() -> Environment:
     env.filters["safe_image"] = safe_image
     env.filters["token"] = token_text
     env.filters["word"] = lambda text: re.sub(r"[^a-z]", "", text)
-    env.filters["code"] = lambda text, language="": _piece(Piece(visible(text), language))
-    env.filters["prose"] = lambda text: _piece(Piece(visible(text), is_prose=True))
+    env.filters["code"] = lambda text, language="": _piece(CodePiece(visible(text), language))
+    env.filters["prose"] = lambda text: _piece(CodePiece(visible(text), is_prose=True))
     return env
 
 
@@ -179,7 +179,7 @@ def render(template: str, **values: Any) -> str:
 
 async def render_page(template: str, **values: Any) -> str:
     """Renders a page in a thread, and its code in a reader process: other requests go on meanwhile."""
-    pieces: list[Piece] = []
+    pieces: list[CodePiece] = []
 
     def fill() -> str:
         _pieces.set(pieces)

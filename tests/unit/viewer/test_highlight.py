@@ -8,7 +8,7 @@ from html import escape
 import pytest
 
 from rolltap.proxy.viewer import highlight
-from rolltap.proxy.viewer.highlight import LONGEST, Piece, arguments_of, highlight_text, highlighted
+from rolltap.proxy.viewer.highlight import LONGEST, CodePiece, arguments_of, highlight_text, highlighted
 from rolltap.proxy.viewer.templating import render_page
 from rolltap.untrusted import ReadLimits
 
@@ -19,9 +19,9 @@ SLOW = "\t" * (LONGEST - 1)
 
 
 async def test_code_that_takes_long_is_shown_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await highlighted([Piece("ls", "bash")]))[0].startswith('<span class="hl">')
+    assert (await highlighted([CodePiece("ls", "bash")]))[0].startswith('<span class="hl">')
     monkeypatch.setattr(highlight, "WITHIN", ReadLimits(seconds=0.2))
-    assert await highlighted([Piece(SLOW, "make"), Piece("ls <x>", "bash")]) == [SLOW, escape("ls <x>")]
+    assert await highlighted([CodePiece(SLOW, "make"), CodePiece("ls <x>", "bash")]) == [SLOW, escape("ls <x>")]
 
 
 async def test_after_a_pages_budget_the_rest_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
