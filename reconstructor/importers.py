@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from rolltap.errors import DatasetError
+from rolltap.moments import is_moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Trace:
 
     `context`: the replies (indices of `messages`) that the trace says are no targets. `unread`: keys of the document
     and its messages that no reader knows.
+    `place` is its file and line, for messages.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Trace:
     id: str = ""
     context: frozenset[int] = frozenset()
     unread: frozenset[str] = frozenset()
+    place: str = ""
 
 
 CHAT_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "reasoning", "reasoning_content"}
@@ -93,7 +96,7 @@ def read_atif(document: Mapping[str, Any], name: str) -> Trace:
     if not messages:
         raise DatasetError(f"{name}: steps: expected at least one step")
     stamps = [step["timestamp"] for step in document["steps"] if step.get("timestamp")]
-    started = datetime.fromisoformat(stamps[0].replace("Z", "+00:00")).timestamp() if stamps else None
+    started = _moment(stamps[0], f"{name}: steps: timestamp") if stamps else None
     tags = {"harness": str(agent["name"])} if agent.get("name") else {}
     reward = (document.get("extra") or {}).get("reward")
     if reward is not None:
@@ -113,8 +116,8 @@ def read_traces(format: str, text: str, name: str) -> Iterator[Trace]:
         if not isinstance(document, Mapping):
             raise DatasetError(f"{place}: expected a JSON object, not {type(document).__name__}")
         try:
-            yield READERS[format](document, place)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            yield replace(READERS[format](document, place), place=place)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise DatasetError(f"{place}: not a trace of format {format}: {error!r}") from error
 
 
@@ -123,6 +126,16 @@ def _number(value: Any) -> str:
     if isinstance(value, bool) or not math.isfinite(number := float(value)):
         raise ValueError(f"reward: {value!r} is not a finite number")
     return repr(number).removesuffix(".0")
+
+
+def _moment(text: str, where: str) -> float:
+    try:
+        at = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        at = -1.0
+    if not is_moment(at):
+        raise DatasetError(f"{where}: {text[:80]!r} is not a date since 1970")
+    return at
 
 
 def _documents(text: str, name: str) -> Iterator[tuple[str, Any]]:
@@ -141,7 +154,7 @@ def _documents(text: str, name: str) -> Iterator[tuple[str, Any]]:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -151,6 +164,8 @@ def _json(text: str, where: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise DatasetError(f"{where}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise DatasetError(f"{where}: the JSON is nested too deeply") from None
 
 
 def _message(message: Mapping[str, Any], name: str) -> dict[str, Any]:

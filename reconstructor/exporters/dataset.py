@@ -126,7 +126,8 @@ class DatasetWriter:
 
     Without `out` it is a dry run: all rows are made and counted, and nothing is written.
     `differs` counts the rows of re-rendering formats whose tokens would not be the sampled ones. `decode` returns the
-    text of a row's token ids, which is searched for secrets; a row with ids of which `lacks` is true is left out. Rows with a digest in `known` are duplicates.
+    text of a row's token ids, which is searched for secrets; a row with ids of which `lacks` is true is left out. Rows
+    with a digest in `known` are duplicates.
     """
 
     def __init__(

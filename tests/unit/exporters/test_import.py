@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.export import export
 from rolltap.cli.importing import import_
+from rolltap.datasets.importing import read_file
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.types import Flaw, Session
 
@@ -180,6 +182,27 @@ def test_only_a_newline_ends_a_line(separator: str, store: str, tmp_path: Path):
         ({"schema_version": "2"}, "atif", "expected ATIF-v1.x, not '2'"),
         ({"schema_version": "ATIF-v1.4", "steps": [{"message": "x"}]}, "atif", "not a trace of format atif"),
         ([1], "messages", "bad.jsonl:2: expected a JSON object, not list"),
+        *(
+            ({"messages": CONVERSATION, "tools": TOOLS, "tags": {tag: value}}, "messages", f"bad.jsonl:2: {where}")
+            for tag, value, where in (
+                ("captured", "openai_chat", "tags.captured: the server sets"),
+                ("project", "p", "tags.project: the server sets"),
+                ("rolltap.tenant", "acme", "tags.rolltap.tenant: the server sets"),
+                ("turns", "many", "tags.turns: a number of turns"),
+                ("x" * 200, "", "a tag's name has 1 to 128"),
+            )
+        ),
+        *(
+            (
+                {"schema_version": "ATIF-v1.4", "steps": [{"source": "user", "timestamp": at}]},
+                "atif",
+                "steps: timestamp",
+            )
+            for at in ("0001-01-01T00:00:00", "1969-12-31T00:00:00Z", "9999-12-31T23:59:59Z", "soon", "2026-13-01")
+        ),
+        ({"messages": CONVERSATION, "tools": TOOLS, "reward": float("nan")}, "messages", "nan is not a finite number"),
+        ({"messages": [user("\ud800"), says("y")]}, "messages", "bad.jsonl:2: the text has half of a surrogate pair"),
+        ({"messages": [user("x"), says("y")], "tags": {"a": "\0"}}, "messages", "bad.jsonl:2: a tag has no NUL"),
         ({}, "csv", "no trace format 'csv'; known: atif, messages"),
     ],
 )
@@ -265,3 +288,24 @@ def test_a_reward_that_is_no_number_is_refused(reward: Any, store: str, tmp_path
     )
     assert code == 1
     assert "is not a finite number" in output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("where", ["content", "tools", "whole"])
+def test_deep_json_is_refused_with_its_place(where: str, store: str, tmp_path: Path) -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    good = json.dumps({"messages": [user("x"), says("y")]})
+    row = {"content": good.replace('"x"', deep), "tools": good[:-1] + f', "tools": {deep}}}', "whole": deep}[where]
+    path = tmp_path / "deep.jsonl"
+    path.write_text(f"{good}\n{row}")
+    code, output = run("import", str(path), "--store", store)
+    assert code == 1
+    assert "deep.jsonl:2: the JSON is nested too deeply" in output.replace("\n", "")
+
+
+def test_no_key_opens_an_imported_session(store: str, tmp_path: Path) -> None:
+    """Nor does one that follows from the file, in the moment in which the session is being written."""
+    path = Path(traced(tmp_path / "log.jsonl", [{"messages": CONVERSATION, "tools": TOOLS}]))
+    (first,), (second,) = read_file(path, "messages"), read_file(path, "messages")
+    assert first.session.id == second.session.id
+    assert first.session.key_hash != second.session.key_hash
+    assert first.session.expires_at <= time.time()

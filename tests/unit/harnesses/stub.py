@@ -48,6 +48,7 @@ class Stub:
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)  # key → session
+    logs: dict[str, dict[str, Any]] = field(default_factory=dict)  # by session
     closed: set[str] = field(default_factory=set)
     finished: dict[str, dict[str, Any]] = field(default_factory=dict)
     failures: dict[str, list[str]] = field(default_factory=dict)  # of the infrastructure, by rollout
@@ -136,7 +137,8 @@ class Stub:
 
     async def log(self, request: web.Request) -> web.Response:
         assert request.match_info["id"] in self.closed, "compared before the session is closed"
-        return web.json_response({"verdict": "none", "text": (await request.json())["problem"]})
+        body = self.logs[request.match_info["id"]] = await request.json()
+        return web.json_response({"verdict": "none", "text": body["problem"]})
 
     async def reward(self, request: web.Request) -> web.Response:
         body = await request.json()
