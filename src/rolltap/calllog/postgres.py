@@ -22,6 +22,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -48,8 +49,10 @@ OLDEST_VERSION = 120000
 POOL_SIZE = 16
 SINGLE_POOL_SIZE = 4
 CONNECT_TIMEOUT_S = 5.0
-RECYCLE_S = 60
-"""Age at which a connection is replaced: only a new one can lead to a server promoted beside one that still writes."""
+PROBE_AGE_S = 5.0
+"""Most age of the connection of a `check`: only a new one shows that the login changed, or a server was promoted."""
+
+_probing: ContextVar[bool] = ContextVar("rolltap_postgres_probing", default=False)
 
 
 class AsyncpgConnection:
@@ -104,7 +107,6 @@ class PostgresBackend:
             pool_size=size,
             max_overflow=0,
             pool_timeout=CONNECT_TIMEOUT_S,
-            pool_recycle=RECYCLE_S,
             connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": server},
         )
         event.listen(engine.sync_engine, "checkout", self._check_out)
@@ -114,7 +116,7 @@ class PostgresBackend:
     def _check_out(self, connection: Any, record: Any, *_: Any) -> None:
         """Replaces a pooled connection whose server closed it or is not the right one."""
         driver, fresh = connection.driver_connection, not record.info
-        if driver.is_closed():
+        if driver.is_closed() or (_probing.get() and time.time() - record.starttime > PROBE_AGE_S):
             raise exc.DisconnectionError
         try:
             connection.run_async(lambda driver: self._check.of(driver, record.info))
@@ -210,8 +212,8 @@ class PostgresBackend:
         return self._inserter.driver_connection
 
     async def _is_right(self, pooled: Any) -> bool:
-        """Whether a reserved connection is open, young enough, and leads to the right server."""
-        if pooled.driver_connection.is_closed() or time.time() - pooled._connection_record.starttime > RECYCLE_S:
+        """Whether a reserved connection is open and leads to the right server."""
+        if pooled.driver_connection.is_closed():
             return False
         try:
             await self._check.of(pooled.driver_connection, pooled.info)
@@ -221,8 +223,12 @@ class PostgresBackend:
 
     async def check(self) -> None:
         self._check.doubt()
-        async with _opened(self._single[DEFAULT_TENANT], self._name):
-            pass
+        token = _probing.set(True)
+        try:
+            async with _opened(self._single[EVERY_TENANT], self._name):
+                pass
+        finally:
+            _probing.reset(token)
 
     def _drop_inserter(self) -> None:
         if self._inserter is not None:

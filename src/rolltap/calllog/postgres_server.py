@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from rolltap.calllog.dberrors import RETRY_AFTER_S
 from rolltap.errors import StoreUnavailable
@@ -53,6 +54,7 @@ class ServerCheck:
         self._needs_primary = writable
         self._cluster: int | None = None
         self._timeline = 0
+        self._timelines: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # by connection
         self._doubted_at = 0.0
         self.clock_ahead_s = 0.0
         """How far this machine's clock is ahead of the server's, at the last answer."""
@@ -86,7 +88,15 @@ class ServerCheck:
             raise StoreUnavailable(f"{self._name}: {reason}", retry_after=RETRY_AFTER_S) from error
         self.clock_ahead_s = time.time() - row["now"]
         self.judge(ServerState(**dict(row)))
+        self._timelines[driver] = row["timeline"]
         info["checked_at"] = now
+
+    def _leave_older(self) -> None:
+        """Ends connections to servers of older timelines, also in a statement: its commit may wait for ever for a standby
+        that was promoted."""
+        for driver, timeline in list(self._timelines.items()):
+            if timeline < self._timeline:
+                driver.terminate()
 
     def judge(self, server: ServerState) -> None:
         """Raises `StoreUnavailable` if this is not the server to use."""
@@ -107,7 +117,9 @@ class ServerCheck:
             wrong = f"another server was promoted since: timeline {server.timeline}, and {self._timeline} was seen"
         if wrong:
             raise StoreUnavailable(f"{self._name}: {wrong}", retry_after=RETRY_AFTER_S)
-        self._timeline = max(self._timeline, server.timeline)
+        if server.timeline > self._timeline:
+            self._timeline = server.timeline
+            self._leave_older()
 
 
 def sql_state(error: BaseException | None) -> str:

@@ -35,6 +35,9 @@ log = logging.getLogger("rolltap.store")
 BEAT_S = 5.0
 RETRY_S = 1.0
 """Seconds to the next heartbeat after one that could not be written."""
+WITHIN_S = 10.0
+"""Timeout of a heartbeat."""
+
 GONE_S = 30.0
 MARGIN_S = 600.0
 
@@ -110,11 +113,13 @@ class ProcessRegistry:
         while True:
             await asyncio.sleep(self._beat_s if self.beats else min(self._beat_s, RETRY_S))
             try:
-                await self._beat_once(self._latest_long_ago())
-                count = await self.abort_orphans(sorted(self._own), at=time.time())
-            except StoreError as error:
+                async with asyncio.timeout(WITHIN_S):
+                    await self._database.check()
+                    await self._beat_once(self._latest_long_ago())
+                    count = await self.abort_orphans(sorted(self._own), at=time.time())
+            except (StoreError, TimeoutError) as error:
                 self.beats = False
-                log.warning("the heartbeat could not be written: %s", error)
+                log.warning("the heartbeat could not be written: %s", str(error) or "no answer in time")
                 continue
             self.beats = True
             if count:
