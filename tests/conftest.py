@@ -32,6 +32,7 @@ from hypothesis import HealthCheck, settings
 
 from .durations import Durations
 from .forked_readers import forked_readers
+from .kept_schemas import keep_schemas
 
 ROOT = Path(__file__).parents[1]
 
@@ -342,7 +343,8 @@ class RedisServer:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _forked_readers() -> Iterator[None]:
+def _made_once_a_process() -> Iterator[None]:
+    keep_schemas()
     with forked_readers():
         yield
 

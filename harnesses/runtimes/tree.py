@@ -80,7 +80,7 @@ async def run_tree(command: TreeCommand, share: Share, *, out: Path, timeout: fl
         if isinstance(error, FileNotFoundError):
             raise RuntimeFailed(f"no command {error.filename!r}; install it or add it to PATH") from error
         raise RuntimeFailed(f"can't start {command.argv[0]!r}: {error}") from error
-    run = WatchedRun(process.pid, share.limits, share.folders, lambda: kill_group(process.pid))
+    run = WatchedRun(process.pid, share.limits, (*share.folders, out), lambda: kill_group(process.pid))
     WATCHDOG.watch(run)
     code, ending = None, None
     try:

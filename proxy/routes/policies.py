@@ -143,7 +143,7 @@ async def _state(services: Services, policy: Policy) -> PolicyStatus:
     state = await services.ledger.policies.get(policy.name)
     stats = await services.ledger.policies.stats(policy.name)
     values = fields_of(state) | fields_of(stats)
-    control = await services.ledger.controls.of(policy.name)
+    control, run = await services.ledger.controls.with_run(policy.name)
     return PolicyStatus(
         **values,
         engine=policy.engine.name,
@@ -151,6 +151,7 @@ async def _state(services: Services, policy: Policy) -> PolicyStatus:
         relayed=policy.source.relayed_dialects,
         context=policy.context,
         control=control,
+        control_run=run,
     )
 
 

@@ -28,6 +28,7 @@ class TamperingKind(StrEnum):
     TESTS = "tests"  # existing tests deleted, emptied or skipped
     REWARD_FILE = "reward_file"  # a reward file, or a link for one, before the evaluator ran
     LIMITS = "limits"  # more processes, memory or disk than the run may take
+    UNREADABLE = "unreadable"  # files that take their reader more memory or time than it may use
     OTHER_SESSION = "other_session"  # another session's id with the own key
     OTHER_PLANE = "other_plane"  # the session's key on the trainer or admin plane, or their routes on the agent plane
     PATH = "path"  # encoded dots and delimiters in a request's path

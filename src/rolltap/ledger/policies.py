@@ -8,9 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from rolltap.contract.admin import NOTHING_SAMPLED
 from rolltap.contract.trainer import OwnerRequest, PolicyState
 from rolltap.errors import ConfigError, LedgerError, UnknownPolicy, VersionTaken
-from rolltap.ledger.base import PolicyStats
+from rolltap.ledger.base import NOTHING_TO_TRAIN, PolicyStats
 from rolltap.ledger.ownership import check_weights_owner, lock_incarnation
 from rolltap.ledger.rows import OUTSTANDING
 from rolltap.ledger.schema import abandoned, demands, groups, leases, policies, rollouts, version_digests
@@ -221,6 +222,14 @@ def _stats(tx: Tx, policy: Any, silence: float) -> PolicyStats:
         .where(of_policy)
         .group_by(rollouts.c.status)
     )
+    unanswered = (
+        sa.select(sa.func.count())
+        .select_from(rollouts.join(groups, groups.c.id == rollouts.c.group_id))
+        .where(of_policy, rollouts.c.finished_at.is_not(None), rollouts.c.reason.startswith(NOTHING_SAMPLED))
+    )
+    untrained = sa.select(sa.func.count()).where(
+        of_policy, groups.c.status == GroupStatus.DROPPED, groups.c.reason == NOTHING_TO_TRAIN
+    )
     ready = sa.select(groups.c.oldest_version, groups.c.newest_version).where(
         of_policy, groups.c.status == GroupStatus.COMPLETE, groups.c.oldest_version >= 0
     )
@@ -238,4 +247,6 @@ def _stats(tx: Tx, policy: Any, silence: float) -> PolicyStats:
         zero_variance=tx.scalar(sa.select(sa.func.count()).where(of_policy, groups.c.zero_variance.is_(True))),
         staleness=dict(sorted(ages.items())),
         abandoned=len(rows) - len(kept),
+        untrained=tx.scalar(untrained),
+        unanswered=tx.scalar(unanswered),
     )

@@ -68,6 +68,7 @@ controls = Table(
     Column("n", Integer),
     Column("priority", Integer),
     Column("curriculum", JSON(none_as_null=True)),
+    Column("run", String),  # of the trainer that set it; None: it was set on the admin plane
 )
 
 tasks = Table(

@@ -93,7 +93,7 @@ def test_a_lease_is_extended_acknowledged_and_rewound(call: Call, plane: Plane) 
     assert call("ack", lease, 3) == 1
     assert call("ack", lease, 3) == 1
     assert plane.acked == {"g0": 3}
-    assert call("rewind", 2, {"policy": 0}) == Rewound(1, 0, {"policy": 0}, incarnation=1)
+    assert call("rewind", 2, {"policy": 0}) == Rewound(1, 0, {"policy": 0}, incarnation=1, last_step=3)
     assert plane.acked == {}
 
 

@@ -17,7 +17,7 @@ from rolltap.proxy.viewer import pages
 from rolltap.proxy.viewer.access import LINK_S, Access
 from rolltap.proxy.viewer.one_file import one_file
 from rolltap.proxy.viewer.session import BREAKS, MASKS
-from rolltap.proxy.viewer.templating import figure
+from rolltap.proxy.viewer.templating import ago, duration, figure, moment
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import BreakReason
@@ -272,3 +272,10 @@ def test_figures_have_the_digits_that_count():
     assert [figure(number) for number in (0, 1.6e-6, 0.0017, 0.4642, 2.036, 9.0, 50.5, 71.74, 8571.2)] == [
         "0", "1.6e-06", "0.0017", "0.464", "2.04", "9", "50.5", "71.7", "8\u202f571",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("at", [1e18, -1e18, 253_402_300_800.0, float("inf"), float("nan")])
+def test_a_time_without_a_date_keeps_no_row_from_being_shown(at: float) -> None:
+    assert moment(at)
+    assert isinstance(ago(at), str)
+    assert isinstance(duration(at), str)
