@@ -77,16 +77,18 @@ class RolloutRunner(AttemptRunner[Assignment]):
                 exit_ = await self._run_agent(assignment, session, workspace)
                 state.has_run = True
                 closed = await self.client.close_session(session.session_id)
-                if STATUSES[exit_.ending] is RolloutStatus.SUCCEEDED and not closed.answered:
-                    return unanswered(exit_)
+                is_unanswered = STATUSES[exit_.ending] is RolloutStatus.SUCCEEDED and not closed.answered
                 if closed.capped and exit_.ending is Ending.CRASHED:
                     exit_ = replace(exit_, ending=Ending.LIMIT)
-                await check_log(self.client, session, assignment.harness, workspace, exit_)
+                if not is_unanswered:
+                    await check_log(self.client, session, assignment.harness, workspace, exit_)
             async with self._stage(state, Stage.EVALUATE):
                 state.tampering = await _acts_since(before, assignment, workspace)
                 if exit_.excess:
                     excess = TamperingAct.at(TamperingKind.LIMITS, exit_.excess)
                     state.tampering = [*state.tampering[: MOST_ACTS - 1], excess]
+                if is_unanswered:
+                    return unanswered(exit_)
                 try:
                     verdict = await self._evaluate(state, workspace, workspaces.clean, exit_)
                 except Unreadable as error:  # what the agent left can't be judged: it is worth nothing

@@ -29,7 +29,7 @@ from rolltap.calllog.reading import (
     fetch_requests,
     fetch_sessions,
 )
-from rolltap.calllog.records import log_check_text, read_session, session_row
+from rolltap.calllog.records import log_check_text, read_session, readable_sessions, session_row
 from rolltap.calllog.schema import call_intents, sessions
 from rolltap.calllog.versions import bring_up_to_date
 from rolltap.calllog.writing import FactWriter, GroupWriter
@@ -175,7 +175,9 @@ class SqlCallLog:
 
     async def sessions(self, *, limit: int = 100, before: str | None = None) -> Sequence[Session]:
         query = sa.select(sessions).order_by(sessions.c.id.desc()).limit(limit)
-        return await self._page(query if before is None else query.where(sessions.c.id < before))
+        await self._writer.settled()
+        rows = await self.database.select(query if before is None else query.where(sessions.c.id < before))
+        return list(readable_sessions(map(tuple, rows)))
 
     async def all_sessions(self) -> AsyncIterator[Session]:
         query = sa.select(sessions).order_by(sessions.c.id).limit(PAGE)
