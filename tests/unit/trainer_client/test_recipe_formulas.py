@@ -313,16 +313,21 @@ def test_seeupo_turns_of_an_update_weigh_alike() -> None:
 
 def test_seeupo_has_one_clipped_ratio_a_turn_and_holds_the_later_ones() -> None:
     """s_t = exp(mean of log pi - log pi_old); A times the product of later s, held within 1 ± limit; GSPO's clip."""
-    drift = [[0.3, -0.1], [0.25], [0.5, 0.1, 0.0]]  # of the three turns of a rollout, by token
-    ratios = [math.exp(statistics.fmean(own)) for own in drift]
-    later = [min(1.2, max(0.8, math.prod(ratios[at + 1 :]))) for at in range(3)]
-    gains = [min(s * a * 0.7, min(1.2, max(0.8, s)) * a * 0.7) for s, a in zip(ratios, later, strict=True)]
-    tokens = [value for own in drift for value in own]
-    turns = torch.tensor([float(at + 1) for at, own in enumerate(drift) for _ in own])
-    batch = replace(batch_of([-1.0] * 6, [0.7] * 6, rollouts=[5] * 6), extra={"turn": turns})
-    predicted = Predictions(torch.tensor([-1.0 + value for value in tokens]), torch.zeros(6))
+    drifts = {5: [[0.3, -0.1], [0.25], [0.5, 0.1, 0.0]], 6: [[-0.05], [-0.4, 0.1]]}  # of each rollout's turns, by token
+    expected, tokens, turns, rollouts = 0.0, list[float](), list[float](), list[int]()
+    for rollout, drift in drifts.items():
+        ratios = [math.exp(statistics.fmean(own)) for own in drift]
+        for at, (ratio, own) in enumerate(zip(ratios, drift, strict=True)):
+            advantage = 0.7 * min(1.2, max(0.8, math.prod(ratios[at + 1 :])))
+            expected -= min(ratio * advantage, min(1.2, max(0.8, ratio)) * advantage) * len(own)
+            tokens += own
+            turns += [float(at + 1)] * len(own)
+            rollouts += [rollout] * len(own)
+    batch = replace(
+        batch_of([-1.0] * len(tokens), [0.7] * len(tokens), rollouts=rollouts), extra={"turn": torch.tensor(turns)}
+    )
+    predicted = Predictions(torch.tensor([-1.0 + value for value in tokens]), torch.zeros(len(tokens)))
     terms = SeeUPO(limit=0.2).loss(predicted, batch, PolicyLoss())
-    expected = -sum(gain * len(own) for gain, own in zip(gains, drift, strict=True))
     assert float(terms.loss) == pytest.approx(expected, rel=1e-5)
 
 
