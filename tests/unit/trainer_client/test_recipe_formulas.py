@@ -23,8 +23,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from rolltap.contract.leases import LeasedGroup
+from rolltap.trainer_client import estimators
 from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.loss import PolicyLoss
+from rolltap.trainer_client.loss import Correction, PolicyLoss
 from rolltap.trainer_client.network import Predictions
 from rolltap.trainer_client.planning import rows_to_train
 from rolltap.trainer_client.recipe import Recipe
@@ -253,9 +254,10 @@ def test_spiral_keeps_a_baseline_for_each_game_and_role() -> None:
 
 def test_cm2_needs_more_than_least_samples_of_a_turn_index() -> None:
     """Group 0 has four samples of its first turn, one of them without a judgement, and three of the second."""
-    step = view(leased())
+    games = (*GAMES, (Play(0.5, (Turn(SAME, 1, None),)),))  # nobody was judged in the last group
+    step = view(leased(games))
     expected, kept = [], []
-    for plays in counted():
+    for plays in counted(games):
         for play in plays:
             for index, turn in enumerate(play.turns):
                 alike = [other.turns[index].reward for other in plays if index < len(other.turns)]
@@ -274,10 +276,26 @@ def test_spear_compares_with_the_median_of_group_means() -> None:
     recipe = SPEAR(bonus=False)
     recipe.restore({"means": [0.1, 0.6, 0.9]})
     assert recipe.usual() == 0.6
-    back = replace(leased()[1], replay=True)
+    back = replace(leased(((*GAMES[1], Play(0.6, (Turn(SAME, 2, 0.0),))),))[0], replay=True)
     step = recipe.filtered(view([back]))
-    assert [rollout.trained for rollout in step.rollouts] == [True, False]
+    assert [rollout.trained for rollout in step.rollouts] == [True, False, False]  # the usual reward is no better
     assert by_turn(step, recipe.credit(step))[0] == pytest.approx(0.9 - 0.6)
+
+
+def test_spear_pays_the_turns_before_the_last_up_to_one() -> None:
+    """R' = R + min(.1 calls, 1) at the first step: 11 calls earn 1, none 0."""
+    plays = (Play(0.0, tuple(Turn(SAME, 1, 0.0) for _ in range(12))), Play(0.0, (Turn(SAME, 1, 0.0),)))
+    step = view(leased((plays,)))
+    found = by_turn(step, SPEAR().credit(step))
+    assert [found[0], found[-1]] == pytest.approx([0.5, -0.5])
+
+
+def test_differences_by_rounding_are_none_whatever_the_size() -> None:
+    one = np.zeros(2, np.int64)
+    assert estimators.centre(np.array([1.0, 1.0 + 1e-10]), one).tolist() == [0, 0]
+    assert estimators.centre(np.array([1000.0, 1000.0 + 1e-7]), one).tolist() == [0, 0]
+    assert estimators.centre(np.array([1.0, 1.0 + 1e-6]), one) == pytest.approx([-5e-7, 5e-7])
+    assert [Correction("truncated").needs_proximal, Correction().needs_proximal] == [True, False]
 
 
 def test_epo_rewards_entropy_within_its_bounds() -> None:
