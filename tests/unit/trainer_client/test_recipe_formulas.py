@@ -164,7 +164,7 @@ def test_gigpo_equations_6_to_8(spread: bool) -> None:
     assert by_turn(step, recipe.credit(step)) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(("likeness", "near"), [(0.85, False), (0.83, True)])
+@pytest.mark.parametrize(("likeness", "near"), [(0.85, False), (5 / 6, True)])
 def test_slea_rl_clusters_like_observations_of_a_group(likeness: float, near: bool) -> None:
     step, gamma, weight = view(leased()), 0.7, 0.5
     clusters: dict[Any, list[tuple[int, float]]] = defaultdict(list)
@@ -295,6 +295,8 @@ def test_differences_by_rounding_are_none_whatever_the_size() -> None:
     assert estimators.centre(np.array([1.0, 1.0 + 1e-10]), one).tolist() == [0, 0]
     assert estimators.centre(np.array([1000.0, 1000.0 + 1e-7]), one).tolist() == [0, 0]
     assert estimators.centre(np.array([1.0, 1.0 + 1e-6]), one) == pytest.approx([-5e-7, 5e-7])
+    batch, within = batch_of([-1.0], [1.0]), Correction("truncated", cap=2.0, band=(1.0, 1.0))
+    assert within(torch.tensor([-1.0]), batch)[1].tolist() == [1.0]  # at both ends of the band
     assert [Correction("truncated").needs_proximal, Correction().needs_proximal] == [True, False]
 
 
