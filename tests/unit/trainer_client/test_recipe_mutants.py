@@ -16,6 +16,7 @@ PARTS = 6
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1600)
 def test_no_change_of_one_line_survives() -> None:
     """Some hundred CPU seconds: some sixty changes, each with the recipes' tests in a process of its own."""
     part = int(time.time() / 86_400) % PARTS
