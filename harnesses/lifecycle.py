@@ -22,6 +22,7 @@ from rolltap.harnesses.base import (
     Job,
     Limits,
     Runtime,
+    Score,
     Source,
     Verdict,
     Workspace,
@@ -89,6 +90,10 @@ class RolloutRunner(AttemptRunner[Assignment]):
                     verdict = await self._evaluate(state, workspace, workspaces.clean, exit_)
                 except EvaluatorFailed as failure:
                     return Result.by(failure)
+                except Unreadable as error:  # what the agent left can't be judged: it is worth nothing
+                    unreadable = TamperingAct.at(TamperingKind.UNREADABLE, error.message)
+                    state.tampering = [*state.tampering[: MOST_ACTS - 1], unreadable]
+                    verdict = Verdict((Score(0.0),), {"unreadable": error.message})
             return Result(STATUSES[exit_.ending], reason_of(exit_), verdict, CAUSES.get(exit_.ending))
         finally:
             await asyncio.shield(_tear_down(workspaces))

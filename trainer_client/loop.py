@@ -156,7 +156,7 @@ class Trainer:
     def _gather(self, leases: LeaseHolder) -> bool:
         """Leases a step's groups, and those that the recipe wants again; False if `stopping` came first."""
         with self._clock.part("wait"):
-            notice = WaitNotice(self.client, self.settings.policy, self._print_line)
+            notice = WaitNotice(self.client, self.settings.policy, self._print_line, self._push)
 
             def waiting(missing: int) -> None:
                 self._watch.check()
@@ -191,7 +191,7 @@ class Trainer:
         weights.check_tokenizer(policy, served.tokenizer_hash, self.settings.model)
         if self._pushes_adapters:
             self._save_adapters()
-        if self._pushes_adapters or served.version != self.version or served.paused is not None:
+        if self._pushes_adapters or served.version != self.version or served.paused is not None or served.weights:
             self._push_restored()
         self._take_over_control(served)
         self._set_control(self.step)

@@ -18,9 +18,15 @@ FIRST_S, EVERY_S = 10.0, 60.0
 
 
 class WaitNotice:
-    """The lines of one wait, which begins when this is made. `print_line` prints one."""
+    """The lines of one wait, which begins when this is made. `print_line` prints one.
 
-    def __init__(self, client: TrainerClient, policy: str, print_line: PrintLine) -> None:
+    While the engines have other weights than the policy's, nothing that they sample can be trained: `push` is called.
+    """
+
+    def __init__(
+        self, client: TrainerClient, policy: str, print_line: PrintLine, push: Callable[[], None] = lambda: None
+    ) -> None:
+        self._push = push
         self._client = client
         self._policy = policy
         self._print_line = print_line
@@ -31,7 +37,11 @@ class WaitNotice:
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY_S
-        groups = self._client.policy(self._policy).groups
+        status = self._client.policy(self._policy)
+        if status.weights:
+            self._print_line(f"pushing the weights of {self._policy} again: {status.weights}")
+            self._push()
+        groups = status.groups
         ready, open_now, stale = (
             groups.get(status, 0) for status in (GroupStatus.COMPLETE, GroupStatus.OPEN, GroupStatus.STALE)
         )

@@ -27,6 +27,7 @@ from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.private_files import check_shown
 from rolltap.harnesses.refusals import refuse_image
+from rolltap.harnesses.runtimes.disk import is_full, limited_disk
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.machine import task_limit
 from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited
@@ -110,7 +111,10 @@ class BubblewrapWorkspace(FolderWorkspace):
             )
             share = Share(limits, (self.folder, self._folders.home, *launch.mounts.values()))
             stack.callback(remove_places, self.folder, self.read_only)
-            code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
+            with limited_disk(self._folders.root, limits.disk_mb):
+                code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
+                if not excess and is_full(self._folders.root):
+                    excess = f"over {limits.disk_mb} MB of disk"
         seconds = time.monotonic() - started
         output = self._folders.output()
         if code == 1 and output.startswith("bwrap: "):
@@ -175,4 +179,4 @@ class BubblewrapRuntime:
     async def prepare(self, source: Source) -> BubblewrapWorkspace:
         path = os.pathsep.join([*map(str, self.bins), SYSTEM_PATH])
         visible_folders = tuple(dict.fromkeys([Path(sys.base_prefix), *self.shown]))
-        return BubblewrapWorkspace(await make_folders(self.base, source), path, visible_folders)
+        return BubblewrapWorkspace(await make_folders(self.base, source, own_disk=True), path, visible_folders)

@@ -101,6 +101,8 @@ class PolicyStatus(PolicyState):
     `engine` is the name of its engine or pool. `control` is what a trainer has set for the rollouts to come, and
     `control_run` its run (None: the admin plane). `relayed`: the dialects whose calls go to a vendor under the user's
     own key; empty where rolltap's keys are taken. `context`: the context length in tokens, 0 if unknown.
+    `weights`: how the weights that the engines have differ from the policy's; empty if they do not. While it is set,
+    calls are refused.
     """
 
     policy: str
@@ -108,6 +110,7 @@ class PolicyStatus(PolicyState):
     trainable: bool
     relayed: Sequence[str]
     context: int = 0
+    weights: str = ""
     groups: Mapping[str, int]
     rollouts: Mapping[str, int]
     outstanding: int

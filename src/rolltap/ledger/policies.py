@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +19,17 @@ from rolltap.ledger.schema import abandoned, demands, groups, leases, policies, 
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.ledger.version_history import history_of
 from rolltap.types import GroupStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWeights:
+    """The weights that a policy's engines should have. `folder` is empty if they were sent without one; `paused` is the
+    mode of the update under way."""
+
+    version: int
+    folder: str = ""
+    adapter: str = ""
+    paused: str | None = None
 
 
 class PolicyVersions:
@@ -52,12 +64,23 @@ class PolicyVersions:
         statement = sa.select(policies).order_by(policies.c.name)
         return [_state_of(row) for row in await self._uow.select(statement)]
 
-    async def set_version(self, name: str, version: int) -> PolicyState:
-        """Records that the engines serve `version` from now on. Setting the current one again has no effect."""
+    async def served(self, name: str) -> ServedWeights:
+        """The weights that the policy's engines should have."""
+        statement = sa.select(policies).where(policies.c.name == name)
+        rows = await self._uow.select(statement)
+        if not rows:
+            raise UnknownPolicy(f"no policy {name!r}", param="policy")
+        return ServedWeights(rows[0].version, rows[0].folder or "", rows[0].adapter or "", rows[0].paused)
+
+    async def set_version(self, name: str, version: int, folder: str = "", adapter: str = "") -> PolicyState:
+        """Records that the engines serve `version` from now on. Setting the current one again has no effect.
+
+        `folder`: where engines can load it from again, as the adapter of this name if one is given.
+        """
 
         def work(tx: Tx) -> PolicyState:
             _assign(tx, name, version)
-            tx.run(_update(name).values(version=version))
+            tx.run(_update(name).values(version=version, folder=folder or None, adapter=adapter or None))
             tx.note("policy_version", name, version=version)
             tx.wake_trainers()
             return _state_of(locked_policy(tx, name))
