@@ -34,8 +34,9 @@ SLOW = "tau or slowly"
 FAST = f"not ({SLOW} or package or learner or rank or named)"
 MODULES = ("estimators", "loss", "critic", "scoring")
 
-EQUAL = {("archer", "Lt to LtE"), ("estimators", "LtE to Lt")}
-"""Changes that change nothing: a drawn number is never exactly .5, nor a difference exactly the tolerance."""
+EQUAL = {("archer", "Lt to LtE"), ("estimators", "LtE to Lt"), ("loss", "Lt to LtE")}
+"""Changes that change nothing: a drawn number is never exactly .5, nor a difference exactly the tolerance; and a token
+without an advantage has no loss to cap."""
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,

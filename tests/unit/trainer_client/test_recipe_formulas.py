@@ -300,6 +300,35 @@ def test_differences_by_rounding_are_none_whatever_the_size() -> None:
     assert [Correction("truncated").needs_proximal, Correction().needs_proximal] == [True, False]
 
 
+@pytest.mark.parametrize("tags", [(), ("easy",)])
+def test_sec_follows_the_mean_of_advantages_by_its_rate(tags: tuple[str, ...]) -> None:
+    """Q(c) <- rate r(c) + (1 - rate) Q(c), r(c) the mean |A| of the rollouts of the category."""
+    recipe = make_recipe("sec", {"tags": tags, "rate": 0.75})
+    expected: dict[str, float] = defaultdict(float)
+    for _ in range(2):
+        step = view(leased(tags=[("easy", "x"), ("hard",)]))
+        recipe.credit(step)
+        for names, plays in zip((("easy", "x"), ("hard",)), counted(), strict=True):
+            rewards = [play.reward for play in plays]
+            spread = statistics.stdev(rewards) + 1e-6
+            gain = statistics.fmean(abs(one - statistics.fmean(rewards)) / spread for one in rewards)
+            for name in names:
+                expected[name] = 0.75 * gain + 0.25 * expected[name]
+    kept = {name: value for name, value in expected.items() if not tags or name in tags}
+    assert recipe.state() == {"values": pytest.approx(kept, abs=1e-6)}
+
+
+def test_the_dual_clip_and_the_divergence_are_scaled_by_their_settings() -> None:
+    """Ye et al. 2020, eq. 5: a loss of c |A| at most; kl (exp(q) - q - 1) with q = log ref - log pi."""
+    batch = replace(batch_of([-4.0], [-0.5]), reference_M=torch.tensor([-1.3]))
+    predicted = Predictions(torch.tensor([-1.0]), torch.zeros(1))
+    assert float(PolicyLoss(clip_dual=3.0)(predicted, batch).loss) == pytest.approx(3.0 * 0.5)
+    plain = float(PolicyLoss()(predicted, batch).loss)
+    assert float(PolicyLoss(kl=0.25)(predicted, batch).loss) - plain == pytest.approx(
+        0.25 * (math.exp(-0.3) + 0.3 - 1), abs=1e-5
+    )
+
+
 def test_epo_rewards_entropy_within_its_bounds() -> None:
     """L = L_pg - strength sum w (H - c w(t) P): more entropy is a lower loss, an outlier a higher one."""
     usual, phase = torch.full((3,), 0.5), torch.full((3,), 0.25)
