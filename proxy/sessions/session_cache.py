@@ -2,7 +2,8 @@
 
 The key is the identity: a session is looked up in the store by the SHA-256 of its key. The result is trusted for
 `TRUST_S` seconds, so a session closed by another replica is refused after at most that time. A single
-process on its store looks a session up once. A session in use waits at most `ANSWERS_WITHIN_S` for a slow store.
+process on its store looks a session up once. The look-up of a session in use waits at most `ANSWERS_WITHIN_S` for a
+slow store; its calls are read again (`refresh`) as long as the caller says.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 UNDELIVERED_KEPT = 8
 TRUST_S = 1.0
 ANSWERS_WITHIN_S = 2.0
+RETRY_S = 0.2
 FOREST_BYTES = 1_000_000_000
 
 
@@ -187,15 +189,26 @@ class SessionCache:
             self._size -= live.weighed
             live.weighed = 0
 
-    async def refresh(self, live: LiveSession) -> bool:
-        """Loads the calls that other replicas recorded; True if there were any. Does not wait for a slow store."""
+    async def refresh(self, live: LiveSession, within_s: float) -> bool:
+        """Loads the calls that other replicas recorded; True if there were any.
+
+        Raises `StoreUnavailable` if the store could not be read `within_s` seconds: there may be calls that nobody here
+        knows.
+        """
         if self._single_process:
             return False
+        problem = "no answer in time"
         try:
-            async with asyncio.timeout(ANSWERS_WITHIN_S):
-                rows = await self._log.rows(live.session.id, known=live.forest.completed)
-        except (StoreUnavailable, TimeoutError):
-            return False
+            async with asyncio.timeout(within_s):
+                while True:
+                    try:
+                        rows = await self._log.rows(live.session.id, known=live.forest.completed)
+                        break
+                    except StoreUnavailable as error:
+                        problem = error.message
+                        await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise StoreUnavailable(f"the session's calls can't be read: {problem}", retry_after=1) from None
         return live.forest.load(rows)
 
     def forget(self, session: Session) -> None:

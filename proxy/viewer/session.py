@@ -36,6 +36,7 @@ BREAKS = {
     "parent_unfinished": "the parent's turn was not completed",
     "ambiguous_parent": "several recorded calls match and nothing decides",
     "tokens_differ": "the engine's own prompt ids do not extend the parent",
+    "parent_not_read": "the store did not answer in time, so calls of other proxies were not known",
     "policy_changed": "another policy, tokenizer or template renders this call",
 }
 """Breaks in words, by reason."""

@@ -257,4 +257,5 @@ async def test_a_session_in_use_does_not_wait_for_a_slow_store(monkeypatch: pyte
         assert (await live.enter("key", None)).session == session
         slow = SlowLog()
         await slow.open_session(session)
-        assert not await SessionCache(slow).refresh(entered)
+        with pytest.raises(StoreUnavailable):
+            await SessionCache(slow).refresh(entered, 0.02)
