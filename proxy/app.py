@@ -217,6 +217,7 @@ def _build(
         call_log.database,
         rebuilder=RemoteRebuilder(reading),
         close_session=sessions.close,
+        late_peers=partial(_late_peers, call_log, settings.queue.spool_wait_s, recorder.metrics),
         settings=LedgerSettings(trainer_silence=settings.queue.trainer_silence_s),
         tenants=policies.tenants,
     )
@@ -254,6 +255,14 @@ def _build(
         "admin": gated("admin", admin),
     }
     return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access, reading, keyring.accounts)
+
+
+async def _late_peers(call_log: LogWithDatabase, within_s: float, metrics: Metrics) -> Sequence[str]:
+    """Waits for the calls of other proxies. Counts if some may still be missing."""
+    late = await call_log.peers_behind(within_s)
+    if late:
+        metrics.ended_late()
+    return late
 
 
 def _release(prompts: Prompts, session: LiveSession) -> None:

@@ -54,6 +54,7 @@ MASKS = {
     "judge": "a judge's call, not the agent's",
     "simulator": "a simulated user's call, not the agent's",
     "other_policy": "another policy sampled it",
+    "late": "it came to the store after its rollout's end was settled",
     "evaluation": "the session measures, and is never trained",
     "abandoned": "the harness asked again with the same prompt, and went on with the other reply",
     "auxiliary": "a side call, for example for a title: no call of the agent goes on from it",

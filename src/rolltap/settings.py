@@ -140,6 +140,12 @@ class QueueSettings(Section):
         description="a trainer that has not taken, extended or ended a lease for this long no longer limits the queue, "
         "in seconds",
     )
+    spool_wait_s: float = Field(
+        default=10,
+        ge=0,
+        description="how long the end of a rollout waits for the calls of proxies that can't reach the store, in seconds; "
+        "its reason then begins with `late`",
+    )
 
 
 class EngineSettings(Section):

@@ -92,8 +92,7 @@ class ServerCheck:
         info["checked_at"] = now
 
     def _leave_older(self) -> None:
-        """Ends connections to servers of older timelines, also in a statement: its commit may wait for ever for a standby
-        that was promoted."""
+        """Ends connections to servers of older timelines, also in a statement: a commit may wait for ever there."""
         for driver, timeline in list(self._timelines.items()):
             if timeline < self._timeline:
                 driver.terminate()
