@@ -206,11 +206,14 @@ def _build(
     prompts = Prompts()
     policies, vendors = open_policies(settings, handles, http, prompts)
     single_process = call_log.database.dialect_name == "sqlite"  # which takes one writing process
+    clock = call_log.database.time
     digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
     forest_bytes, release = int(settings.limits.forests_mb * 1_000_000), partial(_release, prompts)
-    live = SessionCache(call_log, digests, single_process=single_process, forest_bytes=forest_bytes, release=release)
+    live = SessionCache(
+        call_log, digests, single_process=single_process, forest_bytes=forest_bytes, release=release, clock=clock
+    )
     recorder = Recorder(call_log, spans)
-    sessions = SessionService(call_log, lambda: policies.names, settings.limits, closed=live.forget)
+    sessions = SessionService(call_log, lambda: policies.names, settings.limits, closed=live.forget, clock=clock)
 
     reading = ReadingProcess(settings, call_log.settled)
     ledger = Ledger(
@@ -244,7 +247,7 @@ def _build(
         recorder.metrics.counted,
         _gates(keyring, ledger.audit, settings.limits, recorder.metrics, tampering_counter.note),
     )
-    view_access = Access("\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer)))
+    view_access = Access("\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer)), clock)
     append = partial(append_note, call_log.database)
     viewer = viewer_app(reading, view_access, Viewers(keyring), append, engines_of(policies))
     admin = mount(admin_app(services, keyring), viewer)

@@ -96,14 +96,17 @@ class SessionCache:
         capacity: int = 4096,
         forest_bytes: int = FOREST_BYTES,
         release: Callable[[LiveSession], None] = lambda live: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """`single_process`: no other process opens sessions, closes them or records their calls. `release(live)` is
-        called for a session that has ended, to drop what other caches keep for its next call.
+        called for a session that has ended, to drop what other caches keep for its next call. Sessions expire by
+        `clock`, which is the store's.
 
         Limits: `capacity` sessions, and `forest_bytes` bytes for all forests. Sessions with calls in flight are never
         evicted.
         """
         self._log = log
+        self.now = clock
         self._single_process = single_process
         self._closed = 0
         self._capacity = capacity
@@ -123,11 +126,11 @@ class SessionCache:
         hashed = key_hash(key)
         if (ended := self._ended.get(hashed)) is not None:
             self._drop(hashed)
-            _check(ended, url_session_id)
+            _check(ended, url_session_id, self.now())
         live = self._referenced.get(hashed)
         if live is None or live.trusted_until < time.monotonic():
             live = await self._look_up(hashed, live, url_session_id)
-        _check(live.session, url_session_id)
+        _check(live.session, url_session_id, self.now())
         live.hashed_key = hash(key)
         act_for(tenant_of(live.session.tags))
         self._touch(live)  # it may have been evicted during the lookup
@@ -146,7 +149,7 @@ class SessionCache:
             raise Unauthenticated("the API key is not known; open a session and use its key")
         if session.closed_at is not None:
             self._let_end(session)
-        _check(session, url_session_id)  # before its forest is loaded
+        _check(session, url_session_id, self.now())  # before its forest is loaded
         act_for(tenant_of(session.tags))
         live = known or await self.adopt(session)
         if live.session.closed_at is None:  # no session opens again
@@ -214,7 +217,7 @@ class SessionCache:
     def forget(self, session: Session) -> None:
         """Ends a session that was closed through this process."""
         self._closed += 1
-        self._let_end(replace(session, closed_at=session.closed_at or time.time()))
+        self._let_end(replace(session, closed_at=session.closed_at or self.now()))
 
     def _let_end(self, session: Session) -> None:
         """Refuses the session from now on. Its forest is freed when the calls in flight have ended."""
@@ -227,10 +230,10 @@ class SessionCache:
             self._release(live)
 
 
-def _check(session: Session, url_session_id: str | None) -> None:
+def _check(session: Session, url_session_id: str | None, now: float) -> None:
     if url_session_id is not None and url_session_id != session.id:
         raise Unauthenticated(f"the key does not belong to session {url_session_id!r} of the URL")
     if session.closed_at is not None:
         raise SessionClosed(f"session {session.id} is closed; open a new one")
-    if session.expires_at <= time.time():
+    if session.expires_at <= now:
         raise SessionClosed(f"session {session.id} has expired; open a new one")

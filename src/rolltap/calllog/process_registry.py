@@ -23,7 +23,7 @@ from contextlib import suppress
 
 import sqlalchemy as sa
 
-from rolltap.calllog.base import CallIntent
+from rolltap.calllog.base import CLOCK_OFF_S, CallIntent
 from rolltap.calllog.database import Database, Durability
 from rolltap.calllog.facts import aborted
 from rolltap.calllog.insert import Insert
@@ -66,6 +66,7 @@ class ProcessRegistry:
         self._latest: dict[str, str] = {}
         self._marks: deque[tuple[float, dict[str, str]]] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._clock_off = False
         self.beats = True
         """Whether the last heartbeat could be written: a small write like those of calls."""
         self.waiting: Callable[[], int] = lambda: 0
@@ -152,8 +153,16 @@ class ProcessRegistry:
                 log.warning("the heartbeat could not be written: %s", str(error) or "no answer in time")
                 continue
             self.beats = True
+            self._note_clock()
             if count:
                 log.warning("%d open calls of a dead process are recorded as aborted", count)
+
+    def _note_clock(self) -> None:
+        """Warns once while this machine's clock is off."""
+        ahead = self._database.clock_ahead_s
+        if (off := abs(ahead) > CLOCK_OFF_S) and not self._clock_off:
+            log.warning("this machine's clock is %+.1f s off the database's: set it (NTP)", ahead)
+        self._clock_off = off
 
     def _latest_long_ago(self) -> dict[str, str]:
         """The greatest call id of each own process `MARGIN_S` ago, if known."""

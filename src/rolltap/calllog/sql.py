@@ -102,9 +102,10 @@ class SqlCallLog:
         except (StoreUnavailable, TimeoutError):
             answers = False
         spool = self._writer.spool
+        ahead = round(self.database.clock_ahead_s, 1)
         if spool is None:
-            return Condition(answers)
-        return Condition(answers and not spool.in_use, spool.room)
+            return Condition(answers, None, ahead)
+        return Condition(answers and not spool.in_use, spool.room, ahead)
 
     async def open_session(self, session: Session) -> None:
         await self._commits.append(session)

@@ -53,7 +53,11 @@ async def check_store(settings: Settings) -> Finding:
         return Finding("store", f"{name}: in use by the running server (process {error.holder})")
     except RolltapError as error:
         return Finding("store", name, error.message, healthy=False)
+    condition = await call_log.condition()
     await call_log.close()
+    if condition.clock_is_off:
+        advice = f"this machine's clock is {condition.clock_ahead_s:+.1f} s off the store's: set it (NTP)"
+        return Finding("store", name, advice, healthy=False)
     return Finding("store", name)
 
 
