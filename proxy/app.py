@@ -28,7 +28,7 @@ from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
 from rolltap.proxy.cache_space import SHARED
 from rolltap.proxy.call.admission import Admission, Vendors
-from rolltap.proxy.call.engine_watch import probe_engine, watch_engine
+from rolltap.proxy.call.engine_watch import probe_engine, watch_engine, watch_tokenizers
 from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.policies import Policies
@@ -136,6 +136,7 @@ class Rolltap:
             policy.learn_state(state)
             await probe_engine(self.policies, policy)
             self._start(watch_engine(self.policies, policy))
+        self._start(watch_tokenizers(self.policies))
         weights = WeightsCheck(self.policies, self.ledger.policies, recorder.metrics)
         self._start(watch_weights(weights, self.policies.all))
 

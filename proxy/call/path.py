@@ -69,7 +69,7 @@ class CallPath:
         try:
             await self._admission.admit(arrival)
             http.release_room()  # the body is parsed: its memory reservation ends
-            arrival.policy.check_weights()
+            arrival.policy.check_engine()
             arrival.policy.source.check(arrival.request)
             self._recorder.metrics.stage("admit", arrival.at)
             with arrival.session.slot(self._limits.calls_at_once):

@@ -96,7 +96,7 @@ class SessionCache:
         capacity: int = 4096,
         forest_bytes: int = FOREST_BYTES,
         release: Callable[[LiveSession], None] = lambda live: None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """`single_process`: no other process opens sessions, closes them or records their calls. `release(live)` is
         called for a session that has ended, to drop what other caches keep for its next call. Sessions expire by
@@ -106,7 +106,7 @@ class SessionCache:
         evicted.
         """
         self._log = log
-        self.now = clock
+        self.now = clock or (lambda: time.time())
         self._single_process = single_process
         self._closed = 0
         self._capacity = capacity
