@@ -25,7 +25,7 @@ async def tokenizer_difference(engine: Any, tokenizer: Any, model: str) -> str:
         servers = [replica.engine for replica in engine.replicas.serving]
     for server in servers:
         if isinstance(server, Tokenizes) and (difference := await _difference(server, tokenizer, model)):
-            return f"engine {server.name} has another tokenizer than the policy's: {difference}"
+            return f"engine {engine.name} has another tokenizer than the policy's: {difference}"
     return ""
 
 
