@@ -143,8 +143,8 @@ class QueueSettings(Section):
     spool_wait_s: float = Field(
         default=10,
         ge=0,
-        description="how long the end of a rollout waits for the calls of proxies that can't reach the store, in seconds; "
-        "its reason then begins with `late`",
+        description="how long the end of a rollout waits for the calls of proxies that can't reach the store, in "
+        "seconds; its reason then begins with `late`",
     )
 
 
