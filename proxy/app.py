@@ -248,7 +248,8 @@ def _build(
         recorder.metrics.counted,
         _gates(keyring, ledger.audit, settings.limits, recorder.metrics, tampering_counter.note),
     )
-    view_access = Access("\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer)), clock)
+    secret = "\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer))
+    view_access = Access(secret, clock, used_links=settings.data / "used-links")
     append = partial(append_note, call_log.database)
     viewer = viewer_app(reading, view_access, Viewers(keyring), append, engines_of(policies))
     admin = mount(admin_app(services, keyring), viewer)

@@ -22,8 +22,7 @@ class Trace:
     """One conversation. `created_at` is None if the trace has no time. `id` is the trace's own; "": it has none.
 
     `context`: the replies (indices of `messages`) that the trace says are no targets. `unread`: keys of the document
-    and its messages that no reader knows.
-    `place` is its file and line, for messages.
+    and its messages that no reader knows. `place`: its file and line, for messages.
     """
 
     name: str

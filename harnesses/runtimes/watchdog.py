@@ -25,6 +25,7 @@ from rolltap.harnesses.runtimes.usage import OpenUsage, disk_usage, open_usage
 LOOK_EVERY_S = 0.5
 OPEN_EVERY = 2
 DISK_EVERY = 4
+NOTHING_OPEN = OpenUsage()
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -39,7 +40,7 @@ class WatchedRun:
     excess: str = ""
     over: bool = False  # the run has ended: its pid may be another process's now
     looks: int = field(default=0)
-    open: OpenUsage = field(default_factory=OpenUsage)
+    open: OpenUsage = NOTHING_OPEN
     measuring: threading.Thread | None = field(default=None)
 
     def look(self, processes: int, memory: int, pids: Collection[int] = ()) -> None:

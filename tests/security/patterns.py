@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ast
 import re
-import re._constants as codes
-import re._parser as parser
+import re._constants as codes  # pyright: ignore[reportMissingImports]
+import re._parser as parser  # pyright: ignore[reportMissingImports]
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

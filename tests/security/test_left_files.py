@@ -18,7 +18,7 @@ import pytest
 
 from rolltap.errors import Unreadable
 from rolltap.harnesses import lifecycle
-from rolltap.harnesses.base import Command, Job, Launch
+from rolltap.harnesses.base import Command, Evidence, Job, Launch, Verdict
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
@@ -160,3 +160,22 @@ async def test_a_workspace_that_can_not_be_scanned_is_counted(
     body = await rolled_out(server, "scripted", tmp_path / "left", tmp_path / "places")
     assert [act["kind"] for act in body["tampering"]] == ["unreadable"]
     assert (body["status"], server.rewards[0]["value"]) == ("succeeded", 1.0)
+
+
+async def test_work_that_can_not_be_read_is_worth_nothing(server: Stub, tmp_path: Path) -> None:
+    """It is no failure of the infrastructure, which would be tried again."""
+
+    class Evaluator:
+        name, needs_clean_workspace, reward_files = "strict", False, ()
+
+        async def evaluate(self, evidence: Evidence) -> Verdict:
+            raise Unreadable("the agent's changes have more data than may be copied")
+
+    Files({"a": "1"})(tmp_path / "left")
+    agent = Leaves("x", tmp_path / "left")
+    job = Assignment(Task("t", "Work."), Files({}), agent, ProcessRuntime(tmp_path / "places"), Evaluator())
+    async with AdminClient(server.url, "admin") as client:
+        await run_groups(RolloutRunner(client), [job], policy="p", n=1)
+    (body,) = server.finished.values()
+    assert (body["status"], server.rewards[0]["value"]) == ("succeeded", 0.0)
+    assert [act["kind"] for act in body["tampering"]] == ["unreadable"]

@@ -75,7 +75,7 @@ class ReaderServer:
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-c", RUN, *self._modules],
-                    stdin=theirs,
+                    stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     env={"PYTHONPATH": path, "PATH": os.defpath, "LANG": "C.UTF-8"},
                     cwd="/",

@@ -48,7 +48,7 @@ class Plane:
     """Groups wait in `ready`; what trainers did is in `calls`, `acked`, `refused` and `pushed`.
 
     `lose` are leases that will be somebody else's when they are acknowledged; `fail_next` drops the connection of that
-    many coming requests.
+    many coming requests. `balancer` holds what a balancer answers to coming requests: a status and a body each.
     """
 
     policy: str = "policy"
@@ -67,6 +67,7 @@ class Plane:
     digests: dict[int, str] = field(default_factory=dict)  # by version
     lose: set[str] = field(default_factory=set)
     fail_next: int = 0
+    balancer: list[tuple[int, bytes]] = field(default_factory=list)
     cold: int = 0  # how many coming controls are refused, as the engine has not answered yet
     stale: int = 0  # groups that nobody may lease any more
     rollouts: dict[str, int] = field(default_factory=dict)  # by status
@@ -264,6 +265,9 @@ def running(plane: Plane) -> Iterator[str]:
                 plane.fail_next -= 1
                 self.close_connection = True
                 return
+            if plane.balancer:
+                self._send(*plane.balancer.pop(0))
+                return
             try:
                 if self.headers["authorization"] != f"Bearer {KEY}":
                     raise Unauthenticated("this is not a trainer key")
@@ -273,8 +277,9 @@ def running(plane: Plane) -> Iterator[str]:
                 self._send(error.status, json.dumps({"error": fields}).encode())
 
         def _send(self, status: int, body: bytes) -> None:
-            self.send_response(204 if status == 200 and not body else status)
-            if body:
+            is_empty = status == 200 and not body
+            self.send_response(204 if is_empty else status)
+            if not is_empty:
                 self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

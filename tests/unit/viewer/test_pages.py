@@ -7,6 +7,7 @@ import re
 from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -31,6 +32,11 @@ def viewed(viewed_by_all: Viewed) -> Viewed:
     return viewed_by_all
 
 
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""The whole policy of every page: a source that is added, such as `'unsafe-inline'`, opens it to recorded text."""
 ALLOWED_SCRIPT = re.compile(r"/view/assets/[0-9a-f]{12}/[a-z]+\.js")
 
 
@@ -169,7 +175,7 @@ async def test_pages_need_a_link_that_works_once(viewed: Viewed):
         async with stranger.get(link) as response:
             cookie = response.headers["set-cookie"]
             assert {"HttpOnly", "SameSite=strict", "Path=/view"} <= {part.strip() for part in cookie.split(";")}
-            assert "script-src 'self'" in response.headers["content-security-policy"]
+            assert response.headers["content-security-policy"] == POLICY
         async with stranger.get(link) as response:
             assert response.status == 403
             assert "set-cookie" not in response.headers
@@ -246,6 +252,25 @@ def test_links_and_cookies_end(use: str):
     assert access.redeem(cookie) is None
     now[0] += 8 * 86_400
     assert access.holder(cookie) is None
+
+
+def test_a_used_link_stays_used_after_a_restart_and_in_every_process(tmp_path: Path) -> None:
+    now = [1000.0]
+
+    def access() -> Access:
+        return Access("secret", lambda: now[0], tmp_path / "used-links")
+
+    first, other = access().new_link(), access().new_link("key")
+    assert access().redeem(first)
+    assert access().redeem(first) is None
+    assert access().redeem(other)
+    assert access().redeem(other) is None
+    text = (tmp_path / "used-links").read_text()
+    assert first not in text
+    assert (tmp_path / "used-links").stat().st_mode & 0o77 == 0
+    now[0] += 2 * LINK_S
+    assert access().redeem(access().new_link())
+    assert len((tmp_path / "used-links").read_text().splitlines()) == 1
 
 
 async def test_a_long_session_is_announced_before_it_is_read(viewed: Viewed, monkeypatch: pytest.MonkeyPatch):
