@@ -135,7 +135,7 @@ async def test_a_shown_call_is_of_the_kind_that_the_exports_have(home: Service) 
 
 
 async def test_nodes_run_what_was_submitted_for_them(home: Service) -> None:
-    tasks = write_tasks(home.folder, 3, harness="command", argv=["true"])
+    tasks = write_tasks(home.folder, 3, harness="command", argv=[PYTHON, "-c", ASK])
     status, told = await home.run("run", tasks, "--n", "4", "--detach", "--id", "detached")
     assert status == 0, told
     nodes = [home.command("node", "--until-idle", "--name", f"n{number}") for number in range(2)]
