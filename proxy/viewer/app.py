@@ -45,6 +45,9 @@ EnginesOf = Callable[[str], Sequence[EngineLine]]
 AppendNote = Callable[[NewNote], Awaitable[object]]
 Name = Annotated[str, Query(max_length=256)]
 Text = Annotated[str, Query(max_length=NOTE_CHARS)]
+PagePath = Annotated[str, Query(max_length=256, pattern=r"^(\w[\w/-]*)?$")]
+"""A page below `/view/`, of letters, digits, _, - and /: it leads nowhere else."""
+
 Position = Annotated[int, Query(ge=0, lt=2**31)]
 Start = Annotated[int, Query(alias="from", ge=0, lt=2**31)]
 
@@ -140,21 +143,22 @@ async def _error_page(_: Request, error: Exception) -> Response:
 
 def _add_entrance(app: FastAPI, access: Access) -> None:
     @app.get("/open")
-    async def open_link(token: str = "") -> Response:
+    async def open_link(token: str = "", page: PagePath = "") -> Response:
         cookie = access.redeem(token)
         if cookie is None:
             text = "It was used before, or is older than 15 minutes. This makes a new one:"
             page = render("message.html", heading="This link is over", text=text, command="rolltap view")
             return HTMLResponse(page, 403)
         # A page that continues by itself, not a redirect: a link followed from another site carries no strict cookie.
-        response = HTMLResponse(render("opened.html"))
+        response = HTMLResponse(render("opened.html", page=page))
         response.set_cookie(access.cookie, cookie, max_age=COOKIE_S, path="/view", httponly=True, samesite="strict")
         return response
 
     @app.post("/links")
-    async def new_link(request: Request) -> dict[str, str]:
-        """Returns a one-time link, as its path."""
-        return {"path": f"/view/open?token={access.new_link(request.state.key_id)}"}
+    async def new_link(request: Request, page: PagePath = "") -> dict[str, str]:
+        """Returns a one-time link, as its path. It leads to `page`, by default the list of sessions."""
+        to = f"&page={page}" if page else ""
+        return {"path": f"/view/open?token={access.new_link(request.state.key_id)}{to}"}
 
     @app.get("/assets/{version}/{name}")
     async def asset(version: str, name: str) -> Response:

@@ -20,6 +20,8 @@ START, AGENTS, RECORD, TRAIN, OPERATE = "Start", "Run agents", "The record", "Tr
 """The panels of `rolltap --help`, in their order."""
 
 ELSEWHERE = {
+    "try": (START, "first", "try_"),
+    "config": (START, "config", "app"),
     "run": (AGENTS, "run", "run"),
     "status": (AGENTS, "tasks", "status"),
     "cancel": (AGENTS, "tasks", "cancel"),
