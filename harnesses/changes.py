@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import filecmp
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatch
 from pathlib import Path
+
+from rolltap.harnesses.copying import CopyBudget
+from rolltap.harnesses.logs.files import LeftFiles
 
 TEST_FILES = (
     *("test/*", "tests/*", "*/test/*", "*/tests/*", "test_*.py", "*/test_*.py", "*_test.py"),
@@ -23,6 +25,10 @@ TEST_FILES = (
     *("sitecustomize.py", "*/sitecustomize.py", "usercustomize.py", "*/usercustomize.py", "*.pth"),
 )
 """Files that an evaluator takes from the source, never from the agent: tests and their configuration."""
+
+MOST_BYTES = 4 << 30
+MOST_FILES = 200_000
+"""The most data and files of an agent that are copied into a clean workspace."""
 
 UNSEEN = {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"}
 """Folders that are not compared: those of builds and tools."""
@@ -56,8 +62,9 @@ def is_protected(path: str, patterns: tuple[str, ...]) -> bool:
 def apply_changes(every: list[Change], after: Path, target: Path, protected: tuple[str, ...]) -> list[Change]:
     """Applies the changes to `target`, except protected files and paths that lead outside through a link.
 
-    Returns the changes that were not applied.
+    Returns the changes that were not applied. Raises `Unreadable` for more than `MOST_BYTES` or `MOST_FILES`.
     """
+    budget = CopyBudget(MOST_BYTES, MOST_FILES)
     dropped = []
     for change in every:
         destination = target / change.path
@@ -68,7 +75,10 @@ def apply_changes(every: list[Change], after: Path, target: Path, protected: tup
             destination.unlink()
         if change.kind is not ChangeKind.DELETED:
             destination.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(after / change.path, destination, follow_symlinks=False)
+            if (after / change.path).is_symlink():
+                destination.symlink_to((after / change.path).readlink())
+            else:
+                budget.copy(LeftFiles(after), change.path, destination)
     return dropped
 
 

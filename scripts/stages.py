@@ -82,7 +82,8 @@ PRODUCT = ("src", "proxy", "reconstructor", "trainer_client", "harnesses")
 CORE: tuple[Command | Tests, ...] = (
     Tests(
         "test",
-        "sample or not (harness or families or engines or trainers or sources or acceptance or packaging or faults or long)",
+        "sample or not (harness or families or engines or trainers or sources or acceptance or packaging or faults"
+        " or long)",
         options=("-n", "3", "--dist", "worksteal"),
         prepare=SERVERS,
         hang_s=500,

@@ -187,6 +187,15 @@ class PostgresServer:
             os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
         self._run("initdb", "-D", str(self.folder / "data"), "-A", "trust", "-U", "rolltap", "--no-sync")
 
+    def follow(self, primary: PostgresServer) -> None:
+        """Becomes a streaming standby of `primary`, not started yet. What this server had is gone."""
+        data = self.folder / "data"
+        shutil.rmtree(data)
+        self._run("pg_basebackup", "-d", primary.url(), "-D", str(data), "-R", "-c", "fast", "--no-sync")
+
+    def promote(self) -> None:
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-w", "promote")
+
     def start(self, max_connections: int = 100) -> None:
         options = {
             "port": self.port,

@@ -17,6 +17,7 @@ from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Wo
 from rolltap.harnesses.changes import TEST_FILES, Change, apply_changes, changes
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.output import last_line
+from rolltap.harnesses.untrusted import read_untrusted
 
 REPORT = "junit.xml"
 PATCH = "test.patch"
@@ -82,7 +83,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         files = dict.fromkeys(test.split("[")[0] for test in tests)
         launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *options, *files))
         exit_ = await evidence.run(clean, "the tests", launch)
-        results = read_report(clean.home_folder / REPORT, exit_.output)
+        results = await read_untrusted(read_report, clean.home_folder / REPORT, exit_.output)
         passed = {test: _test_passed(test, results) for test in tests}
         detail = {
             "passed": [test for test, ok in passed.items() if ok],

@@ -18,27 +18,27 @@ from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.conversation.chat import Message, Reasoning, ToolCall
 
 
-class RecordedCall(NamedTuple):
-    """A tool call of a recorded reply."""
+class EchoedCall(NamedTuple):
+    """A tool call of a recorded reply, which the client sends back."""
 
     call: ToolCall
     reply: Message
 
 
-def recorded_calls(messages: Sequence[Message], forest: Forest, handles: Handles) -> dict[str, RecordedCall]:
+def recorded_calls(messages: Sequence[Message], forest: Forest, handles: Handles) -> dict[str, EchoedCall]:
     """The recorded call for each id in `messages` that is a handle of a reply in the forest."""
     named = {call.id for message in messages for call in message.tool_calls}
     named |= {message.tool_call_id for message in messages if message.tool_call_id}
-    calls: dict[str, RecordedCall] = {}
+    calls: dict[str, EchoedCall] = {}
     for handle in named:
         node = forest.nodes.get(handles.read(handle) or "")
         if node is not None and node.reply is not None:
             reply = node.reply
-            calls |= {call.id: RecordedCall(call, reply) for call in reply.tool_calls if call.id == handle}
+            calls |= {call.id: EchoedCall(call, reply) for call in reply.tool_calls if call.id == handle}
     return calls
 
 
-def as_recorded(messages: Sequence[Message], calls: Mapping[str, RecordedCall]) -> list[Message]:
+def as_recorded(messages: Sequence[Message], calls: Mapping[str, EchoedCall]) -> list[Message]:
     """The messages with what belongs to the recorded `calls`, by the ids that the client sends: given ids, extras, and
     the thinking's blocks."""
     ids = {id: recorded.call.given_id for id, recorded in calls.items() if recorded.call.given_id}
@@ -51,7 +51,7 @@ def as_recorded(messages: Sequence[Message], calls: Mapping[str, RecordedCall]) 
     return [_with_extras(message, wanted) for message in rows] if wanted else rows
 
 
-def _with_extras(message: Message, recorded: Mapping[str, RecordedCall]) -> Message:
+def _with_extras(message: Message, recorded: Mapping[str, EchoedCall]) -> Message:
     known = [recorded[call.id] for call in message.tool_calls if call.id in recorded]
     if not known:
         return message

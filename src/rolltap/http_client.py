@@ -6,6 +6,7 @@ A `Request` says what to send and how to read the reply; `HttpClient` (blocking)
 * A server that can't be reached, or whose store or engine can't, is asked again with growing pauses for `patience`
   seconds, and at least twice; then `ServerUnreachable`, or the server's own error. The first failure is logged. A
   request that must not be repeated is marked `once`.
+* An error without our body is a balancer's, which answers for a server that it doesn't reach: the same as no answer.
 * A redirect is an error, since the key would travel with it, and the environment's proxies are not used.
 """
 
@@ -18,6 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http.client import responses
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlencode
@@ -101,7 +103,7 @@ class Request(Generic[T]):
         """How tenacity repeats this call."""
         enough = stop_all(stop_before_delay(patience), stop_after_attempt(2))
         return {
-            "retry": retry_if_exception_type((*UNREACHABLE, StoreUnavailable, EngineUnavailable)),
+            "retry": retry_if_exception_type((*UNREACHABLE, ServerUnreachable, StoreUnavailable, EngineUnavailable)),
             "stop": stop_after_attempt(1) if self.once else enough,
             "wait": wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
             "reraise": True,
@@ -159,7 +161,7 @@ class HttpClient(_Target):
             with self._opener.open(outgoing, timeout=self.timeout + request.wait) as response:
                 return response.read()
         except urllib.error.HTTPError as error:
-            raise error_of(error.code, error.read(), error.headers.get("retry-after")) from None
+            raise error_of(error.code, error.read(), error.headers.get("retry-after"), self.url) from None
 
 
 class AsyncHttpClient(_Target):
@@ -201,7 +203,7 @@ class AsyncHttpClient(_Target):
         ) as response:
             body = await response.read()
             if response.status >= 300:
-                raise error_of(response.status, body, response.headers.get("retry-after"))
+                raise error_of(response.status, body, response.headers.get("retry-after"), self.url)
             return body
 
 
@@ -211,12 +213,16 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return
 
 
-def error_of(status: int, body: bytes, retry_after: str | None = None) -> RolltapError:
+def error_of(status: int, body: bytes, retry_after: str | None = None, url: str = "the server") -> RolltapError:
     """The exception that an error reply stands for."""
+    pause = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdecimal() else None
     try:
         fields = msgspec.json.decode(body)["error"]
         code, message, param = fields["code"], fields["message"], fields.get("param")
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
-        return RolltapError(f"the server answered {status}: {body[:200].decode(errors='replace')!r}")
-    pause = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdecimal() else None
+        answer = f"{url} answered {status} ({responses.get(status, 'an unknown status')})"
+        if status < 400:
+            return RolltapError(f"{answer}, as no rolltap server does")
+        why = "without a rolltap server's error: no server is there, or a balancer doesn't reach one"
+        return ServerUnreachable(f"{answer} {why}", retry_after=pause)
     return ERRORS.get(code, RolltapError)(message, param=param, retry_after=pause)

@@ -133,7 +133,7 @@ async def through(
                 await home.engine.journal.until(lambda entries: all(e.outcome != "running" for e in entries))
             else:
                 run.exits.append(await launched)
-        log = read_log(harness.name, workspace)
+        log = read_log(harness.name, workspace.home_folder, workspace.folder)
         run.log = change(replace(log, complete=not scenario.kill)) if log is not None else None
         run.files = {
             path: (workspace.folder / path).read_text() for path in scenario.makes if (workspace.folder / path).exists()

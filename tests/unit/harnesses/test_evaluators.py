@@ -12,6 +12,7 @@ from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Ending, Evaluator, Evidence, Exit, Limits, Runtime, Source, Verdict, Workspace
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
+from rolltap.harnesses.evaluators.exit_status import check_survived
 from rolltap.harnesses.evaluators.harbor import HarborCheck, chosen_reward
 from rolltap.harnesses.evaluators.llm_judge import LlmJudge
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
@@ -122,6 +123,49 @@ async def test_a_patch_that_does_not_apply_and_a_missing_pytest_are_errors(runti
         await judged(PytestCheck(("t",), test_patch="--- nonsense\n"), runtime, {})
     with pytest.raises(EvaluatorFailed, match="no report"):
         await judged(PytestCheck(("t",), python="true"), runtime, {})
+
+
+@pytest.mark.parametrize(
+    ("command", "reward"),
+    [
+        ("no_such_program", None),
+        ("touch check; ./check", None),
+        ("printf '#!/no/interpreter\n' > check; chmod +x check; ./check", None),
+        ("bash missing.sh", None),
+        ("if true; echo", None),
+        ("kill -9 $$", None),
+        ("bash -c 'kill -SEGV $$'", None),
+        ("exit 126", None),
+        ("exit 192", None),
+        ("exit 193", 0.0),
+        ("exit 125", 0.0),
+        ("false", 0.0),
+        ("false | tee log", 0.0),
+        ("yes | head -n 1", 1.0),
+        ("true", 1.0),
+    ],
+)
+async def test_an_evaluator_that_could_not_run_is_no_verdict(
+    command: str, reward: float | None, runtime: Runtime
+) -> None:
+    if reward is None:
+        with pytest.raises(EvaluatorFailed, match=r"could not run|was ended by a signal"):
+            await judged(CommandCheck(command), runtime, {})
+    else:
+        assert (await judged(CommandCheck(command), runtime, {})).scores[0].value == reward
+
+
+def test_a_reward_that_a_killed_evaluator_wrote_does_not_count() -> None:
+    """Checks write a 0 first, and the true reward at their end."""
+    for exit_ in (
+        Exit(Ending.CRASHED, 1.0, 137),
+        Exit(Ending.CRASHED, 1.0, None),
+        Exit(Ending.CRASHED, 1.0, 0, excess="memory"),
+    ):
+        with pytest.raises(EvaluatorFailed, match=r"test\.sh"):
+            check_survived(exit_, "test.sh")
+    for code in (0, 1, 127, 141, 255):
+        check_survived(Exit(Ending.CRASHED, 1.0, code), "test.sh")
 
 
 async def test_command_by_exit_code_and_by_reward_file(runtime: Runtime) -> None:
