@@ -34,6 +34,18 @@ ABSENT = (b"null", b"false", b"{}")
 """Values of a large field (messages, tools, system text) that count as absent."""
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
+_SIZE = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<sign><=|>=) (?P<length>\d+)")
+_RANGE = re.compile(r"(?<=` )(?P<sign><=|>=) (?P<limit>[\d.-]+)")
+_TYPE = re.compile(r"`(?P<kind>int|float|str|bool|object|array|null)`")
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+}
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$", re.DOTALL)
 _IMAGE = re.compile(r"^data:image/(?:png|jpeg|jpg|gif|webp)(?:;[\w-]+=[^;,]*)*;base64,", re.IGNORECASE)
 
@@ -94,7 +106,19 @@ def _field_error(text: str, where: str) -> InvalidRequest:
         return invalid(join(where, path, unknown["field"]), "this field is not supported; leave it out")
     if missing := _MISSING.match(reason):
         return invalid(join(where, path, missing["field"]), "this field is required")
-    return invalid(join(where, path), reason[0].lower() + reason[1:])
+    return invalid(join(where, path), in_words(reason))
+
+
+def in_words(reason: str) -> str:
+    """A validator's reason in the words of JSON: `object` for a dict, `number` for a float, a size as such."""
+    if size := _SIZE.fullmatch(reason):
+        kind, sign, length = _WORDS.get(size["kind"], size["kind"]), size["sign"], int(size["length"])
+        if sign == "<=" and length == 0:
+            return f"not supported here: leave it out, or send an empty {kind}"
+        return f"expected {kind} of length {'at most' if sign == '<=' else 'at least'} {length}"
+    text = _RANGE.sub(lambda found: f"at {'least' if found['sign'] == '>=' else 'most'} {found['limit']}", reason)
+    text = _TYPE.sub(lambda found: _WORDS.get(found["kind"], found["kind"]), text)
+    return text[0].lower() + text[1:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,15 @@ text run: scripts and styles come only from this server's files.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from rolltap.contract.notes import NOTE_CHARS, NewNote, NoteKind
-from rolltap.errors import Forbidden, InvalidRequest, RolltapError
+from rolltap.errors import Forbidden, InvalidRequest, NotFound, RolltapError
 from rolltap.proxy.reading_process.asking import AskRecord
 from rolltap.proxy.viewer.access import COOKIE_S, Access, Viewers
 from rolltap.proxy.viewer.one_file import SavedPages
@@ -68,8 +69,11 @@ def viewer_app(
     return app
 
 
-def mount(plane: FastAPI, viewer: FastAPI) -> FastAPI:
-    """Mounts the pages at `/view` of a plane, and redirects the plane's root there."""
+def mount(plane: FastAPI, viewer: FastAPI, described: Mapping[str, FastAPI] = MappingProxyType({})) -> FastAPI:
+    """Mounts the pages at `/view` of a plane, and redirects the plane's root there. `described`: the planes by name
+    whose routes the page `/view/api` lists, with their OpenAPI documents."""
+    if described:
+        _add_reference(viewer, described)
 
     @plane.get("/", include_in_schema=False)
     async def root() -> Response:
@@ -77,6 +81,28 @@ def mount(plane: FastAPI, viewer: FastAPI) -> FastAPI:
 
     plane.mount("/view", viewer)
     return plane
+
+
+def _add_reference(app: FastAPI, described: Mapping[str, FastAPI]) -> None:
+    @app.get("/api", response_class=HTMLResponse)
+    async def reference() -> Response:
+        return HTMLResponse(render("reference.html", planes={name: _routes(each) for name, each in described.items()}))
+
+    @app.get("/api/{plane}.json")
+    async def schema(plane: str) -> Response:
+        if plane not in described:
+            raise NotFound(f"no plane {plane!r}; known: {', '.join(described)}")
+        return JSONResponse(described[plane].openapi())
+
+
+def _routes(plane: FastAPI) -> list[tuple[str, str, str]]:
+    """Returns method, path and description of each route of the plane's OpenAPI document."""
+    paths = plane.openapi()["paths"]
+    return [
+        (method.upper(), path, operation.get("description", "").partition("\n\n")[0])
+        for path, operations in sorted(paths.items())
+        for method, operation in operations.items()
+    ]
 
 
 def standalone_app(ask: AskRecord, access: Access, append: AppendNote) -> FastAPI:

@@ -35,6 +35,7 @@ SCRIPT = Path(__file__).parents[1] / "demo" / "hello.toml"
 KNOWN = ("codex", "claude-code", "gemini-cli", "opencode", "mini-swe-agent", "qwen-code", "pi")
 """The harnesses whose tools the script knows."""
 
+CACHE_VARIABLE = "ROLLTAP_HARNESSES"
 PROMPT = "Write hello.txt."
 POLICY = "scripted"
 
@@ -44,9 +45,9 @@ def try_(
     name: Annotated[
         str, typer.Argument(metavar="HARNESS", help=", ".join(KNOWN), autocompletion=complete_harness)
     ] = "codex",
-    folder: Annotated[Path, typer.Option(help="folder to make; default rolltap-try, with a number if it exists")] = Path(
-        "rolltap-try"
-    ),
+    folder: Annotated[
+        Path, typer.Option(help="folder to make; default rolltap-try, with a number if it exists")
+    ] = Path("rolltap-try"),
     prompt: Annotated[str, typer.Option(help="what to ask; the script answers the same to any prompt")] = PROMPT,
     no_sandbox: Annotated[
         bool, typer.Option("--no-sandbox", help="without bubblewrap; the script's commands write hello.txt only")
@@ -117,6 +118,8 @@ def fresh(folder: Path) -> Path:
 
 def start(folder: Path, started: ExitStack) -> tuple[PlaneClient, list[Process]]:
     """Starts both servers on free ports, with their settings, record and logs in `folder`."""
+    for name in [name for name in os.environ if name.startswith("ROLLTAP_") and name != CACHE_VARIABLE]:
+        del os.environ[name]  # those of another server would come before the settings file
     engine_port, *ports = free_ports(4)
     listen = dict(zip(("agent_port", "trainer_port", "admin_port"), ports, strict=True))
     data = folder / "rolltap-data"
@@ -128,9 +131,7 @@ def start(folder: Path, started: ExitStack) -> tuple[PlaneClient, list[Process]]
         encoding="utf-8",
     )
     rolltap = [sys.executable, "-m", "rolltap"]
-    engine = Process.start(
-        "engine", [*rolltap, "engine", "--script", str(SCRIPT), "--port", str(engine_port)], folder
-    )
+    engine = Process.start("engine", [*rolltap, "engine", "--script", str(SCRIPT), "--port", str(engine_port)], folder)
     started.callback(engine.stop)
     engine.wait_for(f"http://127.0.0.1:{engine_port}/health")
     proxy = Process.start("proxy", [*rolltap, "serve", "--config", str(folder / "rolltap.toml")], folder)

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from rolltap.cli.screen import Screen, say
 
-BETWEEN_LINES_S = 10.0
+FIRST_LINE_S, BETWEEN_LINES_S = 1.5, 10.0
+"""In a pipe: a step that takes less than the first says nothing."""
 
 
 @contextmanager
@@ -26,7 +27,6 @@ def working(what: str, *, if_stopped: str = "") -> Iterator[Callable[[str], None
             with console.status(what) as status:
                 yield lambda text: status.update(f"{what}: {text}")
         else:
-            say(f"{what} ...", err=True)
             began = time.monotonic()
 
             def note(text: str) -> None:
@@ -34,6 +34,8 @@ def working(what: str, *, if_stopped: str = "") -> Iterator[Callable[[str], None
                 latest = f"{what}: {text}"
 
             def lines() -> None:
+                if not ended.wait(FIRST_LINE_S):
+                    say(f"{latest} ...", err=True)
                 while not ended.wait(BETWEEN_LINES_S):
                     say(f"{latest} ({time.monotonic() - began:.0f} s)", err=True)
 

@@ -88,8 +88,12 @@ def run(
     source = is_source(target)
     if not source and not Path(target).exists() and (harness or Path(target).suffix or "/" in target):
         raise TaskInvalid(f"{target}: no such file or folder of tasks")
+    tasks = source or Path(target).exists()
+    agent = None if tasks else get_harness(target, dialect=dialect, argv=tuple(words or ()))  # a typo is told first
+    if harness and harness != "command":
+        get_harness(harness, dialect=dialect)
     plane = connect("admin", config, url)
-    if source or Path(target).exists():
+    if agent is None:
         here = not (nodes or detach)
         options = SourceOptions(repositories, reward_key, python or sys.executable, parse_arguments(arg or ()), take)
         request = RunRequest(target, n, slots, policy, options, usable, priority, id, here, detach)
@@ -97,7 +101,6 @@ def run(
                             argv=tuple(words or ()))  # fmt: skip
         failed = asyncio.run(run_tasks(plane, request, defaults))
     else:
-        agent = get_harness(target, dialect=dialect, argv=tuple(words or ()))
         prompt = "" if target == "command" else " ".join(words or ())
         failed = asyncio.run(run_one(plane, agent, prompt, policy, unsandboxed=no_sandbox))
     raise typer.Exit(1 if failed else 0)

@@ -397,3 +397,22 @@ def test_a_ray_cluster_on_other_machines_needs_tokens(monkeypatch: pytest.Monkey
             check_cluster(other)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     check_cluster("10.0.0.5:6379")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["run", "codx", "--", "hi"], "did you mean codex?"),
+        (["run", "file.jsonl", "--harness", "codx"], "did you mean codex?"),
+        (["serve", "--engine", "notaurl"], "engines.main.url"),
+        (["serve", "--engine", "http://127.0.0.1:1", "--kind", "vlm"], "did you mean vllm?"),
+        (["serve", "--engine", "http://127.0.0.1:1", "--kind", "ollama"], "no engine kind 'ollama'; known:"),
+    ],
+)
+def test_a_typo_is_told_before_what_is_missing(
+    arguments: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No server runs, and no tokenizer is named."""
+    monkeypatch.chdir(tmp_path)
+    Path("file.jsonl").write_text("")
+    assert named in said(*arguments, *(PORTS if arguments[0] == "serve" else ()))
