@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from contextlib import suppress
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +21,7 @@ from rolltap.cli.screen import Screen, say
 from rolltap.cli.tasks import RunRequest, run_tasks
 from rolltap.counted import counted
 from rolltap.errors import RolltapError, TaskInvalid
-from rolltap.harnesses.base import Command, Ending, Exit, Harness, Job, Limits, PythonCall, Workspace
+from rolltap.harnesses.base import Command, Ending, Exit, Harness, Interactive, Job, Limits, PythonCall, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.install import find
 from rolltap.harnesses.logs.check import check_log
@@ -76,7 +78,7 @@ def run(
 ) -> None:
     """Runs a harness on a prompt in this folder, or a file of tasks, and shows the calls.
 
-    rolltap run codex -- "fix the failing test"  ·  rolltap run tasks.jsonl --harness codex --n 8
+    rolltap run codex  (in this terminal)  ·  rolltap run codex -- "fix the failing test"  ·  rolltap run tasks.jsonl --harness codex --n 8
     rolltap run verifiers:gsm8k --n 8  (docs/environments.md)  ·  rolltap run --harbor DATASET -a claude-code --n 8
     """
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends as with Ctrl-C: in order
@@ -113,7 +115,9 @@ def _folder(path: Path) -> Path:
 async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str, *, unsandboxed: bool = False) -> bool:
     """Runs `harness` here under a fresh session; True if it failed."""
     if not prompt and harness.package is not None:
-        raise TaskInvalid(f"no prompt: rolltap run {harness.name} -- PROMPT")
+        how = "; without one, it runs in a terminal" if isinstance(harness, Interactive) else ""
+        if not how or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise TaskInvalid(f"no prompt: rolltap run {harness.name} -- PROMPT{how}")
     if launch_type(harness) is PythonCall:
         raise TaskInvalid(f"{harness.name} runs inside the runner only; use mini-swe-agent")
     installation = find(harness.package) if harness.package else None
@@ -150,8 +154,12 @@ async def _run_watched(
     """
     try:
         job = Job(workspace.endpoint(session.endpoint), prompt, workspace.workdir, workspace.home, OWN_LIMITS)
-        launch = harness.launch(job)
+        talks = not prompt and isinstance(harness, Interactive)
+        launch = harness.converse(job) if isinstance(harness, Interactive) and not prompt else harness.launch(job)
         assert isinstance(launch, Command)
+        if talks:
+            with own_terminal():
+                return await workspace.run(launch, job.limits, AGENT_S, reach=session.endpoint.base_url)
         watch = asyncio.create_task(_watch(client, session, seen))
         try:
             return await workspace.run(launch, job.limits, AGENT_S, reach=session.endpoint.base_url)
@@ -164,6 +172,16 @@ async def _run_watched(
         if isinstance(error, asyncio.CancelledError):
             console.print(problem or f"stopped; session {session.session_id} is closed, its calls stay on record")
         raise
+
+
+@contextmanager
+def own_terminal() -> Iterator[None]:
+    """Gives the terminal back as it was, whatever a program made of it."""
+    before = termios.tcgetattr(sys.stdin.fileno())
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
 
 
 async def _end(
