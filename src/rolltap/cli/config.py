@@ -1,4 +1,4 @@
-"""`rolltap config`: a commented settings file to begin with, and its JSON schema, both made from the settings classes."""
+"""`rolltap config`: a commented settings file to begin with, and its JSON schema, made from the settings classes."""
 
 from __future__ import annotations
 
