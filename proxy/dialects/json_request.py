@@ -35,8 +35,11 @@ ABSENT = (b"null", b"false", b"{}")
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _SIZE = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<sign><=|>=) (?P<length>\d+)")
-_RANGE = re.compile(r"(?<=` )(?P<sign><=|>=) (?P<limit>[\d.-]+)")
-_TYPE = re.compile(r"`(?P<kind>int|float|str|bool|object|array|null)`")
+_LENGTH = re.compile(r"of length (?P<sign><=|>=) ")
+_RANGE = re.compile(r"(?<=` )(?P<sign><=|>=) ")
+_SIGNS = {"<=": "at most", ">=": "at least"}
+_KIND = r"(?:int|float|str|bool|object|array|null)"
+_TYPE = re.compile(rf"`(?P<kinds>{_KIND}(?: \| {_KIND})*)`")
 _WORDS = {
     "int": "an integer",
     "float": "a number",
@@ -110,14 +113,12 @@ def _field_error(text: str, where: str) -> InvalidRequest:
 
 
 def in_words(reason: str) -> str:
-    """A validator's reason in the words of JSON: `object` for a dict, `number` for a float, a size as such."""
-    if size := _SIZE.fullmatch(reason):
-        kind, sign, length = _WORDS.get(size["kind"], size["kind"]), size["sign"], int(size["length"])
-        if sign == "<=" and length == 0:
-            return f"not supported here: leave it out, or send an empty {kind}"
-        return f"expected {kind} of length {'at most' if sign == '<=' else 'at least'} {length}"
-    text = _RANGE.sub(lambda found: f"at {'least' if found['sign'] == '>=' else 'most'} {found['limit']}", reason)
-    text = _TYPE.sub(lambda found: _WORDS.get(found["kind"], found["kind"]), text)
+    """A validator's reason in the words of JSON: `object` for a dict, a number for a float, and ranges in words."""
+    if (size := _SIZE.fullmatch(reason)) and size["sign"] == "<=" and size["length"] == "0":
+        return f"not supported here: leave it out, or send an empty {size['kind']}"
+    text = _LENGTH.sub(lambda found: f"of length {_SIGNS[found['sign']]} ", reason)
+    text = _RANGE.sub(lambda found: f"{_SIGNS[found['sign']]} ", text)
+    text = _TYPE.sub(lambda found: " or ".join(_WORDS[kind] for kind in found["kinds"].split(" | ")), text)
     return text[0].lower() + text[1:]
 
 

@@ -67,6 +67,7 @@ def try_(
         with working(f"installing {name} {harness.package.version}", if_stopped="the next try starts it anew"):
             install(harness.package)
     folder = fresh(folder)
+    failed = False
     with ExitStack() as started:
         try:
             with working("starting the scripted model and the proxy"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -122,9 +123,7 @@ async def run(settings: Settings, listening: Listening, *, capture: bool, worker
         link = "rolltap view" if open_to_all else f"{urls['admin']}/view/open?token={app.view_access.new_link()}"
         console.print(f"look at it: {link}", soft_wrap=True, highlight=False, markup=False)
         if capture:  # outside of the table: a terminal must not cut what is to be copied
-            shown = (
-                f"$(sed -n 's/^project = //p' {app.settings.data / 'keys.toml'} | tr -d '\"')" if open_to_all else None
-            )
+            shown = stored_key(app.settings) if open_to_all else None
             for line in exports(app.settings, app.base_url, shown):
                 console.print(line, soft_wrap=True, highlight=False)
         planes = {plane: (app.planes[plane], socket) for plane, socket in sockets.items()}
@@ -140,6 +139,11 @@ def _banner(app: Any, urls: Mapping[PlaneName, str]) -> Table:
     for policy in app.policies:
         table.add_row(f"policy {policy.name}", f"{policy.engine.name}: {policy.settings.model or policy.name}")
     return table
+
+
+def stored_key(settings: Settings) -> str:
+    """What a shell takes for the project's key: the data folder's file is read when the line runs."""
+    return f"$(sed -n 's/^project = //p' {shlex.quote(str(settings.data.absolute() / 'keys.toml'))} | tr -d '\"')"
 
 
 def exports(settings: Settings, url: str, shown_key: str | None = None) -> list[str]:
