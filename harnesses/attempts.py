@@ -109,12 +109,14 @@ DEFAULT_SLOTS = Slots()
 
 @dataclass(slots=True)
 class RolloutState(Generic[W]):
-    """A running rollout. `attempt`: its number in the ledger (0: none). `session`: set when the attempt begins."""
+    """A running rollout. `attempt`: its number in the ledger (0: none). `session`: set when the attempt begins.
+    `has_run`: the attempt's agent has ended."""
 
     claim: ClaimedRollout
     assignment: W
     attempt: int = 0
     session: OpenedSession | None = None
+    has_run: bool = False
     seen: Transcript = field(default_factory=Transcript)
     tampering: list[TamperingAct] = field(default_factory=list)
     seconds: dict[Stage, float] = field(default_factory=dict)
@@ -160,12 +162,12 @@ class AttemptRunner(ABC, Generic[W]):
         claim = state.claim
         try:
             async with self._alive:
-                state.session, state.seen, state.tampering = None, Transcript(), []
+                state.session, state.seen, state.tampering, state.has_run = None, Transcript(), [], False
                 result = await self._attempt(state)
         except LedgerError as error:  # ended elsewhere: cancelled, or claimed by another node
             return await self._ended_elsewhere(state, error)
         except RolltapError as error:
-            result = Result.by(error)
+            result = Result.by(error, has_run=state.has_run)
         except asyncio.CancelledError:
             if claim in self._abandoned:
                 raise
@@ -175,7 +177,8 @@ class AttemptRunner(ABC, Generic[W]):
         except Exception as error:  # a boundary: an unexpected error in one rollout must not end the others
             log.exception("rollout %s, attempt %d", claim.rollout_id, state.attempt)
             reason = f"internal_error: {type(error).__name__}: {error}"
-            result = Result(RolloutStatus.FAILED, reason, cause=Cause.INFRASTRUCTURE)
+            cause = Cause.EVALUATION if state.has_run else Cause.INFRASTRUCTURE
+            result = Result(RolloutStatus.FAILED, reason, cause=cause)
         return await self._finish(state, result)
 
     def abandon(self, claim: ClaimedRollout) -> None:

@@ -1,8 +1,7 @@
 """Finds an agent's changes in its working copy by comparing two folders file by file.
 
 It does not run git, as a repository's configuration can name programs that git would start. Links are compared as links
-and never followed. Files with equal size and time count as equal, as in rsync: an agent that forges both only hides a
-change from its own reward.
+and never followed. Files are compared by what is in them: size and time are the agent's to set.
 """
 
 from __future__ import annotations
@@ -18,13 +17,18 @@ from pathlib import Path
 from rolltap.harnesses.copying import CopyBudget
 from rolltap.harnesses.logs.files import LeftFiles
 
+_CONFIGURATION = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
+    *("pyproject.toml", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg"),
+)
+
 TEST_FILES = (
     *("test/*", "tests/*", "*/test/*", "*/tests/*", "test_*.py", "*/test_*.py", "*_test.py"),
-    *("conftest.py", "*/conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"),
-    *("pyproject.toml", "setup.cfg", "*.dist-info/*", "*.egg-info/*"),  # options and plugins of pytest
-    *("sitecustomize.py", "*/sitecustomize.py", "usercustomize.py", "*/usercustomize.py", "*.pth"),
+    *(f"{place}{name}" for place in ("", "*/") for name in _CONFIGURATION),
+    *("*.dist-info/*", "*.egg-info/*", "*.pth"),
 )
-"""Files that an evaluator takes from the source, never from the agent: tests and their configuration."""
+"""Files that an evaluator takes from the source, never from the agent: tests, and what pytest and Python read as their
+configuration, wherever it lies."""
 
 MOST_BYTES = 4 << 30
 MOST_FILES = 200_000
@@ -100,4 +104,7 @@ def _files(root: Path) -> Iterator[str]:
 def _same(one: Path, other: Path) -> bool:
     if one.is_symlink() or other.is_symlink():
         return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
-    return filecmp.cmp(one, other) and one.stat().st_mode == other.stat().st_mode
+    first, second = one.stat(), other.stat()
+    if (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino):  # of one overlay's base
+        return True
+    return first.st_mode == second.st_mode and filecmp.cmp(one, other, shallow=False)

@@ -75,25 +75,31 @@ class RolloutRunner(AttemptRunner[Assignment]):
                 before = await _scan(assignment, workspace)
                 session = await self._open(state)
                 exit_ = await self._run_agent(assignment, session, workspace)
+                state.has_run = True
                 closed = await self.client.close_session(session.session_id)
-                if STATUSES[exit_.ending] is RolloutStatus.SUCCEEDED and not closed.answered:
-                    return unanswered(exit_)
+                is_unanswered = STATUSES[exit_.ending] is RolloutStatus.SUCCEEDED and not closed.answered
                 if closed.capped and exit_.ending is Ending.CRASHED:
                     exit_ = replace(exit_, ending=Ending.LIMIT)
-                await check_log(self.client, session, assignment.harness, workspace, exit_)
+                if not is_unanswered:
+                    await check_log(self.client, session, assignment.harness, workspace, exit_)
             async with self._stage(state, Stage.EVALUATE):
                 state.tampering = await _acts_since(before, assignment, workspace)
                 if exit_.excess:
                     excess = TamperingAct.at(TamperingKind.LIMITS, exit_.excess)
                     state.tampering = [*state.tampering[: MOST_ACTS - 1], excess]
+                if is_unanswered:
+                    return unanswered(exit_)
                 try:
                     verdict = await self._evaluate(state, workspace, workspaces.clean, exit_)
-                except EvaluatorFailed as failure:
-                    return Result.by(failure)
                 except Unreadable as error:  # what the agent left can't be judged: it is worth nothing
                     unreadable = TamperingAct.at(TamperingKind.UNREADABLE, error.message)
                     state.tampering = [*state.tampering[: MOST_ACTS - 1], unreadable]
                     verdict = Verdict((Score(0.0),), {"unreadable": error.message})
+                except EvaluatorFailed as failure:
+                    if not state.tampering:
+                        return Result.by(failure)
+                    # Without a reward it would be left out of the baseline, which an agent may want.
+                    verdict = Verdict((Score(0.0),), {"failed_after_tampering": failure.message})
             return Result(STATUSES[exit_.ending], reason_of(exit_), verdict, CAUSES.get(exit_.ending))
         finally:
             await asyncio.shield(_tear_down(workspaces))
@@ -187,10 +193,18 @@ async def _close_when_prepared(preparing: asyncio.Future[Workspace]) -> None:
 
 
 async def _tear_down(workspaces: Workspaces) -> None:
+    """Removes the workspaces. It never raises: what an agent left is not to change how its rollout ended."""
     if workspaces.clean is not None:
         if not workspaces.clean.done():
             workspaces.clean.cancel()
         with suppress(asyncio.CancelledError, RolltapError):
-            await (await workspaces.clean).close()
+            await _close(await workspaces.clean)
     if workspaces.agent is not None:
-        await workspaces.agent.close()
+        await _close(workspaces.agent)
+
+
+async def _close(workspace: Workspace) -> None:
+    try:
+        await workspace.close()
+    except Exception:
+        log.exception("the workspace %s was not removed", workspace.folder)

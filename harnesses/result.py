@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rolltap.contract.admin import NOTHING_SAMPLED
-from rolltap.errors import EvaluatorFailed, RolltapError, SetupTimedOut
+from rolltap.errors import EvaluatorFailed, RolltapError, ServerUnreachable, SetupTimedOut, StoreUnavailable
 from rolltap.harnesses.base import Ending, Exit, Verdict
 from rolltap.harnesses.output import last_line
 from rolltap.types import Cause, RolloutStatus
@@ -18,6 +18,8 @@ STATUSES = {
     Ending.CANCELLED: RolloutStatus.CANCELLED,
 }
 """The status by ending. A rollout whose harness crashed or timed out is still evaluated."""
+
+AWAY = (ServerUnreachable, StoreUnavailable)
 
 CAUSES = {Ending.CRASHED: Cause.AGENT, Ending.TIMED_OUT: Cause.AGENT}
 
@@ -32,10 +34,13 @@ class Result:
     cause: Cause | None = None
 
     @classmethod
-    def by(cls, error: RolltapError) -> Result:
-        """The result of an error of the infrastructure or the evaluation, not of the agent."""
+    def by(cls, error: RolltapError, *, has_run: bool = False) -> Result:
+        """The result of an error that is not the agent's own. Once the agent `has_run`, only a server that is away is
+        the infrastructure's doing: all else may come of what the agent left, and is not tried again.
+        """
         status = RolloutStatus.TIMED_OUT if isinstance(error, SetupTimedOut) else RolloutStatus.FAILED
-        cause = Cause.EVALUATION if isinstance(error, EvaluatorFailed) else Cause.INFRASTRUCTURE
+        is_evaluations = isinstance(error, EvaluatorFailed) or (has_run and not isinstance(error, AWAY))
+        cause = Cause.EVALUATION if is_evaluations else Cause.INFRASTRUCTURE
         return cls(status, f"{error.code}: {error.message}", cause=cause)
 
 

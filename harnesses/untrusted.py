@@ -14,7 +14,7 @@ MODULES = (
     "rolltap.harnesses.tampering",
     "rolltap.harnesses.logs.check",
     "sqlite3",
-    "xml.etree.ElementTree",
+    "rolltap.harnesses.evaluators.pytest_check",
 )
 READERS = ReaderServer(MODULES)
 

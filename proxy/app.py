@@ -28,7 +28,7 @@ from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
 from rolltap.proxy.cache_space import SHARED
 from rolltap.proxy.call.admission import Admission, Vendors
-from rolltap.proxy.call.engine_watch import probe_engine, watch_engine
+from rolltap.proxy.call.engine_watch import probe_engine, watch_engine, watch_tokenizers
 from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.policies import Policies
@@ -136,6 +136,7 @@ class Rolltap:
             policy.learn_state(state)
             await probe_engine(self.policies, policy)
             self._start(watch_engine(self.policies, policy))
+        self._start(watch_tokenizers(self.policies))
         weights = WeightsCheck(self.policies, self.ledger.policies, recorder.metrics)
         self._start(watch_weights(weights, self.policies.all))
 
@@ -206,17 +207,21 @@ def _build(
     prompts = Prompts()
     policies, vendors = open_policies(settings, handles, http, prompts)
     single_process = call_log.database.dialect_name == "sqlite"  # which takes one writing process
+    clock = call_log.database.time
     digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
     forest_bytes, release = int(settings.limits.forests_mb * 1_000_000), partial(_release, prompts)
-    live = SessionCache(call_log, digests, single_process=single_process, forest_bytes=forest_bytes, release=release)
+    live = SessionCache(
+        call_log, digests, single_process=single_process, forest_bytes=forest_bytes, release=release, clock=clock
+    )
     recorder = Recorder(call_log, spans)
-    sessions = SessionService(call_log, lambda: policies.names, settings.limits, closed=live.forget)
+    sessions = SessionService(call_log, lambda: policies.names, settings.limits, closed=live.forget, clock=clock)
 
     reading = ReadingProcess(settings, call_log.settled)
     ledger = Ledger(
         call_log.database,
         rebuilder=RemoteRebuilder(reading),
         close_session=sessions.close,
+        late_peers=partial(_late_peers, call_log, settings.queue.spool_wait_s, recorder.metrics),
         settings=LedgerSettings(trainer_silence=settings.queue.trainer_silence_s),
         tenants=policies.tenants,
     )
@@ -244,7 +249,7 @@ def _build(
         _gates(keyring, ledger.audit, settings.limits, recorder.metrics, tampering_counter.note),
     )
     secret = "\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer))
-    view_access = Access(secret, used_links=settings.data / "used-links")
+    view_access = Access(secret, clock, used_links=settings.data / "used-links")
     append = partial(append_note, call_log.database)
     viewer = viewer_app(reading, view_access, Viewers(keyring), append, engines_of(policies))
     admin, trainer = admin_app(services, keyring), trainer_app(services, keyring)
@@ -256,6 +261,14 @@ def _build(
         "admin": gated("admin", admin),
     }
     return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access, reading, keyring.accounts)
+
+
+async def _late_peers(call_log: LogWithDatabase, within_s: float, metrics: Metrics) -> Sequence[str]:
+    """Waits for the calls of other proxies. Counts if some may still be missing."""
+    late = await call_log.peers_behind(within_s)
+    if late:
+        metrics.ended_late()
+    return late
 
 
 def _release(prompts: Prompts, session: LiveSession) -> None:

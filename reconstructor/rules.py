@@ -34,6 +34,7 @@ class MaskReason(StrEnum):
     JUDGE = "judge"
     SIMULATOR = "simulator"
     OTHER_POLICY = "other_policy"
+    LATE = "late"  # it came to the store after its rollout's end was settled
     EVALUATION = "evaluation"  # an evaluation session, which is never trained
     # Masked if `Rules.mask` contains them.
     ABANDONED = "abandoned"  # the harness asked again with the same prompt and continued with the other reply

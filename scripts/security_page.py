@@ -160,6 +160,48 @@ CONTROLS = (
          "unit/house/test_supply_chain.py::test_the_locks_hold_the_tested_pins_with_hashes"),
         "base images are named by tag; `make audit` knows nothing where the advisory data can't be reached",
     ),
+    Control(
+        "what an agent wrote is parsed by a process with limits and without keys, never in the runner",
+        ("unit/untrusted/test_readers.py::test_what_a_file_does_to_its_reader_is_an_error_for_the_runner",
+         "security/test_left_files.py::test_a_log_that_grows_when_it_is_decoded_has_a_problem",
+         "security/test_patterns.py::test_every_pattern_is_linear"),
+    ),
+    Control(
+        "pages run our scripts only, and links to them work once",
+        ("unit/viewer/test_pages.py::test_pages_need_a_link_that_works_once",
+         "unit/viewer/test_pages.py::test_a_used_link_stays_used_after_a_restart_and_in_every_process"),
+    ),
+    Control(
+        "what a file brings into the record passes the API's checks",
+        ("unit/exporters/test_import.py::test_a_trace_that_cannot_be_read_is_named_and_nothing_is_written",
+         "unit/exporters/test_import.py::test_no_key_opens_an_imported_session",
+         "unit/calllog/test_transfer.py::test_an_archive_brings_nothing_that_the_api_would_refuse"),
+        "`rolltap log import` keeps open sessions open, with their keys",
+    ),
+    Control(
+        "all that a connection sends is counted: heads, bodies, framing",
+        ("unit/proxy/test_front.py::test_what_is_neither_head_nor_body_has_a_limit",),
+    ),
+    Control(
+        "in a person's folder an agent writes nowhere where the person's tools run programs",
+        ("unit/harnesses/test_here.py::test_an_agent_writes_nowhere_where_a_persons_tools_run_programs",),
+        "repositories that it makes in inner folders",
+    ),
+    Control(
+        "a sandbox shows programs and what they import, never HOME or keys",
+        ("unit/harnesses/test_install.py::test_a_sandbox_refuses_to_show_a_persons_folder",
+         "unit/harnesses/test_install.py::test_of_a_persons_own_installation_the_sandbox_shows_what_it_needs"),
+    ),
+    Control(
+        "disk and memory are counted as the kernel keeps them; root's nodes give each run a file system",
+        ("unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share",
+         "unit/harnesses/test_disk.py::test_a_runs_files_have_a_size_in_all"),
+        "elsewhere a run may exceed its limits until the watchdog's next look",
+    ),
+    Control(
+        "a harness's database runs no SQL of its own",
+        ("contract/test_harness_logs.py::test_a_database_that_would_run_sql_of_its_own_is_refused",),
+    ),
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from rolltap.contract.control import PolicyStatus, RolloutControl
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.counted import counted
-from rolltap.errors import AlignmentError, EngineUnavailable, TrainerError, VersionTaken
+from rolltap.errors import AlignmentError, EngineUnavailable, TrainerError, TrainerFenced, VersionTaken
 from rolltap.trainer_client import architectures, planning, weights
 from rolltap.trainer_client.annotating import call_annotations
 from rolltap.trainer_client.checkpoint import Checkpoints
@@ -213,7 +214,8 @@ class Trainer:
     def _end_control(self) -> None:
         """What this run set for rollouts to come ends with it."""
         if self._control not in (None, RolloutControl()):
-            self.client.set_control(self.settings.policy, RolloutControl())
+            with suppress(TrainerFenced):  # another run has the policy: it has ended this one's control
+                self.client.set_control(self.settings.policy, RolloutControl())
             self._control = RolloutControl()
 
     def _push_restored(self) -> None:

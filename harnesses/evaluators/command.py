@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 
@@ -9,11 +10,16 @@ from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.exit_status import check_survived, verdict_status
-from rolltap.harnesses.output import last_line, read_output
+from rolltap.harnesses.logs.files import LeftFiles
+from rolltap.harnesses.output import last_line
+from rolltap.harnesses.removal import remove
 from rolltap.harnesses.sources import inside
 
 RUN = 'bash -n -c "$1" || exit 126; exec bash -o pipefail -c "$1"'
 """Runs the command `$1`. One that bash can't parse could not run: bash's own status for that is also a test's."""
+
+
+REWARD_BYTES = 1 << 16
 
 
 class CommandCheck(EvaluatorTable, tag="command", frozen=True):
@@ -38,35 +44,42 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         workspace = evidence.workspace
-        reward_path = workspace.folder / self.reward_file
         if self.reward_file:
-            _clear(workspace.folder, reward_path)
+            await asyncio.to_thread(_clear, workspace.folder, self.reward_file)
         launch = Command(("/bin/bash", "-c", RUN, "bash", self.command))
         exit_ = await evidence.run(workspace, "the evaluator's command", launch)
         detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds}
         if not self.reward_file:
             return Verdict((Score(float(verdict_status(exit_, "the evaluator's command") == 0)),), detail)
-        if not _is_plain(workspace.folder, reward_path):
+        text = await asyncio.to_thread(read_reward, workspace.folder, self.reward_file)
+        if text is None:
             raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
         check_survived(exit_, "the evaluator's command")
-        text = read_output(reward_path)
         evidence.seen.add(self.reward_file, text)
         return Verdict((Score(parse_reward(text)),), detail)
 
 
-def _is_plain(folder: Path, path: Path) -> bool:
-    """True if `path` is a regular file below `folder`, without a link in the path."""
-    return path.is_file() and path.resolve() == folder.resolve() / path.relative_to(folder)
+def read_reward(folder: Path, path: str) -> str | None:
+    """The beginning of the regular file `path` below `folder`; None if there is none, or a link in its path."""
+    try:
+        file = LeftFiles(folder).open(path)
+    except OSError:
+        return None
+    if file is None:
+        return None
+    with file:
+        return file.read(REWARD_BYTES).decode("utf-8", errors="replace")
 
 
-def _clear(folder: Path, path: Path) -> None:
-    """Removes a reward file that the agent wrote, or a link in its path."""
+def _clear(folder: Path, path: str) -> None:
+    """Removes whatever the agent made of the reward file, or of a folder in its path."""
     step = folder
-    for part in path.relative_to(folder).parts:
+    for part in Path(path).parts:
         step = step / part
-        if step.is_symlink() or step.is_file():
-            step.unlink()
+        if step.is_symlink() or not step.is_dir():
+            remove(step)
             return
+    remove(step)
 
 
 def parse_reward(text: str) -> float:

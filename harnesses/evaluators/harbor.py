@@ -20,9 +20,10 @@ from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import EvaluatorTable
-from rolltap.harnesses.evaluators.command import parse_reward
+from rolltap.harnesses.evaluators.command import parse_reward, read_reward
 from rolltap.harnesses.evaluators.exit_status import check_survived
-from rolltap.harnesses.output import Transcript, last_line, read_output
+from rolltap.harnesses.output import Transcript, last_line
+from rolltap.harnesses.removal import remove
 from rolltap.harnesses.sources import located
 
 
@@ -62,7 +63,7 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
             parts = read_rewards(logs / "verifier", exit_.output, evidence.seen)
             value = chosen_reward(parts, self.reward_key)
         finally:
-            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+            await asyncio.to_thread(remove, scratch)
         return Verdict((Score(value),), {"code": exit_.code, "parts": parts})
 
 
@@ -71,17 +72,14 @@ def read_rewards(folder: Path, output: str, seen: Transcript) -> dict[str, float
 
     Raises `EvaluatorFailed` if there is none.
     """
-    number, table = folder / "reward.txt", folder / "reward.json"
-    if number.is_file() and not number.is_symlink():
-        text = read_output(number)
-        seen.add(number.name, text)
+    if (text := read_reward(folder, "reward.txt")) is not None:
+        seen.add("reward.txt", text)
         return {"reward": parse_reward(text)}
-    if table.is_file() and not table.is_symlink():
-        text = read_output(table)
-        seen.add(table.name, text)
+    if (text := read_reward(folder, "reward.json")) is not None:
+        seen.add("reward.json", text)
         try:
             parts = {str(name): parse_reward(str(value)) for name, value in json.loads(text).items()}
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise EvaluatorFailed(f"reward.json is not an object of numbers: {error}") from error
         if parts:
             return parts

@@ -15,6 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -64,6 +65,10 @@ ETC = {
 }
 
 
+STATUS_AT_END = b'"exit-code"'
+"""bwrap writes it, outside the sandbox, if a command ran in it: what a command prints and returns says nothing."""
+
+
 class BubblewrapWorkspace(FolderWorkspace):
     def __init__(self, folders: Folders, path: str, shown: Sequence[Path]) -> None:
         super().__init__(folders, WORKDIR, HOME)
@@ -97,10 +102,12 @@ class BubblewrapWorkspace(FolderWorkspace):
                 handoff = [INTERPRETER, "-I", "-S", "-c", HANDOFF, str(theirs.fileno()), str(target.inner_port)]
                 inner = [*handoff, *inner]
                 descriptors = (theirs.fileno(),)
-            guard: list[str] = []
+            status = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
+            guard = ["--json-status-fd", str(status.fileno())]
+            descriptors = (*descriptors, status.fileno())
             if (calls := filter_file()) is not None:
                 stack.enter_context(calls)
-                guard = ["--seccomp", str(calls.fileno())]
+                guard += ["--seccomp", str(calls.fileno())]
                 descriptors = (*descriptors, calls.fileno())
             command = TreeCommand(
                 [*self._walls(launch.mounts, limits), *guard, "--", *inner],
@@ -116,9 +123,11 @@ class BubblewrapWorkspace(FolderWorkspace):
                 code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
                 if not excess and is_full(self._folders.root):
                     excess = f"over {limits.disk_mb} MB of disk"
+            status.seek(0)
+            began = STATUS_AT_END in status.read()
         seconds = time.monotonic() - started
         output = self._folders.output()
-        if code == 1 and output.startswith("bwrap: "):
+        if ending is None and not excess and code == 1 and not began:
             raise RuntimeFailed(
                 f"bubblewrap could not make the sandbox: {output.strip()[:300]}; allow user namespaces on this machine "
                 "(sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces), or use the runtime 'process'"

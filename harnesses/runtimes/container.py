@@ -29,6 +29,10 @@ CLIENT_VARIABLES = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "DOCKER_CERT
 ENGINE_FAILURES = frozenset({125, 255})
 """Exit codes of docker (125) and apptainer (255) if the container itself could not be run."""
 
+OWN_CODES = "case $code in 125|255) code=1;; esac"
+RUN = f'"$@"; code=$?; {OWN_CODES}; exit $code'
+"""The first command in a container: those codes are the engine's alone, whatever the agent's command returns."""
+
 
 def require_image(name: str, image: str) -> None:
     if not image:
@@ -78,6 +82,7 @@ class ContainerWorkspace(FolderWorkspace):
         if not isinstance(launch, Command):
             raise TaskInvalid(f"the runtime {self.client!r} runs commands only; use 'thread' for a Python call")
         self._folders.write_home(launch.files)
+        launch = replace(launch, argv=("/bin/sh", "-c", RUN, "sh", *launch.argv))
         inside = {**clean_environment(HOME, Path("/tmp"), IMAGE_PATH), **launch.env}
         client_env = {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
         command = TreeCommand(

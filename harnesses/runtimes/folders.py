@@ -7,7 +7,6 @@ The working copy of a repository is an overlay over its base if it can be mounte
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from rolltap.errors import RolltapError, RuntimeFailed
 from rolltap.harnesses.base import Endpoint, Source
 from rolltap.harnesses.output import read_output
+from rolltap.harnesses.removal import remove
 from rolltap.harnesses.runtimes.disk import disks_work, mount_disk, unmount_disk
 from rolltap.harnesses.runtimes.overlay import mount, overlay_works, unmount
 from rolltap.harnesses.sources import GitCommit, inside
@@ -96,10 +96,7 @@ class FolderWorkspace:
 
 def empty_folder(path: Path) -> None:
     """Replaces `path` by an empty folder. A link is removed, not followed."""
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path, onerror=_unlock)
+    remove(path)
     path.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -136,15 +133,4 @@ def _make(base: Path | None, source: Source, own_disk: bool) -> Folders:
 def _remove(root: Path) -> None:
     unmount(root)
     unmount_disk(root)
-    shutil.rmtree(root, onerror=_unlock)
-
-
-def _unlock(function: object, path: str, _error: object) -> None:
-    """Restores permissions that an agent removed from a folder, and retries the removal."""
-    target = Path(path)
-    target.parent.chmod(0o700)
-    if target.is_dir() and not target.is_symlink():
-        target.chmod(0o700)
-        shutil.rmtree(target, ignore_errors=True)
-    else:
-        target.unlink(missing_ok=True)
+    remove(root)

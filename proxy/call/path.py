@@ -19,10 +19,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rolltap.crash import crash_point
-from rolltap.errors import EngineError, ModelNotLoaded, RequestError, RolltapError, StoreError
+from rolltap.errors import EngineError, ModelNotLoaded, RequestError, RolltapError, StoreError, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.proxy.call.admission import Admission
 from rolltap.proxy.call.arrival import Arrival
@@ -34,10 +35,11 @@ from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.turn_cap import check_turn
 from rolltap.proxy.call.versions import Versions
 from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
+from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.dialects.base import Dialect, WireRequest
-from rolltap.proxy.sessions.session_cache import SessionCache
+from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, SessionCache
 from rolltap.settings import LimitSettings
-from rolltap.types import Outcome
+from rolltap.types import BreakReason, Outcome
 
 log = logging.getLogger("rolltap.call")
 
@@ -67,7 +69,7 @@ class CallPath:
         try:
             await self._admission.admit(arrival)
             http.release_room()  # the body is parsed: its memory reservation ends
-            arrival.policy.check_weights()
+            arrival.policy.check_engine()
             arrival.policy.source.check(arrival.request)
             self._recorder.metrics.stage("admit", arrival.at)
             with arrival.session.slot(self._limits.calls_at_once):
@@ -110,9 +112,8 @@ class CallPath:
         async with session.planning:
             call_ids = [new_id() for _ in range(request.sampling.n)]
             plan = await source.plan(call_ids[0], session.forest, request)
-            # another process may have recorded the parent
-            if source.may_lack_parent(plan, session.forest, request) and await self._sessions.refresh(session):
-                plan = await source.plan(call_ids[0], session.forest, request)
+            if source.may_lack_parent(plan, session.forest, request):
+                plan = await self._plan_anew(arrival, plan, call_ids[0])
             check_turn(session, plan.parent)
             count_body(arrival)
             charge(session, self._limits, len(call_ids))
@@ -127,6 +128,31 @@ class CallPath:
             session.keep(flight)
         flight.task = asyncio.create_task(self._run(flight, arrival))
         return flight
+
+    async def _plan_anew(self, arrival: Arrival, plan: PromptPlan, call_id: str) -> PromptPlan:
+        """The plan after another process's calls were read, which may have recorded the parent.
+
+        If they can't be read in time, a request that names a call of another process is refused before its engine is
+        asked. Others go on; if they have a history, their break says that it was not compared with all calls.
+        """
+        session, request, source = arrival.session, arrival.request, arrival.policy.source
+        continues = any(message.role == "assistant" for message in request.messages)
+        try:
+            within_s = self._limits.store_wait_s if continues else min(ANSWERS_WITHIN_S, self._limits.store_wait_s)
+            if await self._sessions.refresh(session, within_s):
+                return await source.plan(call_id, session.forest, request)
+        except StoreUnavailable as error:
+            named = self._handles.last_named(request)
+            refused = any(call not in session.forest.nodes for call in named)
+            if continues:
+                self._recorder.metrics.parent_not_read(arrival.policy.name, refused=refused)
+                what = "is refused" if refused else "goes on without it"
+                log.warning("call %s may continue a call of another process, and %s: %s", call_id, what, error.message)
+            if refused:
+                raise
+            if continues and plan.break_ is not None:
+                return replace(plan, break_=replace(plan.break_, reason=BreakReason.PARENT_NOT_READ))
+        return plan
 
     async def _run(self, flight: InFlightRequest, arrival: Arrival) -> None:
         """Runs the calls from their intents to their completions. The completions are durable when it returns."""

@@ -124,6 +124,15 @@ class HubTokenizer:
             template = named.get("tool_use") or named.get("default") or ""
         return template
 
+    @property
+    def added_tokens(self) -> dict[int, str]:
+        """The literals of all added tokens, by id."""
+        return self._added
+
+    def encode_as_is(self, text: str) -> list[int]:
+        """The ids of `text` as servers encode it: literals of added tokens become these."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
     def _id_of(self, token: Any) -> int | None:
         content = token.get("content") if isinstance(token, dict) else token
         return self._tokenizer.token_to_id(content) if content else None

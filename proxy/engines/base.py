@@ -199,6 +199,15 @@ class StatesWeights(Protocol):
         ...
 
 
+@runtime_checkable
+class Tokenizes(Protocol):
+    """A server that can be asked how it tokenizes."""
+
+    async def tokenize(self, text: str, model: str) -> list[int] | None:
+        """The ids of `text` without special tokens around it; None if the server has no such route or refuses."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatCall:
     """A request to a chat upstream (chat mode): the canonical request, with the policy's `sampling`."""

@@ -42,6 +42,7 @@ from rolltap.proxy.engines.receivers import SglangReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
 from rolltap.proxy.engines.scores import scores_of
 from rolltap.proxy.engines.stated_weights import SGLANG, served_version, stated_version
+from rolltap.proxy.engines.tokenizing import server_tokens
 from rolltap.settings import EngineSettings
 from rolltap.types import VersionSpan
 
@@ -116,6 +117,9 @@ class SglangEngine:
 
     async def served_weights(self) -> int | None:
         return await served_version(self._http, SGLANG)
+
+    async def tokenize(self, text: str, model: str) -> list[int] | None:
+        return await server_tokens(self._http, text, model)
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
         await retried_sample(self.name, request, self._attempt, take, self._retries)

@@ -16,6 +16,7 @@ from rolltap.proxy.engines.probing import probe_sampling, smallest_context
 from rolltap.proxy.engines.receivers import VllmReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
 from rolltap.proxy.engines.stated_weights import VLLM, served_version, stated_version
+from rolltap.proxy.engines.tokenizing import server_tokens
 from rolltap.proxy.engines.vllm_wire import CompletionOutput, GenerateOutput, prompt_scores
 from rolltap.settings import EngineSettings
 
@@ -63,6 +64,9 @@ class VllmEngine:
 
     async def served_weights(self) -> int | None:
         return await served_version(self._http, VLLM)
+
+    async def tokenize(self, text: str, model: str) -> list[int] | None:
+        return await server_tokens(self._http, text, model)
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
         await retried_sample(self.name, request, self._attempt, take, self._retries)

@@ -34,7 +34,7 @@ TRAIN: Roles = ("admin", "trainer")
 LOOK_AT_TRAINING: Roles = ("admin", "trainer", "viewer")
 
 ADMIN_PLANE: Table = {
-    "POST /sessions": ADMIN,
+    "POST /sessions": RUN,
     "GET /sessions": READ,
     "GET /sessions/{session_id}": READ,
     "GET /sessions/{session_id}/trajectory": READ,

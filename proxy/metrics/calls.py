@@ -78,6 +78,17 @@ class Metrics:
         )
         self._breaks = self._counter("rolltap_breaks_total", "Calls that do not extend a parent.", "policy", "reason")
         self._flaws = self._counter("rolltap_flaws_total", "Calls whose tokens can't be trained.", "policy", "flaw")
+        self._ended_late = Counter(
+            "rolltap_rollouts_late_total",
+            "Rollouts that ended while another proxy could not reach the store, so that calls may be missing.",
+            registry=self.registry,
+        )
+        self._parents_not_read = self._counter(
+            "rolltap_parents_not_read_total",
+            "Calls that may continue a call of another proxy while the store could not be read: refused, or planned.",
+            "policy",
+            "result",
+        )
         self._pushed_again = self._counter(
             "rolltap_weights_pushed_again_total",
             "Loads of a policy's weights into an engine that had others.",
@@ -136,6 +147,12 @@ class Metrics:
             self._fresh[policy, line.harness].inc(line.fresh)
             self._mismatch[policy, line.harness].inc(line.fresh_sum)
             self._clipped[policy, line.harness].inc(line.clipped)
+
+    def ended_late(self) -> None:
+        self._ended_late.inc()
+
+    def parent_not_read(self, policy: str, *, refused: bool) -> None:
+        self._parents_not_read[policy, "refused" if refused else "planned"].inc()
 
     def pushed_again(self, policy: str) -> None:
         self._pushed_again[(policy,)].inc()

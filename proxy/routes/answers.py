@@ -72,6 +72,8 @@ class Readiness:
 
     `models` is `missing` where an engine that is up did not list a policy's model, `unknown` where an engine is down.
     `weights` is `wrong` while an engine has other weights than a policy's: that policy's calls are refused.
+    `tokenizers` is `differ` while an engine has another one than a policy, whose calls are refused then too.
+    `clock` is `off` if this machine's clock differs from the store's by over 2 s.
     """
 
     status: Literal["ready", "not ready"]
@@ -80,6 +82,8 @@ class Readiness:
     engines: Literal["up", "down"]
     models: Literal["served", "missing", "unknown"]
     weights: Literal["right", "wrong"] = "right"
+    tokenizers: Literal["same", "differ"] = "same"
+    clock: Literal["ok", "off"] = "ok"
 
 
 @dataclass(frozen=True, slots=True)

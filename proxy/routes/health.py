@@ -42,6 +42,8 @@ def router(services: Services) -> APIRouter:
             engines="up" if engines else "down",
             models=_models(services.policies.all),
             weights="wrong" if any(policy.wrong_weights for policy in services.policies.all) else "right",
+            tokenizers="differ" if any(policy.wrong_tokenizer for policy in services.policies.all) else "same",
+            clock="off" if condition.clock_is_off else "ok",
         )
 
     return routes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +12,7 @@ from fastapi import APIRouter
 from rolltap.contract.admin import ClosedSession, OpenSession, SessionKey
 from rolltap.contract.harness_log import HarnessLog, LogEntry
 from rolltap.decoding import convert
-from rolltap.errors import InvalidRequest, LedgerError
+from rolltap.errors import Forbidden, InvalidRequest, LedgerError
 from rolltap.log_check import UNCHECKED, LogCheck
 from rolltap.proxy.call.turn_cap import cap_of
 from rolltap.proxy.front.access import By
@@ -31,12 +32,25 @@ from rolltap.tampering import count_by_kind
 from rolltap.types import Session
 
 
+def judged_rollout(tags: Mapping[str, str]) -> str:
+    """The rollout that a session's calls judge; "" for another session."""
+    return tags.get("rollout", "") if tags.get("kind") == "judge" else ""
+
+
 def router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["sessions"], route_class=sliced({"entries": LogEntry}))
 
     @routes.post("/sessions")
-    async def open_session(body: OpenSession) -> SessionKey:
-        """Opens a session. Only this answer contains its key."""
+    async def open_session(body: OpenSession, by: By) -> SessionKey:
+        """Opens a session. Only this answer contains its key.
+
+        A runner's key opens only those in which a judge scores a rollout that it runs: tags `kind=judge`, `rollout=ID`.
+        """
+        if by.only_own:
+            judged = body.rollout_id is None and judged_rollout(body.tags)
+            if not judged:
+                raise Forbidden("a runner's key opens only sessions of a judge: tags kind=judge, rollout=ID")
+            await services.ledger.rollouts.check_own(judged, by)
         session, key = await services.sessions.open(
             body.policy, rollout_id=body.rollout_id, ttl=body.ttl, tags=body.tags
         )
@@ -73,7 +87,10 @@ def router(services: Services) -> APIRouter:
         `findings` are the session's current findings.
         """
         session = await services.sessions.get(session_id)
-        await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
+        if by.only_own and (judged := judged_rollout(session.tags)):
+            await services.ledger.rollouts.check_own(judged, by)
+        else:
+            await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
         await services.sessions.close(session_id)
         ended = await _ask_json(services, SessionViews.ended, session_id, cap_of(session) > 0)
         return {"session_id": session_id, **ended}

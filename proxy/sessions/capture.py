@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from itertools import count
@@ -84,7 +83,7 @@ class Capture:
     async def session_of_call(self, call_id: str | None, project: str = "") -> LiveSession | None:
         """The project's captured session that contains a call; None if there is none, or if it has ended."""
         session = await self._log.session_of(call_id) if call_id is not None else None
-        if session is None or CAPTURED not in session.tags or not _is_open(session):
+        if session is None or CAPTURED not in session.tags or not _is_open(session, self._live.now()):
             return None
         if session.tags.get(PROJECT, "") != project:
             return None
@@ -97,7 +96,7 @@ class Capture:
         for call_id in dict.fromkeys(call_ids):
             recent = (live for live in self._recent[project].values() if call_id in live.forest.nodes)
             live = next(recent, None) or await self.session_of_call(call_id, project)
-            if live is not None and _is_open(live.session):
+            if live is not None and _is_open(live.session, self._live.now()):
                 return live
         return None
 
@@ -116,7 +115,7 @@ class Capture:
             session = await self._log.session_by_key(hashed)
             if session is None:  # a harness may send its first calls at once, to several proxies
                 session = await self._log.claim_session(self._new(chat, hashed, project, policy))
-            if _is_open(session):
+            if _is_open(session, self._live.now()):
                 return await self._live.adopt(session)
         raise AssertionError("unreachable")
 
@@ -127,7 +126,7 @@ class Capture:
         """
         matches: list[tuple[LiveSession, Match]] = []
         for live in reversed(self._recent[project].values()):
-            if not _is_open(live.session) or (policy is not None and live.session.policy != policy):
+            if not _is_open(live.session, self._live.now()) or (policy is not None and live.session.policy != policy):
                 continue
             bound = live.session.policy
             outline = live.forest.outline(bound, chat, self._policies[bound].source.effort(chat))
@@ -142,14 +141,14 @@ class Capture:
 
     def _new(self, chat: ChatRequest, hashed: str, project: str, policy: str | None) -> Session:
         self._accounts.check_opens(project)
-        now = time.time()
+        now = self._live.now()
         tags = {CAPTURED: chat.dialect, "model": chat.model} | ({PROJECT: project} if project else {}) | tenant_tags()
         bound = policy or self._policies.for_model(chat.model)
         return Session(new_id(), bound, hashed, now, now + self._ttl, tags=tags)
 
 
-def _is_open(session: Session) -> bool:
-    return session.closed_at is None and session.expires_at > time.time()
+def _is_open(session: Session, now: float) -> bool:
+    return session.closed_at is None and session.expires_at > now
 
 
 def _preference(live: LiveSession, match: Match, *, is_retry: bool) -> tuple[int, bool, bool, int]:

@@ -28,7 +28,9 @@ class SessionService:
         policies: Callable[[], Sequence[str]],
         limits: LimitSettings,
         closed: Callable[[Session], None],
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._now = clock
         self._log = call_log
         self._policies = policies
         self._limits = limits
@@ -48,7 +50,7 @@ class SessionService:
             raise InvalidRequest(f"ttl is a number of seconds up to {self._limits.session_ttl_s:g}", param="ttl")
         check_tags(tags or {}, name, self._policies())
         key = f"rt-{secrets.token_urlsafe(KEY_BYTES)}"
-        now = time.time()
+        now = self._now()
         session = Session(
             id=new_id(),
             policy=name,
@@ -72,7 +74,7 @@ class SessionService:
         """Closes a session: later calls with its key are refused. Closing it again has no effect."""
         session = await self.get(session_id)
         if session.closed_at is None:
-            await self._log.close_session(session_id, time.time())
+            await self._log.close_session(session_id, self._now())
         self._closed(session)
 
     def _policy(self, policy: str | None) -> str:

@@ -2,7 +2,8 @@
 
 The key is the identity: a session is looked up in the store by the SHA-256 of its key. The result is trusted for
 `TRUST_S` seconds, so a session closed by another replica is refused after at most that time. A single
-process on its store looks a session up once. A session in use waits at most `ANSWERS_WITHIN_S` for a slow store.
+process on its store looks a session up once. The look-up of a session in use waits at most `ANSWERS_WITHIN_S` for a
+slow store; its calls are read again (`refresh`) as long as the caller says.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 UNDELIVERED_KEPT = 8
 TRUST_S = 1.0
 ANSWERS_WITHIN_S = 2.0
+RETRY_S = 0.2
 FOREST_BYTES = 1_000_000_000
 
 
@@ -94,14 +96,17 @@ class SessionCache:
         capacity: int = 4096,
         forest_bytes: int = FOREST_BYTES,
         release: Callable[[LiveSession], None] = lambda live: None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         """`single_process`: no other process opens sessions, closes them or records their calls. `release(live)` is
-        called for a session that has ended, to drop what other caches keep for its next call.
+        called for a session that has ended, to drop what other caches keep for its next call. Sessions expire by
+        `clock`, which is the store's.
 
         Limits: `capacity` sessions, and `forest_bytes` bytes for all forests. Sessions with calls in flight are never
         evicted.
         """
         self._log = log
+        self.now = clock or (lambda: time.time())
         self._single_process = single_process
         self._closed = 0
         self._capacity = capacity
@@ -121,11 +126,11 @@ class SessionCache:
         hashed = key_hash(key)
         if (ended := self._ended.get(hashed)) is not None:
             self._drop(hashed)
-            _check(ended, url_session_id)
+            _check(ended, url_session_id, self.now())
         live = self._referenced.get(hashed)
         if live is None or live.trusted_until < time.monotonic():
             live = await self._look_up(hashed, live, url_session_id)
-        _check(live.session, url_session_id)
+        _check(live.session, url_session_id, self.now())
         live.hashed_key = hash(key)
         act_for(tenant_of(live.session.tags))
         self._touch(live)  # it may have been evicted during the lookup
@@ -144,7 +149,7 @@ class SessionCache:
             raise Unauthenticated("the API key is not known; open a session and use its key")
         if session.closed_at is not None:
             self._let_end(session)
-        _check(session, url_session_id)  # before its forest is loaded
+        _check(session, url_session_id, self.now())  # before its forest is loaded
         act_for(tenant_of(session.tags))
         live = known or await self.adopt(session)
         if live.session.closed_at is None:  # no session opens again
@@ -187,21 +192,32 @@ class SessionCache:
             self._size -= live.weighed
             live.weighed = 0
 
-    async def refresh(self, live: LiveSession) -> bool:
-        """Loads the calls that other replicas recorded; True if there were any. Does not wait for a slow store."""
+    async def refresh(self, live: LiveSession, within_s: float) -> bool:
+        """Loads the calls that other replicas recorded; True if there were any.
+
+        Raises `StoreUnavailable` if the store could not be read `within_s` seconds: there may be calls that nobody here
+        knows.
+        """
         if self._single_process:
             return False
+        problem = "no answer in time"
         try:
-            async with asyncio.timeout(ANSWERS_WITHIN_S):
-                rows = await self._log.rows(live.session.id, known=live.forest.completed)
-        except (StoreUnavailable, TimeoutError):
-            return False
+            async with asyncio.timeout(within_s):
+                while True:
+                    try:
+                        rows = await self._log.rows(live.session.id, known=live.forest.completed)
+                        break
+                    except StoreUnavailable as error:
+                        problem = error.message
+                        await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise StoreUnavailable(f"the session's calls can't be read: {problem}", retry_after=1) from None
         return live.forest.load(rows)
 
     def forget(self, session: Session) -> None:
         """Ends a session that was closed through this process."""
         self._closed += 1
-        self._let_end(replace(session, closed_at=session.closed_at or time.time()))
+        self._let_end(replace(session, closed_at=session.closed_at or self.now()))
 
     def _let_end(self, session: Session) -> None:
         """Refuses the session from now on. Its forest is freed when the calls in flight have ended."""
@@ -214,10 +230,10 @@ class SessionCache:
             self._release(live)
 
 
-def _check(session: Session, url_session_id: str | None) -> None:
+def _check(session: Session, url_session_id: str | None, now: float) -> None:
     if url_session_id is not None and url_session_id != session.id:
         raise Unauthenticated(f"the key does not belong to session {url_session_id!r} of the URL")
     if session.closed_at is not None:
         raise SessionClosed(f"session {session.id} is closed; open a new one")
-    if session.expires_at <= time.time():
+    if session.expires_at <= now:
         raise SessionClosed(f"session {session.id} has expired; open a new one")

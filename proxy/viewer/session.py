@@ -36,6 +36,7 @@ BREAKS = {
     "parent_unfinished": "the parent's turn was not completed",
     "ambiguous_parent": "several recorded calls match and nothing decides",
     "tokens_differ": "the engine's own prompt ids do not extend the parent",
+    "parent_not_read": "the store did not answer in time, so calls of other proxies were not known",
     "policy_changed": "another policy, tokenizer or template renders this call",
 }
 """Breaks in words, by reason."""
@@ -53,6 +54,7 @@ MASKS = {
     "judge": "a judge's call, not the agent's",
     "simulator": "a simulated user's call, not the agent's",
     "other_policy": "another policy sampled it",
+    "late": "it came to the store after its rollout's end was settled",
     "evaluation": "the session measures, and is never trained",
     "abandoned": "the harness asked again with the same prompt, and went on with the other reply",
     "auxiliary": "a side call, for example for a title: no call of the agent goes on from it",

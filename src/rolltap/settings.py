@@ -73,6 +73,11 @@ class LimitSettings(Section):
     )
     calls_at_once: int = Field(default=64, ge=1, description="calls in flight per session")
     receipt_s: float = Field(default=30, gt=0, description="time to receive a request's head, and its body, in seconds")
+    store_wait_s: float = Field(
+        default=15,
+        gt=0,
+        description="longest wait for the store, in seconds, of a call that may continue a call of another proxy",
+    )
     request_mb: float = Field(
         default=64, gt=0, description="largest request body of the trainer and admin planes, in MB"
     )
@@ -134,6 +139,12 @@ class QueueSettings(Section):
         gt=0,
         description="a trainer that has not taken, extended or ended a lease for this long no longer limits the queue, "
         "in seconds",
+    )
+    spool_wait_s: float = Field(
+        default=10,
+        ge=0,
+        description="how long the end of a rollout waits for the calls of proxies that can't reach the store, in "
+        "seconds; its reason then begins with `late`",
     )
 
 

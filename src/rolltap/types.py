@@ -71,6 +71,7 @@ class BreakReason(StrEnum):
     PARENT_UNFINISHED = "parent_unfinished"  # the parent's turn was not completed
     AMBIGUOUS_PARENT = "ambiguous_parent"  # several recorded calls match and no handle decides
     TOKENS_DIFFER = "tokens_differ"  # the engine's own prompt ids do not extend the parent (chat mode)
+    PARENT_NOT_READ = "parent_not_read"  # the store did not answer in time, so calls of other proxies are unknown
     POLICY_CHANGED = "policy_changed"  # another policy, tokenizer or template renders this call
 
 

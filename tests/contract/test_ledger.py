@@ -59,6 +59,17 @@ async def test_unknown_ids_are_named(world: World) -> None:
         await world.ledger.rewards.append(NewReward("nope", 1.0))
 
 
+async def test_a_rollout_that_ends_while_a_proxy_is_out_of_reach_says_so(world: World) -> None:
+    async def late_peers() -> list[str]:
+        return ["a-proxy"]
+
+    world.ledger._uow.late_peers = late_peers
+    group = await world.open(1)
+    ended = await world.finish(await world.start(group.rollouts[0]), 1.0)
+    assert ended.reason.startswith("late: a proxy could not reach the store")
+    assert await status(world, group.id) is GroupStatus.COMPLETE
+
+
 async def test_a_group_is_complete_when_every_rollout_has_ended_and_been_scored(world: World) -> None:
     group = await world.open(2)
     first = await world.start(group.rollouts[0])

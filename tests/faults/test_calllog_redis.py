@@ -94,7 +94,7 @@ async def test_a_redis_that_answers_and_is_the_wrong_one_is_passed_by_until_it_i
     load = Load(log, session)
     load.start(2)
     await load.reach(200)
-    while not log._writer._away:  # type: ignore[attr-defined]
+    while not log._writer._away:  # type: ignore[attr-defined]  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     left_before = await operator.xlen(STREAM)
     await asyncio.sleep(0.3)
@@ -104,7 +104,7 @@ async def test_a_redis_that_answers_and_is_the_wrong_one_is_passed_by_until_it_i
         await operator.execute_command("REPLICAOF", "NO", "ONE")
     else:
         await operator.set(OWNER, owner)
-    while log._writer._away:  # type: ignore[attr-defined]
+    while log._writer._away:  # type: ignore[attr-defined]  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     await load.end()
     await load.check()

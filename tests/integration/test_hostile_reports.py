@@ -22,6 +22,7 @@ from rolltap.harnesses.sources import Files
 from rolltap.types import Task
 
 from ..harnesses.house import POLICY, House, house
+from .test_runner import CURL
 
 FAILS = CommandCheck(command="cat out 2>/dev/null; false")
 TESTS = PytestCheck(must_pass=("test_x.py",), python=sys.executable)
@@ -46,11 +47,12 @@ async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]
 
 
 async def rewarded(home: House, tmp_path: Path, shell: str, evaluator: Evaluator) -> list[float]:
-    """The stored rewards of a rollout that has ended as if its report were any other's."""
+    """The stored rewards of a rollout that has ended as if its report were any other's. Its agent calls once: a rollout
+    without a call has failed."""
     assignment = Assignment(
         Task("t", "hi"),
         Files({"test_x.py": "def test_a():\n    assert 0\n"}),
-        AnyCommand(("/bin/sh", "-c", shell)),
+        AnyCommand(("/bin/sh", "-c", f"/usr/bin/python3 -c '{CURL}' > /dev/null; {shell}")),
         ProcessRuntime(tmp_path / "workspaces"),
         evaluator,
     )

@@ -339,6 +339,8 @@ def honest() -> None:
 
 def main() -> None:
     FACTS.update(json.loads(sys.argv[2]))
+    ask("agent", "POST", "/v1/chat/completions", body=CALL)  # an agent that no model answered is not evaluated
+    GAINS.clear()
     try:
         globals()[sys.argv[1]]()
     finally:

@@ -90,6 +90,22 @@ MUTANTS = (
            "unit/cli/test_mistakes.py::test_a_ray_cluster_on_other_machines_needs_tokens"),
     Mutant(25, "constraints.txt", "aiohttp==3.14.5", "aiohttp==3.14.2",
            "unit/house/test_security.py::test_pins_are_above_known_advisories"),
+    Mutant(26, "src/rolltap/untrusted/server.py", "        resource.RLIMIT_AS: mapped + (limits.memory_mb << 20),\n", "",
+           "unit/untrusted/test_readers.py::test_what_a_file_does_to_its_reader_is_an_error_for_the_runner[fill_memory]"),
+    Mutant(27, "proxy/viewer/app.py", "script-src 'self';", "script-src 'self' 'unsafe-inline';",
+           "unit/viewer/test_pages.py::test_pages_need_a_link_that_works_once"),
+    Mutant(28, "src/rolltap/datasets/importing.py", "check_tags({**trace.tags, TAG: trace.name}, POLICY, (POLICY,))", "pass",
+           "unit/exporters/test_import.py::test_a_trace_that_cannot_be_read_is_named_and_nothing_is_written"),
+    Mutant(29, "proxy/front/connections.py", "if self.framing_bytes > allowed or self.idle_framing_bytes > HEAD_BYTES:", "if False:",
+           "unit/proxy/test_front.py::test_what_is_neither_head_nor_body_has_a_limit[a long extension]"),
+    Mutant(30, "harnesses/runtimes/here.py", "mounts = await asyncio.to_thread(mounts_of, self.folder)", "mounts = list(mounts_of(self.folder))[:0]",
+           "unit/harnesses/test_here.py::test_an_agent_writes_nowhere_where_a_persons_tools_run_programs"),
+    Mutant(31, "harnesses/runtimes/bubblewrap.py", "            check_shown(path)\n", "            pass\n",
+           "unit/harnesses/test_install.py::test_a_sandbox_refuses_to_show_a_persons_folder"),
+    Mutant(32, "harnesses/runtimes/usage.py", "if status.st_nlink or not stat.S_ISREG(status.st_mode):", "if True:",
+           "unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share[process-disk by deleted files]"),
+    Mutant(33, "harnesses/logs/opencode.py", "if not stored.issuperset(TABLES) or any(column[6] for column in columns):", "if False:",
+           "contract/test_harness_logs.py::test_a_database_that_would_run_sql_of_its_own_is_refused"),
 )  # fmt: skip
 
 

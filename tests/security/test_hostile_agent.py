@@ -87,7 +87,15 @@ plant(work / "conftest.py", "def pytest_sessionfinish(session): session.exitstat
 os.symlink("/etc/hostname", work / "reward.txt")
 (work / "tests" / "test_calc.py").write_text("")
 """
-HONEST = "import pathlib; pathlib.Path('notes.txt').write_text('done')"
+HONEST = """\
+import http.client, json, os, pathlib, sys
+connection = http.client.HTTPConnection("127.0.0.1", json.loads(sys.argv[1])["ports"][0], timeout=30)
+head = {"Authorization": f"Bearer {os.environ['KEY']}", "Content-Type": "application/json"}
+call = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+connection.request("POST", "/v1/chat/completions", json.dumps(call), head)
+assert connection.getresponse().status == 200
+pathlib.Path('notes.txt').write_text('done')
+"""
 CHECK = """cat answers.json; python3 -c 'import sys; sys.exit(1)' && echo 1 > reward.txt || echo 0 > reward.txt"""
 
 

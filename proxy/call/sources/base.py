@@ -86,6 +86,11 @@ class Source(Protocol):
         """The call's place in its session, and its prompt if rolltap renders it."""
         ...
 
+    @property
+    def tokenizer(self) -> Any:
+        """The policy's tokenizer; None if the engine's own is used."""
+        ...
+
     def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
         """Whether the request may continue a call that this process has not loaded."""
         ...

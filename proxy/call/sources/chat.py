@@ -44,6 +44,7 @@ class ChatSource(UpstreamSource):
     sets_sampling: bool = True
     relayed_dialects: Sequence[str] = ()
     vocabulary: str = ""
+    tokenizer: Any = None
 
     def check(self, request: ChatRequest) -> None:
         if request.sampling.logprobs:

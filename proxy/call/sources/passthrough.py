@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rolltap.errors import InvalidRequest, NotFound, RolltapError, Unauthenticated
 from rolltap.proxy.call.arrival import Arrival
@@ -42,6 +43,7 @@ class PassthroughSource(UpstreamSource):
     replayable: bool = False  # the vendor answers every request itself, retries too
     sets_sampling: bool = False
     vocabulary: str = ""
+    tokenizer: Any = None
 
     @property
     def relayed_dialects(self) -> Sequence[str]:

@@ -74,6 +74,10 @@ class TokenSource:
         self.max_context = self.max_context or DEFAULT_MAX_CONTEXT
 
     @property
+    def tokenizer(self) -> Any:
+        return self.continuation.renderer.tokenizer
+
+    @property
     def vocabulary(self) -> str:
         return self.continuation.renderer.tokenizer.hash
 

@@ -160,12 +160,21 @@ def token_counts(prompt_ids: int, output_ids: int, usage: Mapping[str, int]) -> 
     return usage.get("prompt", 0), usage.get("output", 0)
 
 
+CLOCK_OFF_S = 2.0
+"""Difference of clocks that is reported. What expires is decided by the store's clock; ids and logs have this one's."""
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """The current state of a call log. `spool`: it has room for a new call; None if there is no spool."""
 
     store: bool  # the store answers and accepts writes
     spool: bool | None = None
+    clock_ahead_s: float = field(default=0.0, compare=False)  # how far this machine's clock is ahead of the store's
+
+    @property
+    def clock_is_off(self) -> bool:
+        return abs(self.clock_ahead_s) > CLOCK_OFF_S
 
     @property
     def takes_calls(self) -> bool:

@@ -22,6 +22,7 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from enum import StrEnum
@@ -97,6 +98,8 @@ class Backend(Protocol):
     async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]: ...
 
     async def check(self) -> None: ...
+
+    def time(self) -> float: ...
 
 
 def _sqlite(url: sa.URL, writable: bool, application: str) -> Backend:
@@ -186,6 +189,15 @@ class Database:
     async def check(self) -> None:
         """Raises `StoreUnavailable` unless a server answers now that can do what this database was opened for."""
         await self._backend.check()
+
+    def time(self) -> float:
+        """The database's clock, in seconds since the epoch, without asking it: as it follows from its last answer."""
+        return self._backend.time()
+
+    @property
+    def clock_ahead_s(self) -> float:
+        """How far this machine's clock is ahead of the database's, in seconds."""
+        return time.time() - self.time()
 
     async def now(self) -> float:
         """The database's clock, in seconds since the epoch. In a transaction, use its connection's `now`."""

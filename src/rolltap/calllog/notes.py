@@ -8,6 +8,7 @@ or to the whole session. It never changes a call, a reward or the training data.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from rolltap.contract.notes import NewNote, NoteKind, NoteValue
 from rolltap.errors import ConfigError, NotFound, StoreUnavailable
 from rolltap.ids import new_id
 
+log = logging.getLogger("rolltap.calllog")
 _NEW_NOTE = TypeAdapter(NewNote)
 
 
@@ -83,7 +85,10 @@ def notes_of(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str,
         return by_session
     query = sa.select(notes).where(notes.c.session_id.in_(session_ids)).order_by(notes.c.id)
     for row in connection.execute(query):
-        by_session.setdefault(row.session_id, []).append(_note(row))
+        try:
+            by_session.setdefault(row.session_id, []).append(_note(row))
+        except (ValueError, RecursionError):
+            log.warning("a list leaves out the note %s, whose value can't be read", row.id)
     return by_session
 
 

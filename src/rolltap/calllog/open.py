@@ -29,6 +29,10 @@ class LogWithDatabase(CallLog, Protocol):
         """Waits until all appended facts can be read from the store. Raises `StoreUnavailable` if that takes long."""
         ...
 
+    async def peers_behind(self, within_s: float) -> list[str]:
+        """Waits for other processes' facts, at most `within_s`; returns the processes that may still have some."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from rolltap.calllog.base import token_counts
 from rolltap.calllog.codec import count_packed, unpack_bytes
 from rolltap.calllog.reading import CHUNK, fetch_parts
-from rolltap.calllog.records import CompletionDetail, IntentDetail, StoredRequest, read_session, split_hashes
+from rolltap.calllog.records import CompletionDetail, IntentDetail, StoredRequest, readable_sessions, split_hashes
 from rolltap.calllog.schema import call_completions, call_intents, sessions
 from rolltap.decoding import json_decoder, msgpack_decoder
 from rolltap.types import Session
@@ -117,13 +117,12 @@ def _length(column: sa.Column[Any]) -> tuple[sa.ColumnElement[Any], sa.ColumnEle
 
 
 def fetch_summarized(connection: sa.Connection, session_ids: Sequence[str]) -> list[tuple[Session, list[CallOutline]]]:
-    """The sessions, each with the outlines of its calls. Unknown ids are left out."""
+    """The sessions, each with the outlines of its calls. Unknown ids and unreadable sessions are left out."""
     calls = outlines(connection, session_ids)
     summarized: list[tuple[Session, list[CallOutline]]] = []
     for some in _chunks(session_ids):
-        for row in connection.execute(sa.select(sessions).where(sessions.c.id.in_(some))):
-            session = read_session(tuple(row))
-            summarized.append((session, calls[session.id]))
+        rows = connection.execute(sa.select(sessions).where(sessions.c.id.in_(some)))
+        summarized += [(session, calls[session.id]) for session in readable_sessions(map(tuple, rows))]
     return summarized
 
 

@@ -221,6 +221,9 @@ class PostgresBackend:
             return False
         return True
 
+    def time(self) -> float:
+        return self._check.time()
+
     async def check(self) -> None:
         self._check.doubt()
         token = _probing.set(True)

@@ -56,8 +56,14 @@ class ServerCheck:
         self._timeline = 0
         self._timelines: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # by connection
         self._doubted_at = 0.0
-        self.clock_ahead_s = 0.0
-        """How far this machine's clock is ahead of the server's, at the last answer."""
+        self._clock: tuple[float, float] | None = None  # the server's time, and the monotonic time of that answer
+
+    def time(self) -> float:
+        """The server's clock, in seconds since the epoch. Steps of this machine's clock do not change it."""
+        if self._clock is None:
+            return time.time()
+        served, answered_at = self._clock
+        return served + time.monotonic() - answered_at
 
     def doubt(self) -> None:
         """Checks every connection again before its next use."""
@@ -86,14 +92,13 @@ class ServerCheck:
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
             raise StoreUnavailable(f"{self._name}: {reason}", retry_after=RETRY_AFTER_S) from error
-        self.clock_ahead_s = time.time() - row["now"]
+        self._clock = row["now"], time.monotonic()
         self.judge(ServerState(**dict(row)))
         self._timelines[driver] = row["timeline"]
         info["checked_at"] = now
 
     def _leave_older(self) -> None:
-        """Ends connections to servers of older timelines, also in a statement: its commit may wait for ever for a standby
-        that was promoted."""
+        """Ends connections to servers of older timelines, also in a statement: a commit may wait for ever there."""
         for driver, timeline in list(self._timelines.items()):
             if timeline < self._timeline:
                 driver.terminate()

@@ -1,7 +1,9 @@
 """Registers the processes that write to a log, and aborts the open calls of dead ones.
 
-A process has a row in `processes` from the transaction of its first intent on. Every `BEAT_S` it renews the row: the
-time, and the id up to which all of its calls are complete, so that a search for its open calls reads few rows. That id
+A process has a row in `processes` from its start, at the latest from the transaction of its first intent on. Every
+`BEAT_S` it renews the row: the time; the id up to which all of its calls are complete, so that a search for its open
+calls reads few rows; and since when it has durable facts that are not in the store. So a peer that needs all calls of a
+session waits until every process has renewed its row without such facts (`behind`). The id
 lags by `MARGIN_S`, as an id may be made well before its intent is written. A process that could not renew its row for
 half of `GONE_S` does so with its next intent, as a peer may have removed the row.
 
@@ -16,12 +18,12 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import sqlalchemy as sa
 
-from rolltap.calllog.base import CallIntent
+from rolltap.calllog.base import CLOCK_OFF_S, CallIntent
 from rolltap.calllog.database import Database, Durability
 from rolltap.calllog.facts import aborted
 from rolltap.calllog.insert import Insert
@@ -32,7 +34,7 @@ from rolltap.tenants import EVERY_TENANT, acting_for
 
 log = logging.getLogger("rolltap.store")
 
-BEAT_S = 5.0
+BEAT_S = 1.0
 RETRY_S = 1.0
 """Seconds to the next heartbeat after one that could not be written."""
 WITHIN_S = 10.0
@@ -64,12 +66,19 @@ class ProcessRegistry:
         self._latest: dict[str, str] = {}
         self._marks: deque[tuple[float, dict[str, str]]] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._clock_off = False
         self.beats = True
         """Whether the last heartbeat could be written: a small write like those of calls."""
-        insert = f"INSERT INTO processes (id, seen_at, complete_to) VALUES (:id, {self.clock}, :complete_to)"
+        self.waiting: Callable[[], int] = lambda: 0
+        """Returns the number of durable facts of this process that are not in the store."""
+        columns = "id, seen_at, complete_to, waiting_since"
+        insert = f"INSERT INTO processes ({columns}) VALUES (:id, {self.clock}, :complete_to, {{}})"
         renewed = "seen_at = excluded.seen_at, complete_to = excluded.complete_to"
-        self._seen = sa.text(f"{insert} ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at")
-        self._renew = sa.text(f"{insert} ON CONFLICT (id) DO UPDATE SET {renewed}")
+        self._seen = sa.text(f"{insert.format('NULL')} ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at")
+        on_conflict = f"ON CONFLICT (id) DO UPDATE SET {renewed}, waiting_since"
+        self._renew = sa.text(f"{insert.format('NULL')} {on_conflict} = NULL")
+        since = "coalesce(processes.waiting_since, excluded.waiting_since)"
+        self._renew_behind = sa.text(f"{insert.format(self.clock)} {on_conflict} = {since}")
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._beat())
@@ -84,6 +93,28 @@ class ProcessRegistry:
         self._task = None
         with suppress(StoreError):
             await self._beat_once(self._latest)
+            if not self._open and not self.waiting():
+                await self._forget_own()
+
+    async def _forget_own(self) -> None:
+        """Removes the rows of this process, which leaves nothing behind: nobody has to wait for it."""
+        with acting_for(EVERY_TENANT):
+            async with self._database.write() as connection:
+                await connection.execute(sa.delete(processes).where(processes.c.id.in_(self._own)))
+
+    async def behind(self, since: float) -> list[str]:
+        """The other processes that may have facts from before `since` (by the database's clock) outside the store."""
+        rows = await self._database.select(
+            sa.select(processes.c.id).where(
+                processes.c.id.not_in(self._own),
+                sa.or_(processes.c.seen_at < since, processes.c.waiting_since.is_not(None)),
+            )
+        )
+        return [row.id for row in rows]
+
+    def joined(self, ids: Iterable[str]) -> None:
+        """Notes processes of this log that have a row from now on, before their first call."""
+        self._own.update(ids)
 
     def opened(self, intent: CallIntent) -> None:
         """Notes a call whose intent is about to be written."""
@@ -122,8 +153,16 @@ class ProcessRegistry:
                 log.warning("the heartbeat could not be written: %s", str(error) or "no answer in time")
                 continue
             self.beats = True
+            self._note_clock()
             if count:
                 log.warning("%d open calls of a dead process are recorded as aborted", count)
+
+    def _note_clock(self) -> None:
+        """Warns once while this machine's clock is off."""
+        ahead = self._database.clock_ahead_s
+        if (off := abs(ahead) > CLOCK_OFF_S) and not self._clock_off:
+            log.warning("this machine's clock is %+.1f s off the database's: set it (NTP)", ahead)
+        self._clock_off = off
 
     def _latest_long_ago(self) -> dict[str, str]:
         """The greatest call id of each own process `MARGIN_S` ago, if known."""
@@ -136,10 +175,10 @@ class ProcessRegistry:
 
     async def _beat_once(self, latest: Mapping[str, str]) -> None:
         rows = [{"id": process, "complete_to": self._complete_to(process, latest)} for process in sorted(self._own)]
-        began = time.monotonic()
+        began, waiting = time.monotonic(), self.waiting()
 
         def renew(connection: sa.Connection) -> None:
-            connection.execute(self._renew, rows)
+            connection.execute(self._renew_behind if waiting else self._renew, rows)
 
         if rows:
             with acting_for(EVERY_TENANT):

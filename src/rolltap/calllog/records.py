@@ -7,8 +7,9 @@ A row is a tuple in the order of its table's columns. Text that a database canno
 from __future__ import annotations
 
 import hashlib
+import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -74,6 +75,8 @@ class StoredRequest(msgspec.Struct, frozen=True, array_like=True):
     fixed_refs: list[str]
 
 
+log = logging.getLogger("rolltap.calllog")
+
 HASH_BYTES = 32
 _INTENT_COLUMNS = [column.name for column in call_intents.columns]
 INTENT_PROCESS, INTENT_HASHES = map(_INTENT_COLUMNS.index, ("process", "part_hashes"))
@@ -109,6 +112,15 @@ def read_session(row: Row) -> Session:
         tags=_decode(tags, dict[str, str], "session", row[0]),
         log_check=_decode(log_check, LogCheck, "session", row[0]) if log_check else UNCHECKED,
     )
+
+
+def readable_sessions(rows: Iterable[Row]) -> Iterator[Session]:
+    """The sessions for a list: one that can't be read is left out, and logged, so that the others are shown."""
+    for row in rows:
+        try:
+            yield read_session(tuple(row))
+        except RecordCorrupt as error:
+            log.warning("a list leaves out a session: %s", error.message)
 
 
 def log_check_text(check: LogCheck) -> str:

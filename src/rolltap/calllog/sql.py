@@ -7,6 +7,7 @@ death of this process; any other group also survives loss of power.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -29,7 +30,7 @@ from rolltap.calllog.reading import (
     fetch_requests,
     fetch_sessions,
 )
-from rolltap.calllog.records import log_check_text, read_session, session_row
+from rolltap.calllog.records import log_check_text, read_session, readable_sessions, session_row
 from rolltap.calllog.schema import call_intents, sessions
 from rolltap.calllog.versions import bring_up_to_date
 from rolltap.calllog.writing import FactWriter, GroupWriter
@@ -43,6 +44,7 @@ SEEN_SESSIONS = 4096
 """Number of sessions that stay usable while the store is unavailable; about 1 kB each."""
 
 ANSWERS_WITHIN_S = 2.0
+POLL_S = 0.1
 
 MANY_BYTES = 256 << 10
 """Bytes above which facts are encoded or decoded in another thread, so that the event loop continues."""
@@ -62,6 +64,7 @@ class SqlCallLog:
         self.database = database
         self._registry = registry or registry_of(database)
         self._writer = wrap(FactWriter(database, self._registry))
+        self._registry.waiting = lambda: self.waiting
         self._commits: GroupCommit[Fact] = GroupCommit(self._write)
         self._seen: LRUCache[str, Session] = LRUCache(SEEN_SESSIONS)
 
@@ -99,9 +102,10 @@ class SqlCallLog:
         except (StoreUnavailable, TimeoutError):
             answers = False
         spool = self._writer.spool
+        ahead = round(self.database.clock_ahead_s, 1)
         if spool is None:
-            return Condition(answers)
-        return Condition(answers and not spool.in_use, spool.room)
+            return Condition(answers, None, ahead)
+        return Condition(answers and not spool.in_use, spool.room, ahead)
 
     async def open_session(self, session: Session) -> None:
         await self._commits.append(session)
@@ -175,7 +179,9 @@ class SqlCallLog:
 
     async def sessions(self, *, limit: int = 100, before: str | None = None) -> Sequence[Session]:
         query = sa.select(sessions).order_by(sessions.c.id.desc()).limit(limit)
-        return await self._page(query if before is None else query.where(sessions.c.id < before))
+        await self._writer.settled()
+        rows = await self.database.select(query if before is None else query.where(sessions.c.id < before))
+        return list(readable_sessions(map(tuple, rows)))
 
     async def all_sessions(self) -> AsyncIterator[Session]:
         query = sa.select(sessions).order_by(sessions.c.id).limit(PAGE)
@@ -233,7 +239,21 @@ class SqlCallLog:
         stored = await self.database.query(lambda connection: fetch_requests(connection, call_id))
         return await asyncio.to_thread(decode_request, stored)
 
+    async def peers_behind(self, within_s: float) -> list[str]:
+        """Waits until the store has all facts that other processes have made durable by now, at most `within_s`.
+
+        Returns the processes that may still have some: they could not reach the store.
+        """
+        if self.database.dialect_name == "sqlite":
+            return []  # the only process that writes
+        since, by = await self.database.now(), time.monotonic() + within_s
+        while (behind := await self._registry.behind(since)) and time.monotonic() < by:  # noqa: ASYNC110  other processes' rows
+            await asyncio.sleep(POLL_S)
+        return behind
+
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
+        if self.database.writable:
+            self._registry.joined(live)
         await self._writer.settled()
         return await self._registry.abort_orphans(live, at=at)
 

@@ -21,6 +21,7 @@ import asyncio
 import fcntl
 import os
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, closing, suppress
 from functools import partial
@@ -241,6 +242,9 @@ class SqliteBackend:
 
     async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         return await self.query(lambda connection: connection.execute(statement).all())
+
+    def time(self) -> float:
+        return time.time()
 
     async def check(self) -> None:
         await self.select(sa.select(1))

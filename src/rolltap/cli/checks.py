@@ -18,6 +18,8 @@ from rolltap.errors import (
     RateLimited,
     RolltapError,
 )
+from rolltap.proxy.call.tokenizer_check import tokenizer_difference
+from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model
@@ -53,7 +55,11 @@ async def check_store(settings: Settings) -> Finding:
         return Finding("store", f"{name}: in use by the running server (process {error.holder})")
     except RolltapError as error:
         return Finding("store", name, error.message, healthy=False)
+    condition = await call_log.condition()
     await call_log.close()
+    if condition.clock_is_off:
+        advice = f"this machine's clock is {condition.clock_ahead_s:+.1f} s off the store's: set it (NTP)"
+        return Finding("store", name, advice, healthy=False)
     return Finding("store", name)
 
 
@@ -85,6 +91,7 @@ async def _check_engine(
         return [Finding(what, "broken", error.message, healthy=False)]
     try:
         facts = await client.probe()
+        tokenizers = await _check_tokenizer_of(name, client, settings)
     except (EngineUnavailable, EngineTimeout) as error:
         advice = f"{error.message}; start the model server, or correct engines.{name}.url (--engine)"
         return [Finding(what, "down", advice, healthy=False)]
@@ -99,7 +106,22 @@ async def _check_engine(
         _versions(facts),
         "takes new weights" if facts.weight_updates else "takes no new weights",
     ]
-    return [Finding(what, "; ".join(can_do), "; ".join(facts.notes)), *_check_models(name, facts, settings)]
+    return [
+        Finding(what, "; ".join(can_do), "; ".join(facts.notes)),
+        *_check_models(name, facts, settings),
+        *tokenizers,
+    ]
+
+
+async def _check_tokenizer_of(engine: str, client: object, settings: Settings) -> list[Finding]:
+    """A finding for each policy of `engine` whose tokenizer is another one than the engine's."""
+    found: list[Finding] = []
+    for name, policy in settings.policies.items():
+        if policy.engine == engine and (Path(policy.tokenizer or "") / "tokenizer.json").is_file():
+            tokenizer = HubTokenizer(policy.tokenizer)
+            if difference := await tokenizer_difference(client, tokenizer, policy.model or name):
+                found.append(Finding(f"policy {name}", "another tokenizer", difference, healthy=False))
+    return found
 
 
 def _versions(facts: EngineFacts) -> str:

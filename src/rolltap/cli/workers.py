@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,11 +19,17 @@ from pathlib import Path
 from types import FrameType
 
 from rolltap.calllog.spool import Spool
-from rolltap.errors import ConfigError, RolltapError
+from rolltap.errors import ConfigError, RolltapError, StoreUnavailable
 from rolltap.settings import Settings, with_keys
 
 SOON_S = 10.0
 """A worker that exits by itself within this time has a fault that starting it again would not mend."""
+
+STORE_AWAY = 75
+"""Exit code of a worker that could not reach the store. One that took the place of a dead worker is started again."""
+
+RETRY_S = 1.0
+PARENT_EVERY_S = 1.0
 
 Serve = Callable[[Settings, int], None]
 """Serves as the worker of this number until it is told to stop."""
@@ -87,6 +94,13 @@ def reserve(host: str, port: int) -> socket.socket:
     return holder
 
 
+def _end_with(parent: int) -> None:
+    """Ends this worker when its parent is gone: nobody would start it anew, and it would keep the next server out."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_EVERY_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 @dataclass
 class Watch:
     """Starts the workers, starts dead ones anew, and ends them all on a signal."""
@@ -95,6 +109,7 @@ class Watch:
     serve: Serve
     numbers: dict[int, int] = field(default_factory=dict)  # by process id
     started: dict[int, float] = field(default_factory=dict)  # by process id, on the monotonic clock
+    started_anew: set[int] = field(default_factory=set)  # numbers of workers whose predecessor has served
     stopping: bool = False
     code: int = 0
 
@@ -113,16 +128,22 @@ class Watch:
                 continue
             ended = os.waitstatus_to_exitcode(status)
             print(f"rolltap: worker {number} ended with {ended} after {lived:.0f} s", file=sys.stderr)
-            if ended >= 0 and lived < SOON_S:
+            if ended == STORE_AWAY and number in self.started_anew:
+                time.sleep(RETRY_S)  # the other workers go on meanwhile
+                if not self.stopping:
+                    self._start(number)
+            elif ended >= 0 and lived < SOON_S:
                 self.code = ended or 1
                 self._stop()
             else:
+                self.started_anew.add(number)
                 self._start(number)
         return self.code
 
     def _start(self, number: int) -> None:
-        process = os.fork()
+        parent, process = os.getpid(), os.fork()
         if process == 0:
+            threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
             os._exit(self._run(number))
         self.numbers[process], self.started[process] = number, time.monotonic()
 
@@ -133,7 +154,7 @@ class Watch:
             self.serve(self.settings, number)
         except RolltapError as error:
             print(f"rolltap: worker {number}: {error}", file=sys.stderr)
-            return 2
+            return STORE_AWAY if isinstance(error, StoreUnavailable) else 2
         except KeyboardInterrupt:
             return 0
         return 0

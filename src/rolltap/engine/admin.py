@@ -12,8 +12,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from tokenizers import Tokenizer
 
-from rolltap.engine.protocol import AbortRequest, RpcRequest, VersionRequest, decode
+from rolltap.engine.protocol import AbortRequest, RpcRequest, TokenizeRequest, VersionRequest, decode
 from rolltap.engine.responses import json_response
 from rolltap.engine.sampling import LOGPROBS_MODE
 from rolltap.engine.scheduler import EngineLoop, PauseMode
@@ -24,8 +25,9 @@ from rolltap.errors import ConfigError, EngineUnavailable, InvalidRequest
 class AdminRoutes:
     """vLLM's development routes over one engine loop."""
 
-    def __init__(self, settings: ModelServerSettings, loop: EngineLoop) -> None:
+    def __init__(self, settings: ModelServerSettings, loop: EngineLoop, tokenizer: Tokenizer) -> None:
         self._settings = settings
+        self._tokenizer = tokenizer
         self._loop = loop
         self._started_at = int(time.time())
 
@@ -42,6 +44,7 @@ class AdminRoutes:
         post: dict[str, Any] = {
             "/inference/v1/abort_requests": self.abort_requests,
             "/abort_requests": self.abort_requests,
+            "/tokenize": self.tokenize,
             "/pause": self.pause,
             "/resume": self.resume,
             "/collective_rpc": self.collective_rpc,
@@ -76,6 +79,11 @@ class AdminRoutes:
 
     async def weight_info(self, http: HttpRequest) -> Response:
         return json_response({"weight_version": self._loop.version, "logprobs_mode": LOGPROBS_MODE})
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        request = decode(await http.body(), TokenizeRequest)
+        ids = self._tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens).ids
+        return json_response({"tokens": ids, "count": len(ids), "max_model_len": self._loop.context})
 
     async def get_world_size(self, http: HttpRequest) -> Response:
         return json_response({"world_size": 1})

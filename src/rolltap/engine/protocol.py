@@ -143,6 +143,11 @@ class RpcRequest(Struct, forbid_unknown_fields=True):
     timeout: float | None = None
 
 
+class TokenizeRequest(Struct):
+    prompt: str
+    add_special_tokens: bool = True
+
+
 class VersionRequest(Struct, forbid_unknown_fields=True):
     new_version: Annotated[str, Meta(min_length=1)]
 

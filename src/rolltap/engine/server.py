@@ -100,7 +100,7 @@ class ModelServer:
         routes = [
             Route("/inference/v1/generate", self.generate, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
-            *AdminRoutes(settings, self.loop).routes(),
+            *AdminRoutes(settings, self.loop, tokenizer).routes(),
             *WeightReceiver(self.loop).routes(),
         ]
         self.app = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=EXCEPTION_HANDLERS)

@@ -13,6 +13,15 @@ from rolltap.types import NO_VERSION, Group, Rollout, Trajectory
 TrajectoriesOf = Callable[[Sequence[str]], Awaitable[Sequence[Trajectory]]]
 """Rebuilds the trajectories of sessions, in the order of their ids: the reconstructor on the call log."""
 
+LatePeers = Callable[[], Awaitable[Sequence[str]]]
+"""Waits for the calls of other processes; returns the processes that may still have some outside the store."""
+
+
+async def no_late_peers() -> Sequence[str]:
+    """For a ledger with one process: see `LatePeers`."""
+    return ()
+
+
 CloseSession = Callable[[str], Awaitable[None]]
 """Closes a session, so that later calls with its key are refused. Closing it again has no effect."""
 

@@ -26,7 +26,7 @@ from contextlib import asynccontextmanager, suppress
 from rolltap.calllog.database import Database, database_clock
 from rolltap.errors import StoreError
 from rolltap.ledger.audit import Audit
-from rolltap.ledger.base import CloseSession, LedgerSettings
+from rolltap.ledger.base import CloseSession, LatePeers, LedgerSettings, no_late_peers
 from rolltap.ledger.controls import Controls
 from rolltap.ledger.counts import LedgerCounts, count
 from rolltap.ledger.events import Events
@@ -64,11 +64,17 @@ class Ledger:
         settings: LedgerSettings | None = None,
         clock: Clock = database_clock,
         tenants: Sequence[str] = (DEFAULT_TENANT,),
+        late_peers: LatePeers = no_late_peers,
     ) -> None:
         self._tenants = tenants
         self.settings = settings or LedgerSettings()
         self._uow = UnitOfWork(
-            database, rebuilder=rebuilder, close_session=close_session, settings=self.settings, clock=clock
+            database,
+            rebuilder=rebuilder,
+            close_session=close_session,
+            settings=self.settings,
+            clock=clock,
+            late_peers=late_peers,
         )
         self.groups = Groups(self._uow)
         self.rollouts = Rollouts(self._uow)

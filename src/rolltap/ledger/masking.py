@@ -10,6 +10,9 @@ import numpy as np
 from rolltap.ledger.version_history import VersionHistory
 from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Segment, Trajectory
 
+LATE = "late"
+"""The mask reason of a call that came to the store after its rollout's end was settled."""
+
 
 def without_stale(trajectory: Trajectory, history: VersionHistory, max_staleness: int) -> Trajectory:
     """The trajectory with loss only on tokens of staleness `max_staleness` or less, and not of abandoned versions."""
@@ -19,8 +22,24 @@ def without_stale(trajectory: Trajectory, history: VersionHistory, max_staleness
 
 def without_late_calls(trajectory: Trajectory, known: Collection[str]) -> Trajectory:
     """The trajectory with loss only on the calls in `known`: those that were recorded when their rollout was scored."""
+    late = {
+        turn.call_id: turn.end - turn.start
+        for segment in trajectory.segments
+        for turn in segment.turns
+        if turn.trained and turn.call_id not in known
+    }
+    if not late:
+        return trajectory
     segments = tuple(_only_known(segment, known) for segment in trajectory.segments)
-    return replace(trajectory, segments=segments)
+    counts = dict(trajectory.counts)
+    counts["trained_calls"] = counts.get("trained_calls", 0) - len(late)
+    counts["trained_tokens"] = sum(int(segment.loss_mask.sum()) for segment in segments)
+    counts["masked_calls.late"] = len(late)
+    counts["masked_tokens.late"] = sum(late.values())
+    classifications = tuple(
+        replace(one, mask=LATE) if one.call_id in late else one for one in trajectory.classifications
+    )
+    return replace(trajectory, segments=segments, counts=counts, classifications=classifications)
 
 
 def _only_fresh(segment: Segment, history: VersionHistory, max_staleness: int) -> Segment:

@@ -7,6 +7,7 @@ a new attempt, up to `infra_retries` times. The other rollouts of its group are 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,11 @@ from rolltap.ledger.schema import attempts, evaluations, rollouts
 from rolltap.ledger.tampering import append, counted
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.types import Cause, Group, GroupStatus, Rollout, RolloutStatus, Scoring
+
+log = logging.getLogger("rolltap.ledger")
+
+LATE = "late: a proxy could not reach the store, so calls there may be missing"
+"""Why a rollout may have calls that are not trained; part of its reason."""
 
 
 class Rollouts:
@@ -104,7 +110,11 @@ class Rollouts:
             return rollout
         if rollout.session_id is not None:
             await self._uow.close_session(rollout.session_id)
+        late = await self._uow.late_peers() if ending.counts_as is not Scoring.UNSCORABLE else ()
         trained, ending = await self._trained(rollout, ending)
+        if late:
+            log.warning("rollout %s ends while %d proxies can't reach the store", rollout_id, len(late))
+            ending = replace(ending, reason="; ".join(filter(None, (LATE, ending.reason))))
 
         def work(tx: Tx) -> None:
             row, group = locked_group(tx, rollout_id)

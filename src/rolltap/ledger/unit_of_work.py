@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from rolltap.calllog.database import Database, database_clock
 from rolltap.crash import crash_point
 from rolltap.errors import NotFound
-from rolltap.ledger.base import CloseSession, LedgerSettings
+from rolltap.ledger.base import CloseSession, LatePeers, LedgerSettings, no_late_peers
 from rolltap.ledger.schema import events
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ class UnitOfWork:
         close_session: CloseSession,
         settings: LedgerSettings,
         clock: Clock = database_clock,
+        late_peers: LatePeers = no_late_peers,
     ) -> None:
+        self.late_peers = late_peers
         self.rebuilder = rebuilder
         self.close_session = close_session
         self.settings = settings

@@ -35,6 +35,11 @@ STARTS = 2
 """The server may have died since the last question, for example by the machine's lack of memory."""
 
 
+def _import_path() -> list[str]:
+    """The folders that this process imports from now: more may be added after the server has started."""
+    return [os.path.abspath(folder) for folder in sys.path]
+
+
 class ReaderServer:
     """A server process of this process. It starts with the first question and ends with this process.
 
@@ -71,13 +76,12 @@ class ReaderServer:
             if self._control is not None:
                 self._control.close()
             self._control, theirs = socket.socketpair()
-            path = os.pathsep.join(map(os.path.abspath, sys.path))
             with theirs:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-c", RUN, *self._modules],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
-                    env={"PYTHONPATH": path, "PATH": os.defpath, "LANG": "C.UTF-8"},
+                    env={"PYTHONPATH": os.pathsep.join(_import_path()), "PATH": os.defpath, "LANG": "C.UTF-8"},
                     cwd="/",
                     start_new_session=True,
                 )
@@ -106,7 +110,7 @@ class ReaderServer:
     async def ask_within(self, limits: ReadLimits, function: Callable[..., T], *args: Any) -> T:
         """`ask` with other limits."""
         packed = msgspec.json.encode(args, enc_hook=str).decode()
-        question = Question(function.__module__, function.__qualname__, packed, limits)
+        question = Question(function.__module__, function.__qualname__, packed, limits, _import_path())
         whole, end, _ = (reply := await self._reply(msgspec.json.encode(question))).partition(END)
         if not end:  # the server says how it ended
             raise Unreadable(reply.rpartition(REPORT)[2].decode("utf-8", "replace") or "its reader has ended")

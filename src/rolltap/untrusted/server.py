@@ -63,12 +63,13 @@ class ReadLimits(msgspec.Struct, frozen=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A call of a function with `args`, a JSON list."""
+    """A call of a function with `args`, a JSON list. `path`: the folders that modules are imported from."""
 
     module: str
     function: str
     args: str
     limits: ReadLimits
+    path: list[str]
 
 
 class Server:
@@ -159,6 +160,7 @@ def _read(connection: socket.socket, scratch: str) -> None:
             os.dup2(null.fileno(), 0)
         with connection.makefile("rb") as file:
             question = from_json(file.read(), Question)
+        sys.path[:] = question.path
         _limit(question.limits)
         answer = _answer(question)
         connection.sendall(answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -122,3 +123,19 @@ def test_who_only_reads_may_read_a_standby_unless_it_began_with_a_primary():
     check.judge(PRIMARY)
     with pytest.raises(StoreUnavailable, match="in recovery"):
         check.judge(standby)
+
+
+async def test_a_wrong_clock_of_this_machine_is_told_and_expires_nothing(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    log = open_call_log(postgres_url)
+    await log.start()
+    right = time.time()
+    assert not (await log.condition()).clock_is_off
+    monkeypatch.setattr("time.time", lambda: right + 3 * 3600)
+    assert abs(log.database.time() - right) < 60  # type: ignore[attr-defined]
+    assert (await log.condition()).clock_is_off
+    log._registry._note_clock()  # type: ignore[attr-defined]
+    assert "clock is +10" in caplog.text
+    monkeypatch.undo()
+    await log.close()

@@ -12,9 +12,11 @@ import sqlalchemy as sa
 from rolltap.calllog.archive import ArchiveWriter, read_archive
 from rolltap.calllog.base import RequestParts
 from rolltap.calllog.facts import same_fact
+from rolltap.calllog.notes import notes_of
 from rolltap.calllog.open import open_call_log
+from rolltap.calllog.outline import fetch_summarized
 from rolltap.calllog.records import completion_row, intent_row
-from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, prunings, sessions
+from rolltap.calllog.schema import call_completions, call_intents, deliveries, notes, parts, prunings, sessions
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.transfer import export_sessions, import_sessions
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt
@@ -228,3 +230,19 @@ async def test_a_failed_export_leaves_nothing_behind(sql_log: SqlCallLog, tmp_pa
     await export_sessions(sql_log.database, path)
     with pytest.raises(ConfigError, match="exists"):
         await export_sessions(sql_log.database, path)
+
+
+async def test_a_list_shows_the_other_rows_when_one_can_not_be_read(sql_log: SqlCallLog) -> None:
+    good, bad = a_session(), a_session()
+    for session in (good, bad):
+        await sql_log.open_session(session)
+    deep = "[" * 100_000
+    spoil = sa.update(sessions).where(sessions.c.id == bad.id).values(tags=deep)
+    note = {"id": "n", "session_id": good.id, "kind": "label", "name": "x", "author": "", "created_at": 1.0}
+    await sql_log.database.transact(lambda connection: connection.execute(spoil))
+    await sql_log.database.transact(lambda connection: connection.execute(sa.insert(notes).values(**note, value=deep)))
+    assert [session.id for session in await sql_log.sessions()] == [good.id]
+    ids_ = [good.id, bad.id]
+    read = await sql_log.database.query(lambda connection: fetch_summarized(connection, ids_))
+    assert [session.id for session, _ in read] == [good.id]
+    assert await sql_log.database.query(lambda connection: notes_of(connection, ids_)) == {good.id: []}

@@ -192,3 +192,17 @@ def test_the_address_inside() -> None:
     assert inside.base_url == "http://127.0.0.1:10443/s/x"
     with pytest.raises(TaskInvalid, match="not an http URL"):
         Target.of("ftp://x")
+
+
+@pytest.mark.parametrize("script", ["echo 'bwrap: no such sandbox' >&2; exit 1", "printf 'bwrap: x'; exec false"])
+async def test_what_an_agent_prints_and_returns_is_no_failure_of_the_sandbox(
+    workspace: BubblewrapWorkspace, script: str
+) -> None:
+    exit_ = await attempt(workspace, script)
+    assert (exit_.ending, exit_.code) == (Ending.CRASHED, 1)
+
+
+async def test_a_sandbox_that_cannot_be_made_is_the_machines_failure(workspace: BubblewrapWorkspace) -> None:
+    mounts = {"/data": workspace.folder / "nowhere"}
+    with pytest.raises(RuntimeFailed, match="bubblewrap could not make the sandbox"):
+        await workspace.run(Command(("true",), mounts=mounts), LIMITS, 20)

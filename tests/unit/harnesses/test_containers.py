@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Ending, Endpoint, Limits
 from rolltap.harnesses.runtimes.apptainer import ApptainerRuntime
+from rolltap.harnesses.runtimes.container import RUN
 from rolltap.harnesses.runtimes.docker import DockerRuntime
 from rolltap.harnesses.sources import Files
 
@@ -64,7 +66,7 @@ async def test_docker_runs_one_contained_container(client: Client, tmp_path: Pat
     assert endpoint.base_url == "http://host.docker.internal:8710/s/x"
     _inspect, (argv, env), (removal, _) = client.calls()
     assert argv[:3] == ["run", "--rm", "--init"]
-    assert argv[argv.index("debian:12") :] == ["debian:12", "agent", "do it"]
+    assert argv[argv.index("debian:12") :] == ["debian:12", "/bin/sh", "-c", RUN, "sh", "agent", "do it"]
     assert options(argv, "--cap-drop") == ["ALL"]
     assert options(argv, "--pids-limit") == ["99"]
     assert options(argv, "--workdir") == ["/workspace"]
@@ -119,3 +121,9 @@ async def test_apptainer_contains_everything(client: Client, tmp_path: Path) -> 
 def test_images_that_cannot_be(image: str, message: str) -> None:
     with pytest.raises(TaskInvalid, match=message):
         ApptainerRuntime(image)
+
+
+@pytest.mark.parametrize(("code", "seen"), [(0, 0), (1, 1), (7, 7), (125, 1), (126, 126), (137, 137), (255, 1)])
+def test_a_command_in_a_container_returns_no_code_of_the_engines(code: int, seen: int) -> None:
+    ended = subprocess.run(["/bin/sh", "-c", RUN, "sh", "/bin/sh", "-c", f"exit {code}"], check=False)
+    assert ended.returncode == seen

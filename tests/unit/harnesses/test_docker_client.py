@@ -13,6 +13,7 @@ import pytest
 
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.base import Command, Ending, Limits
+from rolltap.harnesses.runtimes.container import RUN
 from rolltap.harnesses.runtimes.docker import DockerRuntime
 from rolltap.harnesses.sources import Files
 
@@ -89,7 +90,8 @@ async def test_the_client_asks_for_one_contained_container(engine: Engine, tmp_p
     assert (exit_.ending, exit_.output) == (Ending.DONE, "hello\n")
     (asked,) = engine.created
     host = asked["HostConfig"]
-    assert (asked["Image"], asked["Cmd"], asked["Entrypoint"]) == ("debian:12", ["agent", "--flag", "do it"], [""])
+    command = ["/bin/sh", "-c", RUN, "sh", "agent", "--flag", "do it"]
+    assert (asked["Image"], asked["Cmd"], asked["Entrypoint"]) == ("debian:12", command, [""])
     assert asked["WorkingDir"] == "/workspace"
     assert "API_KEY=the-key" in asked["Env"]
     assert "HOME=/home/agent" in asked["Env"]

@@ -283,6 +283,72 @@ async def test_what_nobody_expected_fails_its_rollout_and_no_other(server: Stub,
     assert not workspaces_in(tmp_path)
 
 
+LEFT = {
+    "a deep tree": 'python3 -c \'import os\nfor _ in range(3000):\n os.mkdir("d"); os.chdir("d")\'',
+    "folders without rights": "mkdir -p a/b/c && touch a/b/c/f && chmod 0 a/b/c a/b a",
+    "odd kinds": "mkfifo pipe; ln -s / everything; python3 -c 'import socket; socket.socket(1).bind(\"s\")'",
+    "names": "touch -- '-rf' \"$(printf 'a\\nb')\"; mkdir -p -- '--' ' '",
+}
+
+
+@pytest.mark.parametrize("script", LEFT.values(), ids=LEFT)
+async def test_what_an_agent_leaves_changes_no_verdict_and_stays_nowhere(
+    server: Stub, tmp_path: Path, script: str
+) -> None:
+    job = assignment(Shell(script), ProcessRuntime(tmp_path), SessionCompleted())
+    async with AdminClient(server.url, "admin") as client:
+        await run_groups(RolloutRunner(client), [job], policy="p", n=1)
+    (body,) = server.finished.values()
+    assert (body["status"], body["attempt"]) == ("succeeded", 1)
+    assert not workspaces_in(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("left", "says"),
+    [
+        ("mkdir -p out/reward && touch out/reward/x", 0.5),
+        ("mkdir out && mkfifo out/reward", 0.5),
+        ("ln -s /etc out", 0.5),
+        ("echo 1 > out", 0.5),
+        ("mkdir -p out/reward/deep && chmod 0 out/reward", 0.5),
+    ],
+)
+async def test_whatever_is_in_a_rewards_place_the_evaluator_writes_it(
+    server: Stub, tmp_path: Path, left: str, says: float
+) -> None:
+    check = CommandCheck("mkdir -p out && echo 0.5 > out/reward", reward_file="out/reward")
+    job = assignment(Shell(left), ProcessRuntime(tmp_path), check)
+    async with AdminClient(server.url, "admin") as client:
+        await run_groups(RolloutRunner(client), [job], policy="p", n=1)
+    assert [reward["value"] for reward in server.rewards] == [says]
+
+
+@pytest.mark.parametrize("error", [RuntimeFailed("no space"), ValueError("a surprise"), RecursionError()])
+async def test_an_error_after_the_agent_ran_is_not_tried_again(
+    server: Stub, tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(SessionCompleted, "evaluate", fail)
+    job = assignment(Shell("true"), ProcessRuntime(tmp_path), SessionCompleted())
+    async with AdminClient(server.url, "admin") as client:
+        await run_groups(RolloutRunner(client), [job], policy="p", n=1)
+    (body,) = server.finished.values()
+    assert (body["status"], body["cause"], body["attempt"]) == ("failed", "evaluation", 1)
+
+
+async def test_an_evaluation_that_fails_after_tampering_is_worth_nothing(server: Stub, tmp_path: Path) -> None:
+    """Left out of the baseline it would be worth more than a failure."""
+    check = CommandCheck("exit 127", reward_file="reward.txt")
+    job = assignment(Shell("echo 1.0 > reward.txt"), ProcessRuntime(tmp_path), check)
+    async with AdminClient(server.url, "admin") as client:
+        await run_groups(RolloutRunner(client), [job], policy="p", n=1)
+    (body,) = server.finished.values()
+    assert (body["status"], [reward["value"] for reward in server.rewards]) == ("succeeded", [0.0])
+    assert body["tampering"]
+
+
 def test_a_command_need_not_read_what_it_is_given(tmp_path: Path) -> None:
     async def run() -> list[Exit]:
         workspace = await ProcessRuntime(tmp_path).prepare(Files({}))

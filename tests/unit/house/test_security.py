@@ -28,7 +28,7 @@ FORBIDDEN = {"litellm": {(1, 82, 7), (1, 82, 8), (1, 107, 0)}}
 
 def test_the_table_of_controls_is_of_now() -> None:
     assert (ROOT / "docs" / "security.md").read_text(encoding="utf-8") == SECURITY["page"]()
-    assert len(SECURITY["CONTROLS"]) == 25
+    assert len(SECURITY["CONTROLS"]) == 33
 
 
 TESTS = {test for control in SECURITY["CONTROLS"] for test in control.tests}
@@ -44,7 +44,7 @@ def test_every_control_names_tests_that_are_there() -> None:
 def test_every_control_can_be_removed() -> None:
     """Where a mutant's text does not stand once in its file, nobody knows that its test fails without the control."""
     counts = {each.number: (ROOT / each.file).read_text(encoding="utf-8").count(each.old) for each in MUTANTS}
-    assert counts == dict.fromkeys(range(1, 26), 1)
+    assert counts == dict.fromkeys(range(1, len(SECURITY["CONTROLS"]) + 1), 1)
 
 
 def named_secret(node: ast.expr) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rolltap.ledger.masking import without_stale
+from rolltap.ledger.masking import without_late_calls, without_stale
 from rolltap.ledger.version_history import VersionHistory
 from rolltap.types import ROUTED_EXPERTS
 
@@ -26,3 +26,12 @@ def test_stale_tokens_lose_loss_and_values_but_not_their_experts() -> None:
     assert np.flatnonzero(kept.loss_mask).tolist() == [len(segment) - 1]
     np.testing.assert_array_equal(kept.extras[ROUTED_EXPERTS], experts)
     assert np.flatnonzero(kept.extras["candidates"]).tolist() == [len(segment) - 1]
+
+
+def test_a_late_call_says_that_it_is_late() -> None:
+    made = trajectory("s", (0, 5))
+    (call,) = [turn.call_id for turn in made.segments[0].turns if turn.trained]
+    kept = without_late_calls(made, {"another"})
+    assert (kept.counts["masked_calls.late"], kept.counts["trained_tokens"]) == (1, 0)
+    assert kept.counts["masked_tokens.late"] == int(made.segments[0].loss_mask.sum()) > 0
+    assert without_late_calls(made, {call}) is made

@@ -31,6 +31,7 @@ TABLES = {"admin": access.ADMIN_PLANE, "trainer": access.TRAINER_PLANE}
 PLACEHOLDER = re.compile(r"\(\?P<(\w+)>[^)]*\)")
 
 RUNNERS = {
+    "POST /sessions",
     "GET /nodes/waiting",
     "POST /nodes/{node}/claim",
     "POST /nodes/{node}/heartbeat",
@@ -140,7 +141,7 @@ async def test_every_route_has_a_rule_and_keeps_to_it_with_every_key(home: House
             known = name.removeprefix("minted ") in ROLES
             if not may(plane, row, name):
                 assert status == (403 if known else 401), (row, name, status)
-            elif name.endswith("runner") and "_id}" in row:
+            elif name.endswith("runner") and ("_id}" in row or row == "POST /sessions"):
                 assert status in (400, 403, 404), (row, name, status)  # allowed in, and nothing of that id is its own
             else:
                 assert status not in (401, 403), (row, name, status)
@@ -427,3 +428,25 @@ async def test_no_route_reads_much_in_one_piece_for_a_known_key(plane: str, wall
             method, path = row.split(" ", 1)
             if method == "POST":
                 assert (await client.post(path, content=large)).status_code == 413, row
+
+
+async def test_a_runners_key_opens_sessions_of_judges_of_its_own_rollouts_only(home: House, wall: Wall) -> None:
+    runner, other = await wall.mint("own", role="runner"), await wall.mint("other", role="runner")
+    body = {"policy": POLICY, "n": 1, "tasks": [{"id": "t", "instruction": "Look."}]}
+    assert (await wall.send("admin", "POST /tasks", wall.keys["admin"], json=body)).status_code == 200
+    claimed = await wall.send("admin", "POST /nodes/n/claim", runner, json={"capacity": 1, "ttl": 60})
+    (assigned,) = claimed.json()["rollouts"]
+    rollout = assigned["rollout_id"]
+    judge = {"policy": POLICY, "tags": {"kind": "judge", "rollout": rollout}}
+    opened = await wall.send("admin", "POST /sessions", runner, json=judge)
+    assert opened.status_code == 200, opened.text
+    session = opened.json()["session_id"]
+    for refused in (
+        {"policy": POLICY},
+        {**judge, "rollout_id": rollout},
+        {"policy": POLICY, "tags": {"kind": "main", "rollout": rollout}},
+    ):
+        assert (await wall.send("admin", "POST /sessions", runner, json=refused)).status_code == 403
+    assert (await wall.send("admin", "POST /sessions", other, json=judge)).status_code == 403
+    assert (await wall.send("admin", f"POST /sessions/{session}/close", other)).status_code == 403
+    assert (await wall.send("admin", f"POST /sessions/{session}/close", runner)).status_code == 200

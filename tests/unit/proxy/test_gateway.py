@@ -390,7 +390,7 @@ async def test_a_captured_session_that_has_ended_is_not_continued(plane: Any, mo
     said = (await plane.client.chat(ask, key="project-key")).json()["choices"][0]["message"]["content"]
     history = [ask, {"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
     later = time.time() + 7200
-    monkeypatch.setattr("rolltap.proxy.sessions.capture.time.time", lambda: later)
+    monkeypatch.setattr("rolltap.proxy.sessions.session_cache.time.time", lambda: later)
     assert (await plane.client.chat(*history, key="project-key")).status == 200
     ended, opened = [session for session in await plane.log.sessions() if session.id != plane.session.id][::-1]
     assert ended.expires_at < later < opened.expires_at

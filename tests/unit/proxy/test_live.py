@@ -257,4 +257,17 @@ async def test_a_session_in_use_does_not_wait_for_a_slow_store(monkeypatch: pyte
         assert (await live.enter("key", None)).session == session
         slow = SlowLog()
         await slow.open_session(session)
-        assert not await SessionCache(slow).refresh(entered)
+        with pytest.raises(StoreUnavailable):
+            await SessionCache(slow).refresh(entered, 0.02)
+
+
+async def test_a_session_expires_by_the_stores_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CountingLog()
+    session = await opened(log, "key")
+    by_store = session.created_at
+    live = SessionCache(log, clock=lambda: by_store)
+    monkeypatch.setattr("rolltap.proxy.sessions.session_cache.time.time", lambda: session.expires_at + 3600)
+    assert (await live.enter("key", None)).session == session
+    by_store = session.expires_at
+    with pytest.raises(SessionClosed, match="has expired"):
+        await live.enter("key", None)

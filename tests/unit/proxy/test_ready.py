@@ -34,7 +34,7 @@ class Log:
 
 
 async def probe(path: str, condition: Condition, *ups: bool, lacks_model: bool = False) -> tuple[int, dict[str, Any]]:
-    known = {"lacks_model": lacks_model, "wrong_weights": ""}
+    known = {"lacks_model": lacks_model, "wrong_weights": "", "wrong_tokenizer": ""}
     policies = SimpleNamespace(
         all=[SimpleNamespace(up=up, engine=SimpleNamespace(name=f"engine{at}"), **known) for at, up in enumerate(ups)]
     )

@@ -27,6 +27,10 @@ def other(plane: Plane, tokenizer: Any) -> Plane:
     return serve(plane.log, ToldEngine(tokenizer), plane.session, plane.limits)
 
 
+def chat_body(*messages: dict[str, Any]) -> dict[str, Any]:
+    return {"model": "tiny", "messages": list(messages)}
+
+
 def message(answer: Any) -> dict[str, Any]:
     return answer.json()["choices"][0]["message"]
 
@@ -64,6 +68,79 @@ async def test_a_reply_of_another_proxy_is_told_from_one_that_reads_the_same(pla
     await other.client.chat(USER, mine, result, tools=TOOLS)
     _, two, three = await plane.rows()
     assert three.intent.parent_id == two.intent.id
+
+
+class Away:
+    """The store of one proxy, which can't read while it is `away`."""
+
+    def __init__(self, log: Any) -> None:
+        self._rows, self.away = log.rows, False
+
+    async def rows(self, *args: Any, **options: Any) -> Any:
+        if self.away:
+            raise StoreUnavailable("away")
+        return await self._rows(*args, **options)
+
+
+@pytest.fixture
+def store(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> Away:
+    store = Away(plane.log)
+    monkeypatch.setattr(plane.log, "rows", store.rows)
+    return store
+
+
+async def test_a_continuation_waits_for_a_store_that_is_away_for_a_while(
+    plane: Plane, other: Plane, store: Away
+) -> None:
+    await other.client.chat({"role": "user", "content": "a side matter"})
+    first = await plane.client.chat(USER)
+    store.away = True
+    answer, _, task = other.client.start("/v1/chat/completions", chat_body(USER, message(first), MORE))
+    await asyncio.sleep(0.3)
+    assert not answer.status
+    store.away = False
+    await task
+    one, two = [row for row in await plane.rows() if row.intent.id != (await plane.rows())[0].intent.id]
+    assert (two.intent.parent_id, two.intent.break_) == (one.intent.id, None)
+
+
+async def test_what_is_planned_without_the_store_does_not_blame_the_harness(
+    plane: Plane, tokenizer: Any, store: Away, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = serve(plane.log, ToldEngine(tokenizer), plane.session, LimitSettings(store_wait_s=0.05))
+    await other.client.chat({"role": "user", "content": "a side matter"})
+    first = await plane.client.chat(USER)
+    store.away = True
+    answer = await other.client.chat(USER, message(first), MORE)
+    assert answer.status == 200
+    store.away = False
+    assert (await plane.rows())[-1].intent.break_.reason is BreakReason.PARENT_NOT_READ
+    assert "may continue a call of another process, and goes on without it" in caplog.text
+
+
+async def test_a_request_that_names_a_call_of_another_proxy_is_refused_before_its_engine_is_asked(
+    plane: Plane, tokenizer: Any, store: Away
+) -> None:
+    other = serve(plane.log, ToldEngine(tokenizer), plane.session, LimitSettings(store_wait_s=0.05))
+    plane.engine.replies = ['<tool_call>\n{"name": "bash", "arguments": {}}\n</tool_call><|im_end|>']
+    await other.client.chat({"role": "user", "content": "a side matter"})
+    mine = message(await plane.client.chat(USER, tools=TOOLS))
+    result = {"role": "tool", "tool_call_id": mine["tool_calls"][0]["id"], "content": "a.txt"}
+    store.away, asked = True, len(other.engine.seen)
+    answer = await other.client.chat(USER, mine, result, tools=TOOLS)
+    assert (answer.status, "retry-after" in answer.headers, len(other.engine.seen)) == (503, True, asked)
+    store.away = False
+    assert (await other.client.chat(USER, mine, result, tools=TOOLS)).status == 200
+    assert (await plane.rows())[-1].intent.break_ is None
+
+
+async def test_a_first_call_does_not_wait_for_the_store(plane: Plane, tokenizer: Any, store: Away) -> None:
+    other = serve(plane.log, ToldEngine(tokenizer), plane.session, LimitSettings(store_wait_s=0.05))
+    await other.client.chat({"role": "user", "content": "a side matter"})
+    store.away = True
+    assert (await other.client.chat(USER)).status == 200
+    store.away = False
+    assert (await plane.rows())[-1].intent.break_.reason is BreakReason.NEW_CONVERSATION
 
 
 class Versions:

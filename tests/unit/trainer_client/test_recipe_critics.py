@@ -114,6 +114,8 @@ def test_hiper_takes_from_what_keeps() -> None:
     replies = [Reply.of([say("SWITCH", "find")]), Reply.of([say("KEEP", "take")])]
     assert HiPER().penalties(replies) == pytest.approx([0, 0.3 + 0.15])
     assert HiPER().penalties([Reply.of(["go"])]) == pytest.approx([0])
+    silent = Reply.of(["<switch>KEEP</switch><action>go</action>"])  # names no other subgoal
+    assert HiPER().penalties([replies[0], silent]) == pytest.approx([0, 0.15])
     kept = Reply.of([say("KEEP", "find")])
     assert HiPER().penalties([kept, replies[0], kept]) == pytest.approx([0.1, 0, 0.1])
 
@@ -143,6 +145,8 @@ def test_hiper_pays_switch_subgoal_and_action_apart(tmp_path: Path) -> None:
     assert [np.count_nonzero(one) for one in shares] == [1, 0, 1]
     reads_low = [credit.extra["low_share"][turn.row][turn.places].nonzero()[0].tolist() for turn in step.turns]
     assert reads_low == [[6], [6], [6]]
+    targets = [float(credit.extra["low_target"][turn.row][turn.places[6]]) for turn in step.turns]
+    assert targets == pytest.approx([0.195 + 0.3, 0.1 + 0.4, 0.4 + 0.6])
     whitened = HiPER(lam=0.95, keep_penalty=0).credit(step)
     assert _tokens(step, whitened, [6, 7, 8]).mean() == pytest.approx(0, abs=1e-6)
 

@@ -134,6 +134,7 @@ def test_gigpo_counts_the_reward_of_a_rollout_without_a_trained_turn() -> None:
 def test_aem_scales_by_the_entropy_of_replies() -> None:
     assert modulation(np.array([0.2, 0.6, 1.0]), 1.0, 0.1) == pytest.approx([1.519, 0.922, 0.559], abs=1e-3)
     assert modulation(np.array([0.2, 0.25]), 1.0, 0.1).tolist() == [1, 1]
+    assert modulation(np.array([0.0, 0.1]), 1.0, 0.1).tolist() != [1, 1]  # the least range itself is one
     step = view([scripted("g", [[0.0, 0.0], [0.0]], [1.0, 0.0])])
     found = by_turn(step, make_recipe("aem", {}).credit(reading(step, entropy=[0.2, 0.6, 1.0])))
     scaled = [0.7071 * 1.519, 0.7071 * 0.922, -0.7071 * 0.559]

@@ -23,8 +23,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from rolltap.contract.leases import LeasedGroup
+from rolltap.trainer_client import estimators
 from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.loss import PolicyLoss
+from rolltap.trainer_client.loss import Correction, PolicyLoss
 from rolltap.trainer_client.network import Predictions
 from rolltap.trainer_client.planning import rows_to_train
 from rolltap.trainer_client.recipe import Recipe
@@ -163,7 +164,7 @@ def test_gigpo_equations_6_to_8(spread: bool) -> None:
     assert by_turn(step, recipe.credit(step)) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize(("likeness", "near"), [(0.85, False), (0.83, True)])
+@pytest.mark.parametrize(("likeness", "near"), [(0.85, False), (5 / 6, True)])
 def test_slea_rl_clusters_like_observations_of_a_group(likeness: float, near: bool) -> None:
     step, gamma, weight = view(leased()), 0.7, 0.5
     clusters: dict[Any, list[tuple[int, float]]] = defaultdict(list)
@@ -253,9 +254,10 @@ def test_spiral_keeps_a_baseline_for_each_game_and_role() -> None:
 
 def test_cm2_needs_more_than_least_samples_of_a_turn_index() -> None:
     """Group 0 has four samples of its first turn, one of them without a judgement, and three of the second."""
-    step = view(leased())
+    games = (*GAMES, (Play(0.5, (Turn(SAME, 1, None),)),))  # nobody was judged in the last group
+    step = view(leased(games))
     expected, kept = [], []
-    for plays in counted():
+    for plays in counted(games):
         for play in plays:
             for index, turn in enumerate(play.turns):
                 alike = [other.turns[index].reward for other in plays if index < len(other.turns)]
@@ -274,10 +276,57 @@ def test_spear_compares_with_the_median_of_group_means() -> None:
     recipe = SPEAR(bonus=False)
     recipe.restore({"means": [0.1, 0.6, 0.9]})
     assert recipe.usual() == 0.6
-    back = replace(leased()[1], replay=True)
+    back = replace(leased(((*GAMES[1], Play(0.6, (Turn(SAME, 2, 0.0),))),))[0], replay=True)
     step = recipe.filtered(view([back]))
-    assert [rollout.trained for rollout in step.rollouts] == [True, False]
+    assert [rollout.trained for rollout in step.rollouts] == [True, False, False]  # the usual reward is no better
     assert by_turn(step, recipe.credit(step))[0] == pytest.approx(0.9 - 0.6)
+
+
+def test_spear_pays_the_turns_before_the_last_up_to_one() -> None:
+    """R' = R + min(.1 calls, 1) at the first step: 11 calls earn 1, none 0."""
+    plays = (Play(0.0, tuple(Turn(SAME, 1, 0.0) for _ in range(12))), Play(0.0, (Turn(SAME, 1, 0.0),)))
+    step = view(leased((plays,)))
+    found = by_turn(step, SPEAR().credit(step))
+    assert [found[0], found[-1]] == pytest.approx([0.5, -0.5])
+
+
+def test_differences_by_rounding_are_none_whatever_the_size() -> None:
+    one = np.zeros(2, np.int64)
+    assert estimators.centre(np.array([1.0, 1.0 + 1e-10]), one).tolist() == [0, 0]
+    assert estimators.centre(np.array([1000.0, 1000.0 + 1e-7]), one).tolist() == [0, 0]
+    assert estimators.centre(np.array([1.0, 1.0 + 1e-6]), one) == pytest.approx([-5e-7, 5e-7])
+    batch, within = batch_of([-1.0], [1.0]), Correction("truncated", cap=2.0, band=(1.0, 1.0))
+    assert within(torch.tensor([-1.0]), batch)[1].tolist() == [1.0]  # at both ends of the band
+    assert [Correction("truncated").needs_proximal, Correction().needs_proximal] == [True, False]
+
+
+@pytest.mark.parametrize("tags", [(), ("easy",)])
+def test_sec_follows_the_mean_of_advantages_by_its_rate(tags: tuple[str, ...]) -> None:
+    """Q(c) <- rate r(c) + (1 - rate) Q(c), r(c) the mean |A| of the rollouts of the category."""
+    recipe = make_recipe("sec", {"tags": tags, "rate": 0.75})
+    expected: dict[str, float] = defaultdict(float)
+    for _ in range(2):
+        step = view(leased(tags=[("easy", "x"), ("hard",)]))
+        recipe.credit(step)
+        for names, plays in zip((("easy", "x"), ("hard",)), counted(), strict=True):
+            rewards = [play.reward for play in plays]
+            spread = statistics.stdev(rewards) + 1e-6
+            gain = statistics.fmean(abs(one - statistics.fmean(rewards)) / spread for one in rewards)
+            for name in names:
+                expected[name] = 0.75 * gain + 0.25 * expected[name]
+    kept = {name: value for name, value in expected.items() if not tags or name in tags}
+    assert recipe.state() == {"values": pytest.approx(kept, abs=1e-6)}
+
+
+def test_the_dual_clip_and_the_divergence_are_scaled_by_their_settings() -> None:
+    """Ye et al. 2020, eq. 5: a loss of c |A| at most; kl (exp(q) - q - 1) with q = log ref - log pi."""
+    batch = replace(batch_of([-4.0], [-0.5]), reference_M=torch.tensor([-1.3]))
+    predicted = Predictions(torch.tensor([-1.0]), torch.zeros(1))
+    assert float(PolicyLoss(clip_dual=3.0)(predicted, batch).loss) == pytest.approx(3.0 * 0.5)
+    plain = float(PolicyLoss()(predicted, batch).loss)
+    assert float(PolicyLoss(kl=0.25)(predicted, batch).loss) - plain == pytest.approx(
+        0.25 * (math.exp(-0.3) + 0.3 - 1), abs=1e-5
+    )
 
 
 def test_epo_rewards_entropy_within_its_bounds() -> None:
@@ -313,16 +362,21 @@ def test_seeupo_turns_of_an_update_weigh_alike() -> None:
 
 def test_seeupo_has_one_clipped_ratio_a_turn_and_holds_the_later_ones() -> None:
     """s_t = exp(mean of log pi - log pi_old); A times the product of later s, held within 1 ± limit; GSPO's clip."""
-    drift = [[0.3, -0.1], [0.25], [0.5, 0.1, 0.0]]  # of the three turns of a rollout, by token
-    ratios = [math.exp(statistics.fmean(own)) for own in drift]
-    later = [min(1.2, max(0.8, math.prod(ratios[at + 1 :]))) for at in range(3)]
-    gains = [min(s * a * 0.7, min(1.2, max(0.8, s)) * a * 0.7) for s, a in zip(ratios, later, strict=True)]
-    tokens = [value for own in drift for value in own]
-    turns = torch.tensor([float(at + 1) for at, own in enumerate(drift) for _ in own])
-    batch = replace(batch_of([-1.0] * 6, [0.7] * 6, rollouts=[5] * 6), extra={"turn": turns})
-    predicted = Predictions(torch.tensor([-1.0 + value for value in tokens]), torch.zeros(6))
+    drifts = {5: [[0.3, -0.1], [0.25], [0.5, 0.1, 0.0]], 6: [[-0.05], [-0.4, 0.1]]}  # of each rollout's turns, by token
+    expected, tokens, turns, rollouts = 0.0, list[float](), list[float](), list[int]()
+    for rollout, drift in drifts.items():
+        ratios = [math.exp(statistics.fmean(own)) for own in drift]
+        for at, (ratio, own) in enumerate(zip(ratios, drift, strict=True)):
+            advantage = 0.7 * min(1.2, max(0.8, math.prod(ratios[at + 1 :])))
+            expected -= min(ratio * advantage, min(1.2, max(0.8, ratio)) * advantage) * len(own)
+            tokens += own
+            turns += [float(at + 1)] * len(own)
+            rollouts += [rollout] * len(own)
+    batch = replace(
+        batch_of([-1.0] * len(tokens), [0.7] * len(tokens), rollouts=rollouts), extra={"turn": torch.tensor(turns)}
+    )
+    predicted = Predictions(torch.tensor([-1.0 + value for value in tokens]), torch.zeros(len(tokens)))
     terms = SeeUPO(limit=0.2).loss(predicted, batch, PolicyLoss())
-    expected = -sum(gain * len(own) for gain, own in zip(gains, drift, strict=True))
     assert float(terms.loss) == pytest.approx(expected, rel=1e-5)
 
 

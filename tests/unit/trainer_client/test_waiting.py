@@ -75,7 +75,7 @@ def test_the_trainer_waits_for_an_engine_that_its_control_needs(plane: Plane, ur
     thread.join(timeout=60)
     assert not thread.is_alive()
     assert len(lines) == 3
-    assert plane.controls == [{"max_turns": 4}, {"max_turns": 9}]
+    assert plane.controls == [{"max_turns": 4}, {"max_turns": 9}, {}]
     assert plane.acked == {"g0": 1, "g1": 1}
 
 

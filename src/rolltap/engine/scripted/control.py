@@ -44,6 +44,7 @@ class Control:
 
     def _vllm(self, wire: str) -> list[Route]:
         posts: dict[str, Endpoint] = {
+            "/tokenize": self.tokenize,
             "/pause": self.pause,
             "/resume": self.resume,
             "/collective_rpc": self.collective_rpc,
@@ -69,6 +70,7 @@ class Control:
 
     def _sglang(self, wire: str) -> list[Route]:
         posts: dict[str, Endpoint] = {
+            "/tokenize": self.tokenize,
             "/pause_generation": self.pause_generation,
             "/continue_generation": self.resume,
             "/update_weights_from_disk": self.update_weights_from_disk,
@@ -110,6 +112,10 @@ class Control:
         broken = sum(entry["extends"] is False for entry in entries)
         value = {"count": self.model.journal.count, "broken": broken, "requests": entries}
         return Response(msgspec.json.encode(value), media_type="application/json")
+
+    async def tokenize(self, request: Request) -> Response:
+        ids = self.model.writer.tokenizer.encode((await request.json())["prompt"])
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": self.model.context})
 
     # vLLM
 
