@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.output import Transcript
@@ -111,7 +111,8 @@ class Command:
 
     `env` is added to the runtime's clean environment. `files` maps paths below HOME to their text. `mounts` maps
     absolute paths in the workspace to folders of this machine, mounted writable (a runtime without a file system of its
-    own refuses them). `endings` maps exit codes with another meaning than 0: done, else: crashed.
+    own refuses them). `endings` maps exit codes with another meaning than 0: done, else: crashed. With `terminal`, it
+    gets this process's terminal, for a person at the keyboard; its output is not kept.
     """
 
     argv: tuple[str, ...]
@@ -120,6 +121,7 @@ class Command:
     stdin: str = ""
     mounts: Mapping[str, Path] = field(default_factory=dict)
     endings: Mapping[int, Ending] = field(default_factory=dict)
+    terminal: bool = False
 
     def ending(self, code: int | None) -> Ending:
         """The ending for exit code `code`."""
@@ -182,6 +184,15 @@ class Harness(Protocol):
 
     def launch(self, job: Job) -> Launch:
         """The launch for `job`. Has no side effects."""
+        ...
+
+
+@runtime_checkable
+class Interactive(Protocol):
+    """A harness that has a form for a person at a terminal, beside the one that runs unattended."""
+
+    def converse(self, job: Job) -> Command:
+        """The launch for a person at the terminal: no prompt is given. Has no side effects."""
         ...
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from rolltap.harnesses.base import Command, Endpoint, Job, Package
 
 BUFFER_TOKENS = 13_000
@@ -59,3 +61,15 @@ class ClaudeCode:
         if job.resume:
             argv.append("--continue")
         return Command((*argv, job.instruction), env=claude_environment(job.endpoint))
+
+    def converse(self, job: Job) -> Command:
+        """Its file of state says that the questions of a first start have been answered."""
+        argv = ["claude", "--dangerously-skip-permissions", "--model", job.endpoint.model]
+        state = {
+            "hasCompletedOnboarding": True,
+            "bypassPermissionsModeAccepted": True,
+            "customApiKeyResponses": {"approved": [job.endpoint.key[-20:]], "rejected": []},
+            "projects": {str(job.workdir): {"hasTrustDialogAccepted": True}},
+        }
+        files = {".claude.json": json.dumps(state)}
+        return Command(tuple(argv), env=claude_environment(job.endpoint), files=files, terminal=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -57,6 +58,13 @@ class Codex:
         argv += ["--disable", "plugins", "--disable", "apps", job.instruction]
         catalogue = {"models": [_model(job.endpoint)]}
         return Command(tuple(argv), env={"ROLLTAP_KEY": job.endpoint.key}, files={CATALOGUE: json.dumps(catalogue)})
+
+    def converse(self, job: Job) -> Command:
+        launch = self.launch(job)
+        argv = [word for word in launch.argv[:-1] if word not in ("exec", "--skip-git-repo-check")]
+        folder = json.dumps(str(job.workdir))
+        argv += ["-c", f'projects={{{folder}={{trust_level="trusted"}}}}']  # else it asks first
+        return replace(launch, argv=tuple(argv), terminal=True)
 
 
 def _model(endpoint: Endpoint) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 from rolltap.harnesses.base import Command, Ending, Job, Package
@@ -54,3 +55,7 @@ class GeminiCli:
             files={".gemini/settings.json": json.dumps(settings)},
             endings={TURN_LIMIT: Ending.LIMIT},
         )
+
+    def converse(self, job: Job) -> Command:
+        launch = self.launch(job)
+        return replace(launch, argv=launch.argv[:-2], terminal=True)  # without `-p PROMPT`

@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,12 @@ class MiniSweAgent:
                 "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": str(ATTEMPTS),
             },
         )
+
+    def converse(self, job: Job) -> Command:
+        """It asks for the task, and before each command."""
+        launch = self.launch(job)
+        assert isinstance(launch, Command)
+        return replace(launch, argv=("mini", "-m", f"openai/{job.endpoint.model}"), terminal=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rolltap.harnesses.base import Command, Job, Package
 from rolltap.harnesses.refusals import choice
@@ -61,3 +61,6 @@ class OpenCode:
                 "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
             },
         )
+
+    def converse(self, job: Job) -> Command:
+        return replace(self.launch(job), argv=("opencode",), terminal=True)

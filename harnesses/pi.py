@@ -61,3 +61,7 @@ class Pi:
                 f"{FOLDER}/settings.json": json.dumps({"compaction": compaction}),
             },
         )
+
+    def converse(self, job: Job) -> Command:
+        launch = self.launch(job)
+        return replace(launch, argv=launch.argv[:-2], terminal=True)  # without `-p PROMPT`

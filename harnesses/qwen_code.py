@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rolltap.harnesses.base import Command, Ending, Job, Package
@@ -59,3 +59,7 @@ class QwenCode:
             files={".qwen/settings.json": json.dumps(settings)},
             endings={TURN_LIMIT: Ending.LIMIT},
         )
+
+    def converse(self, job: Job) -> Command:
+        launch = self.launch(job)
+        return replace(launch, argv=launch.argv[:-2], terminal=True)  # without `-p PROMPT`

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+from rolltap.counted import did_you_mean
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.base import Job
 
@@ -14,7 +15,9 @@ T = TypeVar("T")
 def choice(what: str, name: str, known: Mapping[str, T]) -> T:
     """`known[name]`. Raises `TaskInvalid`, with the known names, if it is unknown."""
     if name not in known:
-        raise TaskInvalid(f"no {what} {name!r}; known: {', '.join(sorted(known))}", param=what.split()[0])
+        raise TaskInvalid(
+            f"no {what} {name!r}; known: {', '.join(sorted(known))}{did_you_mean(name, known)}", param=what.split()[0]
+        )
     return known[name]
 
 

@@ -252,11 +252,12 @@ def _build(
     view_access = Access(secret, clock, used_links=settings.data / "used-links")
     append = partial(append_note, call_log.database)
     viewer = viewer_app(reading, view_access, Viewers(keyring), append, engines_of(policies))
-    admin = mount(admin_app(services, keyring), viewer)
+    admin, trainer = admin_app(services, keyring), trainer_app(services, keyring)
+    mount(admin, viewer, {"admin": admin, "trainer": trainer})
     queries = Queries(admission, policies, responses)
     planes = {
         "agent": AgentPlane(known_dialects(), path, queries, settings.limits, counted("agent"), tampering_counter.note),
-        "trainer": gated("trainer", trainer_app(services, keyring)),
+        "trainer": gated("trainer", trainer),
         "admin": gated("admin", admin),
     }
     return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access, reading, keyring.accounts)

@@ -103,7 +103,9 @@ def _outside(log_check: LogCheck, calls: int) -> Iterable[SessionFinding]:
 
 def _whole(replied: Sequence[Call], calls: Sequence[Call], *, trained: bool) -> Iterable[SessionFinding]:
     """An empty session, or one with hardly any replies."""
-    if not replied:
+    if not calls:
+        yield SessionFinding("no_call", Grade.WARN, 0, "the agent has made no call yet")
+    elif not replied:
         yield SessionFinding("no_reply", Grade.FATAL, len(calls), "no call of the agent was answered")
     elif _are_text(replied):
         text = "replies are not trainable: the upstream returned no token ids"

@@ -33,6 +33,9 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 HEAD = """# Settings
 
+`rolltap config init` writes a commented `rolltap.toml` with every key below, and
+`rolltap config schema > rolltap.schema.json` a JSON schema by which editors complete and check it.
+
 `rolltap serve` reads `rolltap.toml` (or `--config FILE`) once, at start. Every key can be overridden from the
 environment as `ROLLTAP_<SECTION>__<KEY>` (`ROLLTAP_LISTEN__AGENT_PORT=9000`); a name with a hyphen needs `env`:
 `env 'ROLLTAP_POLICIES__MY-MODEL__MODEL=x' rolltap serve`. An unknown key stops the start with one

@@ -31,7 +31,7 @@ from rolltap.harnesses.refusals import refuse_image
 from rolltap.harnesses.runtimes.disk import is_full, limited_disk
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.machine import task_limit
-from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited
+from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited, terminal_environment
 from rolltap.harnesses.runtimes.read_only import Mount, bind_options, remove_places
 from rolltap.harnesses.runtimes.relay import HANDOFF, Relay, Target
 from rolltap.harnesses.runtimes.seccomp import filter_file
@@ -86,7 +86,7 @@ class BubblewrapWorkspace(FolderWorkspace):
             raise TaskInvalid("the runtime 'bubblewrap' runs commands only; use 'thread' for a Python call")
         self._folders.write_home(launch.files)
         env = {
-            **clean_environment(HOME, Path("/tmp"), self._path),
+            **terminal_environment(clean_environment(HOME, Path("/tmp"), self._path), launch),
             **launch.env,
             MARK: self._mark,
         }
@@ -115,6 +115,7 @@ class BubblewrapWorkspace(FolderWorkspace):
                 cwd=self._folders.root,
                 stdin=launch.stdin,
                 pass_fds=descriptors,
+                terminal=launch.terminal,
             )
             share = Share(limits, (self.folder, self._folders.home, *launch.mounts.values()))
             stack.callback(remove_places, self.folder, self.read_only)

@@ -56,6 +56,14 @@ def limited(argv: tuple[str, ...], limits: Limits, tasks: int = 0) -> list[str]:
     return ["/bin/sh", "-c", f'{settings}; exec "$@"', "sh", *argv]
 
 
+def terminal_environment(env: Mapping[str, str], launch: Command) -> dict[str, str]:
+    """`env`, with this process's terminal where the launch takes it."""
+    if not launch.terminal:
+        return dict(env)
+    kept = {name: os.environ[name] for name in ("TERM", "COLORTERM") if name in os.environ}
+    return {**{name: value for name, value in env.items() if name not in ("CI", "NO_COLOR", "TERM")}, **kept}
+
+
 class ProcessWorkspace(FolderWorkspace):
     runtime = "process"
 
@@ -76,11 +84,11 @@ class ProcessWorkspace(FolderWorkspace):
             raise RuntimeFailed(f"no command {launch.argv[0]!r}; `rolltap harness install` gets the ones we know")
         self._folders.write_home(launch.files)
         env: Mapping[str, str] = {
-            **clean_environment(self.home, self._folders.tmp, self._path),
+            **terminal_environment(clean_environment(self.home, self._folders.tmp, self._path), launch),
             **launch.env,
             MARK: self._mark,
         }
-        command = TreeCommand(limited(launch.argv, limits), env, self.folder, launch.stdin)
+        command = TreeCommand(limited(launch.argv, limits), env, self.folder, launch.stdin, terminal=launch.terminal)
         share = Share(limits, (self.folder, self.home_folder, self._folders.tmp))
         started = time.monotonic()
         code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)

@@ -38,13 +38,14 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class TreeCommand:
     """The first process of a tree: its command, exactly its environment (with `MARK`), its folder, the text of its
-    standard input, and the descriptors that it inherits."""
+    standard input, and the descriptors that it inherits. With `terminal` it has this process's input and output."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
     cwd: Path
     stdin: str = ""
     pass_fds: tuple[int, ...] = ()
+    terminal: bool = False
 
 
 class TreeEnd(NamedTuple):
@@ -69,9 +70,9 @@ async def run_tree(command: TreeCommand, share: Share, *, out: Path, timeout: fl
                 *(group.enter(command.argv) if group else command.argv),
                 env=dict(command.env),
                 cwd=command.cwd,
-                stdin=standard_input,
-                stdout=output,
-                stderr=output,
+                stdin=None if command.terminal else standard_input,
+                stdout=None if command.terminal else output,
+                stderr=None if command.terminal else output,
                 start_new_session=True,
                 pass_fds=command.pass_fds,
             )

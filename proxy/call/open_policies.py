@@ -17,7 +17,7 @@ from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.tokenizer import HubTokenizer, read_tokenizer
 from rolltap.proxy.dialects import known_dialects
-from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
+from rolltap.proxy.engines import check_engine, is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.proxy.engines.prompts import Prompts
@@ -58,7 +58,10 @@ def open_policies(
 
 
 def check_tokenizers(settings: Settings) -> None:
-    """`ConfigError` for a policy whose engine needs a tokenizer that is not set or can't be read."""
+    """`ConfigError` for an engine of an unknown kind or without a URL, then for a policy whose engine needs a tokenizer
+    that is not set or can't be read."""
+    for name, engine in settings.engines.items():
+        check_engine(name, engine)
     for name, policy in settings.policies.items():
         kind = settings.engines[policy.engine].kind
         if kind != "passthrough" and not is_chat_engine(kind):

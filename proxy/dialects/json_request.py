@@ -34,6 +34,21 @@ ABSENT = (b"null", b"false", b"{}")
 """Values of a large field (messages, tools, system text) that count as absent."""
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
+_SIZE = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<sign><=|>=) (?P<length>\d+)")
+_LENGTH = re.compile(r"of length (?P<sign><=|>=) ")
+_RANGE = re.compile(r"(?<=` )(?P<sign><=|>=) ")
+_SIGNS = {"<=": "at most", ">=": "at least"}
+_KIND = r"(?:int|float|str|bool|object|array|null)"
+_TYPE = re.compile(rf"`(?P<kinds>{_KIND}(?: \| {_KIND})*)`")
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+}
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$", re.DOTALL)
 _IMAGE = re.compile(r"^data:image/(?:png|jpeg|jpg|gif|webp)(?:;[\w-]+=[^;,]*)*;base64,", re.IGNORECASE)
 
@@ -94,7 +109,17 @@ def _field_error(text: str, where: str) -> InvalidRequest:
         return invalid(join(where, path, unknown["field"]), "this field is not supported; leave it out")
     if missing := _MISSING.match(reason):
         return invalid(join(where, path, missing["field"]), "this field is required")
-    return invalid(join(where, path), reason[0].lower() + reason[1:])
+    return invalid(join(where, path), in_words(reason))
+
+
+def in_words(reason: str) -> str:
+    """A validator's reason in the words of JSON: `object` for a dict, a number for a float, and ranges in words."""
+    if (size := _SIZE.fullmatch(reason)) and size["sign"] == "<=" and size["length"] == "0":
+        return f"not supported here: leave it out, or send an empty {size['kind']}"
+    text = _LENGTH.sub(lambda found: f"of length {_SIGNS[found['sign']]} ", reason)
+    text = _RANGE.sub(lambda found: f"{_SIGNS[found['sign']]} ", text)
+    text = _TYPE.sub(lambda found: " or ".join(_WORDS[kind] for kind in found["kinds"].split(" | ")), text)
+    return text[0].lower() + text[1:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ None of these needs a key or touches a session. They are served at the root and 
   404, 405 and 501 cost it seconds; 400 ends the run. The server must pass upgrades on as plain requests (uvicorn:
   `ws="none"`).
 * OpenAI's SDK can delete and cancel a response and list its input. The record is append-only, so the reply is 405.
+* Load balancers: `GET /health`, as on the other planes. `/ready` is on those only.
 * Hermes: Ollama's `POST /api/show`, `GET /api/tags`, `GET /api/v1/models`. There is no Ollama here, so the reply is
   404.
 """
@@ -41,6 +42,7 @@ _NO_OLLAMA = _error("this server has no Ollama API; use /v1", "not_found")
 PROBES: tuple[Probe, ...] = (
     Probe(("GET", "HEAD"), "/", 200),
     Probe(("GET", "HEAD"), "/api/hello", 200),
+    Probe(("GET", "HEAD"), "/health", 200, b'{"status":"ok"}'),
     Probe(("GET",), "/v1/responses", 426, _NO_WEBSOCKET, {"upgrade": "HTTP/1.1"}),
     Probe(("DELETE",), "/v1/responses/{reply}", 405, _APPEND_ONLY, {"allow": "GET"}),
     Probe(("POST",), "/v1/responses/{reply}/cancel", 405, _APPEND_ONLY, {"allow": ""}),

@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 import aiohttp
 
 from rolltap.addresses import server_url
+from rolltap.counted import did_you_mean
 from rolltap.errors import ConfigError
 from rolltap.plugins import known_names, lookup
 from rolltap.proxy.engines.base import ChatEngine, Engine
@@ -54,6 +55,19 @@ def is_chat_engine(kind: str) -> bool:
     return kind in known_names(CHAT_ENGINES, CHAT_ENTRY_POINTS)
 
 
+def check_engine(name: str, settings: EngineSettings) -> None:
+    """`ConfigError` for a kind that nobody knows, or a URL that is not http(s), before anything is opened."""
+    if settings.kind == "passthrough":
+        return
+    if is_chat_engine(settings.kind):
+        _maker(name, settings.kind, CHAT_ENGINES, CHAT_ENTRY_POINTS)
+    else:
+        _maker(name, settings.kind, ENGINES, ENTRY_POINTS)
+    if settings.kind in ENGINES or settings.kind in CHAT_ENGINES:
+        for url in filter(None, (url.strip() for url in settings.url.split(","))):
+            server_url(url, f"engines.{name}.url")
+
+
 def open_engine(name: str, settings: EngineSettings) -> Engine:
     """The client for an engine's settings; a pool if they list several replicas.
 
@@ -82,7 +96,9 @@ def open_chat_engine(name: str, settings: EngineSettings) -> ChatEngine:
 def _maker(name: str, kind: str, registry: Mapping[str, M], group: str) -> M:
     if kind not in known_names(registry, group):
         known = (*known_names(ENGINES, ENTRY_POINTS), *known_names(CHAT_ENGINES, CHAT_ENTRY_POINTS), "passthrough")
-        raise ConfigError(f"engines.{name}.kind: no engine kind {kind!r}; known: {', '.join(known)}")
+        raise ConfigError(
+            f"engines.{name}.kind: no engine kind {kind!r}; known: {', '.join(known)}{did_you_mean(kind, known)}"
+        )
     return lookup("engine kind", kind, registry, group, ConfigError)
 
 

@@ -8,14 +8,15 @@ text run: scripts and styles come only from this server's files.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from rolltap.contract.notes import NOTE_CHARS, NewNote, NoteKind
-from rolltap.errors import Forbidden, InvalidRequest, RolltapError
+from rolltap.errors import Forbidden, InvalidRequest, NotFound, RolltapError
 from rolltap.proxy.reading_process.asking import AskRecord
 from rolltap.proxy.viewer.access import COOKIE_S, Access, Viewers
 from rolltap.proxy.viewer.one_file import SavedPages
@@ -45,6 +46,9 @@ EnginesOf = Callable[[str], Sequence[EngineLine]]
 AppendNote = Callable[[NewNote], Awaitable[object]]
 Name = Annotated[str, Query(max_length=256)]
 Text = Annotated[str, Query(max_length=NOTE_CHARS)]
+PagePath = Annotated[str, Query(max_length=256, pattern=r"^(\w[\w/-]*)?$")]
+"""A page below `/view/`, of letters, digits, _, - and /: it leads nowhere else."""
+
 Position = Annotated[int, Query(ge=0, lt=2**31)]
 Start = Annotated[int, Query(alias="from", ge=0, lt=2**31)]
 
@@ -65,8 +69,11 @@ def viewer_app(
     return app
 
 
-def mount(plane: FastAPI, viewer: FastAPI) -> FastAPI:
-    """Mounts the pages at `/view` of a plane, and redirects the plane's root there."""
+def mount(plane: FastAPI, viewer: FastAPI, described: Mapping[str, FastAPI] = MappingProxyType({})) -> FastAPI:
+    """Mounts the pages at `/view` of a plane, and redirects the plane's root there. `described`: the planes by name
+    whose routes the page `/view/api` lists, with their OpenAPI documents."""
+    if described:
+        _add_reference(viewer, described)
 
     @plane.get("/", include_in_schema=False)
     async def root() -> Response:
@@ -74,6 +81,28 @@ def mount(plane: FastAPI, viewer: FastAPI) -> FastAPI:
 
     plane.mount("/view", viewer)
     return plane
+
+
+def _add_reference(app: FastAPI, described: Mapping[str, FastAPI]) -> None:
+    @app.get("/api", response_class=HTMLResponse)
+    async def reference() -> Response:
+        return HTMLResponse(render("reference.html", planes={name: _routes(each) for name, each in described.items()}))
+
+    @app.get("/api/{plane}.json")
+    async def schema(plane: str) -> Response:
+        if plane not in described:
+            raise NotFound(f"no plane {plane!r}; known: {', '.join(described)}")
+        return JSONResponse(described[plane].openapi())
+
+
+def _routes(plane: FastAPI) -> list[tuple[str, str, str]]:
+    """Returns method, path and description of each route of the plane's OpenAPI document."""
+    paths = plane.openapi()["paths"]
+    return [
+        (method.upper(), path, operation.get("description", "").partition("\n\n")[0])
+        for path, operations in sorted(paths.items())
+        for method, operation in operations.items()
+    ]
 
 
 def standalone_app(ask: AskRecord, access: Access, append: AppendNote) -> FastAPI:
@@ -140,21 +169,22 @@ async def _error_page(_: Request, error: Exception) -> Response:
 
 def _add_entrance(app: FastAPI, access: Access) -> None:
     @app.get("/open")
-    async def open_link(token: str = "") -> Response:
+    async def open_link(token: str = "", page: PagePath = "") -> Response:
         cookie = access.redeem(token)
         if cookie is None:
             text = "It was used before, or is older than 15 minutes. This makes a new one:"
             page = render("message.html", heading="This link is over", text=text, command="rolltap view")
             return HTMLResponse(page, 403)
         # A page that continues by itself, not a redirect: a link followed from another site carries no strict cookie.
-        response = HTMLResponse(render("opened.html"))
+        response = HTMLResponse(render("opened.html", page=page))
         response.set_cookie(access.cookie, cookie, max_age=COOKIE_S, path="/view", httponly=True, samesite="strict")
         return response
 
     @app.post("/links")
-    async def new_link(request: Request) -> dict[str, str]:
-        """Returns a one-time link, as its path."""
-        return {"path": f"/view/open?token={access.new_link(request.state.key_id)}"}
+    async def new_link(request: Request, page: PagePath = "") -> dict[str, str]:
+        """Returns a one-time link, as its path. It leads to `page`, by default the list of sessions."""
+        to = f"&page={page}" if page else ""
+        return {"path": f"/view/open?token={access.new_link(request.state.key_id)}{to}"}
 
     @app.get("/assets/{version}/{name}")
     async def asset(version: str, name: str) -> Response:

@@ -11,6 +11,7 @@ from typing import Any
 from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken
 from lark.exceptions import VisitError
 
+from rolltap.counted import did_you_mean
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.conditions import COMPARE, AllOf, AnyOf, Expression, FilterCondition, Kind, NotOf
 
@@ -90,6 +91,7 @@ class _Builder(Transformer[Token, Expression]):
             known = ", ".join(sorted(self._kinds))
             raise DatasetError(
                 f"where: no field {name!r} (character {(field.start_pos or 0) + 1}); known: {known}, tag.NAME"
+                f"{did_you_mean(name, self._kinds)}"
             )
         operators = ("=", "!=", "~") if kind in ("text", "tags", "list") else tuple(COMPARE)
         if op not in operators:

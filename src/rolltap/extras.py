@@ -39,3 +39,12 @@ def _origin() -> dict[str, Any]:
     except PackageNotFoundError:
         return {}
     return json.loads(text) if text else {}
+
+
+def documentation() -> str:
+    """The address of the pages, by the installed package's own metadata; empty where it has none."""
+    try:
+        urls = distribution(DISTRIBUTION).metadata.get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return "the folder docs"
+    return next((url.partition(", ")[2] for url in urls if url.startswith("Documentation, ")), "the folder docs")

@@ -12,6 +12,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoints, entry_points
 from typing import TypeVar
 
+from rolltap.counted import did_you_mean
 from rolltap.errors import RolltapError
 
 T = TypeVar("T")
@@ -41,8 +42,8 @@ def lookup(what: str, name: str, registry: Mapping[str, T], group: str, error: t
         return registry[name]
     point = next(iter(_of_group(group).select(name=name)), None)
     if point is None:
-        known = ", ".join(known_names(registry, group))
-        raise error(f"no {what} {name!r}; known: {known}", param=what.split()[0])
+        names = known_names(registry, group)
+        raise error(f"no {what} {name!r}; known: {', '.join(names)}{did_you_mean(name, names)}", param=what.split()[0])
     try:
         return point.load()
     except Exception as failure:  # foreign code: whatever its import raises

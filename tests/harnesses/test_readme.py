@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from rolltap.cli.first import KNOWN
 from rolltap.demo.stack import Process
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.install import Installation
@@ -114,7 +115,7 @@ def servers(shell: Newcomer, engine: str, serve: str, default_url: str) -> Itera
 def newcomer(shell: Newcomer) -> Iterator[Newcomer]:
     (shell.folder / "my-model").symlink_to(FOLDER)
     (shell.folder / "script.toml").write_text(f'otherwise = {{ say = "{REPLY}" }}\n')
-    with servers(shell, "rolltap engine --script script.toml", line("rolltap serve"), ENGINE):
+    with servers(shell, "rolltap engine --script script.toml", line(f"rolltap serve --engine {ENGINE}"), ENGINE):
         yield shell
 
 
@@ -170,13 +171,33 @@ def test_the_second_use_runs_a_group_of_rollouts_and_trains_a_step_on_it(newcome
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["codex", "claude-code"])
 def test_without_a_gpu_a_script_plays_the_model(shell: Newcomer, name: str) -> None:
+    """By hand, then a client of one's own."""
     lines = re.sub(r"\b(examples|src)/", rf"{ROOT}/\1/", block("rolltap engine --script"))
     engine, serve, agent = lines.splitlines()
     with servers(shell, engine, serve, "http://127.0.0.1:8720"):
         assert "I wrote hello.txt." in shell.types(agent.replace("codex", name))
         (row,) = shell.sessions()
+        own, view = block("from openai").rsplit("rolltap view", 1)
+        assert "browser" in view
+        assert "Done." in shell.types(own)
+        assert len(shell.sessions()) == 2
     assert (shell.folder / "hello.txt").read_text() == "hello\n"
     assert (row["harness"], row["calls"], row["breaks"]) == (name, 3, 0)
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", KNOWN)
+def test_one_command_shows_a_harness_at_work_on_a_script(
+    shell: Newcomer, release: Callable[[str], Installation], name: str
+) -> None:
+    """5 to 8 CPU seconds: two servers and a real harness, in an empty folder."""
+    release(name)
+    assert line("rolltap try") == "rolltap try codex"
+    printed = shell.types(f"rolltap try {name} --once")
+    assert "its folder:" in printed
+    assert "3 calls" in printed
+    assert (shell.folder / "rolltap-try" / "work" / "hello.txt").read_text() == "hello\n"
 
 
 @pytest.mark.harness

@@ -17,6 +17,7 @@ from rich.text import Text
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli import export_options as options
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
+from rolltap.cli.progress import working
 from rolltap.cli.screen import Screen
 from rolltap.counted import counted
 from rolltap.datasets import hub
@@ -186,13 +187,12 @@ def _detectors(names: list[str], files: list[Path]) -> list[Detector]:
 
 
 def _run(job: ExportJob) -> None:
-    with console.status("reading the record") as status:
+    what = f"exporting {job.exporter.name}" + (f" to {job.out}" if job.out is not None else "")
+    with working(what, if_stopped="what it had written is not a whole dataset") as note:
         manifest = asyncio.run(
             run_export(
                 job,
-                show=lambda sessions, groups: status.update(
-                    f"{counted(sessions, 'session')}, {counted(groups, 'group')}"
-                ),
+                show=lambda sessions, groups: note(f"{counted(sessions, 'session')}, {counted(groups, 'group')}"),
             )
         )
     _print(job.out, manifest)

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors, plane_url, refuse_relayed
 from rolltap.cli.completion import complete_harness, complete_policy
+from rolltap.cli.progress import working
 from rolltap.cli.screen import Screen, say
 from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits, PythonCall
@@ -32,6 +33,7 @@ TESTED_RELEASE, NOT_INSTALLED = "tested", "no"
 PROMPT = "PROMPT"
 """Stands for the prompt in what is printed."""
 
+AGAIN = "rolltap harness install"
 LONG_FILE = 1000
 """Characters of a file that `show` does not print."""
 
@@ -107,7 +109,8 @@ def install_(names: Annotated[list[str], typer.Argument(help="harnesses", autoco
         package = get_harness(name).package
         if package is None:
             raise ConfigError(f"{name} has nothing to install")
-        done = install(package)
+        with working(f"installing {name} {package.version}", if_stopped=f"nothing is left; {AGAIN} {name}"):
+            done = install(package)
         say(f"{name}: {package.name} {package.version}, {done.seconds:g} s, {done.bins[-1]}")
 
 

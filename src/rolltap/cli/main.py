@@ -16,11 +16,14 @@ from rolltap import __version__
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
 from rolltap.cli.logs import LogFormat, LogLevel, set_up_logging
 from rolltap.cli.screen import say
+from rolltap.extras import documentation
 
 START, AGENTS, RECORD, TRAIN, OPERATE = "Start", "Run agents", "The record", "Train", "Operate"
 """The panels of `rolltap --help`, in their order."""
 
 ELSEWHERE = {
+    "try": (START, "first", "try_"),
+    "config": (START, "config", "app"),
     "run": (AGENTS, "run", "run"),
     "status": (AGENTS, "tasks", "status"),
     "cancel": (AGENTS, "tasks", "cancel"),
@@ -73,6 +76,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    epilog=f"The pages that messages name as docs/...: {documentation()}",
 )
 
 KIND_HELP = "its API: vllm (the default), sglang, llamacpp, tinker, rolltap, openai_compatible, passthrough"

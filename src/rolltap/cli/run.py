@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from contextlib import suppress
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +21,7 @@ from rolltap.cli.screen import Screen, say
 from rolltap.cli.tasks import RunRequest, run_tasks
 from rolltap.counted import counted
 from rolltap.errors import RolltapError, TaskInvalid
-from rolltap.harnesses.base import Command, Ending, Exit, Harness, Job, Limits, PythonCall, Workspace
+from rolltap.harnesses.base import Command, Ending, Exit, Harness, Interactive, Job, Limits, PythonCall, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.install import find
 from rolltap.harnesses.logs.check import check_log
@@ -76,7 +78,8 @@ def run(
 ) -> None:
     """Runs a harness on a prompt in this folder, or a file of tasks, and shows the calls.
 
-    rolltap run codex -- "fix the failing test"  ·  rolltap run tasks.jsonl --harness codex --n 8
+    rolltap run codex -- "fix the failing test"  (without a prompt: in this terminal)
+    rolltap run tasks.jsonl --harness codex --n 8
     rolltap run verifiers:gsm8k --n 8  (docs/environments.md)  ·  rolltap run --harbor DATASET -a claude-code --n 8
     """
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends as with Ctrl-C: in order
@@ -88,8 +91,12 @@ def run(
     source = is_source(target)
     if not source and not Path(target).exists() and (harness or Path(target).suffix or "/" in target):
         raise TaskInvalid(f"{target}: no such file or folder of tasks")
+    tasks = source or Path(target).exists()
+    agent = None if tasks else get_harness(target, dialect=dialect, argv=tuple(words or ()))  # a typo is told first
+    if harness and harness != "command":
+        get_harness(harness, dialect=dialect)
     plane = connect("admin", config, url)
-    if source or Path(target).exists():
+    if agent is None:
         here = not (nodes or detach)
         options = SourceOptions(repositories, reward_key, python or sys.executable, parse_arguments(arg or ()), take)
         request = RunRequest(target, n, slots, policy, options, usable, priority, id, here, detach)
@@ -97,7 +104,6 @@ def run(
                             argv=tuple(words or ()))  # fmt: skip
         failed = asyncio.run(run_tasks(plane, request, defaults))
     else:
-        agent = get_harness(target, dialect=dialect, argv=tuple(words or ()))
         prompt = "" if target == "command" else " ".join(words or ())
         failed = asyncio.run(run_one(plane, agent, prompt, policy, unsandboxed=no_sandbox))
     raise typer.Exit(1 if failed else 0)
@@ -110,7 +116,9 @@ def _folder(path: Path) -> Path:
 async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str, *, unsandboxed: bool = False) -> bool:
     """Runs `harness` here under a fresh session; True if it failed."""
     if not prompt and harness.package is not None:
-        raise TaskInvalid(f"no prompt: rolltap run {harness.name} -- PROMPT")
+        how = "; without one, it runs in a terminal" if isinstance(harness, Interactive) else ""
+        if not how or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise TaskInvalid(f"no prompt: rolltap run {harness.name} -- PROMPT{how}")
     if launch_type(harness) is PythonCall:
         raise TaskInvalid(f"{harness.name} runs inside the runner only; use mini-swe-agent")
     installation = find(harness.package) if harness.package else None
@@ -147,8 +155,12 @@ async def _run_watched(
     """
     try:
         job = Job(workspace.endpoint(session.endpoint), prompt, workspace.workdir, workspace.home, OWN_LIMITS)
-        launch = harness.launch(job)
+        talks = not prompt and isinstance(harness, Interactive)
+        launch = harness.converse(job) if isinstance(harness, Interactive) and not prompt else harness.launch(job)
         assert isinstance(launch, Command)
+        if talks:
+            with own_terminal():
+                return await workspace.run(launch, job.limits, AGENT_S, reach=session.endpoint.base_url)
         watch = asyncio.create_task(_watch(client, session, seen))
         try:
             return await workspace.run(launch, job.limits, AGENT_S, reach=session.endpoint.base_url)
@@ -161,6 +173,16 @@ async def _run_watched(
         if isinstance(error, asyncio.CancelledError):
             console.print(problem or f"stopped; session {session.session_id} is closed, its calls stay on record")
         raise
+
+
+@contextmanager
+def own_terminal() -> Iterator[None]:
+    """Gives the terminal back as it was, whatever a program made of it."""
+    before = termios.tcgetattr(sys.stdin.fileno())
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
 
 
 async def _end(

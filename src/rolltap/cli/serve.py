@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -118,10 +119,12 @@ async def run(settings: Settings, listening: Listening, *, capture: bool, worker
         listening.write(urls)
         console = Screen(stderr=True, quiet=worker > 0)
         console.print(_banner(app, urls))
-        link = f"{urls['admin']}/view/open?token={app.view_access.new_link()}"
+        open_to_all = not console.is_terminal  # a journal, or what `docker logs` prints: no link, no key
+        link = "rolltap view" if open_to_all else f"{urls['admin']}/view/open?token={app.view_access.new_link()}"
         console.print(f"look at it: {link}", soft_wrap=True, highlight=False, markup=False)
         if capture:  # outside of the table: a terminal must not cut what is to be copied
-            for line in exports(app.settings, app.base_url):
+            shown = stored_key(app.settings) if open_to_all else None
+            for line in exports(app.settings, app.base_url, shown):
                 console.print(line, soft_wrap=True, highlight=False)
         planes = {plane: (app.planes[plane], socket) for plane, socket in sockets.items()}
         await serve(planes, asyncio.Event(), Front(settings.limits, listen))
@@ -138,14 +141,20 @@ def _banner(app: Any, urls: Mapping[PlaneName, str]) -> Table:
     return table
 
 
-def exports(settings: Settings, url: str) -> list[str]:
+def stored_key(settings: Settings) -> str:
+    """What a shell takes for the project's key: the data folder's file is read when the line runs."""
+    return f"$(sed -n 's/^project = //p' {shlex.quote(str(settings.data.absolute() / 'keys.toml'))} | tr -d '\"')"
+
+
+def exports(settings: Settings, url: str, shown_key: str | None = None) -> list[str]:
     """What to export so that a harness's calls are captured, by the protocol that it speaks.
 
-    Where calls go to a vendor under the user's own key, that key stays where it is.
+    Where calls go to a vendor under the user's own key, that key stays where it is. `shown_key`: what stands for the
+    project's key.
     """
     from rolltap.proxy.dialects import client_environments
 
-    key = settings.keys.project
+    key = shown_key or settings.keys.project
     own = [engine for engine in settings.engines.values() if engine.kind == "passthrough" and not engine.api_key]
     lines: list[str] = []
     codex = ""

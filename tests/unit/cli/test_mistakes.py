@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 from rolltap.cli.main import app
 from rolltap.cli.node import check_cluster
 from rolltap.cli.screen import Screen
-from rolltap.cli.serve import _banner, exports, settings_from
+from rolltap.cli.serve import _banner, exports, settings_from, stored_key
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
 from rolltap.ids import new_id
@@ -397,3 +398,39 @@ def test_a_ray_cluster_on_other_machines_needs_tokens(monkeypatch: pytest.Monkey
             check_cluster(other)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     check_cluster("10.0.0.5:6379")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["run", "codx", "--", "hi"], "did you mean codex?"),
+        (["run", "file.jsonl", "--harness", "codx"], "did you mean codex?"),
+        (["serve", "--engine", "notaurl"], "engines.main.url"),
+        (["serve", "--engine", "http://127.0.0.1:1", "--kind", "vlm"], "did you mean vllm?"),
+        (["serve", "--engine", "http://127.0.0.1:1", "--kind", "ollama"], "no engine kind 'ollama'; known:"),
+    ],
+)
+def test_a_typo_is_told_before_what_is_missing(
+    arguments: list[str], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No server runs, and no tokenizer is named."""
+    monkeypatch.chdir(tmp_path)
+    Path("file.jsonl").write_text("")
+    assert named in said(*arguments, *(PORTS if arguments[0] == "serve" else ()))
+
+
+def test_where_no_terminal_reads_it_the_start_shows_no_key_and_no_link(tmp_path: Path) -> None:
+    """What a journal keeps: the lines still work, as they read the key from its file."""
+    settings = load_settings(
+        None,
+        data=tmp_path,
+        keys={"project": "rt-project-x"},
+        engines={"main": {"kind": "openai_compatible", "url": "http://127.0.0.1:1/v1"}},
+        policies={"default": {"engine": "main"}},
+    )
+    (tmp_path / "keys.toml").write_text('admin = "a"\nproject = "rt-project-x"\n')
+    lines = exports(settings, "http://127.0.0.1:8710", stored_key(settings))
+    assert not any("rt-project-x" in line for line in lines)
+    line = next(line for line in lines if line.startswith("export OPENAI_BASE_URL"))
+    shown = subprocess.run(["sh", "-c", f"{line}; env"], capture_output=True, text=True, check=True).stdout
+    assert "=rt-project-x\n" in shown

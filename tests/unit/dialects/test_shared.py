@@ -137,6 +137,7 @@ def test_probes_are_answered_at_the_root_and_under_a_session() -> None:
     for prefix in ("", "/s/abc"):
         assert client.head(f"{prefix}/").status_code == 200
         assert client.head(f"{prefix}/api/hello").status_code == 200
+        assert client.get(f"{prefix}/health").json() == {"status": "ok"}
         assert client.post(f"{prefix}/api/show", json={"model": "m"}).status_code == 404
         upgrade = client.get(f"{prefix}/v1/responses", headers={"upgrade": "websocket", "connection": "upgrade"})
         assert upgrade.status_code == 426

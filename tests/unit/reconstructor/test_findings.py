@@ -33,6 +33,7 @@ def test_a_healthy_run_has_none() -> None:
 
 
 CASES: list[tuple[str, str, list[Any]]] = [
+    ("no_call", "warn", []),
     ("no_reply", "fatal", [make_call(0, [1], [], outcome=Outcome.ENGINE_ERROR)]),
     ("nothing_trained", "fatal", two()[:1] and [make_call(0, [1], [2], delivered=False, **CALLED)]),
     ("one_call", "warn", two()[:1]),

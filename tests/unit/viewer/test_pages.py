@@ -169,7 +169,16 @@ async def test_one_file_holds_everything_and_runs_only_itself(viewed: Viewed):
 async def test_pages_need_a_link_that_works_once(viewed: Viewed):
     link = f"{viewed.admin}/view/open?token={viewed.reading.home.app.view_access.new_link()}"
     async with aiohttp.ClientSession() as stranger:
-        for path in ("/", "/groups", "/runs", "/sessions/x", "/calls/x/tokens", "/sessions/x/file"):
+        for path in (
+            "/",
+            "/groups",
+            "/runs",
+            "/sessions/x",
+            "/calls/x/tokens",
+            "/sessions/x/file",
+            "/api",
+            "/api/admin.json",
+        ):
             async with stranger.get(f"{viewed.admin}/view{path}") as response:
                 assert response.status == 401
         async with stranger.get(link) as response:
@@ -304,3 +313,24 @@ def test_a_time_without_a_date_keeps_no_row_from_being_shown(at: float) -> None:
     assert moment(at)
     assert isinstance(ago(at), str)
     assert isinstance(duration(at), str)
+
+
+async def test_a_link_may_lead_to_a_page_of_the_viewer_and_nowhere_else(viewed: Viewed):
+    key = viewed.reading.home.app.settings.keys.admin
+    async with aiohttp.ClientSession(f"{viewed.admin}/", headers={"Authorization": f"Bearer {key}"}) as admin:
+        async with admin.post("view/links?page=sessions/x/tokens") as response:
+            link = (await response.json())["path"]
+        async with admin.get(link) as response:
+            assert "url=/view/sessions/x/tokens" in await response.text()
+        for page in ("//evil.example", "https:evil", "a%0Ab", "%22><script>", "..%2F"):
+            async with admin.post(f"view/links?page={page}") as response:
+                assert response.status == 422, page
+
+
+async def test_the_references_of_the_planes_are_behind_the_cookie(viewed: Viewed):
+    async with viewed.browser.get(f"{viewed.admin}/view/api") as response:
+        page = await response.text()
+    assert "/sessions/{session_id}" in page
+    for plane, path in (("admin", "/keys"), ("trainer", "/leases")):
+        async with viewed.browser.get(f"{viewed.admin}/view/api/{plane}.json") as response:
+            assert path in (await response.json())["paths"], plane
