@@ -6,6 +6,8 @@ A `Request` says what to send and how to read the reply; `HttpClient` (blocking)
 * A server that can't be reached, or whose store or engine can't, is asked again with growing pauses for `patience`
   seconds, and at least twice; then `ServerUnreachable`, or the server's own error. The first failure is logged. A
   request that must not be repeated is marked `once`.
+* An answer without rolltap's error body comes from what stands in between (a load balancer whose servers are away):
+  nobody carried out the request, as far as the client knows, so it counts as a server that can't be reached.
 * A redirect is an error, since the key would travel with it, and the environment's proxies are not used.
 """
 
@@ -52,6 +54,12 @@ ERRORS: Mapping[str, type[RolltapError]] = {
 
 UNREACHABLE = (OSError, http.client.HTTPException, aiohttp.ClientError)
 """What a failing connection raises: a time-out is an `OSError`."""
+
+FINAL = frozenset({400, 401, 411, 413, 414, 431, 501, 505})
+"""Statuses that the same request gets again from the same load balancer, for what it is."""
+
+SHOWN = 120
+"""Characters of a foreign answer that a message quotes, if it is plain text."""
 
 
 def read_json(body: bytes) -> Any:
@@ -101,7 +109,7 @@ class Request(Generic[T]):
         """How tenacity repeats this call."""
         enough = stop_all(stop_before_delay(patience), stop_after_attempt(2))
         return {
-            "retry": retry_if_exception_type((*UNREACHABLE, StoreUnavailable, EngineUnavailable)),
+            "retry": retry_if_exception_type((*UNREACHABLE, ServerUnreachable, StoreUnavailable, EngineUnavailable)),
             "stop": stop_after_attempt(1) if self.once else enough,
             "wait": wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
             "reraise": True,
@@ -136,6 +144,11 @@ class _Target:
             f"no rolltap server at {self.url} ({reason}); start one with `rolltap serve`, or correct the URL"
         )
 
+    def check_sender(self, status: int, headers: Mapping[str, str]) -> None:
+        """Raises `ServerUnreachable` for a page, such as a notice of maintenance with status 200."""
+        if _is_page(headers):
+            raise _foreign(status, b"", headers, self.url)
+
 
 class HttpClient(_Target):
     """Blocking calls; threads may share it. `timeout` is how long one reply may take, in seconds."""
@@ -157,9 +170,11 @@ class HttpClient(_Target):
         )
         try:
             with self._opener.open(outgoing, timeout=self.timeout + request.wait) as response:
+                self.check_sender(response.status, dict(response.headers.items()))
                 return response.read()
         except urllib.error.HTTPError as error:
-            raise error_of(error.code, error.read(), error.headers.get("retry-after")) from None
+            headers = {name.lower(): value for name, value in error.headers.items()}
+            raise error_of(error.code, error.read(), headers, self.url) from None
 
 
 class AsyncHttpClient(_Target):
@@ -201,7 +216,8 @@ class AsyncHttpClient(_Target):
         ) as response:
             body = await response.read()
             if response.status >= 300:
-                raise error_of(response.status, body, response.headers.get("retry-after"))
+                raise error_of(response.status, body, response.headers, self.url)
+            self.check_sender(response.status, response.headers)
             return body
 
 
@@ -211,12 +227,31 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return
 
 
-def error_of(status: int, body: bytes, retry_after: str | None = None) -> RolltapError:
-    """The exception that an error reply stands for."""
+def error_of(status: int, body: bytes, headers: Mapping[str, str], url: str) -> RolltapError:
+    """The exception that an error reply of the server at `url` stands for. `headers` ignore case."""
     try:
         fields = msgspec.json.decode(body)["error"]
         code, message, param = fields["code"], fields["message"], fields.get("param")
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
-        return RolltapError(f"the server answered {status}: {body[:200].decode(errors='replace')!r}")
+        return _foreign(status, body, headers, url)
+    retry_after = headers.get("retry-after")
     pause = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdecimal() else None
     return ERRORS.get(code, RolltapError)(message, param=param, retry_after=pause)
+
+
+def _foreign(status: int, body: bytes, headers: Mapping[str, str], url: str) -> RolltapError:
+    """The exception for an answer that no rolltap server wrote. A page in HTML is not quoted."""
+    text = " ".join(body[:4096].decode(errors="replace").split())
+    quoted = f": {text[:SHOWN]!r}" if text and not _is_page(headers) and not text.startswith("<") else ""
+    if 300 <= status < 400:
+        return RolltapError(f"the server answered {status}: redirects are not followed; correct the URL {url}")
+    if status in FINAL:
+        return RolltapError(f"{url} answered {status}, but not as a rolltap server does{quoted}")
+    return ServerUnreachable(
+        f"no rolltap server answered at {url}: {status} came from what stands before it (a load balancer?){quoted}"
+    )
+
+
+def _is_page(headers: Mapping[str, str]) -> bool:
+    kind = headers.get("content-type") or headers.get("Content-Type") or ""
+    return kind.lower().startswith(("text/html", "application/xhtml"))
