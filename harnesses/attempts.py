@@ -41,7 +41,7 @@ KEY_MARGIN_S = 60.0
 SETTLE_S = 10.0
 
 REPORT_S, REPORT_PAUSE_S = 600.0, 1.0
-"""How long the end of a rollout is reported again while the server is away, and the pause between two tries, in seconds.
+"""How long the end of a rollout is reported again while the server is away, and the pause between tries, in seconds.
 A node whose claim has expired meanwhile is told so."""
 
 

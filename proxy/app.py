@@ -76,6 +76,7 @@ class Rolltap:
     policies: Policies
     sessions: SessionCache
     services: Services
+    path: CallPath
     planes: dict[str, Any]
     view_access: Access
     reading: ReadingProcess
@@ -136,6 +137,18 @@ class Rolltap:
             await probe_engine(self.policies, policy)
             self._start(watch_engine(self.policies, policy))
 
+    def begin_stop(self) -> int:
+        """`/ready` is 503 from now on. Returns the number of requests under way."""
+        self.services.stopping = True
+        self.services.recorder.metrics.stopping.set(1)
+        return self.path.in_flight
+
+    async def cut_calls(self) -> int:
+        """Ends the calls under way and records them. Returns the number of those that were not sampled whole."""
+        cut = await self.path.cut()
+        self.services.recorder.metrics.cut(cut)
+        return cut
+
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` in the background until the server stops."""
         task = asyncio.create_task(work)
@@ -146,6 +159,7 @@ class Rolltap:
         for task in self._tasks:
             task.cancel()
         await self.reading.close()
+        await self.cut_calls()
         await self.services.recorder.drain()
         await self.accounts.save()
         for engine in {id(policy.engine): policy.engine for policy in self.policies.all}.values():
@@ -250,7 +264,9 @@ def _build(
         "trainer": gated("trainer", trainer_app(services, keyring)),
         "admin": gated("admin", admin),
     }
-    return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access, reading, keyring.accounts)
+    return Rolltap(
+        settings, call_log, ledger, policies, live, services, path, planes, view_access, reading, keyring.accounts
+    )
 
 
 def _release(prompts: Prompts, session: LiveSession) -> None:

@@ -82,6 +82,10 @@ class Metrics:
         self._undelivered = Counter(
             "rolltap_undelivered_total", "Replies that missed their client.", registry=self.registry
         )
+        self._cut = Counter("rolltap_calls_cut_total", "Calls cut by the stop of a server.", registry=self.registry)
+        self.stopping = Gauge(
+            "rolltap_stopping", "1 while the server waits for its last calls.", registry=self.registry
+        )
         self._in_flight = Gauge(
             "rolltap_calls_in_flight", "Calls between intent and completion.", registry=self.registry
         )
@@ -131,6 +135,9 @@ class Metrics:
             self._fresh[policy, line.harness].inc(line.fresh)
             self._mismatch[policy, line.harness].inc(line.fresh_sum)
             self._clipped[policy, line.harness].inc(line.clipped)
+
+    def cut(self, calls: int) -> None:
+        self._cut.inc(calls)
 
     def undelivered(self, calls: int) -> None:
         self._undelivered.inc(calls)

@@ -73,7 +73,7 @@ class Readiness:
     `models` is `missing` where an engine that is up did not list a policy's model, `unknown` where an engine is down.
     """
 
-    status: Literal["ready", "not ready"]
+    status: Literal["ready", "not ready", "stopping"]
     store: Literal["ok", "away"]
     spool: Literal["ok", "full", "none"]
     engines: Literal["up", "down"]

@@ -100,6 +100,18 @@ class LimitSettings(Section):
         "sessions are evicted, and read again from the store with their next call",
     )
     keep_alive_s: float = Field(default=10, gt=0, description="silence in a stream after which a keep-alive is sent")
+    unready_s: float = Field(
+        default=1,
+        ge=0,
+        description="after SIGTERM, how long `/ready` is 503 before the agent plane takes no more connections, in "
+        "seconds; longer than the interval in which a load balancer asks",
+    )
+    drain_s: float = Field(
+        default=900,
+        ge=0,
+        description="after SIGTERM, how long calls in flight may go on, in seconds; then they are cut, and recorded as "
+        "aborted with what was sampled. Let systemd or Kubernetes wait longer than that before they kill",
+    )
     read_s: float = Field(
         default=120, gt=0, description="time limit for reading the record for a page, a query or a lease, in seconds"
     )

@@ -103,7 +103,7 @@ async def run(settings: Settings, listening: Listening, *, capture: bool, worker
     from rolltap.cli.workers import spool_of, spools_beside
     from rolltap.harnesses.specs import check
     from rolltap.proxy.app import Rolltap
-    from rolltap.proxy.server import Front, bind, serve
+    from rolltap.proxy.server import Calls, Front, bind, serve
 
     listen = settings.listen
     spool, beside = spool_of(settings.data, worker), spools_beside(settings.data, worker, workers)
@@ -124,7 +124,7 @@ async def run(settings: Settings, listening: Listening, *, capture: bool, worker
             for line in exports(app.settings, app.base_url):
                 console.print(line, soft_wrap=True, highlight=False)
         planes = {plane: (app.planes[plane], socket) for plane, socket in sockets.items()}
-        await serve(planes, asyncio.Event(), Front(settings.limits, listen))
+        await serve(planes, asyncio.Event(), Front(settings.limits, listen), Calls(app.begin_stop, app.cut_calls))
 
 
 def _banner(app: Any, urls: Mapping[PlaneName, str]) -> Table:
