@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where a machine's environment forbids compiled files, each of the hundreds of processes would compile our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test ci ci-all test-faults test-acceptance test-packaging test-learning test-harnesses test-engines \
+.PHONY: demo test ci ci-all test-faults test-acceptance test-packaging test-learning test-harnesses test-families test-engines \
   test-trainers test-hostile test-recipes test-soak test-sources learning-table faults bench docs audit lint types clean help environments engines trainers
 
 help:  ## this list
@@ -49,6 +49,9 @@ test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rew
 test-harnesses: $(VENV)/.test  ## real releases of real harnesses against the proxy (needs PyPI and npm)
 	@$(STAGE) harnesses $(ARGS)
 
+test-families: $(VENV)/.test  ## real harnesses on every model family and chat template (needs PyPI and npm)
+	@$(STAGE) families $(ARGS)
+
 test-engines: $(VENV)/.test  ## a real vLLM (CPU build) behind the proxy (needs PyPI)
 	@$(STAGE) engines $(ARGS)
 
@@ -83,7 +86,7 @@ engines: | .cache
 
 trainers: | .cache
 	@for name in tinker-cookbook-0.5.8 verl-0.9.1 llamafactory-0.9.5 openenv-0.10.0 verifiers-0.4.0 environments-1 \
-	  harbor-0.25.0 python-3.12; do \
+	  datasets-4.0.0 datasets-4.3.0 datasets-4.8.4 harbor-0.25.0 python-3.12; do \
 	  $(LOCKED) scripts/trainers.sh .cache/trainers/$$name || exit 1; done
 	@$(LOCKED) scripts/sinks.sh .cache/trainers/sinks-1
 

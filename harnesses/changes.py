@@ -1,28 +1,38 @@
 """Finds an agent's changes in its working copy by comparing two folders file by file.
 
 It does not run git, as a repository's configuration can name programs that git would start. Links are compared as links
-and never followed. Files with equal size and time count as equal, as in rsync: an agent that forges both only hides a
-change from its own reward.
+and never followed. Files are compared by what is in them: size and time are the agent's to set.
 """
 
 from __future__ import annotations
 
 import filecmp
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatch
 from pathlib import Path
 
+from rolltap.harnesses.copying import CopyBudget
+from rolltap.harnesses.logs.files import LeftFiles
+
+_CONFIGURATION = (
+    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
+    *("pyproject.toml", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg"),
+)
+
 TEST_FILES = (
     *("test/*", "tests/*", "*/test/*", "*/tests/*", "test_*.py", "*/test_*.py", "*_test.py"),
-    *("conftest.py", "*/conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini"),
-    *("pyproject.toml", "setup.cfg", "*.dist-info/*", "*.egg-info/*"),  # options and plugins of pytest
-    *("sitecustomize.py", "*/sitecustomize.py", "usercustomize.py", "*/usercustomize.py", "*.pth"),
+    *(f"{place}{name}" for place in ("", "*/") for name in _CONFIGURATION),
+    *("*.dist-info/*", "*.egg-info/*", "*.pth"),
 )
-"""Files that an evaluator takes from the source, never from the agent: tests and their configuration."""
+"""Files that an evaluator takes from the source, never from the agent: tests, and what pytest and Python read as their
+configuration, wherever it lies."""
+
+MOST_BYTES = 4 << 30
+MOST_FILES = 200_000
+"""The most data and files of an agent that are copied into a clean workspace."""
 
 UNSEEN = {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"}
 """Folders that are not compared: those of builds and tools."""
@@ -56,8 +66,9 @@ def is_protected(path: str, patterns: tuple[str, ...]) -> bool:
 def apply_changes(every: list[Change], after: Path, target: Path, protected: tuple[str, ...]) -> list[Change]:
     """Applies the changes to `target`, except protected files and paths that lead outside through a link.
 
-    Returns the changes that were not applied.
+    Returns the changes that were not applied. Raises `Unreadable` for more than `MOST_BYTES` or `MOST_FILES`.
     """
+    budget = CopyBudget(MOST_BYTES, MOST_FILES)
     dropped = []
     for change in every:
         destination = target / change.path
@@ -68,7 +79,10 @@ def apply_changes(every: list[Change], after: Path, target: Path, protected: tup
             destination.unlink()
         if change.kind is not ChangeKind.DELETED:
             destination.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(after / change.path, destination, follow_symlinks=False)
+            if (after / change.path).is_symlink():
+                destination.symlink_to((after / change.path).readlink())
+            else:
+                budget.copy(LeftFiles(after), change.path, destination)
     return dropped
 
 
@@ -90,4 +104,7 @@ def _files(root: Path) -> Iterator[str]:
 def _same(one: Path, other: Path) -> bool:
     if one.is_symlink() or other.is_symlink():
         return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
-    return filecmp.cmp(one, other) and one.stat().st_mode == other.stat().st_mode
+    first, second = one.stat(), other.stat()
+    if (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino):  # of one overlay's base
+        return True
+    return first.st_mode == second.st_mode and filecmp.cmp(one, other, shallow=False)

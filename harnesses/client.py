@@ -173,9 +173,9 @@ class AdminClient(AsyncHttpClient):
         """Releases all of the node's claims, so that other nodes can run the rollouts at once."""
         await self._post_only(f"/nodes/{node}/release")
 
-    async def close_session(self, session_id: str) -> bool:
-        """Closes a session. Returns True if calls were refused because of its turn cap."""
-        return (await self._post(f"/sessions/{session_id}/close", None, ClosedSession)).capped
+    async def close_session(self, session_id: str) -> ClosedSession:
+        """Closes a session: later calls are refused."""
+        return await self._post(f"/sessions/{session_id}/close", None, ClosedSession)
 
     async def check_log(self, session_id: str, log: HarnessLog) -> dict[str, Any]:
         """Compares the harness's own log with the closed session. Returns verdict and text. The first result counts."""

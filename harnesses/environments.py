@@ -15,15 +15,15 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rolltap.errors import EvaluatorFailed, RuntimeFailed, TaskInvalid
+from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Job
 from rolltap.harnesses.output import last_line
 from rolltap.harnesses.private_files import private_paths
+from rolltap.harnesses.python_folders import python_folders
 from rolltap.harnesses.refusals import refuse_resume
 
 log = logging.getLogger("rolltap.environments")
@@ -36,12 +36,6 @@ MISSING = 54
 """The driver's exit code if its package is not installed."""
 
 LISTING_S = 600.0
-FOLDERS = """\
-import json, os, sys
-runs = [os.path.dirname(path) for path in (sys.executable, os.path.realpath(sys.executable))]
-print(json.dumps([*sys.path[1:], *runs, sys.prefix, sys.base_prefix]))
-"""
-"""Prints, as JSON, the folders that an interpreter runs and imports from."""
 
 _SECRET = secrets.token_bytes(32)
 
@@ -147,7 +141,7 @@ def signed_result(output: str, key: str) -> Mapping[str, Any] | None:
         try:
             message = json.loads(line)
             proof, result = str(message["proof"]), str(message["result"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
         expected = hmac.new(bytes.fromhex(key), result.encode(), "sha256").hexdigest()
         if hmac.compare_digest(proof.encode(), expected.encode()):
@@ -202,16 +196,3 @@ def own_folder(where: str) -> tuple[Path, ...]:
     if file.parent in (Path("/"), Path.home()) or private_paths(file.parent):
         raise TaskInvalid(f"put {file.name} into a folder of its own: the sandbox shows the folder that it lies in")
     return (file.parent,)
-
-
-@cache
-def python_folders(python: str) -> tuple[Path, ...]:
-    """The folders outside `/usr` that an interpreter runs and imports from. Raises `RuntimeFailed` if it can't run."""
-    try:
-        listing = subprocess.run([python, "-c", FOLDERS], capture_output=True, text=True, timeout=60, check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise RuntimeFailed(f"can't run the environment's Python {python}: {error}") from error
-    folders = {Path(path) for path in json.loads(listing) if Path(path).is_dir()}
-    outside = {folder for folder in folders if not folder.is_relative_to("/usr")}
-    nested = {folder for folder in outside if any(folder.is_relative_to(other) for other in outside - {folder})}
-    return tuple(sorted(outside - nested))

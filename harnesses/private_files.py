@@ -7,6 +7,7 @@ have keys of planes, engines and vendors. A store may lie outside the data folde
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,28 @@ KEYS = re.compile(rb"^(admin|trainer|secret)\s*=", re.M)
 SETTINGS = re.compile(rb"^\[(keys|engines\.|policies\.)", re.M)
 STORE = b"SQLite format 3\0"
 BESIDE_STORE = ("", "-wal", "-shm", ".index", ".lock")
+
+
+PERSONAL = (
+    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".git-credentials", ".pgpass", ".pypirc"),
+    *(".password-store", ".mozilla", ".bash_history", ".zsh_history", ".python_history", "keys.toml"),
+)
+"""Names in a folder that hold a person's keys, or show that it is somebody's HOME."""
+
+
+def check_shown(path: Path) -> None:
+    """Raises `RuntimeFailed` if a sandbox can't show the file or folder `path`: HOME, a folder around it, or keys."""
+    real = path.resolve()
+    if real.is_file():
+        return
+    homes = {Path.home().resolve(), Path(pwd.getpwuid(os.getuid()).pw_dir).resolve()}
+    around = next((home for home in homes if home.is_relative_to(real)), None)
+    if around is not None:
+        raise RuntimeFailed(
+            f"a sandbox can't show {path}: {around} is in it; install what needs it in a folder of its own"
+        )
+    if private := next((name for name in PERSONAL if os.path.lexists(real / name)), None):
+        raise RuntimeFailed(f"a sandbox can't show {path}: it holds {private}; install what needs it elsewhere")
 
 
 def private_paths(folder: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rolltap.contract.admin import NOTHING_SAMPLED
 from rolltap.errors import EvaluatorFailed, RolltapError, SetupTimedOut
 from rolltap.harnesses.base import Ending, Exit, Verdict
 from rolltap.harnesses.output import last_line
@@ -36,6 +37,12 @@ class Result:
         status = RolloutStatus.TIMED_OUT if isinstance(error, SetupTimedOut) else RolloutStatus.FAILED
         cause = Cause.EVALUATION if isinstance(error, EvaluatorFailed) else Cause.INFRASTRUCTURE
         return cls(status, f"{error.code}: {error.message}", cause=cause)
+
+
+def unanswered(exit_: Exit) -> Result:
+    """The result of a harness that says it is done, though no model answered it: it failed, and is not evaluated."""
+    reason = f"{NOTHING_SAMPLED}; the agent ended with exit code {exit_.code}: {last_line(exit_.output)}"
+    return Result(RolloutStatus.FAILED, reason, cause=Cause.AGENT)
 
 
 def reason_of(exit_: Exit) -> str:

@@ -59,7 +59,7 @@ def task_folders(path: Path) -> list[Path]:
 
 def _read_lines(path: Path, repositories: Path | None) -> list[Task]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise TaskInvalid(f"can't read the tasks of {path}: {error}") from error
     tasks = []

@@ -35,6 +35,7 @@ from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
+from rolltap.proxy.call.weights_check import WeightsCheck, watch_weights
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.dialects import known_dialects
@@ -136,6 +137,8 @@ class Rolltap:
             policy.learn_state(state)
             await probe_engine(self.policies, policy)
             self._start(watch_engine(self.policies, policy))
+        weights = WeightsCheck(self.policies, self.ledger.policies, recorder.metrics)
+        self._start(watch_weights(weights, self.policies.all))
 
     def begin_stop(self) -> int:
         """`/ready` is 503 from now on. Returns the number of requests under way."""
@@ -254,7 +257,8 @@ def _build(
         recorder.metrics.counted,
         _gates(keyring, ledger.audit, settings.limits, recorder.metrics, tampering_counter.note),
     )
-    view_access = Access("\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer)))
+    secret = "\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer))
+    view_access = Access(secret, used_links=settings.data / "used-links")
     append = partial(append_note, call_log.database)
     viewer = viewer_app(reading, view_access, Viewers(keyring), append, engines_of(policies))
     admin = mount(admin_app(services, keyring), viewer)

@@ -19,6 +19,7 @@ from rolltap.log_check import UNCHECKED, LogCheck, LogVerdict
 from rolltap.reconstructor.kinds import KindRule
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.types import (
+    TEXT_FLAWS,
     TOOLS_NOT_SHOWN,
     Break,
     BreakReason,
@@ -115,7 +116,7 @@ def _whole(replied: Sequence[Call], calls: Sequence[Call], *, trained: bool) -> 
 
 def _are_text(replied: Sequence[Call]) -> bool:
     """Whether the upstream is one that returns text alone, as a vendor does: no reply has token ids."""
-    return all(call.flaw is Flaw.TOKENS_MISSING for call in replied)
+    return all(call.flaw in TEXT_FLAWS for call in replied)
 
 
 def _endings(replied: Sequence[Call]) -> Iterable[SessionFinding]:
@@ -151,6 +152,7 @@ def _tokens(replied: Sequence[Call]) -> Iterable[SessionFinding]:
     tests: Sequence[tuple[str, Grade, Test, str]] = (
         ("logprobs_positive", Grade.FATAL, _is_positive, "have log-probs above 0: they are not the sampler's"),
         ("logprobs_missing", Grade.FATAL, _lacks_logprobs, "have no log-probs, or not finite ones"),
+        ("ids_unknown", Grade.FATAL, lambda call: call.flaw is Flaw.IDS_UNKNOWN, "have ids that no tokenizer knows"),
         ("tokens_missing", Grade.FATAL, lambda call: call.flaw is Flaw.TOKENS_MISSING, "have no token ids"),
         ("version_unknown", Grade.WARN, lambda call: call.flaw is Flaw.VERSION_UNKNOWN, "have no weight version"),
         ("calls_unparsable", Grade.WARN, lambda call: call.flaw is Flaw.TOOL_CALL_UNPARSABLE, "hold a broken call"),

@@ -1,22 +1,29 @@
 """Imports traces of other tools as conversations in OpenAI's chat form: message logs and ATIF documents.
 
-Pure functions from text to `Trace`s. Token ids in a trace are not imported, as their engine is not known.
+Pure functions from text to `Trace`s. Token ids in a trace are not imported, as their engine is not known. What a reader
+does not know is named, once for each name: `Trace.unread`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from rolltap.errors import DatasetError
+from rolltap.moments import is_moment
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One conversation. `created_at` is None if the trace has no time. `id` is the trace's own; "": it has none."""
+    """One conversation. `created_at` is None if the trace has no time. `id` is the trace's own; "": it has none.
+
+    `context`: the replies (indices of `messages`) that the trace says are no targets. `unread`: keys of the document
+    and its messages that no reader knows. `place`: its file and line, for messages.
+    """
 
     name: str
     messages: Sequence[Mapping[str, Any]]
@@ -24,11 +31,31 @@ class Trace:
     created_at: float | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
+    context: frozenset[int] = frozenset()
+    unread: frozenset[str] = frozenset()
+    place: str = ""
+
+
+CHAT_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "reasoning", "reasoning_content"}
+OWN_FORMS = {"thinking", "reasoning_details", "weight", "loss", "annotations"}
+"""Keys that are read here and no part of the chat form. `annotations` are OpenAI's links to sources."""
+
+MESSAGE_KEYS = CHAT_KEYS | OWN_FORMS | {"function_call", "audio"}
+"""The keys of a message that are read, or refused by name."""
+
+LABELS = {"session_id", "rollout_id", "group_id", "task_id", "label"}
+DOCUMENT_KEYS = {"messages", "prompt", "completion", "tools", "id", "reward", "tags"} | LABELS
+"""The keys of a line of a message log, and the labels of our own exports."""
 
 
 def read_messages(document: Mapping[str, Any], name: str) -> Trace:
-    """Reads a line of an OpenAI-style log: `messages`; optionally `tools` (or JSON text), `id`, `reward`, `tags`."""
-    messages = document.get("messages")
+    """Reads a line of an OpenAI-style log: `messages`; optionally `tools` (or JSON text), `id`, `reward`, `tags`.
+
+    Also `prompt` and `completion`, whose replies are the only targets. A reply with `weight` 0 or `loss` false is none.
+    """
+    messages, targets_from = document.get("messages"), 0
+    if messages is None and isinstance(document.get("prompt"), list) and isinstance(document.get("completion"), list):
+        messages, targets_from = [*document["prompt"], *document["completion"]], len(document["prompt"])
     if not isinstance(messages, list) or not messages:
         raise DatasetError(f"{name}: messages: expected a list of chat messages")
     tools = document.get("tools") or []
@@ -38,7 +65,23 @@ def read_messages(document: Mapping[str, Any], name: str) -> Trace:
     if document.get("reward") is not None:
         tags["reward"] = _number(document["reward"])
     own = str(document.get("id") or "")
-    return Trace(own or name, [_message(message, name) for message in messages], tools, None, tags, own)
+    plain = [_message(message, name) for message in messages]
+    unread = {f"{key} of a message" for message in messages for key in message.keys() - MESSAGE_KEYS}
+    return Trace(
+        own or name,
+        plain,
+        tools,
+        None,
+        tags,
+        own,
+        frozenset(place for place, message in enumerate(messages) if place < targets_from or _is_context(message)),
+        frozenset(unread | {str(key) for key in document.keys() - DOCUMENT_KEYS}),
+    )
+
+
+def _is_context(message: Mapping[str, Any]) -> bool:
+    """Whether the message is marked as no target, as OpenAI's fine-tuning, our own `sft` and ms-swift do."""
+    return message.get("weight") == 0 or message.get("loss") in (False, 0)
 
 
 def read_atif(document: Mapping[str, Any], name: str) -> Trace:
@@ -52,7 +95,7 @@ def read_atif(document: Mapping[str, Any], name: str) -> Trace:
     if not messages:
         raise DatasetError(f"{name}: steps: expected at least one step")
     stamps = [step["timestamp"] for step in document["steps"] if step.get("timestamp")]
-    started = datetime.fromisoformat(stamps[0].replace("Z", "+00:00")).timestamp() if stamps else None
+    started = _moment(stamps[0], f"{name}: steps: timestamp") if stamps else None
     tags = {"harness": str(agent["name"])} if agent.get("name") else {}
     reward = (document.get("extra") or {}).get("reward")
     if reward is not None:
@@ -72,14 +115,26 @@ def read_traces(format: str, text: str, name: str) -> Iterator[Trace]:
         if not isinstance(document, Mapping):
             raise DatasetError(f"{place}: expected a JSON object, not {type(document).__name__}")
         try:
-            yield READERS[format](document, place)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            yield replace(READERS[format](document, place), place=place)
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise DatasetError(f"{place}: not a trace of format {format}: {error!r}") from error
 
 
 def _number(value: Any) -> str:
-    """A number in the fewest digits that mean it exactly."""
-    return repr(float(value)).removesuffix(".0")
+    """A finite number in the fewest digits that mean it exactly."""
+    if isinstance(value, bool) or not math.isfinite(number := float(value)):
+        raise ValueError(f"reward: {value!r} is not a finite number")
+    return repr(number).removesuffix(".0")
+
+
+def _moment(text: str, where: str) -> float:
+    try:
+        at = datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        at = -1.0
+    if not is_moment(at):
+        raise DatasetError(f"{where}: {text[:80]!r} is not a date since 1970")
+    return at
 
 
 def _documents(text: str, name: str) -> Iterator[tuple[str, Any]]:
@@ -98,7 +153,7 @@ def _documents(text: str, name: str) -> Iterator[tuple[str, Any]]:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 
@@ -108,16 +163,31 @@ def _json(text: str, where: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise DatasetError(f"{where}: not valid JSON: {error}") from None
+    except RecursionError:
+        raise DatasetError(f"{where}: the JSON is nested too deeply") from None
 
 
 def _message(message: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A chat message in wire form, with arguments as text."""
     if not isinstance(message, Mapping) or "role" not in message:
         raise DatasetError(f"{name}: messages: expected objects with a role")
-    plain = {key: value for key, value in message.items() if value is not None}
+    plain = {key: value for key, value in message.items() if value is not None and key not in OWN_FORMS}
+    has_thinking = plain.get("reasoning_content") or plain.get("reasoning")
+    if message["role"] == "assistant" and not has_thinking and (thinking := _thinking(message)):
+        plain["reasoning_content"] = thinking
     if "tool_calls" in plain:
         plain["tool_calls"] = [_wire_call(call) for call in plain["tool_calls"]]
     return plain
+
+
+def _thinking(message: Mapping[str, Any]) -> str:
+    """The thinking that stands in `thinking` (a text) or OpenRouter's `reasoning_details`."""
+    if isinstance(message.get("thinking"), str):
+        return message["thinking"]
+    details = message.get("reasoning_details")
+    parts = details if isinstance(details, list) else ()
+    texts = (part.get("text") or part.get("summary") for part in parts if isinstance(part, Mapping))
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _wire_call(call: Mapping[str, Any]) -> dict[str, Any]:

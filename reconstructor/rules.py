@@ -27,6 +27,7 @@ class MaskReason(StrEnum):
     ENGINE_ERROR = "engine_error"
     REFUSED = "refused"
     TOKENS_MISSING = "tokens_missing"  # no token ids: passed through as text, or nothing was sampled
+    IDS_UNKNOWN = "ids_unknown"  # ids that the policy's tokenizer does not have
     UNDELIVERED = "undelivered"
     LOGPROBS_MISSING = "logprobs_missing"
     LOGPROBS_NOT_FINITE = "logprobs_not_finite"
@@ -139,6 +140,8 @@ def unusable(call: Call) -> MaskReason | None:
         return _OUTCOMES[call.outcome]
     if call.flaw is Flaw.TOKENS_MISSING or len(call.output_ids) == 0:
         return MaskReason.TOKENS_MISSING
+    if call.flaw is Flaw.IDS_UNKNOWN:  # no model has them, not even as context
+        return MaskReason.IDS_UNKNOWN
     if call.delivered is False:
         return MaskReason.UNDELIVERED
     return None

@@ -8,8 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 COLUMNS = (
-    "| tasks | recipe | seeds | minutes | before | after | control after | lead over the control | by training step |\n"
+    "| tasks | recipe | seeds | minutes | before | after | control after | lead over the control | lead over `grpo` | "
+    "by training step |\n"
 )
+
+STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Quantiles of Student's t for 95%, two-sided, by degrees of freedom. For more than ten the last is a little wide."""
+
+LEFT_OUT = {
+    "skill_sd": "its teacher, the policy with the hint, does no better than the policy without it on these tasks, so "
+    "what its runs show is GRPO's part of the loss"
+}
+"""Recipes whose runs can't show what the recipe adds, and why."""
 
 
 def learning(results: Mapping[str, Any]) -> str:
@@ -17,7 +27,7 @@ def learning(results: Mapping[str, Any]) -> str:
     rows = list(_rows(results))
     if not rows:
         return "Nothing has been measured yet.\n"
-    failed = [f"`{row['method']}` on `{row['family']}`" for row in rows if row["lead"] - row["half"] <= 0]
+    failed = [f"`{row['method']}` on `{row['family']}`" for row in rows if row["lead"][0] - row["lead"][1] <= 0]
     table = "\n".join(_line(row) for row in rows)
     steps = results["cells"][0]["steps"]
     beaten = (
@@ -29,27 +39,49 @@ def learning(results: Mapping[str, Any]) -> str:
     measured = missing if done < planned else f"{done} runs are measured, half of them controls."
     held_out = f"{results['held_out']} held-out rollouts a seed at temperature {results['temperature']:g}"
     machine = f"{results['cores']} cores, Python {results['python']}, {results['time']}"
-    note = f"{beaten} {measured} {size}; {held_out}. ({machine}.)"
-    return f"{COLUMNS}|---|---|---|---|---|---|---|---|---|\n{table}\n\n{note}\n"
+    methods = {one["method"] for one in results["cells"]}
+    absent = " ".join(
+        f"`{name}` was measured and is left out: {why}." for name, why in LEFT_OUT.items() if name in methods
+    )
+    note = " ".join(filter(None, (beaten, absent, measured, f"{size}; {held_out}.", f"({machine}.)")))
+    return f"{COLUMNS}|---|---|---|---|---|---|---|---|---|---|\n{table}\n\n{note}\n"
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """One of each family and recipe, over the seeds that have both the run and its control."""
     cells = {(one["family"], one["method"], one["seed"], one["shuffled"]): one for one in results["cells"]}
     for family, method in dict.fromkeys(key[:2] for key in sorted(cells)):
+        if method in LEFT_OUT:
+            continue
         own = [one for key, one in cells.items() if key[:2] == (family, method) and not key[3]]
         pairs = [(one, other) for one in own if (other := cells.get((family, method, one["seed"], True)))]
         if not pairs:
             continue
-        count = len(pairs) * results["held_out"]  # rollouts: the jobs of one aren't independent
+        plain = [(one, other) for one in own if (other := cells.get((family, "grpo", one["seed"], False)))]
         after, control = (sum(pair[at]["after"] for pair in pairs) / len(pairs) for at in (0, 1))
         yield {
             "family": family, "method": method, "seeds": len(pairs), "after": after,
             "minutes": statistics.median(one["seconds"] for one, _ in pairs) / 60, "control": control,
-            "before": sum(one["before"] for one, _ in pairs) / len(pairs), "lead": after - control,
-            "half": 1.96 * math.sqrt((after * (1 - after) + control * (1 - control)) / count),
+            "before": sum(one["before"] for one, _ in pairs) / len(pairs), "lead": _paired(pairs),
+            "over_grpo": _paired(plain) if method != "grpo" else None,
             "curve": _mean([one["curve"] for one, _ in pairs]),
         }  # fmt: skip
+
+
+def _paired(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tuple[float, float] | None:
+    """The mean lead over the seeds, and half of its 95% interval: what training runs of different seeds differ by."""
+    leads = [one["after"] - other["after"] for one, other in pairs]
+    if not leads:
+        return None
+    deviation = statistics.stdev(leads) if len(leads) > 1 else 0.0
+    half = (
+        math.inf if len(leads) == 1 else STUDENT[min(len(leads), len(STUDENT)) - 1] * deviation / math.sqrt(len(leads))
+    )
+    return statistics.fmean(leads), half
+
+
+def _shown(lead: tuple[float, float] | None) -> str:
+    return "" if lead is None else f"{lead[0]:+.2f} ± {lead[1]:.2f}"
 
 
 def _mean(curves: Sequence[Sequence[float]]) -> list[float]:
@@ -58,6 +90,6 @@ def _mean(curves: Sequence[Sequence[float]]) -> list[float]:
 
 def _line(row: Mapping[str, Any]) -> str:
     shown = " ".join(f"{value:.2f}" for value in row["curve"])
-    lead = f"{row['lead']:+.2f} ± {row['half']:.2f}"
-    numbers = f"{row['minutes']:.1f} | {row['before']:.2f} | {row['after']:.2f} | {row['control']:.2f} | {lead}"
+    leads = f"{_shown(row['lead'])} | {_shown(row['over_grpo'])}"
+    numbers = f"{row['minutes']:.1f} | {row['before']:.2f} | {row['after']:.2f} | {row['control']:.2f} | {leads}"
     return f"| `{row['family']}` | `{row['method']}` | {row['seeds']} | {numbers} | {shown} |"

@@ -82,7 +82,8 @@ PRODUCT = ("src", "proxy", "reconstructor", "trainer_client", "harnesses")
 CORE: tuple[Command | Tests, ...] = (
     Tests(
         "test",
-        "sample or not (harness or engines or trainers or sources or acceptance or packaging or faults or long)",
+        "sample or not (harness or families or engines or trainers or sources or acceptance or packaging or faults"
+        " or long)",
         options=("-n", "3", "--dist", "worksteal"),
         prepare=SERVERS,
         hang_s=500,
@@ -100,11 +101,20 @@ CORE: tuple[Command | Tests, ...] = (
 LONG: tuple[Tests, ...] = (
     Tests(
         "harnesses",
-        "harness and not long",
+        "harness and not (families or long)",
         options=("-n", "2"),
         prepare=SERVERS,
         needs=("PyPI", "npm"),
         folders=("harnesses", "proxy", "tests/harnesses", "src/rolltap/engine"),
+    ),
+    Tests(
+        "families",
+        "families and not long",
+        paths=("tests/harnesses", "tests/families"),
+        options=("-n", "2", "--dist", "worksteal"),
+        prepare=SERVERS,
+        needs=("PyPI", "npm"),
+        folders=("harnesses", "proxy/continuation", "proxy/dialects", "tests/families", "tests/harnesses"),
     ),
     Tests(
         "engines",

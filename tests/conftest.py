@@ -32,6 +32,7 @@ from hypothesis import HealthCheck, settings
 
 from .durations import Durations
 from .forked_readers import forked_readers
+from .kept_schemas import keep_schemas
 
 ROOT = Path(__file__).parents[1]
 
@@ -186,6 +187,15 @@ class PostgresServer:
             os.chown(self.folder, pwd.getpwnam(self._user).pw_uid, -1)
         self._run("initdb", "-D", str(self.folder / "data"), "-A", "trust", "-U", "rolltap", "--no-sync")
 
+    def follow(self, primary: PostgresServer) -> None:
+        """Becomes a streaming standby of `primary`, not started yet. What this server had is gone."""
+        data = self.folder / "data"
+        shutil.rmtree(data)
+        self._run("pg_basebackup", "-d", primary.url(), "-D", str(data), "-R", "-c", "fast", "--no-sync")
+
+    def promote(self) -> None:
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-w", "promote")
+
     def start(self, max_connections: int = 100) -> None:
         options = {
             "port": self.port,
@@ -333,7 +343,8 @@ class RedisServer:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _forked_readers() -> Iterator[None]:
+def _made_once_a_process() -> Iterator[None]:
+    keep_schemas()
     with forked_readers():
         yield
 

@@ -17,7 +17,7 @@ from rolltap.contract.leases import Lease, LeasedGroup
 from rolltap.contract.trainer import LeaseOptions, Replay
 from rolltap.errors import AlignmentError, LeaseLost, RolltapError, ServerUnreachable, StoreUnavailable, TrainerFenced
 from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.scoring import informative
+from rolltap.trainer_client.scoring import has_loss, informative
 
 log = logging.getLogger("rolltap.trainer")
 
@@ -32,8 +32,9 @@ Admits = Callable[[LeasedGroup], bool]
 class LeaseHolder:
     """The leases of the step under way, as a context manager: on leaving, what was not acknowledged is released.
 
-    With `keep_zero_variance`, groups whose rewards are all equal count towards a step; those that `admits` is false of
-    never do. Groups that can't be trained are refused: `check` raises `AlignmentError` for them.
+    With `keep_zero_variance`, groups whose rewards are all equal count towards a step; those that `admits` is false of,
+    and those without a token that carries loss, never do. Groups that can't be trained are refused: `check` raises
+    `AlignmentError` for them.
     """
 
     def __init__(
@@ -179,7 +180,9 @@ class LeaseHolder:
         return sum(1 for group in self.groups if self._counts(group))
 
     def _counts(self, group: LeasedGroup) -> bool:
-        return not group.replay and (self._keep_zero_variance or informative(group)) and self._admits(group)
+        if group.replay or not has_loss(group):
+            return False
+        return (self._keep_zero_variance or informative(group)) and self._admits(group)
 
     def _can_train(self, lease: Lease) -> bool:
         """Whether every group can be trained; else the lease goes back, with those that can't blamed."""

@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from rolltap.contract.control import RolloutControl
+from rolltap.contract.base import values_of
+from rolltap.contract.control import PolicyStatus, RolloutControl
 from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
+from rolltap.counted import counted
 from rolltap.errors import AlignmentError, EngineUnavailable, TrainerError, VersionTaken
 from rolltap.trainer_client import architectures, planning, weights
 from rolltap.trainer_client.annotating import call_annotations
@@ -28,17 +30,18 @@ from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.collate import Batch, collate
 from rolltap.trainer_client.distributed import Workers
 from rolltap.trainer_client.leases import LeaseHolder
+from rolltap.trainer_client.lora import check_pushable
 from rolltap.trainer_client.metrics import StepReport, describe_groups, describe_rows
 from rolltap.trainer_client.packing import Pack, PackedRow
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.recipe import Pass, ScoredPass
-from rolltap.trainer_client.scoring import check
+from rolltap.trainer_client.scoring import check, has_loss
 from rolltap.trainer_client.sender import WeightSender
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Sink
 from rolltap.trainer_client.step import PolicyReading, Step
 from rolltap.trainer_client.teachers import scored_reading
-from rolltap.trainer_client.waiting import PrintLine, WaitNotice
+from rolltap.trainer_client.waiting import AnswerWatch, PrintLine, WaitNotice
 from rolltap.trainer_client.worker import RankWorker
 
 LEASE_WAIT_S = 5.0
@@ -88,6 +91,7 @@ class Trainer:
         saved = self.checkpoints.latest()
         self.step, self.version = (saved.step, saved.version) if saved else (0, 0)
         self._restored = saved
+        self._watch = AnswerWatch(client, settings.policy, print_line)
         self._checkpointed_step = self.step
         self._control: RolloutControl | None = None  # as this run last set it
         self._skipped_updates = 0  # updates of the step under way whose gradient was not finite
@@ -96,6 +100,8 @@ class Trainer:
         distributed = settings.push.transfer == "distributed"
         self._sender = WeightSender(settings.push, ranks.device) if distributed else None
         lead = RankWorker(settings, ranks, saved)
+        if settings.lora.rank:
+            check_pushable(lead.learner.model, settings.model)
         self._recipe = lead.recipe
         self._needs_checked = False
         self._planner = planning.Planner(lead.recipe, settings)
@@ -107,6 +113,8 @@ class Trainer:
     def run(self) -> None:
         """Trains up to the settings' step, or until `stopping`."""
         self._resume()
+        for sink in self.sinks:
+            sink.begin(self.step)
         with self._lease_holder() as leases:
             while self.step < self.settings.steps and not self.stopping:
                 self._clock.seconds.clear()
@@ -116,6 +124,7 @@ class Trainer:
         if self.step > self._checkpointed_step:  # `stopping` was set during the last step's checkpoint, or after it
             self._checkpoint()
             self.checkpoints.prune(self.step)
+        self._end_control()
         self._workers.dismiss()
         if self._sender is not None:
             self._sender.close()
@@ -147,8 +156,14 @@ class Trainer:
     def _gather(self, leases: LeaseHolder) -> bool:
         """Leases a step's groups, and those that the recipe wants again; False if `stopping` came first."""
         with self._clock.part("wait"):
-            notice = WaitNotice(self.client, self.settings.policy, self._print_line)
-            complete = leases.gather(self.settings.groups, lambda: self.stopping, notice.report_wait)
+            notice = WaitNotice(self.client, self.settings.policy, self._print_line, self._push)
+
+            def waiting(missing: int) -> None:
+                self._watch.check()
+                notice.report_wait(missing)
+
+            complete = leases.gather(self.settings.groups, lambda: self.stopping, waiting)
+            self._watch.check()
             if complete and (replayed := self._recipe.replay(self.step + 1)) is not None:
                 leases.gather_replayed(replayed.count, replayed.filter)
         return complete
@@ -161,17 +176,45 @@ class Trainer:
         """
         policy = self.settings.policy
         rewound = self.client.rewind(self.step, {policy: self.version}, take_over=self.settings.take_over)
+        if self.step > (rewound.last_step or 0):
+            known = "no step" if rewound.last_step is None else f"step {rewound.last_step} as the last"
+            self._print_line(
+                f"the server's record is older than the checkpoint of step {self.step}: it knows {known} of this run, "
+                "as a restored backup does. Groups that were trained since may be trained a second time"
+            )
         version = rewound.versions[policy]
         if self._restored and version != self.version:
             self.checkpoints.renumber(self._restored, version)
         self.version = version
         served = self.client.policy(policy)
+        self._watch.begin(served)
         weights.check_tokenizer(policy, served.tokenizer_hash, self.settings.model)
         if self._pushes_adapters:
             self._save_adapters()
-        if self._pushes_adapters or served.version != self.version or served.paused is not None:
+        if self._pushes_adapters or served.version != self.version or served.paused is not None or served.weights:
             self._push_restored()
+        self._take_over_control(served)
         self._set_control(self.step)
+
+    def _take_over_control(self, served: PolicyStatus) -> None:
+        """Another run's control ended with the rewind. Says what the admin plane set; ends what this run set before
+        it was started again, as its recipe may be another one by now."""
+        if served.control == RolloutControl():
+            return
+        if served.control_run is not None:
+            self._control = served.control
+            if self._recipe.after(self.step) is None:
+                self._end_control()
+            return
+        fields = {name: value for name, value in values_of(served.control).items() if value}
+        until = "until this run replaces it" if self._recipe.after(self.step) is not None else "for this run's rollouts"
+        self._print_line(f"{self.settings.policy} has a control from the admin plane, which holds {until}: {fields}")
+
+    def _end_control(self) -> None:
+        """What this run set for rollouts to come ends with it."""
+        if self._control not in (None, RolloutControl()):
+            self.client.set_control(self.settings.policy, RolloutControl())
+            self._control = RolloutControl()
 
     def _push_restored(self) -> None:
         """Pushes what the run goes on from.
@@ -206,6 +249,9 @@ class Trainer:
 
         A group that is lost by the time of the acknowledgement is taken out, and the gradient is made again.
         """
+        if not any(has_loss(group) for group in leases.groups):
+            self._set_aside(leases)
+            return None
         recipe_state = json.dumps(self._recipe.state())
         while leases.groups:
             self._recipe.restore(json.loads(recipe_state))
@@ -224,6 +270,13 @@ class Trainer:
         self._workers.forget()
         self._recipe.restore(json.loads(recipe_state))
         return None
+
+    def _set_aside(self, leases: LeaseHolder) -> None:
+        """Groups without loss make no step: they are acknowledged with the last one, so that they do not come back."""
+        count = len(leases.groups)
+        leases.acknowledge(self.step)
+        leases.clear()
+        self._print_line(f"no step of {counted(count, 'group')}: no reply in them carries loss")
 
     def _complete(self, plan: StepPlan, leases: LeaseHolder, norm: float) -> StepReport:
         """Changes the weights by the acknowledged groups, and has the engines serve them."""
@@ -347,6 +400,7 @@ class Trainer:
         seconds = sum(self._clock.seconds[part] for part in ("forward", "backward", "optimiser"))
         return StepReport(
             step=self.step,
+            attempt=self.client.caller["incarnation"],
             version=self.version,
             grad_norm=norm,
             lr=lr,
@@ -357,6 +411,7 @@ class Trainer:
             tokens_per_second=tokens / seconds if seconds else 0.0,
             seconds={name: round(value, 4) for name, value in self._clock.seconds.items()},
             **describe_groups(plan.groups),
+            **self._watch.since_start(),
             **describe_rows(plan.rows, self._experts),
             **self._workers.figures(),
         )

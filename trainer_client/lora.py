@@ -34,7 +34,7 @@ def add_adapters(model: Any, settings: LoraSettings) -> None:
 
     groups = _groups(model)
     targets = [name for target in settings.targets for name in groups.get(target, [target])]
-    if "unembedding" in settings.targets:
+    if any(head == target or head.endswith(f".{target}") for head in groups["unembedding"] for target in targets):
         _untie(model)
     config = LoraConfig(r=settings.rank, target_modules=targets, task_type="CAUSAL_LM")
     config.lora_alpha = settings.alpha  # type: ignore[assignment]  # peft computes with any number
@@ -73,6 +73,23 @@ def _untie(model: Any) -> None:
         head.weight = nn.Parameter(head.weight.detach().clone())
         model.config.tie_word_embeddings = False
         model.all_tied_weights_keys = {}
+
+
+def check_pushable(model: Any, source: Path) -> None:
+    """`ConfigError` if the vocabulary's projection has adapters and the model in `source` has no such weights.
+
+    Engines serve the model in `source`, where projection and embedding are one tensor: they would refuse the adapted
+    projection, or ignore it.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from transformers import AutoConfig
+
+    tied = AutoConfig.from_pretrained(source).get_text_config().tie_word_embeddings
+    if tied and isinstance(model.get_output_embeddings(), BaseTunerLayer):
+        raise ConfigError(
+            "trainer.lora.targets: the vocabulary's projection of this model is its embedding (tie_word_embeddings): "
+            "engines have no weights of its own that adapters could change. Leave it out"
+        )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from rolltap.trainer_client.experts import ExpertShape
 from rolltap.trainer_client.loss import Terms
 from rolltap.trainer_client.network import Predictions
 from rolltap.trainer_client.packing import PackedRow
-from rolltap.trainer_client.scoring import baseline, informative
+from rolltap.trainer_client.scoring import baseline, has_loss, informative
 from rolltap.types import NO_VERSION, Scoring
 
 SUMS = ("tokens", "entropy", "kl", "correction", "mismatch_over", "clipped", "updates_tokens")
@@ -38,14 +38,19 @@ AGES = 9
 class StepReport:
     """One line of metrics.jsonl, and what every sink is given.
 
+    `attempt` counts the starts of the run: a step that was made again after a restart has a greater one.
+
     `updates_skipped` of the step's `updates` had a gradient that is not finite (the first one's ends the step instead).
 
     `tokens` were computed, `shared_tokens` were saved by sharing prefixes, `trained_tokens` carry loss, and of
     `unrouted_tokens` among them a mixture's experts were not recorded. `staleness`
-    counts groups by how many versions their oldest trained token was behind. `seconds` splits the step's time.
+    counts groups by how many versions their oldest trained token was behind. `seconds` splits the step's time. Of
+    `groups`, those without variance compare nothing, and in those without loss every reply is masked. Since the run
+    began, the server dropped `groups_dropped` without loss, and in `rollouts_unanswered` no model answered.
     """
 
     step: int
+    attempt: int
     version: int
     reward: float
     rollouts: int
@@ -53,6 +58,9 @@ class StepReport:
     unscorable: int
     groups: int
     groups_without_variance: int
+    groups_without_loss: int
+    groups_dropped: int
+    rollouts_unanswered: int
     advantage_abs: float
     rows: int
     tokens: int
@@ -182,6 +190,7 @@ def describe_groups(groups: Sequence[LeasedGroup]) -> dict[str, Any]:
         "unscorable": scorings[Scoring.UNSCORABLE],
         "groups": len(groups),
         "groups_without_variance": sum(not informative(group) for group in groups),
+        "groups_without_loss": sum(not has_loss(group) for group in groups),
         "staleness": dict(sorted(behind.items())),
     }
 

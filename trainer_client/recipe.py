@@ -148,7 +148,7 @@ class Recipe:
         return {POLICY: Pass()} if self.reads_policy else {}
 
     def after(self, step: int) -> RolloutControl | None:
-        """What holds for rollouts that begin after `step` steps; None leaves the policy's control as it is.
+        """What holds for rollouts that begin after `step` steps, while the run goes on; None leaves it as it is.
 
         Called when a run begins or goes on (`step` may be 0), and after the `credit` of each step, so the state may say
         what it learned there.

@@ -7,8 +7,8 @@ from one of three ways to take the mean:
 - `token`: every trained token of the step weighs the same (DAPO);
 - `constant`: every token weighs 1 / (rollouts * length), whatever the rollout's own length (Dr. GRPO).
 
-`SCORED` rollouts are in the baseline and the loss, `MASKED` ones in the baseline only, `UNSCORABLE` ones and those
-without a reward in neither.
+`SCORED` rollouts are in the baseline and the loss, `MASKED` ones in the baseline only. `UNSCORABLE` ones, those without
+a reward and those in which nothing was sampled are in neither.
 """
 
 from __future__ import annotations
@@ -59,8 +59,13 @@ def baseline(group: LeasedGroup) -> list[RolloutRecord]:
     return [
         record
         for record in group.rollouts
-        if record.reward is not None and record.rollout.scoring is not Scoring.UNSCORABLE
+        if record.reward is not None and record.rollout.scoring is not Scoring.UNSCORABLE and record.trajectory.segments
     ]
+
+
+def has_loss(group: LeasedGroup) -> bool:
+    """Whether any reply of the group carries loss."""
+    return any(record.rollout.scoring is Scoring.SCORED and trained_segments(record) for record in baseline(group))
 
 
 def informative(group: LeasedGroup) -> bool:

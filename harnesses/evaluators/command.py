@@ -8,15 +8,19 @@ from pathlib import Path
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict
 from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.exit_status import check_survived, verdict_status
 from rolltap.harnesses.output import last_line, read_output
 from rolltap.harnesses.sources import inside
 
+RUN = 'bash -n -c "$1" || exit 126; exec bash -o pipefail -c "$1"'
+"""Runs the command `$1`. One that bash can't parse could not run: bash's own status for that is also a test's."""
+
 
 class CommandCheck(EvaluatorTable, tag="command", frozen=True):
-    """Runs `command` with bash in the agent's working copy.
+    """Runs `command` with bash, with `pipefail`, in the agent's working copy.
 
     With `reward_file` (below the working copy) the file's content is the reward, and a missing file is an error.
-    Without it, the reward is 1.0 for exit code 0, else 0.0.
+    Without it, the reward is 1.0 for exit code 0, else 0.0; a status that is no verdict (`exit_status`) is an error.
     """
 
     example = '{"kind": "command", "command": "test -f calc.py"}'
@@ -37,13 +41,14 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         reward_path = workspace.folder / self.reward_file
         if self.reward_file:
             _clear(workspace.folder, reward_path)
-        launch = Command(("/bin/bash", "-c", self.command))
+        launch = Command(("/bin/bash", "-c", RUN, "bash", self.command))
         exit_ = await evidence.run(workspace, "the evaluator's command", launch)
         detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds}
         if not self.reward_file:
-            return Verdict((Score(float(exit_.code == 0)),), detail)
+            return Verdict((Score(float(verdict_status(exit_, "the evaluator's command") == 0)),), detail)
         if not _is_plain(workspace.folder, reward_path):
             raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
+        check_survived(exit_, "the evaluator's command")
         text = read_output(reward_path)
         evidence.seen.add(self.reward_file, text)
         return Verdict((Score(parse_reward(text)),), detail)

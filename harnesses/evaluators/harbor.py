@@ -21,6 +21,7 @@ from rolltap.harnesses.base import Command, Evidence, Score, Verdict
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.command import parse_reward
+from rolltap.harnesses.evaluators.exit_status import check_survived
 from rolltap.harnesses.output import Transcript, last_line, read_output
 from rolltap.harnesses.sources import located
 
@@ -57,6 +58,7 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
             await asyncio.to_thread(shutil.copytree, self.tests, tests, symlinks=True)
             launch = Command(("/bin/bash", "/tests/test.sh"), env=self.env, mounts={"/tests": tests, "/logs": logs})
             exit_ = await evidence.run(evidence.workspace, "test.sh", launch)
+            check_survived(exit_, "test.sh")
             parts = read_rewards(logs / "verifier", exit_.output, evidence.seen)
             value = chosen_reward(parts, self.reward_key)
         finally:

@@ -1,34 +1,45 @@
 """The `pytest` evaluator: runs the tests that must pass, in a workspace without access for the agent.
 
-Only the agent's changes are copied into that clean workspace. Changes to test files are dropped and counted. Then the
-task's test patch is applied and the tests run. The reward is 1.0 if every named test passed, else 0.0; the detail lists
-the passed and the failed tests.
+The task's test patch is applied to a clean workspace, and then the agent's changes. Those to test files, to files of
+the patch and to pytest's configuration are dropped and counted. The reward is 1.0 if every named test passed, else 0.0;
+the detail lists the passed and the failed tests.
+
+A test passed if its call ran and passed, and nothing of it failed: a plug-in of ours counts, whatever the report of
+another one says. The code under test shares pytest's process, so code that is written against this evaluator can still
+make up results; `harnesses.tampering` looks for such code.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
-import xml.etree.ElementTree as ET
-from pathlib import Path
+from collections.abc import Collection, Iterable
+from pathlib import Path, PurePosixPath
 
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace
-from rolltap.harnesses.changes import TEST_FILES, Change, apply_changes, changes
+from rolltap.harnesses.changes import TEST_FILES, apply_changes, changes
 from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.output import last_line
+from rolltap.harnesses.untrusted import read_untrusted
 
-REPORT = "junit.xml"
+RESULTS = "results.jsonl"
 PATCH = "test.patch"
-"""Both are in the clean workspace's HOME, where the agent can't create links."""
+CONFIGURATION = "pytest.ini"
+"""All are in the clean workspace's HOME, where the agent can't create links."""
 
 NAMED_CHANGES = 100
 """The most files that a reward's detail names. The evaluation's output names them all."""
 
 MISSING_PLUGIN = re.compile(r'Error importing plugin "([^"\n]{1,100})"')
 
+GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
+
 RUN_PYTEST = """\
-import os, sys
+import json, os, sys
 import pytest
 
 class WorkingCopy:
@@ -36,9 +47,27 @@ class WorkingCopy:
     def pytest_load_initial_conftests(self):
         sys.path.insert(0, os.getcwd())
 
-sys.exit(pytest.main(sys.argv[1:], plugins=[WorkingCopy()]))
+class Results:
+    def pytest_sessionstart(self):
+        self.file = open(sys.argv[1], "x", encoding="utf-8")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report):
+        row = [report.nodeid, report.when, report.outcome, hasattr(report, "wasxfail")]
+        self.file.write(json.dumps(row) + "\\n")
+        self.file.flush()
+
+sys.exit(pytest.main(sys.argv[2:], plugins=[WorkingCopy(), Results()]))
 """
 """`python -m pytest`, except that pytest and its plugins are imported before the agent's folder is on the path."""
+
+SETTINGS = {
+    **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), ""),
+    "pyproject.toml": "[tool.pytest",
+    "tox.ini": "[pytest]",
+    "setup.cfg": "[tool:pytest]",
+}
+"""Files that pytest looks for, in its order, and the section that makes one its configuration."""
 
 
 class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
@@ -72,17 +101,27 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         clean = await evidence.clean_workspace()
-        all_changes, dropped = await asyncio.to_thread(self._copy_changes, evidence.workspace.folder, clean.folder)
+        tests = (*self.must_pass, *self.keep_passing)
+        files = tuple(dict.fromkeys(test.partition("::")[0] for test in tests))
+        all_changes = await asyncio.to_thread(changes, clean.folder, evidence.workspace.folder)
+        patched: Collection[str] = ()
+        if self.test_patch:
+            before = await asyncio.to_thread(_identities, clean.folder)
+            await self._apply_patch(clean, evidence)
+            patched = _differing(before, await asyncio.to_thread(_identities, clean.folder))
+        configuration = await asyncio.to_thread(find_configuration, clean.folder, files)
+        protected = (*TEST_FILES, *map(_literal, {*files, *patched}))
+        dropped = await asyncio.to_thread(
+            apply_changes, all_changes, evidence.workspace.folder, clean.folder, protected
+        )
         lines = [f"{each.kind.value} {each.path}{' (dropped)' if each in dropped else ''}" for each in all_changes]
         evidence.seen.add("the agent's changes", "\n".join(lines))
-        if self.test_patch:
-            await self._apply_patch(clean, evidence)
-        tests = (*self.must_pass, *self.keep_passing)
-        options = ("-q", "-p", "no:cacheprovider", f"--junitxml={clean.home / REPORT}", "-o", "junit_family=xunit1")
-        files = dict.fromkeys(test.split("[")[0] for test in tests)
-        launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *options, *files))
+        chosen = clean.workdir / configuration if configuration else clean.home / CONFIGURATION
+        options = ("-q", "-p", "no:cacheprovider", "-c", str(chosen), f"--rootdir={clean.workdir}")
+        arguments = (str(clean.home / RESULTS), *options, *dict.fromkeys(test.split("[")[0] for test in tests))
+        launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *arguments), files={CONFIGURATION: "[pytest]\n"})
         exit_ = await evidence.run(clean, "the tests", launch)
-        results = read_report(clean.home_folder / REPORT, exit_.output)
+        results = await read_untrusted(read_results, clean.home_folder, exit_.output)
         passed = {test: _test_passed(test, results) for test in tests}
         detail = {
             "passed": [test for test, ok in passed.items() if ok],
@@ -92,50 +131,82 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         }
         return Verdict((Score(float(all(passed.values()))),), detail)
 
-    def _copy_changes(self, agent: Path, clean: Path) -> tuple[list[Change], list[Change]]:
-        """Applies the agent's changes to the clean folder. Returns all changes, and those that were dropped."""
-        all_changes = changes(clean, agent)
-        return all_changes, apply_changes(all_changes, agent, clean, TEST_FILES)
-
     async def _apply_patch(self, workspace: Workspace, evidence: Evidence) -> None:
-        launch = Command(
-            ("git", "apply", "--whitespace=nowarn", str(workspace.home / PATCH)), files={PATCH: self.test_patch}
-        )
+        """Before the agent's changes are there: git obeys what a repository says, and any folder can be one."""
+        argv = ("git", "apply", "--whitespace=nowarn", str(workspace.home / PATCH))
+        launch = Command(argv, env=GIT, files={PATCH: self.test_patch})
         exit_ = await evidence.run(workspace, "git apply", launch)
         if exit_.ending is not Ending.DONE:
             raise EvaluatorFailed(f"the test patch does not apply: {last_line(exit_.output)}")
 
 
-def read_report(path: Path, output: str) -> dict[str, bool]:
-    """Node id → passed, from a JUnit report of family xunit1. A skipped test has not passed.
+def find_configuration(folder: Path, tests: Iterable[str]) -> str:
+    """The file of the task with pytest's settings, by path below `folder`: as pytest finds it, from the folder of all
+    `tests` upward; "" if there is none."""
+    common = PurePosixPath(os.path.commonpath([os.path.dirname(f"./{test}") for test in tests]))
+    for place in (common, *common.parents):
+        for name, section in SETTINGS.items():
+            path = folder / place / name
+            if path.is_file() and section in path.read_text(encoding="utf-8", errors="replace"):
+                return str(place / name)
+    return ""
 
-    Raises `EvaluatorFailed` if the report is missing or can't be read.
+
+def read_results(home: Path, output: str) -> dict[str, bool]:
+    """Node id → passed: its call ran and passed, and no part of it failed. One that is tried again counts at its end.
+
+    Raises `EvaluatorFailed` if the file is missing or isn't what our plug-in writes.
     """
-    if path.is_symlink() or not path.is_file():
+    try:
+        file = LeftFiles(home).open(RESULTS)
+    except OSError:
+        file = None
+    if file is None:
         if plugin := MISSING_PLUGIN.search(output):
             raise EvaluatorFailed(
                 f"pytest's settings in the repository load a plugin, {plugin[1]!r}, that is not installed: plugins are "
                 "imported before the agent's folder is on the path; install it for `python`, or drop it from addopts"
             )
-        raise EvaluatorFailed(f"pytest wrote no report: {last_line(output)}")
+        raise EvaluatorFailed(f"pytest did not begin: {last_line(output)}")
+    with file:
+        text = file.read().decode("utf-8", errors="replace")
+    called: dict[str, bool] = {}
+    failed: set[str] = set()
     try:
-        cases = list(ET.parse(path).iter("testcase"))
-    except ET.ParseError as error:
-        raise EvaluatorFailed(f"pytest's report can't be read: {error}") from error
-    results: dict[str, bool] = {}
-    for case in cases:
-        file = case.get("file", "")
-        inner = case.get("classname", "").removeprefix(file.removesuffix(".py").replace("/", ".")).strip(".")
-        node = "::".join(part for part in (file, inner.replace(".", "::"), case.get("name", "")) if part)
-        ok = not any(child.tag in ("failure", "error", "skipped") for child in case)
-        results[node] = results.get(node, True) and ok
-    return results
+        for node, when, outcome, expected_to_fail in map(json.loads, text.splitlines()):
+            if when == "call" and outcome != "rerun":
+                called[node] = called.get(node, True) and outcome == "passed" and not expected_to_fail
+            elif outcome == "failed":
+                failed.add(node)
+    except (ValueError, TypeError) as error:
+        raise EvaluatorFailed(f"the results of the tests can't be read: {error}") from error
+    return {node: ok and node not in failed for node, ok in called.items()} | dict.fromkeys(failed - set(called), False)
 
 
 def _test_passed(test: str, results: dict[str, bool]) -> bool:
     """True if `test` ran and passed; a file, class or unparametrised function means all tests below it."""
     outcomes = [ok for node, ok in results.items() if node == test or node.startswith((f"{test}::", f"{test}["))]
     return bool(outcomes) and all(outcomes)
+
+
+def _identities(folder: Path) -> dict[str, tuple[int, int, int]]:
+    """The files below `folder`: git replaces those that it changes."""
+    found: dict[str, tuple[int, int, int]] = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(place, name)
+            status = os.lstat(path)
+            found[os.path.relpath(path, folder)] = (status.st_ino, status.st_mtime_ns, status.st_size)
+    return found
+
+
+def _differing(before: dict[str, tuple[int, int, int]], after: dict[str, tuple[int, int, int]]) -> set[str]:
+    return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
+
+
+def _literal(path: str) -> str:
+    """A pattern that only `path` matches."""
+    return re.sub(r"([*?[])", r"[\1]", path)
 
 
 def _is_python_prefix(folder: Path) -> bool:

@@ -76,7 +76,7 @@ class CapturedAgent(BaseAgent):
         self._inner: BaseAgent | None = None
         self._context = AgentContext()
         self.session: OpenedSession | None = None
-        self.capped = False
+        self.capped, self.answered = False, True
         self._version = ""
         self._trajectory: Trajectory | None = None
         self._turns: tuple[CallTurn, ...] = ()
@@ -151,7 +151,8 @@ class CapturedAgent(BaseAgent):
     async def _read_record(self, session_id: str) -> None:
         """Closes the session and reads its trajectory and turns."""
         async with self._connected() as client:
-            self.capped = await client.close_session(session_id)
+            closed = await client.close_session(session_id)
+            self.capped, self.answered = closed.capped, closed.answered
             path = f"/read/sessions/{session_id}"
             self._trajectory = await client.send(
                 Request("GET", f"{path}/trajectory", parse=lambda body: wire.unpack(body, Trajectory))

@@ -24,6 +24,7 @@ from harbor.models.trial.result import TrialResult
 from harbor.tasks.client import TaskClient
 from harbor.trial.trial import Trial
 
+from rolltap.contract.admin import NOTHING_SAMPLED
 from rolltap.errors import EvaluatorFailed, RuntimeFailed, TaskInvalid
 from rolltap.harnesses.attempts import AttemptRunner, RolloutState, Stage
 from rolltap.harnesses.base import Limits, Score, Verdict
@@ -177,6 +178,8 @@ class HarborRunner(AttemptRunner[TrialWork]):
             agent.serve(self.client, lambda: self._open(state))
             result = await trial.run()
         state.seen.add("trial", str(trial.paths.trial_dir))
+        if not agent.answered and not result.exception_info:
+            return Result(RolloutStatus.FAILED, NOTHING_SAMPLED, cause=Cause.AGENT)
         return outcome(result, state.assignment.evaluator, capped=agent.capped)
 
 

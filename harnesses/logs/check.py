@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from itertools import islice
+from pathlib import Path
 
 from rolltap.contract.harness_log import ID_CHARS, MAX_ENTRIES, PROBLEM_CHARS, TOOL_CALLS, HarnessLog
-from rolltap.errors import InvalidRequest, LogUnreadable, capped
+from rolltap.errors import InvalidRequest, LogUnreadable, Unreadable, capped
 from rolltap.harnesses.base import Ending, Exit, Harness, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.logs.base import RunFolders
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.logs.registry import log_reader
 from rolltap.harnesses.output import storable
+from rolltap.harnesses.untrusted import read_untrusted
 
 MAX_ID_CHARS = 4 << 20
 """The most characters of all ids of a log, so that the request stays far below the server's size limit."""
@@ -25,7 +26,12 @@ async def check_log(
 
     Call it before anything else runs in the workspace: an evaluation clears HOME.
     """
-    log = await asyncio.to_thread(read_log, harness.name, workspace)
+    if log_reader(harness.name) is None:
+        return ""
+    try:
+        log = await read_untrusted(read_log, harness.name, workspace.home_folder, workspace.folder)
+    except Unreadable as error:
+        log = HarnessLog(problem=capped(storable(f"the log can't be read: {error.message}"), PROBLEM_CHARS))
     if log is None:
         return ""
     complete = exit_.ending in (Ending.DONE, Ending.LIMIT)
@@ -37,8 +43,8 @@ async def check_log(
     return f"{check['verdict']}: {check['text']}"
 
 
-def read_log(harness: str, workspace: Workspace) -> HarnessLog | None:
-    """The log of `harness` in the workspace; None if there is no reader for it.
+def read_log(harness: str, home: Path, work: Path) -> HarnessLog | None:
+    """The log of `harness` in a run's HOME and working copy; None if there is no reader for it.
 
     A log that can't be read never raises: it has a `problem`.
     """
@@ -46,7 +52,7 @@ def read_log(harness: str, workspace: Workspace) -> HarnessLog | None:
     if reader is None:
         return None
     try:
-        log_entries = reader(RunFolders(LeftFiles(workspace.home_folder), LeftFiles(workspace.folder)))
+        log_entries = reader(RunFolders(LeftFiles(home), LeftFiles(work)))
         entries = list(islice(log_entries, MAX_ENTRIES + 1))
     except LogUnreadable as error:
         return HarnessLog(problem=capped(storable(error.message), PROBLEM_CHARS))

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -42,7 +42,7 @@ class LeftFiles:
         waiting, looked_at = [folder], 0
         while waiting:
             path = waiting.pop()
-            for entry_path, status in self._entries(path):
+            for entry_path, status in self.entries(path):
                 looked_at += 1
                 if looked_at > MAX_FILES:
                     raise LogUnreadable(f"{folder} holds more than {MAX_FILES} files")
@@ -55,19 +55,15 @@ class LeftFiles:
     def has(self, path: str) -> bool:
         """True if there is a file or anything else of this name."""
         folder, _, name = path.rpartition("/")
-        return any(entry_path == f"{folder}/{name}" for entry_path, _ in self._entries(folder))
+        return any(entry_path == f"{folder}/{name}" for entry_path, _ in self.entries(folder))
 
     def read(self, path: str) -> bytes:
         """The file's bytes. Raises `LogUnreadable` for a link in the path, no regular file, or `MAX_BYTES` exceeded."""
         try:
-            folder = self._folder(path.rpartition("/")[0])
-            try:
-                descriptor = os.open(path.rpartition("/")[2], _FILE, dir_fd=folder)
-            finally:
-                os.close(folder)
-            with os.fdopen(descriptor, "rb") as file:
-                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                    raise LogUnreadable(f"{path} is not a regular file")
+            file = self.open(path)
+            if file is None:
+                raise LogUnreadable(f"{path} is not a regular file")
+            with file:
                 data = file.read(MAX_BYTES - self.bytes_read + 1)
         except OSError as error:
             raise LogUnreadable(f"{path} can't be read: {error.strerror}") from error
@@ -75,6 +71,19 @@ class LeftFiles:
         if self.bytes_read > MAX_BYTES:
             raise LogUnreadable(f"{path}: the log has more than {MAX_BYTES >> 20} MB")
         return data
+
+    def open(self, path: str) -> IO[bytes] | None:
+        """The regular file `path`; None if it is something else. Raises `OSError`, also for a link in the path."""
+        folder = self._folder(path.rpartition("/")[0])
+        try:
+            descriptor = os.open(path.rpartition("/")[2], _FILE, dir_fd=folder)
+        finally:
+            os.close(folder)
+        file = os.fdopen(descriptor, "rb")
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return file
+        file.close()
+        return None
 
     def json(self, path: str) -> Any:
         """The file's JSON object. Raises `LogUnreadable` if it is none."""
@@ -104,7 +113,8 @@ class LeftFiles:
                 os.close(outer)
         return descriptor
 
-    def _entries(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+    def entries(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+        """The path and status of each entry of a folder; nothing if it is not a folder, or reached by a link."""
         try:
             descriptor = self._folder(path)
         except OSError:

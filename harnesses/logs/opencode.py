@@ -25,7 +25,14 @@ BESIDE = "-wal"
 """The write-ahead log: data that is not in the database's own file yet."""
 
 STEPS = 20_000_000
-"""The most steps of SQLite's machine per query: a database that an agent made may have endless views."""
+"""The most steps of SQLite's machine per query: an agent may have made the database."""
+
+TABLES = ("session", "message", "part")
+STORED = "SELECT name FROM sqlite_schema WHERE type = 'table' AND rootpage > 0"
+"""The ordinary tables; a virtual table has no page of its own."""
+VALUE_BYTES = 16 << 20
+ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
+"""What the query does."""
 
 MESSAGES = """
     SELECT message.id, message.data, part.data FROM message JOIN session ON session.id = message.session_id
@@ -45,7 +52,10 @@ def read_opencode(run_folders: RunFolders) -> list[LogEntry]:
 
 
 def _rows(home: LeftFiles) -> list[tuple[str, str, str | None]]:
-    """Each message with each of its parts. SQLite opens a copy in a folder with nothing else but its own log."""
+    """Each message with each of its parts. SQLite opens a copy in a folder with nothing else but its own log.
+
+    Views, virtual tables and computed columns are refused: they would run SQL that an agent wrote.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / NAME
         for suffix in ("", BESIDE):
@@ -55,7 +65,18 @@ def _rows(home: LeftFiles) -> list[tuple[str, str, str | None]]:
             database.execute("PRAGMA trusted_schema = OFF")
             budget = iter(range(STEPS // 10_000))
             database.set_progress_handler(lambda: next(budget, None) is None, 10_000)
+            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, VALUE_BYTES)
+            columns = [column for table in TABLES for column in database.execute(f"PRAGMA table_xinfo({table})")]
+            stored = {name for (name,) in database.execute(STORED)}
+            if not stored.issuperset(TABLES) or any(column[6] for column in columns):
+                raise LogUnreadable(f"{FOLDER}/{NAME}: one of {', '.join(TABLES)} is no table of stored values")
+            database.set_authorizer(_authorize)
             return database.execute(MESSAGES).fetchall()
+
+
+def _authorize(action: int, table: str | None, _column: str | None, _base: str | None, view: str | None) -> int:
+    plain = action in ALLOWED and view is None and (action == sqlite3.SQLITE_SELECT or table in TABLES)
+    return sqlite3.SQLITE_OK if plain else sqlite3.SQLITE_DENY
 
 
 def _entries(rows: list[tuple[str, str, str | None]]) -> Iterator[LogEntry]:

@@ -25,10 +25,13 @@ from typing import ClassVar, Self
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source
+from rolltap.harnesses.private_files import check_shown
 from rolltap.harnesses.refusals import refuse_image
+from rolltap.harnesses.runtimes.disk import is_full, limited_disk
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.machine import task_limit
 from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited
+from rolltap.harnesses.runtimes.read_only import Mount, bind_options, remove_places
 from rolltap.harnesses.runtimes.relay import HANDOFF, Relay, Target
 from rolltap.harnesses.runtimes.seccomp import filter_file
 from rolltap.harnesses.runtimes.tree import MARK, Share, TreeCommand, run_tree
@@ -67,6 +70,7 @@ class BubblewrapWorkspace(FolderWorkspace):
         self._path = path
         self._shown = shown
         self.hidden: Sequence[Path] = ()  # files and folders of the working copy that look empty, relative to it
+        self.read_only: Sequence[Mount] = ()  # places of the working copy
         self._mark = secrets.token_hex(8)
 
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
@@ -106,7 +110,11 @@ class BubblewrapWorkspace(FolderWorkspace):
                 pass_fds=descriptors,
             )
             share = Share(limits, (self.folder, self._folders.home, *launch.mounts.values()))
-            code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
+            stack.callback(remove_places, self.folder, self.read_only)
+            with limited_disk(self._folders.root, limits.disk_mb):
+                code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
+                if not excess and is_full(self._folders.root):
+                    excess = f"over {limits.disk_mb} MB of disk"
         seconds = time.monotonic() - started
         output = self._folders.output()
         if code == 1 and output.startswith("bwrap: "):
@@ -125,10 +133,12 @@ class BubblewrapWorkspace(FolderWorkspace):
             path.write_text(text)
             argv += ["--ro-bind", str(path), f"/etc/{name}"]
         for path in self._shown:
-            argv += ["--ro-bind", str(path), str(path)]
+            is_link = path.is_symlink() and path.is_file()  # a program finds what it imports beside its real file
+            argv += ["--symlink", str(path.resolve()), str(path)] if is_link else ["--ro-bind", str(path), str(path)]
         argv += ["--bind", str(self.folder), str(WORKDIR), "--bind", str(self._folders.home), str(HOME)]
         for inside, folder in mounts.items():
             argv += ["--bind", str(folder), inside]
+        argv += bind_options(self.folder, WORKDIR, self.read_only, self._folders.root)
         for path in self.hidden:
             place = str(WORKDIR / path)
             is_folder = (self.folder / path).is_dir()
@@ -163,8 +173,10 @@ class BubblewrapRuntime:
     def __post_init__(self) -> None:
         if shutil.which("bwrap") is None:
             raise RuntimeFailed("bwrap is not installed; apt install bubblewrap, or use the runtime 'process'")
+        for path in self.shown:
+            check_shown(path)
 
     async def prepare(self, source: Source) -> BubblewrapWorkspace:
         path = os.pathsep.join([*map(str, self.bins), SYSTEM_PATH])
         visible_folders = tuple(dict.fromkeys([Path(sys.base_prefix), *self.shown]))
-        return BubblewrapWorkspace(await make_folders(self.base, source), path, visible_folders)
+        return BubblewrapWorkspace(await make_folders(self.base, source, own_disk=True), path, visible_folders)

@@ -16,6 +16,7 @@ from pathlib import Path
 from rolltap.errors import RolltapError, RuntimeFailed
 from rolltap.harnesses.base import Endpoint, Source
 from rolltap.harnesses.output import read_output
+from rolltap.harnesses.runtimes.disk import disks_work, mount_disk, unmount_disk
 from rolltap.harnesses.runtimes.overlay import mount, overlay_works, unmount
 from rolltap.harnesses.sources import GitCommit, inside
 
@@ -102,16 +103,21 @@ def empty_folder(path: Path) -> None:
     path.mkdir(mode=0o700, exist_ok=True)
 
 
-async def make_folders(base: Path | None, source: Source) -> Folders:
-    """New folders below `base` (default: the system's temporary folder), `work` filled by `source`."""
-    return await asyncio.to_thread(_make, base, source)
+async def make_folders(base: Path | None, source: Source, *, own_disk: bool = False) -> Folders:
+    """New folders below `base` (default: the system's temporary folder), `work` filled by `source`.
+
+    With `own_disk` they are on a file system of their own where the machine can mount one (`disk.py`).
+    """
+    return await asyncio.to_thread(_make, base, source, own_disk)
 
 
-def _make(base: Path | None, source: Source) -> Folders:
+def _make(base: Path | None, source: Source, own_disk: bool) -> Folders:
     if base is not None:
         base.mkdir(parents=True, exist_ok=True)
     folders = Folders(Path(tempfile.mkdtemp(prefix="rollout-", dir=base)))
     try:
+        if own_disk and disks_work(folders.root.parent):
+            mount_disk(folders.root)
         for path in (folders.work, folders.home, folders.tmp):
             path.mkdir(mode=0o700)
         if isinstance(source, GitCommit) and overlay_works(folders.root.parent):
@@ -129,6 +135,7 @@ def _make(base: Path | None, source: Source) -> Folders:
 
 def _remove(root: Path) -> None:
     unmount(root)
+    unmount_disk(root)
     shutil.rmtree(root, onerror=_unlock)
 
 

@@ -23,6 +23,7 @@ from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace
 from rolltap.harnesses.runtimes.folders import make_folders
 from rolltap.harnesses.runtimes.process import ProcessWorkspace
+from rolltap.harnesses.runtimes.read_only import mounts_of
 from rolltap.harnesses.specs import SAMPLE_JOB
 
 APPROVALS_OFF = frozenset(
@@ -74,7 +75,7 @@ def runtime_here(
     needs = installation.needs if installation else ()
     notice = (
         f"{harness.name} runs in a sandbox: it sees this folder, without rolltap's keys and records, and the proxy "
-        "only (--no-sandbox: all you see)"
+        "only; it can't write where your tools run programs, such as .git/hooks and .vscode (--no-sandbox: all you see)"
     )
     return CurrentFolderRuntime(folder, bins, BubblewrapRuntime(None, bins, needs)), notice
 
@@ -93,7 +94,9 @@ class CurrentFolderRuntime:
         if self.sandbox is not None:
             workspace = await self.sandbox.prepare(source)
             workspace.folder = self.folder
-            workspace.hidden = await asyncio.to_thread(private_paths, self.folder)
+            hidden = workspace.hidden = await asyncio.to_thread(private_paths, self.folder)
+            mounts = await asyncio.to_thread(mounts_of, self.folder)
+            workspace.read_only = [each for each in mounts if each.path not in hidden]
             return workspace
         path = os.pathsep.join([*map(str, self.bins), os.environ.get("PATH", os.defpath)])
         workspace = ProcessWorkspace(await make_folders(None, source), path)

@@ -80,7 +80,7 @@ async def run_tree(command: TreeCommand, share: Share, *, out: Path, timeout: fl
         if isinstance(error, FileNotFoundError):
             raise RuntimeFailed(f"no command {error.filename!r}; install it or add it to PATH") from error
         raise RuntimeFailed(f"can't start {command.argv[0]!r}: {error}") from error
-    run = WatchedRun(process.pid, share.limits, share.folders, lambda: kill_group(process.pid))
+    run = WatchedRun(process.pid, share.limits, (*share.folders, out), lambda: kill_group(process.pid))
     WATCHDOG.watch(run)
     code, ending = None, None
     try:
@@ -95,7 +95,7 @@ async def run_tree(command: TreeCommand, share: Share, *, out: Path, timeout: fl
         await asyncio.shield(asyncio.to_thread(end_tree, mark, group))
         await process.wait()
         if excess:
-            with out.open("ab") as output:
+            with suppress(OSError), out.open("ab") as output:  # the run's disk may be full
                 output.write(f"\nrolltap: this run took more than its share: {excess}\n".encode())
     return TreeEnd(code, ending, excess)
 

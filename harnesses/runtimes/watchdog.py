@@ -4,6 +4,9 @@ rlimits apply to each process alone, and the limit of processes does not apply t
 second for all runs of this machine's runner. A run's folders are measured every `DISK_EVERY` looks, in a thread of its
 own: a slow disk or a million files must not delay the other runs' limits. A run over a limit is killed at once, with a
 line that names the limit.
+
+What is counted is what the kernel keeps for the run (`usage.py`). All of these limits are approximate: a run may take
+more until the next look.
 """
 
 from __future__ import annotations
@@ -11,15 +14,18 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rolltap.harnesses.base import Limits
+from rolltap.harnesses.runtimes.usage import OpenUsage, disk_usage, open_usage
 
 LOOK_EVERY_S = 0.5
-DISK_EVERY = 10
+OPEN_EVERY = 2
+DISK_EVERY = 4
+NOTHING_OPEN = OpenUsage()
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -34,20 +40,26 @@ class WatchedRun:
     excess: str = ""
     over: bool = False  # the run has ended: its pid may be another process's now
     looks: int = field(default=0)
+    open: OpenUsage = NOTHING_OPEN
     measuring: threading.Thread | None = field(default=None)
 
-    def look(self, processes: int, memory: int) -> None:
+    def look(self, processes: int, memory: int, pids: Collection[int] = ()) -> None:
         self.looks += 1
+        if self.looks % OPEN_EVERY == 1:
+            self.open = open_usage(pids)
+        files = self.open
         if processes > self.limits.processes:
             self._end(f"over {self.limits.processes} processes")
-        elif memory > self.limits.memory_mb << 20:
+        elif memory + files.memory > self.limits.memory_mb << 20:
             self._end(f"over {self.limits.memory_mb} MB of memory")
+        elif files.disk > self.limits.disk_mb << 20:
+            self._end(f"over {self.limits.disk_mb} MB of disk")
         elif self.looks % DISK_EVERY == 1 and (self.measuring is None or not self.measuring.is_alive()):
             self.measuring = threading.Thread(target=self._measure, name="rolltap-disk", daemon=True)
             self.measuring.start()
 
     def _measure(self) -> None:
-        if disk_usage(self.folders) > self.limits.disk_mb << 20 and not self.over:
+        if disk_usage(self.folders) + self.open.disk > self.limits.disk_mb << 20 and not self.over:
             self._end(f"over {self.limits.disk_mb} MB of disk")
 
     def _end(self, excess: str) -> None:
@@ -86,7 +98,7 @@ class Watchdog:
             table = ProcessTable.read()
             for run in runs:
                 tree = table.of_run(run.pid)
-                run.look(len(tree), sum(table.memory[pid] for pid in tree))
+                run.look(len(tree), sum(table.memory[pid] for pid in tree), tree)
 
 
 @dataclass(slots=True)
@@ -124,19 +136,6 @@ class ProcessTable:
                 members.add(each)
                 waiting += self.children.get(each, ())
         return members
-
-
-def disk_usage(folders: Sequence[Path]) -> int:
-    """The folders' size on disk in bytes. Links are not followed."""
-    total, waiting = 0, [str(folder) for folder in folders]
-    while waiting:
-        with suppress(OSError), os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                with suppress(OSError):
-                    if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-                    total += entry.stat(follow_symlinks=False).st_blocks * 512
-    return total
 
 
 WATCHDOG = Watchdog()

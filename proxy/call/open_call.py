@@ -28,6 +28,7 @@ class SampledTokens:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     missing: bool = False  # a chunk came without log-probs
+    unknown: bool = False  # some ids are not the tokenizer's
     first_at: float = 0.0  # when the first chunk came (`time.perf_counter`)
     versions: tuple[VersionSpan, ...] | None = None
     extras: dict[str, list[np.ndarray]] = field(default_factory=dict)
@@ -84,6 +85,8 @@ class SampledTokens:
             return Flaw.LOGPROBS_MISSING
         if not np.isfinite(logprobs).all():
             return Flaw.LOGPROBS_NOT_FINITE
+        if self.unknown:
+            return Flaw.IDS_UNKNOWN
         if self.versions is None and self.ids:
             return Flaw.VERSION_UNKNOWN
         return None

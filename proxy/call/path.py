@@ -88,6 +88,7 @@ class CallPath:
         try:
             await self._admission.admit(arrival)
             http.release_room()  # the body is parsed: its memory reservation ends
+            arrival.policy.check_weights()
             arrival.policy.source.check(arrival.request)
             self._recorder.metrics.stage("admit", arrival.at)
             with arrival.session.slot(self._limits.calls_at_once):

@@ -39,6 +39,7 @@ class Policy:
     up: bool = False  # the engine answered the last probe
     owned: bool = False  # a trainer owns it, so a model that the engine lacks may be pushed
     lacks_model: bool = False  # the last probe did not list the policy's model, and no call was served since
+    wrong_weights: str = ""  # why the engine's weights are not the policy's; empty if they are
     failures: int = 0  # consecutive calls that the engine did not answer
     doubted: asyncio.Event = field(default_factory=asyncio.Event)  # set: the engine needs a probe
 
@@ -60,6 +61,11 @@ class Policy:
     def learn_state(self, state: PolicyState) -> None:
         """Stores what the ledger has about the policy."""
         self.version, self.owned = state.version, state.owner is not None
+
+    def check_weights(self) -> None:
+        """Raises `EngineUnavailable` while the engine has other weights than the policy's."""
+        if self.wrong_weights:
+            raise EngineUnavailable(f"policy {self.name} is paused: {self.wrong_weights}", retry_after=2)
 
     def served(self) -> None:
         """Notes that the engine completed a call."""

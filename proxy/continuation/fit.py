@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import groupby
 from operator import is_
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -388,6 +388,7 @@ class Fitting:
 
 
 _LOOK = Tool("look", "Looks something up.", {"type": "object", "properties": {"name": {"type": "string"}}})
+_TOOLS = (_LOOK,)
 _FIRST = ToolCall("call_0123456789abcdef", "look", '{"name": "foxtrot"}')
 _SECOND = ToolCall("call_fedcba9876543210", "look", '{"name": "golf"}')
 _BROKEN = ToolCall("call_0000", "look", '{"name": ')
@@ -477,8 +478,9 @@ def find_fitting(renderer: TokenRenderer) -> Fitting:
 
     A rule is kept if more shapes fit with it, and none fits no longer.
     """
-    fitting = Fitting(id_form=_find_id_form(renderer))
-    problems = _problems(renderer, fitting, SHAPES)
+    audit = _Audit(renderer)
+    fitting = Fitting(id_form=audit.id_form())
+    problems = audit.problems(fitting)
     before: dict[str, ShapeProblem] = {}
     while problems and problems != before:  # a rule may help only beside a later one
         before = problems
@@ -486,7 +488,7 @@ def find_fitting(renderer: TokenRenderer) -> Fitting:
             if not problems or name in fitting.rules or (name == "calls_as_text" and "call and result" not in problems):
                 continue
             tried = replace(fitting, rules=merged(fitting.rules, (name,)))
-            left = _problems(renderer, tried, SHAPES)
+            left = audit.problems(tried)
             if left.keys() < problems.keys() and not any(
                 problem.is_refused and not problems[shape].is_refused for shape, problem in left.items()
             ):
@@ -495,7 +497,7 @@ def find_fitting(renderer: TokenRenderer) -> Fitting:
         ShapeResult(shape, fitting.whole(messages).rules, problems[shape].text if shape in problems else "")
         for shape, messages in SHAPES.items()
     )
-    return replace(fitting, table=table, shows_tools=_shows_tools(renderer, fitting))
+    return replace(fitting, table=table, shows_tools=audit.shows_tools(fitting))
 
 
 def merged(*rules: Collection[str]) -> tuple[str, ...]:
@@ -510,26 +512,105 @@ class ShapeProblem(NamedTuple):
     is_refused: bool = False
 
 
-def _problems(
-    renderer: TokenRenderer, fitting: Fitting, shapes: Mapping[str, tuple[Message, ...]]
-) -> dict[str, ShapeProblem]:
-    """What is wrong with each shape that does not fit."""
-    problems = {shape: _problem(renderer, fitting, messages) for shape, messages in shapes.items()}
-    return {shape: problem for shape, problem in problems.items() if problem.text}
+class _Audit:
+    """What a renderer makes of the shapes. Most rules change few of them, so each rendering and bridge is made once."""
 
+    def __init__(self, renderer: TokenRenderer) -> None:
+        self._renderer = renderer
+        self._renderings: dict[tuple[tuple[Message, ...], bool], list[int] | InvalidRequest] = {}
+        self._bridges: dict[tuple[Any, ...], list[int] | None] = {}
 
-def _problem(renderer: TokenRenderer, fitting: Fitting, messages: Sequence[Message]) -> ShapeProblem:
-    """Why the messages do not fit: refused, a text is missing, a system message moved, or no bridge ("": they fit)."""
-    has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
-    for tools in ((_LOOK,),) if has_calls else ((_LOOK,), ()):
+    def problems(self, fitting: Fitting) -> dict[str, ShapeProblem]:
+        """What is wrong with each shape that does not fit."""
+        problems = {shape: self._problem(fitting, messages) for shape, messages in SHAPES.items()}
+        return {shape: problem for shape, problem in problems.items() if problem.text}
+
+    def id_form(self) -> str:
+        """The form of call ids that the template wants: one that it takes, if it refuses ours, or the one from which it
+        reads the tool's name, if it writes ids in the names' place."""
+        for form in ("", *ID_FORMS):
+            fitting = Fitting(id_form=form)
+            try:
+                self._render(fitting, SHAPES["call and result"], tools=False)
+                turn = self._text(self._render(fitting, _CALLED, tools=False))
+            except InvalidRequest:
+                continue
+            if form or _FIRST.name in turn or _FIRST.id not in turn:
+                return form
+        return ""
+
+    def shows_tools(self, fitting: Fitting) -> bool:
+        return _LOOK.name in self._text(self._render(fitting, SHAPES["system message"]))
+
+    def _problem(self, fitting: Fitting, messages: Sequence[Message]) -> ShapeProblem:
+        """Why the messages do not fit: refused, a text is missing, a system message moved, or no bridge ("": they
+        fit)."""
+        has_calls = any(message.tool_calls or message.role == "tool" for message in messages)
+        for tools in (True,) if has_calls else (True, False):
+            try:
+                ids = self._render(fitting, messages, tools=tools)
+            except InvalidRequest as error:
+                return ShapeProblem(error.message, is_refused=True)
+            if problem := _lost(fitting, messages, self._text(ids)):
+                return ShapeProblem(problem)
+        at = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
+        return ShapeProblem(self._unbridged(fitting, messages, at) if 1 < at < len(messages) else "")
+
+    def _unbridged(self, fitting: Fitting, messages: Sequence[Message], covered: int) -> str:
+        """Whether what follows the reply before `covered` breaks a bridge that a plain message of its kind has."""
+        history, reply, new = messages[: covered - 1], messages[covered - 1], messages[covered:]
+        results = [message for message in new if message.role == "tool"]
+        if "calls_one_by_one" in fitting.rules and len(reply.tool_calls) > 1:
+            return ""  # the model makes no such turn
         try:
-            ids = renderer.render(fitting.whole(messages).messages, tools, thinking=True)
-        except InvalidRequest as error:
-            return ShapeProblem(error.message, is_refused=True)
-        if problem := _lost(fitting, messages, renderer.tokenizer.decode(ids)):
-            return ShapeProblem(problem)
-    at = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
-    return ShapeProblem(_unbridged(renderer, fitting, messages, at) if 1 < at < len(messages) else "")
+            prompt = self._render(fitting, history)
+        except InvalidRequest:
+            return ""  # no such reply can have been sampled
+        markers = self._renderer.markers
+        closing = markers.reasoning_close if markers.opens_in_reasoning(prompt) else None
+        turn = [*([closing] if closing is not None else []), *self._renderer.tokenizer.encode("reply")]
+
+        def bridged(added: Sequence[Message], stop: int) -> str | None:
+            answered = {message.tool_call_id for message in added}
+            calls = tuple(call for call in reply.tool_calls if call.id in answered or added is new)
+            fitted = fitting.new(added, msgspec.structs.replace(reply, tool_calls=calls)).messages
+            ids = self._bridge(prompt, [*turn, stop], fitted)
+            return None if ids is None else self._text(ids[len(prompt) :])
+
+        plain = results[:1] or [_user("charlie")]
+        stop = next((stop for stop in self._renderer.stop_token_ids if bridged(plain, stop) is not None), None)
+        if stop is None:
+            return ""
+        text = bridged(new, stop)
+        if text is None:
+            return "the template does not bridge it"
+        whole = self._text(self._render(fitting, messages))
+        words = [_word(message) for message in results]
+        if sorted(words, key=text.find) != sorted(words, key=whole.find):
+            return "the template sorts results"
+        return _lost(fitting, new, text)
+
+    def _render(self, fitting: Fitting, messages: Sequence[Message], *, tools: bool = True) -> list[int]:
+        fitted = fitting.whole(messages).messages
+        key = tuple(fitted), tools
+        if key not in self._renderings:
+            try:
+                self._renderings[key] = self._renderer.render(fitted, _TOOLS if tools else (), thinking=True)
+            except InvalidRequest as error:
+                self._renderings[key] = error
+        rendering = self._renderings[key]
+        if isinstance(rendering, InvalidRequest):
+            raise rendering
+        return rendering
+
+    def _bridge(self, prompt: list[int], output: list[int], new: list[Message]) -> list[int] | None:
+        key = tuple(prompt), tuple(output), tuple(new)
+        if key not in self._bridges:
+            self._bridges[key] = self._renderer.bridge(prompt, output, new, _TOOLS, thinking=True)
+        return self._bridges[key]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return self._renderer.tokenizer.decode(ids)
 
 
 def _lost(fitting: Fitting, messages: Sequence[Message], text: str) -> str:
@@ -550,59 +631,5 @@ def _lost(fitting: Fitting, messages: Sequence[Message], text: str) -> str:
     return "the template leaves out a call" if any(word in arguments and word not in text for word in words) else ""
 
 
-def _unbridged(renderer: TokenRenderer, fitting: Fitting, messages: Sequence[Message], covered: int) -> str:
-    """Whether the messages after the reply before `covered` break a bridge that a plain message of their kind has."""
-    history, reply, new = messages[: covered - 1], messages[covered - 1], messages[covered:]
-    results = [message for message in new if message.role == "tool"]
-    if "calls_one_by_one" in fitting.rules and len(reply.tool_calls) > 1:
-        return ""  # the model makes no such turn
-    try:
-        prompt = renderer.render(fitting.whole(history).messages, (_LOOK,), thinking=True)
-    except InvalidRequest:
-        return ""  # no such reply can have been sampled
-    closing = renderer.markers.reasoning_close if renderer.markers.opens_in_reasoning(prompt) else None
-    turn = [*([closing] if closing is not None else []), *renderer.tokenizer.encode("reply")]
-
-    def bridged(added: Sequence[Message], stop: int) -> str | None:
-        answered = {message.tool_call_id for message in added}
-        calls = tuple(call for call in reply.tool_calls if call.id in answered or added is new)
-        fitted = fitting.new(added, msgspec.structs.replace(reply, tool_calls=calls)).messages
-        ids = renderer.bridge(prompt, [*turn, stop], fitted, (_LOOK,), thinking=True)
-        return None if ids is None else renderer.tokenizer.decode(ids[len(prompt) :])
-
-    plain = results[:1] or [_user("charlie")]
-    stop = next((stop for stop in renderer.stop_token_ids if bridged(plain, stop) is not None), None)
-    if stop is None:
-        return ""
-    text = bridged(new, stop)
-    if text is None:
-        return "the template does not bridge it"
-    whole = renderer.tokenizer.decode(renderer.render(fitting.whole(messages).messages, (_LOOK,), thinking=True))
-    words = [_word(message) for message in results]
-    if sorted(words, key=text.find) != sorted(words, key=whole.find):
-        return "the template sorts results"
-    return _lost(fitting, new, text)
-
-
 def _word(message: Message) -> str:
     return message.text.rpartition("\n")[2]
-
-
-def _find_id_form(renderer: TokenRenderer) -> str:
-    """The form of call ids that the template wants: one that it takes, if it refuses ours, or the one from which it
-    reads the tool's name, if it writes ids in the names' place."""
-    for form in ("", *ID_FORMS):
-        fitting = Fitting(id_form=form)
-        try:
-            renderer.render(fitting.whole(SHAPES["call and result"]).messages, (), thinking=True)
-            turn = renderer.tokenizer.decode(renderer.render(fitting.whole(_CALLED).messages, (), thinking=True))
-        except InvalidRequest:
-            continue
-        if form or _FIRST.name in turn or _FIRST.id not in turn:
-            return form
-    return ""
-
-
-def _shows_tools(renderer: TokenRenderer, fitting: Fitting) -> bool:
-    messages = fitting.whole(SHAPES["system message"]).messages
-    return _LOOK.name in renderer.tokenizer.decode(renderer.render(messages, (_LOOK,), thinking=True))

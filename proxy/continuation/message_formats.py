@@ -18,9 +18,9 @@ from rolltap.proxy.continuation.typed_values import object_of
 from rolltap.proxy.conversation.chat import Tool
 
 _HARMONY_HEADER = re.compile(
-    r"(?:assistant)?\s*(?:to=functions\.(?P<before>[^\s<]+))?\s*"
-    r"<\|channel\|>(?:commentary|analysis)\s*(?:to=functions\.(?P<after>[^\s<]+))?\s*"
-    r"(?:<\|constrain\|>)?\s*(?:json|code)?\s*"
+    r"(?:assistant)?\s*(?:to=functions\.(?P<before>[^\s<]+)\s*)?"
+    r"<\|channel\|>(?:commentary|analysis)\s*(?:to=functions\.(?P<after>[^\s<]+)\s*)?"
+    r"(?:<\|constrain\|>\s*)?(?:(?:json|code)\s*)?"
 )
 """The header of a tool call. The recipient stands before or after the channel."""
 
@@ -127,7 +127,7 @@ _MARK = "\ufdd1"
 
 DSML = "｜DSML｜"
 _SECTION = re.compile(rf"\n{{0,2}}<{_MARK}tool_calls>(.*?)(</{_MARK}tool_calls>|\Z)", re.DOTALL)
-_INVOKE = re.compile(rf'\s*<{_MARK}invoke name="([^"\n]+)">\s*(.*?)</{_MARK}invoke>\s*', re.DOTALL)
+_INVOKE = re.compile(rf'\s*<{_MARK}invoke name="([^"\n]+)">\s*+(.*?)</{_MARK}invoke>\s*', re.DOTALL)
 _PARAMETER = re.compile(
     rf'<{_MARK}parameter name="([^"\n]+)" string="(true|false)">([^{_MARK}]*)</{_MARK}parameter>\s*'
 )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rolltap.proxy.continuation.call_ids import as_recorded, recorded_calls
+from rolltap.proxy.continuation.call_ids import EchoedCall, as_recorded, recorded_calls
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.fit import Fitting, find_fitting, merged
 from rolltap.proxy.continuation.forest import Forest, Match, Outline
@@ -28,8 +28,8 @@ from rolltap.types import TOOLS_NOT_SHOWN, Break, BreakReason, Int32
 SUMMARY_MIN_CHARACTERS = 32
 """Minimum length of a reply that counts as quoted when it reappears in another role."""
 
-SUMMARY_TAG = re.compile(r"<(?P<tag>summary|state_snapshot)>(?P<text>.*?)</(?P=tag)>", re.DOTALL)
-"""Harnesses that ask for an analysis and a summary keep only the text in this tag."""
+SUMMARY_TAGS = ("summary", "state_snapshot")
+"""Harnesses that ask for an analysis and a summary keep only the text in the first of these tags."""
 
 USED_MIN_CHARACTERS = 8
 """Minimum length of a reply that counts as used when it stands anywhere in the new messages after another call."""
@@ -123,7 +123,8 @@ class ParentFinder:
         calls = recorded_calls(messages[first:], forest, self.handles)
         if node is not None and node.reply is not None and covered:
             echoed = messages[covered - 1].tool_calls
-            calls |= {call.id: sampled for call, sampled in zip(echoed, node.reply.tool_calls, strict=False)}
+            sampled = [EchoedCall(call, node.reply) for call in node.reply.tool_calls]
+            calls |= {call.id: recorded for call, recorded in zip(echoed, sampled, strict=False)}
         return [*messages[:first], *as_recorded(messages[first:], calls)]
 
     def with_prompt(self, plan: PromptPlan, prompt: Int32) -> PromptPlan:
@@ -293,6 +294,8 @@ class Continuation(ParentFinder):
         """Why `new` cannot continue the tokens of `match.context`, if that is known before rendering."""
         if match.ambiguous:
             return BreakReason.AMBIGUOUS_PARENT
+        if match.context is not None and self.renderer.tokenizer.lacks(match.context.output_ids.tolist()):
+            return BreakReason.IDS_UNKNOWN
         if match.context is not None and not keeps and self._follows_template(match.context, new):
             return BreakReason.THINKING_DROPPED
         return None
@@ -362,6 +365,17 @@ def weight(request: ChatRequest, first: int = 0) -> int:
     return sum(map(len, request.items[first:])) + fixed
 
 
+def _summary(text: str) -> list[str]:
+    """The text in the reply's summary tag; empty without one."""
+    found = []
+    for tag in SUMMARY_TAGS:
+        _, opening, rest = text.partition(f"<{tag}>")
+        inner, closing, _ = rest.partition(f"</{tag}>")
+        if opening and closing:
+            found.append((len(text) - len(rest), inner.strip()))
+    return [min(found)[1]] if found else []
+
+
 def _quoted_replies(forest: Forest, request: ChatRequest, place: RequestPlace) -> tuple[str, ...]:
     """The recent calls whose reply is quoted in a request.
 
@@ -380,8 +394,7 @@ def _quoted_replies(forest: Forest, request: ChatRequest, place: RequestPlace) -
         text = node.reply.text if node.reply is not None else ""
         if len(text) < SUMMARY_MIN_CHARACTERS:
             continue
-        inner = SUMMARY_TAG.search(text)
-        passages = [text.strip(), *([inner["text"].strip()] if inner is not None else [])]
+        passages = [text.strip(), *_summary(text)]
         texts = others if same_beginning or node.frame == frame else [*others, *own]
         if any(len(passage) >= SUMMARY_MIN_CHARACTERS and passage in each for passage in passages for each in texts):
             quoted.append(node.call_id)

@@ -105,6 +105,7 @@ class HubTokenizer:
         self.eos_token_id = self._id_of(self.config.get("eos_token"))
         self.end_token_ids = _read_end_tokens(root)
         """The ids that end a reply by the model's `generation_config.json`; empty without one."""
+        self._size = self._tokenizer.get_vocab_size(with_added_tokens=True)  # ids below are tokens
         self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()
 
     @property
@@ -182,6 +183,10 @@ class HubTokenizer:
         if isinstance(tokens, str):
             return self._tokenizer.token_to_id(tokens)
         return [self._tokenizer.token_to_id(token) for token in tokens]
+
+    def lacks(self, token_ids: Sequence[int]) -> bool:
+        """Whether some id is no token: a model's embedding is often longer than its vocabulary."""
+        return any(token_id >= self._size and self._tokenizer.id_to_token(token_id) is None for token_id in token_ids)
 
     def token(self, token_id: int) -> str:
         """One token as text, for log-prob listings."""

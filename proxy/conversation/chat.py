@@ -55,10 +55,17 @@ class Attachment(msgspec.Struct, frozen=True, tag="attachment"):
 
 
 class Reasoning(msgspec.Struct, frozen=True, tag="reasoning"):
-    """Thinking that the harness sends back. `handle` is the signature or encrypted content that came with it."""
+    """Thinking that the harness sends back. `handle` is the signature or encrypted content that came with it.
+
+    In a recorded reply, `details` are the blocks in which a chat upstream gave it, which it wants back as they were.
+    """
 
     text: str
     handle: str | None = None
+    details: tuple[dict[str, Any], ...] = ()
+
+    def __hash__(self) -> int:
+        return hash((self.text, self.handle))  # `details` has no hash
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -130,6 +137,11 @@ class Message(msgspec.Struct, frozen=True):
     def reasoning(self) -> str:
         """The reasoning parts, joined."""
         return "".join(part.text for part in self.parts if isinstance(part, Reasoning))
+
+    @property
+    def reasoning_details(self) -> tuple[dict[str, Any], ...]:
+        """The upstream's own blocks of the reasoning."""
+        return tuple(block for part in self.parts if isinstance(part, Reasoning) for block in part.details)
 
 
 class Tool(msgspec.Struct, frozen=True):

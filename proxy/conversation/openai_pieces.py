@@ -7,7 +7,7 @@ Chat upstreams and the readers of vendors' replies share these types, so a reply
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,9 @@ from rolltap.decoding import from_json
 
 PART_TEXTS = ("text", "thinking", "reasoning", "refusal", "content")
 """The fields of a part that hold its text."""
+
+DETAIL_TEXTS = ("text", "summary", "data")
+"""The fields of a block of thinking that arrive in pieces."""
 
 ABSENT = msgspec.Raw()  # with the type `Raw | None`, msgspec accepts only null
 
@@ -47,6 +50,7 @@ class MessagePiece(msgspec.Struct):
     reasoning: Any = None
     reasoning_content: Any = None
     thinking: Any = None
+    reasoning_details: list[dict[str, Any] | None] | None = None
     tool_calls: list[CallPiece | None] | None = None
     function_call: FunctionPiece | None = None
 
@@ -54,7 +58,13 @@ class MessagePiece(msgspec.Struct):
         """The thinking and the text. Of several names for the thinking the first that has any counts."""
         own, text = _channels(self.content)
         named = next((value for value in (self.reasoning, self.reasoning_content, self.thinking) if value), None)
-        return "".join(_channels(named)) or own, text or self.refusal or ""
+        blocks = [block.get("text") or block.get("summary") for block in self.details()]
+        thought = "".join(_channels(named)) or own or "".join(block for block in blocks if isinstance(block, str))
+        return thought, text or self.refusal or ""
+
+    def details(self) -> list[dict[str, Any]]:
+        """The blocks of the thinking, or parts of them, which OpenRouter wants back."""
+        return [block for block in self.reasoning_details or () if block is not None]
 
     def call_pieces(self) -> Iterable[CallPiece]:
         """The pieces of tool calls; an old `function_call` is one without index and id."""
@@ -84,6 +94,20 @@ def _channels(content: Any) -> tuple[str, str]:
         else:
             text += "".join(_channels(value))
     return thinking, text
+
+
+def join_details(blocks: list[dict[str, Any]], pieces: Iterable[Mapping[str, Any]]) -> None:
+    """Adds the pieces of a stream to the blocks. A piece of the last block's type and index continues it."""
+    for piece in pieces:
+        last = blocks[-1] if blocks else {}
+        if not last or any(last.get(name) != piece.get(name) for name in ("type", "index")):
+            blocks.append(dict(piece))
+            continue
+        for name, value in piece.items():
+            if name in DETAIL_TEXTS and isinstance(value, str) and isinstance(last.get(name), str):
+                last[name] += value
+            elif value is not None:
+                last[name] = value
 
 
 class CallDelta(NamedTuple):

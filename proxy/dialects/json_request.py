@@ -33,7 +33,6 @@ long JSON may have fewer: as many as make this number of bytes."""
 ABSENT = (b"null", b"false", b"{}")
 """Values of a large field (messages, tools, system text) that count as absent."""
 
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$", re.DOTALL)
 _IMAGE = re.compile(r"^data:image/(?:png|jpeg|jpg|gif|webp)(?:;[\w-]+=[^;,]*)*;base64,", re.IGNORECASE)
@@ -75,19 +74,22 @@ def decode(data: bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
             raise invalid(where, f"not valid UTF-8: {error.reason}") from None
         except RecursionError:
             raise invalid(where, "the JSON is nested too deep") from None
-        match = _AT.match(text)
-        assert match is not None
-        unknown = _UNKNOWN.match(match["what"])
-        rest = without(data, match["path"] or "", unknown["field"] if unknown else None)
+        reason, path = _reason_and_path(text)
+        unknown = _UNKNOWN.match(reason)
+        rest = without(data, path, unknown["field"] if unknown else None)
         if rest is None or left_out == min(MAX_LEFT_OUT, LEFT_OUT_BYTES // len(rest) + 1):
             raise _field_error(text, where)
         data, left_out = rest, left_out + 1
 
 
+def _reason_and_path(text: str) -> tuple[str, str]:
+    """Of msgspec's message: ``REASON - at `$.PATH` ``, the latter if the place is not the whole."""
+    reason, _, path = text.partition(" - at `$")
+    return (reason, path[:-1].removeprefix(".")) if path.endswith("`") else (text, "")
+
+
 def _field_error(text: str, where: str) -> InvalidRequest:
-    match = _AT.match(text)
-    assert match is not None
-    reason, path = match["what"], match["path"] or ""
+    reason, path = _reason_and_path(text)
     if unknown := _UNKNOWN.match(reason):
         return invalid(join(where, path, unknown["field"]), "this field is not supported; leave it out")
     if missing := _MISSING.match(reason):

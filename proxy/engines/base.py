@@ -228,6 +228,7 @@ class ChatChunk(msgspec.Struct, frozen=True, eq=False):
     upstream returns none, `complete` of that chunk is False, and the call is text only. `prompt_ids`: the rendered
     prompt, with the first or the last chunk. `usage` comes with the last chunk. `unknown_finish`: as in `SampleChunk`.
     `nameless_calls` (last chunk): the reply has tool calls whose name never came, which are left out.
+    `reasoning_details`: pieces of the blocks that the upstream wants back.
     """
 
     reasoning: str = ""
@@ -241,6 +242,7 @@ class ChatChunk(msgspec.Struct, frozen=True, eq=False):
     usage: Usage | None = None
     unknown_finish: str = ""
     nameless_calls: bool = False
+    reasoning_details: Sequence[dict[str, Any]] = ()
 
 
 TakeChat = Callable[[ChatChunk], Awaitable[bool]]

@@ -107,6 +107,8 @@ def _message(message: Message) -> dict[str, Any]:
     row["content"] = None if message.role == "assistant" and not content and message.tool_calls else content
     if message.reasoning:
         row["reasoning"] = row["reasoning_content"] = message.reasoning
+    if message.reasoning_details:
+        row["reasoning_details"] = list(message.reasoning_details)
     if message.tool_calls:
         row["tool_calls"] = [
             {

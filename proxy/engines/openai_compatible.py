@@ -155,7 +155,8 @@ class _Reply:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise EngineProtocolError(f"the engine sent a message of another shape: {error}") from error
         ids, logprobs = self._tokens(choice)
-        has_text = bool(reasoning or text or calls)
+        details = message.details()
+        has_text = bool(reasoning or text or calls or details)
         self._has_gap = self._has_gap or (not ids and (has_text or self._count > 0 or finish is not None))
         chunk = ChatChunk(
             reasoning=reasoning,
@@ -166,6 +167,7 @@ class _Reply:
             token_ids=ids,
             logprobs=logprobs,
             prompt_ids=event.prompt_token_ids,
+            reasoning_details=details,
         )
         return chunk if has_text or ids or chunk.prompt_ids is not None else None
 

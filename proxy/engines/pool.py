@@ -101,7 +101,7 @@ class EnginePool:
         replicas = self.replicas
         async with replicas.changing:
             await replicas.change_all(lambda replica: replica.engine.load_weights(path, version, adapter))
-            replicas.folder, replicas.sent_version = (path, version, adapter), None
+            replicas.folder, replicas.sent_version, replicas.expected = (path, version, adapter), None, version
 
     @property
     def receiver(self) -> Receiver | None:

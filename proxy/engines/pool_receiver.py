@@ -57,7 +57,7 @@ class PoolReceiver:
                 if len(members) == 1:
                     raise
                 raise WeightsLost(f"engine {replicas.name}: its replicas wait for a whole push: {error}") from error
-            replicas.folder, replicas.sent_version = None, transfer.version
+            replicas.folder, replicas.sent_version, replicas.expected = None, transfer.version, transfer.version
             for replica, _, _ in members:
                 replica.failures, replica.ejected, replica.sent_version = 0, False, transfer.version
             received = [replica for replica, _, _ in members]

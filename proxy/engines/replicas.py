@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolltap.errors import EngineError, EngineUnavailable, RateLimited
-from rolltap.proxy.engines.base import Engine, PauseMode
+from rolltap.proxy.engines.base import Engine, PauseMode, StatesWeights
 
 log = logging.getLogger("rolltap.engines")
 
@@ -57,6 +57,7 @@ class Replicas:
         self.paused = False
         self.folder: tuple[str, int, str] | None = None
         self.sent_version: int | None = None
+        self.expected: int | None = None  # the policy's version
         self.changing = asyncio.Lock()
         self._probe_every_s = probe_every_s
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,6 +92,15 @@ class Replicas:
         for replica, error in failures:
             self.eject(replica, error)
 
+    async def expect(self, version: int, folder: str, adapter: str) -> None:
+        """Notes the policy's version, which another process may have pushed, and the folder that has it, if any."""
+        async with self.changing:
+            self.expected = version
+            if folder:
+                self.folder, self.sent_version = (folder, version, adapter), None
+            elif self.sent_version != version:
+                self.folder = self.sent_version = None
+
     def eject(self, replica: Replica, error: EngineError | RateLimited) -> None:
         """Takes a replica out until it answers again."""
         if replica.ejected:
@@ -124,6 +134,10 @@ class Replicas:
             raise EngineUnavailable(f"it does not have version {self.sent_version}: the next push brings it back")
         if self.folder is not None:
             await replica.engine.load_weights(*self.folder)
+        elif self.expected is not None and isinstance(replica.engine, StatesWeights):
+            stated = await replica.engine.served_weights()
+            if stated != self.expected:
+                raise EngineUnavailable(f"it has version {stated}, not {self.expected}: the next push brings it back")
         if self.paused:
             await replica.pause("keep")
         elif replica.paused:

@@ -37,7 +37,7 @@ POLL_S = 45.0
 """How long one request for a result may take; the service answers 408 before, while there is none."""
 
 FINISHES: Mapping[int, FinishReason] = {0: "stop", 1: "length"}
-NUMBER = re.compile(r"(\d+)$")
+NUMBER = re.compile(r"(?<!\d)(\d+)$")
 
 
 class TinkerEngine(FixedWeights):

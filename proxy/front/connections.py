@@ -1,9 +1,10 @@
 """Limits on the connections of all planes: their number, their deadlines, and the size of a request's head.
 
 This is uvicorn's protocol with limits. A head (request line and headers) has at most `HEAD_BYTES` bytes and `HEADERS`
-headers. A request must arrive within a deadline. A plane has a maximum number of connections, and of connections with
-the same key (valid or not) in their last head. One sweep a second closes late connections, so a request needs no timer.
-What is refused here never reaches the application.
+headers. What is neither head nor body (chunks' sizes and extensions, trailers, blank lines) counts as framing, which is
+limited by the bytes of the body. Trailers are refused. A request must arrive within a deadline. A plane has a maximum
+number of connections, and of connections with the same key (valid or not) in their last head. One sweep a second closes
+late connections, so a request needs no timer. What is refused here never reaches the application.
 
 A connection is a stranger until one of its requests has a valid key (`admit`). An idle stranger is closed after
 `STRANGER_S`. If its plane is full and a new connection arrives, the stranger that is idle longest is closed at once. So
@@ -28,6 +29,8 @@ from rolltap.proxy.front.hosts import Hosts
 
 HEAD_BYTES = 64 << 10
 HEADERS = 128
+FRAMING_PER_BYTE = 8
+"""Bytes of framing for each byte of a body, beside `HEAD_BYTES`. A chunk of one byte has five."""
 SWEEP_S = 1.0
 STRANGER_S = 5.0
 """Seconds that a stranger may be idle, before its first request or between requests."""
@@ -63,6 +66,11 @@ class LimitedProtocol(HttpToolsProtocol):
     admitted = False
     refusal: tuple[int, str] | None = None
     head_bytes = 0
+    body_bytes = 0
+    framing_bytes = 0
+    """Of the current request: all that came after its head and is not body."""
+    idle_framing_bytes = 0
+    """The part of it that came since the last byte of the body."""
     late_at = math.inf
     """Loop time when this connection is late; infinite while it waits for our reply or is idle between requests."""
 
@@ -94,9 +102,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self.strangers.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
-        within_head = self.head_bytes >= 0
+        within_head, body_bytes = self.head_bytes >= 0, self.body_bytes
         super().data_received(data)
         if self.head_bytes < 0:
+            if not within_head:
+                self._count_framing(len(data), self.body_bytes - body_bytes)
             if self.late_at == math.inf and self.cycle.response_complete:  # blank lines between requests
                 self.late_at = self.loop.time() + self.limits.receipt_s
         elif within_head:
@@ -105,8 +115,26 @@ class LimitedProtocol(HttpToolsProtocol):
                 self.refusal = (431, "the request's head is too large")
                 self.send_400_response("")
 
+    def _count_framing(self, received: int, body: int) -> None:
+        framing = received - body
+        self.framing_bytes += framing
+        self.idle_framing_bytes = 0 if body else self.idle_framing_bytes + framing
+        allowed = HEAD_BYTES + FRAMING_PER_BYTE * self.body_bytes
+        if self.framing_bytes > allowed or self.idle_framing_bytes > HEAD_BYTES:
+            self.refusal = (400, "the body's chunks have more framing than content")
+            self.send_400_response("")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.head_bytes < 0:
+            self._refuse(400, "trailers are not taken")
+        super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self.body_bytes += len(body)
+        super().on_body(body)
+
     def on_message_begin(self) -> None:
-        self.head_bytes = 0
+        self.head_bytes = self.body_bytes = self.framing_bytes = self.idle_framing_bytes = 0
         self.late_at = self.loop.time() + self.limits.receipt_s
         super().on_message_begin()
         if not self.admitted:

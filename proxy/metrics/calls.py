@@ -78,6 +78,11 @@ class Metrics:
         )
         self._breaks = self._counter("rolltap_breaks_total", "Calls that do not extend a parent.", "policy", "reason")
         self._flaws = self._counter("rolltap_flaws_total", "Calls whose tokens can't be trained.", "policy", "flaw")
+        self._pushed_again = self._counter(
+            "rolltap_weights_pushed_again_total",
+            "Loads of a policy's weights into an engine that had others.",
+            "policy",
+        )
         self._responses = self._counter("rolltap_http_responses_total", "Replies by plane.", "plane", "status")
         self._undelivered = Counter(
             "rolltap_undelivered_total", "Replies that missed their client.", registry=self.registry
@@ -138,6 +143,9 @@ class Metrics:
 
     def cut(self, calls: int) -> None:
         self._cut.inc(calls)
+
+    def pushed_again(self, policy: str) -> None:
+        self._pushed_again[(policy,)].inc()
 
     def undelivered(self, calls: int) -> None:
         self._undelivered.inc(calls)

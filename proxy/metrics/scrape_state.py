@@ -138,6 +138,10 @@ def _ledger_families(ledger_state: FromLedger) -> Iterator[Family]:
     yield _gauge_by("rolltap_group_room", "Groups that may still be opened before trainers catch up.", "policy", rooms)
     zero_variance = {name: counts.zero_variance for name, counts in ledger_state.policies.items()}
     yield _gauge_by("rolltap_zero_variance_groups", "Groups whose rewards are all equal.", "policy", zero_variance)
+    untrained = {name: counts.untrained for name, counts in ledger_state.policies.items()}
+    yield _gauge_by("rolltap_untrained_groups", "Groups dropped because no reply carries loss.", "policy", untrained)
+    unanswered = {name: counts.unanswered for name, counts in ledger_state.policies.items()}
+    yield _gauge_by("rolltap_unanswered_rollouts", "Rollouts in which nothing was sampled.", "policy", unanswered)
 
 
 def _gauge(name: str, what: str, value: float) -> GaugeMetricFamily:

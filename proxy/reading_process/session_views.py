@@ -9,7 +9,7 @@ from typing import Any
 from rolltap.calllog.base import CallLog, CallRow
 from rolltap.contract.harness_log import HarnessLog
 from rolltap.decoding import convert
-from rolltap.ledger.base import TrajectoriesOf
+from rolltap.ledger.base import TrajectoriesOf, answered
 from rolltap.log_check import LogCheck
 from rolltap.proxy.call.turn_cap import REACHED
 from rolltap.reading.log_check import compare, recorded_replies
@@ -38,11 +38,11 @@ class SessionViews:
         return {**report_of(trajectory).to_dict(), "findings": _findings(trajectory)}
 
     async def ended(self, session_id: str, has_cap: bool) -> dict[str, Any]:
-        """Returns whether the session's turn cap, if it has one, refused calls; and the findings."""
+        """Returns whether the session's turn cap, if it has one, refused calls; if a model answered; the findings."""
         rows = await self._log.rows(session_id) if has_cap else ()
         capped = any(REACHED in row.completion.error for row in rows if row.completion)
         (trajectory,) = await self._trajectories([session_id])
-        return {"capped": capped, "findings": _findings(trajectory)}
+        return {"capped": capped, "answered": answered(trajectory), "findings": _findings(trajectory)}
 
     async def compared(self, session_id: str, log: dict[str, Any]) -> LogCheck:
         """Returns whether `log`, the fields of a `HarnessLog`, agrees with the record."""

@@ -71,6 +71,7 @@ class Readiness:
     """Whether a new call could be taken, and which part it waits for.
 
     `models` is `missing` where an engine that is up did not list a policy's model, `unknown` where an engine is down.
+    `weights` is `wrong` while an engine has other weights than a policy's: that policy's calls are refused.
     """
 
     status: Literal["ready", "not ready", "stopping"]
@@ -78,6 +79,7 @@ class Readiness:
     spool: Literal["ok", "full", "none"]
     engines: Literal["up", "down"]
     models: Literal["served", "missing", "unknown"]
+    weights: Literal["right", "wrong"] = "right"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ def router(services: Services) -> APIRouter:
             spool=SPOOL[condition.spool],
             engines="up" if engines else "down",
             models=_models(services.policies.all),
+            weights="wrong" if any(policy.wrong_weights for policy in services.policies.all) else "right",
         )
 
     return routes

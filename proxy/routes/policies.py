@@ -78,7 +78,7 @@ def trainer_router(services: Services) -> APIRouter:
         await policies.assign_version(name, body.version, body.digest, body)
         adapter = (policy.settings.model or name) if body.adapter else ""
         await policy.engine.load_weights(body.path, body.version, adapter)
-        return await serve_version(services, policy, body.version)
+        return await serve_version(services, policy, body.version, body.path, adapter)
 
     @routes.post("/policies/{name}/control")
     async def set_control(name: str, body: SetControl) -> RolloutControl:
@@ -125,11 +125,13 @@ def policy_of(services: Services, name: str) -> Policy:
     return services.policies[name]
 
 
-async def serve_version(services: Services, policy: Policy, version: int) -> ServedVersion:
-    """Records that the engines hold all of `version`."""
+async def serve_version(
+    services: Services, policy: Policy, version: int, folder: str = "", adapter: str = ""
+) -> ServedVersion:
+    """Records that the engines hold all of `version`, which they can load again from `folder` if there is one."""
     policies = services.ledger.policies
-    state = await policies.set_version(policy.name, version)
-    policy.version = state.version
+    state = await policies.set_version(policy.name, version, folder, adapter)
+    policy.version, policy.wrong_weights = state.version, ""
     if state.paused == LOST:
         await policies.set_paused(policy.name, "keep")
     return ServedVersion(policy.name, state.version)
@@ -143,14 +145,16 @@ async def _state(services: Services, policy: Policy) -> PolicyStatus:
     state = await services.ledger.policies.get(policy.name)
     stats = await services.ledger.policies.stats(policy.name)
     values = fields_of(state) | fields_of(stats)
-    control = await services.ledger.controls.of(policy.name)
+    control, run = await services.ledger.controls.with_run(policy.name)
     return PolicyStatus(
         **values,
         engine=policy.engine.name,
         trainable=policy.settings.trainable,
         relayed=policy.source.relayed_dialects,
         context=policy.context,
+        weights=policy.wrong_weights,
         control=control,
+        control_run=run,
     )
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from rolltap.contract.control import TEMPERATURES
+from rolltap.contract.tags import check_sizes
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.sessions.capture import CAPTURED, PROJECT
 from rolltap.proxy.sessions.roles import MAX_ROLES, NAME
@@ -20,19 +21,12 @@ TURN_COUNT = re.compile(r"[0-9]{1,10}")
 TEMPERATURE = "rolltap.temperature"
 """Tag with the temperature at which the session's policy samples all of its calls (`rolltap.contract.control`)."""
 TEMPERATURE_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,20})?")
-MAX_TAGS = 32
-NAME_CHARS = 128
-VALUE_CHARS = 8192
 
 
 def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) -> None:
     """Raises `InvalidRequest` for tags that a session of `policy` cannot have. `policies`: the served ones."""
-    if len(tags) > MAX_TAGS:
-        raise InvalidRequest(f"a session has at most {MAX_TAGS} tags", param="tags")
-    for name, value in tags.items():
-        if not 1 <= len(name) <= NAME_CHARS or len(value) > VALUE_CHARS:
-            message = f"a tag's name has 1 to {NAME_CHARS} characters, its value at most {VALUE_CHARS}"
-            raise InvalidRequest(message, param="tags")
+    check_sizes(tags)
+    for name in tags:
         if name in (CAPTURED, PROJECT, TENANT_TAG):
             raise InvalidRequest(f"tags.{name}: the server sets this tag itself", param=f"tags.{name}")
     if TURNS in tags and not TURN_COUNT.fullmatch(tags[TURNS]):

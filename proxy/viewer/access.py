@@ -2,18 +2,21 @@
 
 Links and cookies are signed with the server's secret and the settings' keys, so every process of a server accepts them,
 and a new key in the settings ends them all. One that was made with a minted key names that key, and ends with it. A
-link works once in the process that redeems it, for `LINK_S` seconds; a cookie is HttpOnly and SameSite=Strict. A cookie
-may add notes if an admin's key or the server itself made its link. This also needs the cookie's form token: pages of
-other ports of this machine send the cookie along, but cannot read the token.
+link works once, for `LINK_S` seconds: the used ones are in a file that all processes of a server share. A cookie is
+HttpOnly and SameSite=Strict. It may add notes if an admin's key or the server itself made its link. This also needs the
+cookie's form token: pages of other ports of this machine send the cookie along, but cannot read the token.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
+import os
 import secrets
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from rolltap.errors import Forbidden
 from rolltap.proxy.front.access import READ
@@ -26,7 +29,9 @@ COOKIE_S = 7 * 86_400
 class Access:
     """Creates and checks links and cookies. `clock` returns seconds since the epoch."""
 
-    def __init__(self, secret: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, secret: str, clock: Callable[[], float] = time.time, used_links: Path | None = None) -> None:
+        """`used_links` is a file; without one, used links are known in this process only."""
+        self._used_file = used_links
         self._secret = hashlib.sha256(f"viewer\0{secret}".encode()).digest()
         self._clock = clock
         self._used_links: dict[str, float] = {}
@@ -39,12 +44,32 @@ class Access:
 
     def redeem(self, token: str) -> str | None:
         """Returns a cookie for a link's token; None if the token is wrong, expired or used."""
-        now = self._clock()
-        self._used_links = {used: until for used, until in self._used_links.items() if until > now}
-        if not self._is_valid("link", token) or token in self._used_links:
+        if not self._is_valid("link", token) or not self._use(self._signature("used", token)):
             return None
-        self._used_links[token] = now + LINK_S
         return self._make_token("cookie", COOKIE_S, _key_id(token))
+
+    def _use(self, link: str) -> bool:
+        """Marks a link as used; False if it was."""
+        if self._used_file is None:
+            return self._mark(link, self._used_links)
+        with open(self._used_file, "a+", opener=_open_private, encoding="ascii") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            rows = (line.split() for line in file.read().splitlines())
+            used = {row[0]: float(row[1]) for row in rows if len(row) == 2 and row[1].isdecimal()}
+            is_new = self._mark(link, used)
+            file.truncate(0)
+            file.write("".join(f"{each} {until:.0f}\n" for each, until in used.items()))
+        return is_new
+
+    def _mark(self, link: str, used: dict[str, float]) -> bool:
+        now = self._clock()
+        for each in [each for each, until in used.items() if until <= now]:
+            del used[each]
+        if link in used:
+            return False
+        used[link] = now + LINK_S + 1
+        return True
 
     def holder(self, cookie: str | None) -> str | None:
         """Returns the id of the key behind a cookie, "" for the server itself; None if it is invalid or expired."""
@@ -70,6 +95,10 @@ class Access:
 
     def _signature(self, use: str, body: str) -> str:
         return hmac.new(self._secret, f"{use}\0{body}".encode(), hashlib.sha256).hexdigest()[:40]
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _key_id(token: str) -> str:

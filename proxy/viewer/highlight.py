@@ -1,9 +1,17 @@
-"""Renders code and diffs as HTML with class names. The text is escaped, by pygments or here."""
+"""Renders code and diffs as HTML with class names. The text is escaped, by pygments or here.
+
+Lexers of pygments take long for some texts. So pieces of a page are highlighted together in a reader process
+(`rolltap.untrusted`) with `WITHIN`; a page whose pieces take longer shows them plain. What runs in the server itself
+takes time in proportion to the text.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
 
@@ -13,12 +21,63 @@ from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
+from rolltap.errors import Unreadable
+from rolltap.untrusted import ReaderServer, ReadLimits
+
 LONGEST = 40_000
 """Texts with more characters are shown plain: highlighting costs a millisecond for some 2,000 characters."""
+PAGE_CHARS = 2_000_000
+"""Of all texts of a page that are highlighted; the rest is shown plain."""
+BUDGET_S = 1.0
+"""After so much time the rest of a page's pieces stays plain."""
+WITHIN = ReadLimits(memory_mb=256, file_mb=1, cpu_s=3, seconds=10.0)
+READERS = ReaderServer((__name__,))
 
-_FENCE = re.compile(r"^```([\w+-]*)[^\n]*\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
-_DIFF = re.compile(r"^(diff --git |\*\*\* Begin Patch|--- \S+.*\n\+\+\+ |@@ -\d)", re.MULTILINE)
+_FENCE = re.compile(r"```([\w+-]*+)[^\n]*+\n?")
+_DIFF = re.compile(r"^(diff --git |\*\*\* Begin Patch|--- [^\s][^\n]*\n\+\+\+ |@@ -\d)", re.MULTILINE)
 _FORMATTER = HtmlFormatter(nowrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CodePiece:
+    """A text to highlight: prose, with fenced blocks of code, or code in a language ("": unknown)."""
+
+    text: str
+    language: str = ""
+    is_prose: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """True if highlighting would only escape it."""
+        if len(self.text) > LONGEST:
+            return True
+        has_code = "```" in self.text if self.is_prose else _lexer(self.language) is not None
+        return not has_code and not _is_diff(self.text)
+
+    def render(self) -> str:
+        return highlight_text(self.text) if self.is_prose else highlight_code(self.text, self.language)
+
+
+async def highlighted(pieces: Sequence[CodePiece]) -> list[str]:
+    """Renders the pieces as HTML; as plain text if they can't be highlighted in time."""
+    if not pieces:
+        return []
+    try:
+        rows = [(piece.text, piece.language, piece.is_prose) for piece in pieces]
+        return await READERS.ask_within(WITHIN, highlight_pieces, rows)
+    except Unreadable:
+        return [escape(piece.text) for piece in pieces]
+
+
+def highlight_pieces(rows: list[tuple[str, str, bool]]) -> list[str]:
+    """Renders pieces in their order, until the budget is used up."""
+    until, left = time.monotonic() + BUDGET_S, PAGE_CHARS
+    rendered = []
+    for row in rows:
+        left -= len(row[0])
+        in_budget = time.monotonic() < until and left >= 0
+        rendered.append(CodePiece(*row).render() if in_budget else escape(row[0]))
+    return rendered
 
 
 @lru_cache(64)
@@ -29,9 +88,13 @@ def _lexer(language: str) -> Lexer | None:
         return None
 
 
+def _is_diff(text: str) -> bool:
+    return _DIFF.search(text[:4000]) is not None
+
+
 def highlight_code(text: str, language: str = "") -> str:
     """Renders `text` as HTML. Without a language, a diff is recognised by its content."""
-    if not language and _DIFF.search(text[:4000]):
+    if not language and _is_diff(text):
         language = "diff"
     lexer = _lexer(language) if language and len(text) <= LONGEST else None
     if lexer is None:
@@ -41,26 +104,40 @@ def highlight_code(text: str, language: str = "") -> str:
 
 def highlight_text(text: str) -> str:
     """Renders prose as HTML, its fenced blocks as code."""
-    if _DIFF.search(text[:4000]) and "```" not in text:
+    if _is_diff(text) and "```" not in text:
         return highlight_code(text, "diff")
-    pieces, position = [], 0
-    for match in _FENCE.finditer(text) if len(text) <= LONGEST else ():
-        pieces.append(escape(text[position : match.start()]))
-        pieces.append(f"<code>{highlight_code(match[2].rstrip(), match[1])}</code>")
-        position = match.end()
-    pieces.append(escape(text[position:]))
-    return "".join(pieces)
+    return "".join(_blocks(text.splitlines(keepends=True))) if len(text) <= LONGEST else escape(text)
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[str]:
+    """The text's parts as HTML: a block ends with the next line of nothing but a fence, and is code only if it ends."""
+    fence, language, inner = "", "", list[str]()
+    for line in lines:
+        if not fence:
+            opening = _FENCE.fullmatch(line)
+            if opening is None or not line.endswith("\n"):
+                yield escape(line)
+            else:
+                fence, language, inner = line, opening[1], []
+        elif line.rstrip() == "```":
+            end = line[line.rindex("```") + 3 :].lstrip(" \t")
+            yield f"<code>{highlight_code(''.join(inner).rstrip(), language)}</code>{escape(end)}"
+            fence = ""
+        else:
+            inner.append(line)
+    if fence:
+        yield escape(fence + "".join(inner))
 
 
 def arguments_of(text: str) -> list[tuple[str, str, str]]:
     """Returns a tool call's arguments as (name, value, language); one nameless row if they are no JSON object."""
     try:
         value = json.loads(text)
-    except ValueError:
+        if not isinstance(value, dict) or not value:
+            return [("", text, "json")]
+        return [_argument(str(name), inner) for name, inner in value.items()]
+    except (ValueError, RecursionError):
         return [("", text, "")]
-    if not isinstance(value, dict) or not value:
-        return [("", text, "json")]
-    return [_argument(str(name), inner) for name, inner in value.items()]
 
 
 def _argument(name: str, value: object) -> tuple[str, str, str]:

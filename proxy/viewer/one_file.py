@@ -17,7 +17,7 @@ from rolltap.errors import NotFound
 from rolltap.proxy.viewer.group import spread
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.proxy.viewer.session import BREAKS, MASKS, entries_of, turns_of
-from rolltap.proxy.viewer.templating import ASSETS, render
+from rolltap.proxy.viewer.templating import ASSETS, render_page
 from rolltap.proxy.viewer.tokens import CHUNK, FACTS, call_json, chunk_json
 from rolltap.reading import RecordReader
 from rolltap.reading.types import SessionDetail
@@ -42,7 +42,7 @@ async def one_file(reader: RecordReader, what: str) -> str:
         return await _group(pages, what)
     entries = entries_of(detail)
     turns = turns_of(entries, await pages.transcript(detail), 0, len(entries))
-    return _file(
+    return await _file(
         f"Session {what}",
         pages.store,
         "session",
@@ -65,7 +65,7 @@ async def _group(pages: Pages, group_id: str) -> str:
         return await _run(pages, group_id)
     details = [await pages.reader.session(each.session.id) for each in group.rollouts if each.session is not None]
     values = await pages.group_values(group)
-    return _file(f"Group {group_id}", pages.store, "group", await _tokens(pages.reader, details), **values)
+    return await _file(f"Group {group_id}", pages.store, "group", await _tokens(pages.reader, details), **values)
 
 
 async def _run(pages: Pages, policy: str) -> str:
@@ -73,7 +73,7 @@ async def _run(pages: Pages, policy: str) -> str:
         values = await pages.run_values(policy, ())
     except NotFound:
         raise NotFound(f"no session, no group and no policy {policy!r}") from None
-    return _file(f"Run of {policy}", pages.store, "run", None, **values)
+    return await _file(f"Run of {policy}", pages.store, "run", None, **values)
 
 
 async def _tokens(reader: RecordReader, details: list[SessionDetail]) -> dict[str, Any]:
@@ -94,11 +94,11 @@ async def _tokens(reader: RecordReader, details: list[SessionDetail]) -> dict[st
     return {"chunk": CHUNK, "vocabulary": vocabulary, "first": None, "calls": calls, "chunks": chunks}
 
 
-def _file(heading: str, store: str, shows: str, tokens: dict[str, Any] | None, **values: Any) -> str:
+async def _file(heading: str, store: str, shows: str, tokens: dict[str, Any] | None, **values: Any) -> str:
     style = ASSETS["viewer.css"].decode()
     scripts = [ASSETS[name].decode() for name in ("viewer.js", "tokens.js")[: 1 if tokens is None else 2]]
     hashes = " ".join(map(_hash, scripts))
-    return render(
+    return await render_page(
         "file.html",
         heading=heading,
         store=store,

@@ -31,7 +31,7 @@ from rolltap.proxy.viewer.session import (
     turns_of,
 )
 from rolltap.proxy.viewer.session_news import news_address, state_of
-from rolltap.proxy.viewer.templating import render
+from rolltap.proxy.viewer.templating import render_page
 from rolltap.proxy.viewer.tokens import AROUND, CHUNK, call_json, chunk_json, sides_of
 from rolltap.reading import RecordReader
 from rolltap.reading.comparing import version_range
@@ -77,10 +77,10 @@ class Pages:
     _read: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(4))
     _transcripts: LRUCache[tuple[object, ...], tuple[CallTurn, ...]] = field(default_factory=lambda: LRUCache(4))
 
-    def _render(self, template: str, section: str, **values: Any) -> str:
+    async def _render(self, template: str, section: str, **values: Any) -> str:
         shared = {"store": self.store, "spread": spread, "breaks": BREAKS, "masks": MASKS, "offline": False}
         shared["calls"] = "/view/calls/"
-        return render(template, section=section, **shared, **values)
+        return await render_page(template, section=section, **shared, **values)
 
     async def sessions(self, search: str, where: str, sort: str, offset: int) -> str:
         selected = selection_query(search, where, sort)
@@ -95,7 +95,7 @@ class Pages:
             query = {"q": search, "where": where, "sort": sort, "offset": position}
             return "/view/?" + urlencode({name: value for name, value in query.items() if value})
 
-        return self._render(
+        return await self._render(
             "sessions.html",
             "Sessions",
             page=page,
@@ -120,14 +120,16 @@ class Pages:
         summary = (await self.reader.summaries([session_id])).get(session_id)
         if summary is not None and summary.calls > LONG and session_id not in self._read:
             whole = f"/view/sessions/{quote(session_id, safe='')}/whole?from={start}"
-            return self._render("session_shell.html", "Sessions", s=summary, whole=whole)
+            return await self._render("session_shell.html", "Sessions", s=summary, whole=whole)
         return await self.whole_session(session_id, start, "session.html")
 
     async def whole_session(self, session_id: str, start: int, template: str = "session_whole.html") -> str:
         detail = await self.reader.session(session_id)
         values = await self._turns(detail, max(0, min(start, len(detail.calls) - 1)))
         self._read[session_id] = True
-        return self._session_page(template, "Transcript", detail, current=None, news=news_address(detail), **values)
+        return await self._session_page(
+            template, "Transcript", detail, current=None, news=news_address(detail), **values
+        )
 
     async def news(self, session_id: str, seen: str, start: int) -> str:
         """Renders what is new since the page of the state `seen`: its head, its outline and the turns from `start` on.
@@ -139,13 +141,15 @@ class Pages:
             return ""
         detail = await self.reader.session(session_id)
         values = await self._turns(detail, start)
-        return self._session_page("news.html", "Transcript", detail, current=None, news=news_address(detail), **values)
+        return await self._session_page(
+            "news.html", "Transcript", detail, current=None, news=news_address(detail), **values
+        )
 
     async def turns(self, session_id: str, start: int) -> str:
         """Renders the turns from `start` on, as a fragment of the page."""
         detail = await self.reader.session(session_id)
         values = await self._turns(detail, start)
-        return self._render("turns.html", "Sessions", s=detail.summary, detail=detail, **values)
+        return await self._render("turns.html", "Sessions", s=detail.summary, detail=detail, **values)
 
     async def _turns(self, detail: SessionDetail, start: int) -> dict[str, Any]:
         entries = entries_of(detail)
@@ -172,7 +176,7 @@ class Pages:
     async def timeline(self, session_id: str) -> str:
         detail = await self.reader.session(session_id)
         entries, now = entries_of(detail), time.time()
-        return self._session_page(
+        return await self._session_page(
             "timeline.html", "Timeline", detail, entries=entries, timeline=timeline_of(entries, now), now=now
         )
 
@@ -187,7 +191,7 @@ class Pages:
         detail = await self.reader.session(session_id)
         values = await self._call_values(detail, call_id)
         sampling = {name.replace("_", " "): value for name, value in requested.items() if value and name in SAMPLING}
-        return self._session_page("call.html", "Tokens", detail, sampling=sampling, **values)
+        return await self._session_page("call.html", "Tokens", detail, sampling=sampling, **values)
 
     async def _call_values(self, detail: SessionDetail, call_id: str) -> dict[str, Any]:
         entries = entries_of(detail)
@@ -228,9 +232,9 @@ class Pages:
     async def tokens(self, call_id: str, start: int, end: int) -> dict[str, Any]:
         return chunk_json(await self.reader.tokens(call_id, max(0, start), min(end, max(0, start) + CHUNK)))
 
-    def _session_page(self, template: str, tab: str, detail: SessionDetail, **values: Any) -> str:
+    async def _session_page(self, template: str, tab: str, detail: SessionDetail, **values: Any) -> str:
         shared = {"tab": tab, "detail": detail, "s": detail.summary, "news": ""}
-        return self._render(template, "Sessions", **(shared | values))
+        return await self._render(template, "Sessions", **(shared | values))
 
     async def groups(self, policy: str, before: str) -> str:
         groups = await self.reader.groups(policy=policy or None, limit=PAGE, before=before or None)
@@ -238,11 +242,11 @@ class Pages:
         if len(groups) == PAGE:
             query = {"policy": policy, "before": groups[-1].id}
             following = "/view/groups?" + urlencode({name: value for name, value in query.items() if value})
-        return self._render("groups.html", "Groups", groups=groups, policy=policy, following=following)
+        return await self._render("groups.html", "Groups", groups=groups, policy=policy, following=following)
 
     async def group(self, group_id: str) -> str:
         group = await self.reader.group(group_id)
-        return self._render("group.html", "Groups", **(await self.group_values(group)))
+        return await self._render("group.html", "Groups", **(await self.group_values(group)))
 
     async def group_values(self, group: GroupDetail) -> dict[str, Any]:
         """Returns the values of a group's template."""
@@ -259,11 +263,11 @@ class Pages:
         return {"g": group, "lanes": lanes, "parting": parting}
 
     async def runs(self) -> str:
-        return self._render("runs.html", "Runs", runs=await self.reader.runs())
+        return await self._render("runs.html", "Runs", runs=await self.reader.runs())
 
     async def run(self, policy: str, engines: Sequence[EngineLine]) -> str:
         """Renders a run's page. `engines`: those that serve the policy, as a running server knows them."""
-        return self._render("run.html", "Runs", **await self.run_values(policy, engines))
+        return await self._render("run.html", "Runs", **await self.run_values(policy, engines))
 
     async def run_values(self, policy: str, engines: Sequence[EngineLine]) -> dict[str, Any]:
         """Returns the values of `run_body.html`. Raises `NotFound` if the policy is unknown."""
@@ -302,7 +306,7 @@ class Pages:
         except InvalidRequest as error:
             problem = error.message
         query = urlencode({"first": first, "second": second})
-        return self._render(
+        return await self._render(
             "compare.html",
             "Runs",
             policy=policy,

@@ -6,12 +6,15 @@ every printed value (jinja's `finalize`), so no template can forget it. Only `hi
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
+import math
 import re
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from contextvars import ContextVar
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,7 +23,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from rolltap.counted import counted
-from rolltap.proxy.viewer.highlight import arguments_of, highlight_code, highlight_text
+from rolltap.moments import utc_text
+from rolltap.proxy.viewer.highlight import CodePiece, arguments_of, highlighted
 
 HERE = Path(__file__).parent
 ASSETS: Mapping[str, bytes] = {path.name: path.read_bytes() for path in sorted((HERE / "assets").iterdir())}
@@ -62,11 +66,11 @@ UNIT_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
 def moment(at: float | None) -> str:
     """Formats a time for people, in UTC."""
-    return "" if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return "" if at is None else utc_text(at)
 
 
 def duration(seconds: float | None) -> str:
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return ""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
@@ -121,6 +125,20 @@ def safe_image(url: str) -> bool:
     return _IMAGE.match(url) is not None
 
 
+_pieces: ContextVar[list[CodePiece]] = ContextVar("pieces")
+_PLACE = re.compile("\0([0-9]+)\0")
+"""Stands for a piece in a page that is not whole yet. No printed value has a NUL: see `visible`."""
+
+
+def _piece(piece: CodePiece) -> Markup:
+    """The piece's HTML, or a place for it."""
+    if piece.is_plain:
+        return Markup(escape(piece.text))
+    pieces = _pieces.get()
+    pieces.append(piece)
+    return Markup(f"\0{len(pieces) - 1}\0")
+
+
 def _finalize(value: Any) -> Any:
     if isinstance(value, Markup) or not isinstance(value, str):
         return "" if value is None else value
@@ -146,8 +164,8 @@ def _environment() -> Environment:
     env.filters["safe_image"] = safe_image
     env.filters["token"] = token_text
     env.filters["word"] = lambda text: re.sub(r"[^a-z]", "", text)
-    env.filters["code"] = lambda text, language="": Markup(highlight_code(visible(text), language))
-    env.filters["prose"] = lambda text: Markup(highlight_text(visible(text)))
+    env.filters["code"] = lambda text, language="": _piece(CodePiece(visible(text), language))
+    env.filters["prose"] = lambda text: _piece(CodePiece(visible(text), is_prose=True))
     return env
 
 
@@ -155,4 +173,18 @@ _ENVIRONMENT = _environment()
 
 
 def render(template: str, **values: Any) -> str:
+    """Renders a page without recorded text."""
     return _ENVIRONMENT.get_template(template).render(assets=f"/view/assets/{ASSETS_HASH}", **values)
+
+
+async def render_page(template: str, **values: Any) -> str:
+    """Renders a page in a thread, and its code in a reader process: other requests go on meanwhile."""
+    pieces: list[CodePiece] = []
+
+    def fill() -> str:
+        _pieces.set(pieces)
+        return render(template, **values)
+
+    page = await asyncio.to_thread(fill)
+    html = await highlighted(pieces)
+    return _PLACE.sub(lambda place: html[int(place[1])], page)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import numpy as np
 
+from rolltap.moments import utc_text
 from rolltap.reconstructor.exporters.base import ExportItem, trained_spans
 from rolltap.types import CallKind, Segment
 
@@ -126,7 +126,7 @@ class FilterCondition:
         if self.op == "~":
             return fnmatchcase(value, self.value)
         if isinstance(self.value, str) and field.kind == "date":
-            value = datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d")
+            value = utc_text(value, "%Y-%m-%d")
         return COMPARE[self.op](value, self.value)
 
     def _tag_matches(self, item: ExportItem, key: str) -> bool:

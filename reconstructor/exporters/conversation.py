@@ -40,6 +40,11 @@ class MessageForm:
     reasoning: ReasoningUse = "keep"
     arguments: Literal["object", "text"] = "object"
 
+    @property
+    def column(self) -> str:
+        """The type of a column of messages, as in `writers.TYPES`."""
+        return "messages" if self.arguments == "object" else "messages_text"
+
     def __post_init__(self) -> None:
         one_of("reasoning", self.reasoning, ("keep", "drop"))
         one_of("arguments", self.arguments, ("object", "text"))
@@ -212,8 +217,9 @@ def _short(call_id: str, ids: dict[str, str]) -> str:
 
 
 def _is_whole(call: Call) -> bool:
-    """True unless a text-only reply was cut or has a bad tool call. `Rules` mask these by default for token calls."""
-    return call.finish is not Finish.LENGTH and call.flaw is not Flaw.TOOL_CALL_UNPARSABLE
+    """True unless a text-only reply was cut, has a bad tool call, or was imported with weight 0. `Rules` mask the first
+    two by default for token calls."""
+    return call.finish is not Finish.LENGTH and call.flaw not in (Flaw.TOOL_CALL_UNPARSABLE, Flaw.WEIGHT_ZERO)
 
 
 def _last_calls(item: ExportItem) -> list[str]:

@@ -20,6 +20,7 @@ import msgspec
 from rolltap.errors import DatasetError, RowError
 from rolltap.reconstructor.exporters.admission import LEFT_OUT, left_out
 from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem, Rendered, Row, SkippedItem
+from rolltap.reconstructor.exporters.consumers import least_datasets
 from rolltap.reconstructor.exporters.decontaminate import NgramIndex
 from rolltap.reconstructor.exporters.destinations import Destination, DryRun, NewFolder, SplitRows
 from rolltap.reconstructor.exporters.failures import Failures
@@ -43,6 +44,9 @@ Differs = Callable[[Rendered], bool]
 
 Decode = Callable[[list[int]], str]
 """The text of token ids."""
+
+Lacks = Callable[[Sequence[int]], bool]
+"""True if some of the ids are not the tokenizer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,8 @@ class DatasetWriter:
 
     Without `out` it is a dry run: all rows are made and counted, and nothing is written.
     `differs` counts the rows of re-rendering formats whose tokens would not be the sampled ones. `decode` returns the
-    text of a row's token ids, which is searched for secrets. Rows with a digest in `known` are duplicates.
+    text of a row's token ids, which is searched for secrets; a row with ids of which `lacks` is true is left out. Rows
+    with a digest in `known` are duplicates.
     """
 
     def __init__(
@@ -133,9 +138,11 @@ class DatasetWriter:
         *,
         differs: Differs | None = None,
         decode: Decode | None = None,
+        lacks: Lacks | None = None,
         known: Collection[bytes] = frozenset(),
     ) -> None:
         self._decode = decode
+        self._lacks = lacks
         self._known = known
         self._near = NearDuplicates(query.near) if query.near else None
         self.contents: set[bytes] = set()  # digests of the rows that were written
@@ -262,6 +269,8 @@ class DatasetWriter:
         return decode is not None and any(self._redactor.finds(decode(ids)) for ids in token_arrays(row.values))
 
     def _write(self, split: str, task_id: str, row: Row) -> None:
+        if self._lacks is not None and any(map(self._lacks, token_arrays(row.values))):
+            raise RowError("ids that the tokenizer does not have: no model could be trained on them")
         differs = self._differs(row.rendered) if row.rendered is not None and self._differs is not None else None
         if split not in self._shards:
             size = int(self._query.shard_mb * 1e6)
@@ -287,6 +296,9 @@ class DatasetWriter:
             "schema_version": SCHEMA_VERSION,
             "format": self._exporter.name,
             "container": self._container,
+            "least_releases": {"datasets": least_datasets(self._exporter, self._container)}
+            if self._container != "pt"
+            else {},
             "options": asdict(self._exporter),  # type: ignore[call-overload]
             "query": {
                 "where": str(query.where),

@@ -64,7 +64,7 @@ class NgramIndex:
 
 def _content_of(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"--decontaminate: can't read {file}: {error}") from error
 

@@ -86,5 +86,7 @@ def card(manifest: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str
         "parquet": '`load_dataset("parquet", data_files=...)`, or the folder itself',
         "pt": "`torch.load(file)`",
     }
-    lines += [f"Load it: {readers[manifest['container']]}. `manifest.json` has the rest.", ""]
+    least = manifest["least_releases"].get("datasets")
+    needs = f" It needs `datasets>={least}`." if least else ""
+    lines += [f"Load it: {readers[manifest['container']]}.{needs} `manifest.json` has the rest.", ""]
     return "\n".join(lines)

@@ -1,11 +1,13 @@
 """Desirable and undesirable completions: `prompt`, `completion`, `label`, as TRL's KTO reads them.
 
 `label` is true if the rollout's reward is above `threshold`. KTO needs no pairs, so every rollout with a reward and one
-main conversation has a row.
+main conversation has a row, except completions of a group that its rollouts label differently: a flaky reward.
 """
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,27 +29,40 @@ class Kto(MessageForm):
 
     def schema(self) -> Mapping[str, str]:
         return {
-            "prompt": "messages",
-            "completion": "messages",
+            "prompt": self.column,
+            "completion": self.column,
             "label": "bool",
             "tools": "string",
             **LABEL_TYPES,
         }
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
+        rows: list[Row] = []
+        labels: defaultdict[str, set[bool]] = defaultdict(set)
         for item in group:
             outcome = rewarded(item)
             if isinstance(outcome, SkippedItem):
                 yield outcome
+                continue
+            reward, conversation = outcome
+            messages = conversation.messages(self)
+            values = {
+                "prompt": messages[: conversation.opening],
+                "completion": messages[conversation.opening :],
+                "label": reward > self.threshold,
+                "tools": tools_text(conversation.tools),
+                **item.labels(),
+            }
+            content = [values[name] for name in ("prompt", "completion", "label", "tools")]
+            rows.append(Row(values, content=content, rendered=conversation.rendered()))
+            labels[_completion(rows[-1])].add(values["label"])
+        for row in rows:
+            if len(labels[_completion(row)]) > 1:
+                yield SkippedItem("completion with both labels")
             else:
-                reward, conversation = outcome
-                messages = conversation.messages(self)
-                values = {
-                    "prompt": messages[: conversation.opening],
-                    "completion": messages[conversation.opening :],
-                    "label": reward > self.threshold,
-                    "tools": tools_text(conversation.tools),
-                    **item.labels(),
-                }
-                content = [values[name] for name in ("prompt", "completion", "label", "tools")]
-                yield Row(values, content=content, rendered=conversation.rendered())
+                yield row
+
+
+def _completion(row: Row) -> str:
+    """What a label is of, to find its other rows."""
+    return json.dumps([row.values[name] for name in ("prompt", "completion", "tools")], sort_keys=True)

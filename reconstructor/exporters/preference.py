@@ -2,8 +2,9 @@
 
 The rollouts of a group that have a reward and one main conversation are ranked. The best is paired with the worst, the
 second best with the second worst, and so on. A pair is used if its rewards differ by more than `margin`, and no rollout
-is used twice. Both sides must have the same opening, apart from clocks, paths and other volatile text (`opening`); the
-prompt is the better one's. A completion is the whole rest of the conversation, including tool results.
+is used twice. A pair whose sides are equal is skipped. Both sides must have the same opening, apart from clocks, paths
+and other volatile text (`opening`); the prompt is the better one's. A completion is the whole rest of the conversation,
+including tool results.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class Preference(MessageForm):
 
     def schema(self) -> Mapping[str, str]:
         return {
-            "prompt": "messages",
-            "chosen": "messages",
-            "rejected": "messages",
+            "prompt": self.column,
+            "chosen": self.column,
+            "rejected": self.column,
             "tools": "string",
             "reward_chosen": "float64",
             "reward_rejected": "float64",
@@ -67,18 +68,23 @@ class Preference(MessageForm):
                 yield SkippedItem("pair whose rewards don't differ by more than the margin")
             elif not begin_alike(better[2:], worse[2:]):
                 yield SkippedItem("pair that doesn't begin alike")
+            elif self._completion(better[3]) == self._completion(worse[3]):
+                yield SkippedItem("pair whose sides are equal")
             else:
                 yield self._pair(better, worse)
 
     def _prompt(self, conversation: Conversation) -> list[dict[str, Any]]:
         return conversation.messages(self)[: conversation.opening]
 
+    def _completion(self, conversation: Conversation) -> list[dict[str, Any]]:
+        return conversation.messages(self)[conversation.opening :]
+
     def _pair(
         self, better: tuple[float, str, ExportItem, Conversation], worse: tuple[float, str, ExportItem, Conversation]
     ) -> Row:
         values: dict[str, Any] = {"prompt": self._prompt(better[3])}
         for side, (reward, _, item, conversation) in (("chosen", better), ("rejected", worse)):
-            values[side] = conversation.messages(self)[conversation.opening :]
+            values[side] = self._completion(conversation)
             values[f"reward_{side}"] = reward
             values[f"rollout_{side}"] = item.rollout.id if item.rollout else None
             values[f"session_{side}"] = item.session.id

@@ -5,14 +5,14 @@ conversation with its chat template, so its tokens may differ from the sampled o
 
 Each assistant message has a `weight`: 1 if this row trains it, 0 for context. For a trainer that ignores weights (TRL)
 use `targets=split`, with a `prompt` and a `completion` per trained reply, or `targets=whole`, with only the
-conversations in which every reply is trained.
+conversations in which every reply is trained. With `mark=loss` it is called `loss` and true or false (ms-swift).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, SkippedItem
 from rolltap.reconstructor.exporters.conversation import (
@@ -30,6 +30,7 @@ class Sft(MessageForm):
     """One row per conversation, or one per reply."""
 
     targets: Targets = "weight"
+    mark: Literal["weight", "loss"] = "weight"
 
     name: ClassVar[str] = "sft"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
@@ -39,11 +40,12 @@ class Sft(MessageForm):
     def __post_init__(self) -> None:
         MessageForm.__post_init__(self)
         one_of("targets", self.targets, ("whole", "split", "weight"))
+        one_of("mark", self.mark, ("weight", "loss"))
 
     def schema(self) -> Mapping[str, str]:
         texts = ("prompt", "completion") if self.targets == "split" else ("messages",)
         return {
-            **dict.fromkeys(texts, "messages"),
+            **dict.fromkeys(texts, self.column),
             "tools": "string",
             **LABEL_TYPES,
         }
@@ -60,6 +62,13 @@ class Sft(MessageForm):
                     yield UNTRAINED
                 for messages in rows:
                     split = self.targets == "split"
+                    if self.mark == "loss":
+                        messages = [_with_loss(message) for message in messages]
                     text = {"prompt": messages[:-1], "completion": messages[-1:]} if split else {"messages": messages}
                     rendered = None if split else conversation.rendered()
                     yield Row({**text, "tools": tools, **item.labels()}, content=(text, tools), rendered=rendered)
+
+
+def _with_loss(message: Mapping[str, Any]) -> dict[str, Any]:
+    renamed = {key: value for key, value in message.items() if key != "weight"}
+    return {**renamed, "loss": bool(message["weight"])} if "weight" in message else renamed

@@ -17,11 +17,16 @@ import numpy as np
 from rolltap.errors import DatasetError, RowError
 from rolltap.extras import install_line
 from rolltap.reconstructor.exporters.base import Container
+from rolltap.reconstructor.exporters.readable import check_line, check_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FLUSH_BYTES = 16 << 20
+
+MESSAGES = ("messages", "messages_text")
+OBJECTS = ("messages", "inferred")
+"""The column types whose values are objects to readers of Parquet; a `json` column is a text."""
 
 
 class RowFile(Protocol):
@@ -50,6 +55,7 @@ class JsonlFile:
 
     def write(self, values: Mapping[str, Any]) -> None:
         line = self._encoder.encode(values)
+        check_line(line, values)
         self._file.write(line)
         self._file.write(b"\n")
         self.size += len(line) + 1
@@ -79,6 +85,7 @@ class ParquetFile:
     def write(self, values: Mapping[str, Any]) -> None:
         if extra := values.keys() - self._types.keys():
             raise RowError(f"columns {', '.join(sorted(extra))} are not in the format's schema")
+        check_values({name: values.get(name) for name, kind in self._types.items() if kind in OBJECTS})
         cells = {name: self._cell(kind, values.get(name)) for name, kind in self._types.items()}
         self._check(cells)
         for name, cell in cells.items():
@@ -103,8 +110,8 @@ class ParquetFile:
             return None
         if kind == "json":
             return self._encoder.encode(value).decode()
-        if kind == "messages":
-            return [_message_struct(message) for message in value]
+        if kind in MESSAGES:
+            return [_message_struct(message, encoded=kind == "messages") for message in value]
         return value
 
     def _check(self, cells: Mapping[str, Any]) -> None:
@@ -188,8 +195,9 @@ FILES: Mapping[Container, Callable[[Path, Mapping[str, str]], RowFile]] = {
     "pt": TorchFile,
 }
 
-TYPES = ("string", "int32", "int64", "float32", "float64", "bool", "json", "messages", "inferred")
-"""Column types, and `list<...>` of the plain ones. `json` is an encoded text, `messages` a list of chat messages."""
+TYPES = ("string", "int32", "int64", "float32", "float64", "bool", "json", *MESSAGES, "inferred")
+"""Column types, and `list<...>` of the plain ones. `json` is an encoded text, `messages` a list of chat messages, whose
+tool calls' arguments are Arrow's JSON, or texts in `messages_text`."""
 
 
 class Shards:
@@ -288,7 +296,7 @@ def _column(arrow: Any, values: list[Any], kind: str) -> pa.Array:
 def _type(arrow: Any, kind: str) -> Any:
     if kind.startswith("list<"):
         return arrow.list_(_type(arrow, kind[5:-1]))
-    if kind == "messages":
+    if kind in MESSAGES:
         return _messages_type(arrow, arrow.string())
     names = {"json": "string", "bool": "bool_"}
     return getattr(arrow, names.get(kind, kind))()
@@ -303,25 +311,26 @@ def _messages_type(arrow: Any, arguments: Any) -> Any:
     return arrow.list_(arrow.struct([*plain, ("tool_calls", arrow.list_(call)), ("weight", arrow.int8())]))
 
 
-def _message_struct(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with its arguments as JSON texts (spaced as in chat templates).
+def _message_struct(message: Mapping[str, Any], *, encoded: bool) -> dict[str, Any]:
+    """A message with its arguments `encoded` as JSON, spaced as in chat templates: also those that are a text, as
+    readers decode Arrow's JSON type.
 
-    Arguments that are a text are encoded, too: readers decode Arrow's JSON type. Raises `RowError` for content with
-    images: as a text it would be other words than the user's.
+    Raises `RowError` for content with images: as a text it would be other words than the user's.
     """
+    if "loss" in message:
+        raise RowError("messages with `loss` don't fit Parquet; use --container jsonl")
     if not isinstance(message.get("content"), str | None):
         raise RowError("content with images does not fit Parquet; use --container jsonl")
     calls = [
-        {
-            **call,
-            "function": {
-                **call["function"],
-                "arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False),
-            },
-        }
+        {**call, "function": _text_function(call["function"], encoded=encoded)}
         for call in message.get("tool_calls") or ()
     ]
     return {**message, "tool_calls": calls or None}
+
+
+def _text_function(function: Mapping[str, Any], *, encoded: bool) -> dict[str, Any]:
+    arguments = function["arguments"]
+    return {**function, "arguments": json.dumps(arguments, ensure_ascii=False) if encoded else arguments}
 
 
 def _plain(value: Any) -> Any:

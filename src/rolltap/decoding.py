@@ -59,7 +59,7 @@ def from_msgpack(data: bytes, kind: type[T]) -> T:
     return msgpack_decoder(kind).decode(data)
 
 
-def convert(value: Any, kind: type[T]) -> T:
+def convert(value: Any, kind: type[T], hook: DecodeHook | None = None) -> T:
     """Parsed JSON as `kind`. Raises `msgspec.ValidationError`."""
     json_decoder(kind)  # describes the type
-    return msgspec.convert(value, kind)
+    return msgspec.convert(value, kind, dec_hook=hook)

@@ -37,7 +37,8 @@
     │   ├── RuntimeFailed
     │   │   └── SetupTimedOut
     │   ├── EvaluatorFailed
-    │   └── LogUnreadable               a harness's own log
+    │   ├── LogUnreadable               a harness's own log
+    │   └── Unreadable                  what an agent left can't be read within limits
     ├── DatasetError             a dataset cannot be written or read
     ├── ServerUnreachable    503     no answer from a rolltap server
     └── TrainerError             the trainer process
@@ -329,6 +330,12 @@ class LogUnreadable(RolloutError):
     """A harness's own log cannot be parsed. It is not compared with the record."""
 
     code = "log_unreadable"
+
+
+class Unreadable(RolloutError):
+    """What an agent left can't be read within a reader's limits, or makes the reader fail. The agent is the cause."""
+
+    code = "unreadable"
 
 
 class DatasetError(RolltapError):

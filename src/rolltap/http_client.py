@@ -6,8 +6,7 @@ A `Request` says what to send and how to read the reply; `HttpClient` (blocking)
 * A server that can't be reached, or whose store or engine can't, is asked again with growing pauses for `patience`
   seconds, and at least twice; then `ServerUnreachable`, or the server's own error. The first failure is logged. A
   request that must not be repeated is marked `once`.
-* An answer without rolltap's error body comes from what stands in between (a load balancer whose servers are away):
-  nobody carried out the request, as far as the client knows, so it counts as a server that can't be reached.
+* An error without our body is a balancer's, which answers for a server that it doesn't reach: the same as no answer.
 * A redirect is an error, since the key would travel with it, and the environment's proxies are not used.
 """
 
@@ -20,6 +19,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http.client import responses
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 from urllib.parse import urlencode
@@ -54,12 +54,6 @@ ERRORS: Mapping[str, type[RolltapError]] = {
 
 UNREACHABLE = (OSError, http.client.HTTPException, aiohttp.ClientError)
 """What a failing connection raises: a time-out is an `OSError`."""
-
-FINAL = frozenset({400, 401, 411, 413, 414, 431, 501, 505})
-"""Statuses that the same request gets again from the same load balancer, for what it is."""
-
-SHOWN = 120
-"""Characters of a foreign answer that a message quotes, if it is plain text."""
 
 
 def read_json(body: bytes) -> Any:
@@ -144,11 +138,6 @@ class _Target:
             f"no rolltap server at {self.url} ({reason}); start one with `rolltap serve`, or correct the URL"
         )
 
-    def check_sender(self, status: int, headers: Mapping[str, str]) -> None:
-        """Raises `ServerUnreachable` for a page, such as a notice of maintenance with status 200."""
-        if _is_page(headers):
-            raise _foreign(status, b"", headers, self.url)
-
 
 class HttpClient(_Target):
     """Blocking calls; threads may share it. `timeout` is how long one reply may take, in seconds."""
@@ -170,11 +159,9 @@ class HttpClient(_Target):
         )
         try:
             with self._opener.open(outgoing, timeout=self.timeout + request.wait) as response:
-                self.check_sender(response.status, dict(response.headers.items()))
                 return response.read()
         except urllib.error.HTTPError as error:
-            headers = {name.lower(): value for name, value in error.headers.items()}
-            raise error_of(error.code, error.read(), headers, self.url) from None
+            raise error_of(error.code, error.read(), error.headers.get("retry-after"), self.url) from None
 
 
 class AsyncHttpClient(_Target):
@@ -216,8 +203,7 @@ class AsyncHttpClient(_Target):
         ) as response:
             body = await response.read()
             if response.status >= 300:
-                raise error_of(response.status, body, response.headers, self.url)
-            self.check_sender(response.status, response.headers)
+                raise error_of(response.status, body, response.headers.get("retry-after"), self.url)
             return body
 
 
@@ -227,31 +213,16 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return
 
 
-def error_of(status: int, body: bytes, headers: Mapping[str, str], url: str) -> RolltapError:
-    """The exception that an error reply of the server at `url` stands for. `headers` ignore case."""
+def error_of(status: int, body: bytes, retry_after: str | None = None, url: str = "the server") -> RolltapError:
+    """The exception that an error reply stands for."""
+    pause = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdecimal() else None
     try:
         fields = msgspec.json.decode(body)["error"]
         code, message, param = fields["code"], fields["message"], fields.get("param")
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
-        return _foreign(status, body, headers, url)
-    retry_after = headers.get("retry-after")
-    pause = float(retry_after) if retry_after and retry_after.replace(".", "", 1).isdecimal() else None
+        answer = f"{url} answered {status} ({responses.get(status, 'an unknown status')})"
+        if status < 400:
+            return RolltapError(f"{answer}, as no rolltap server does")
+        why = "without a rolltap server's error: no server is there, or a balancer doesn't reach one"
+        return ServerUnreachable(f"{answer} {why}", retry_after=pause)
     return ERRORS.get(code, RolltapError)(message, param=param, retry_after=pause)
-
-
-def _foreign(status: int, body: bytes, headers: Mapping[str, str], url: str) -> RolltapError:
-    """The exception for an answer that no rolltap server wrote. A page in HTML is not quoted."""
-    text = " ".join(body[:4096].decode(errors="replace").split())
-    quoted = f": {text[:SHOWN]!r}" if text and not _is_page(headers) and not text.startswith("<") else ""
-    if 300 <= status < 400:
-        return RolltapError(f"the server answered {status}: redirects are not followed; correct the URL {url}")
-    if status in FINAL:
-        return RolltapError(f"{url} answered {status}, but not as a rolltap server does{quoted}")
-    return ServerUnreachable(
-        f"no rolltap server answered at {url}: {status} came from what stands before it (a load balancer?){quoted}"
-    )
-
-
-def _is_page(headers: Mapping[str, str]) -> bool:
-    kind = headers.get("content-type") or headers.get("Content-Type") or ""
-    return kind.lower().startswith(("text/html", "application/xhtml"))

@@ -6,12 +6,15 @@ sees requests.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 DETAIL_CHARS = 300
+_KEY = re.compile(r"(?<![A-Za-z0-9])((?:rt|sk|pk|hf|gh[a-z]|AIza|xox[a-z])[-_.]?\w{2})[\w.~-]{14,}")
+"""Keys of rolltap and of vendors, by their beginnings; the group is what may be shown."""
 MOST_ACTS = 1000
 """How many acts of one rollout its runner reports; more tell nothing more."""
 
@@ -28,6 +31,7 @@ class TamperingKind(StrEnum):
     TESTS = "tests"  # existing tests deleted, emptied or skipped
     REWARD_FILE = "reward_file"  # a reward file, or a link for one, before the evaluator ran
     LIMITS = "limits"  # more processes, memory or disk than the run may take
+    UNREADABLE = "unreadable"  # files that take their reader more memory or time than it may use
     OTHER_SESSION = "other_session"  # another session's id with the own key
     OTHER_PLANE = "other_plane"  # the session's key on the trainer or admin plane, or their routes on the agent plane
     PATH = "path"  # encoded dots and delimiters in a request's path
@@ -42,8 +46,9 @@ class TamperingAct:
 
     @classmethod
     def at(cls, kind: TamperingKind, where: str) -> TamperingAct:
-        """An act whose detail any store and terminal can take."""
-        return cls(kind, "".join(each if each.isprintable() else "?" for each in where[:DETAIL_CHARS]))
+        """An act whose detail any store and terminal can take. Keys in it, which may be others', are cut short."""
+        shown = _KEY.sub(lambda key: f"{key[1]}…", where[: 4 * DETAIL_CHARS])[:DETAIL_CHARS]
+        return cls(kind, "".join(each if each.isprintable() else "?" for each in shown))
 
 
 def count_by_kind(acts: Iterable[TamperingAct]) -> dict[str, int]:

@@ -67,6 +67,7 @@ class BreakReason(StrEnum):
     COMPACTION = "compaction"  # the harness replaced its history by a summary
     THINKING_DROPPED = "thinking_dropped"  # the policy follows a template that drops history thinking
     TEMPLATE_NOT_BRIDGEABLE = "template_not_bridgeable"  # the audit did not admit this template for a role
+    IDS_UNKNOWN = "ids_unknown"  # the parent's reply has ids that no tokenizer knows: the prompt is made of its text
     PARENT_UNFINISHED = "parent_unfinished"  # the parent's turn was not completed
     AMBIGUOUS_PARENT = "ambiguous_parent"  # several recorded calls match and no handle decides
     TOKENS_DIFFER = "tokens_differ"  # the engine's own prompt ids do not extend the parent (chat mode)
@@ -78,9 +79,15 @@ class Flaw(StrEnum):
 
     LOGPROBS_MISSING = "logprobs_missing"
     LOGPROBS_NOT_FINITE = "logprobs_not_finite"
+    IDS_UNKNOWN = "ids_unknown"  # the engine sampled an id that the policy's tokenizer does not have
     TOKENS_MISSING = "tokens_missing"  # the engine returned text without ids
+    WEIGHT_ZERO = "weight_zero"  # imported with weight 0: its trace says that it is no target
     TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
     VERSION_UNKNOWN = "version_unknown"
+
+
+TEXT_FLAWS = (Flaw.TOKENS_MISSING, Flaw.WEIGHT_ZERO)
+"""Of replies that are text alone."""
 
 
 class SamplingFlaw(StrEnum):

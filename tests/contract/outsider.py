@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def install_distribution(folder: Path, group: str, name: str, source: str) -> Path:
-    """Makes `folder` a place to import from that holds the module `toy_NAME`, whose `TOY` is registered as `name`."""
-    module = f"toy_{name.replace('-', '_')}"
+    """Makes `folder` a place to import from that holds a module of its own, whose `TOY` is registered as `name`."""
+    module = f"toy_{group.rpartition('.')[2]}_{name.replace('-', '_')}"
     (folder / f"{module}.py").write_text(source, encoding="utf-8")
     about = folder / f"{module}-1.0.dist-info"
     about.mkdir()

@@ -71,6 +71,22 @@ async def test_a_control_replaces_the_one_before_and_is_noted(world: World) -> N
         await control(world, "nothing", n=1)
 
 
+async def test_a_control_ends_when_another_run_takes_the_policy(world: World) -> None:
+    async def begun(run: str) -> BeginUpdate:
+        restored = await world.ledger.trainers.rewind("trainer", Rewind(0, {"policy": 0}, run, take_over=True))
+        return BeginUpdate(trainer="trainer", incarnation=restored.incarnation)
+
+    await control(world, n=7)  # of the admin plane: it stands
+    first = await begun("first")
+    assert await world.ledger.controls.with_run("policy") == (RolloutControl(n=7), None)
+    await world.ledger.controls.set("policy", RolloutControl(max_turns=1), first)
+    await begun("first")  # it goes on
+    assert await world.ledger.controls.with_run("policy") == (RolloutControl(max_turns=1), "first")
+    await begun("second")
+    assert await world.ledger.controls.with_run("policy") == (RolloutControl(), None)
+    assert "control_ended" in [event.kind for event in await world.ledger.events.since(0)]
+
+
 async def test_only_the_owners_incarnation_sets_it(world: World) -> None:
     async def restored(name: str) -> BeginUpdate:
         rewind = Rewind(0, {"policy": 0}, f"run of {name}", take_over=True)
@@ -83,10 +99,11 @@ async def test_only_the_owners_incarnation_sets_it(world: World) -> None:
     await world.ledger.controls.set("policy", RolloutControl(n=2), again)
     with pytest.raises(TrainerFenced, match="newer incarnation"):
         await world.ledger.controls.set("policy", RolloutControl(n=3), zombie)
+    assert await world.ledger.controls.of("policy") == RolloutControl(n=2)
     await restored("two")
     with pytest.raises(TrainerFenced, match="is trained by 'two'"):
         await world.ledger.controls.set("policy", RolloutControl(n=4), again)
-    assert await world.ledger.controls.of("policy") == RolloutControl(n=2)
+    assert await world.ledger.controls.of("policy") == RolloutControl()
 
 
 async def test_groups_opened_from_now_on_have_the_size_that_was_set(world: World) -> None:

@@ -43,7 +43,7 @@ def left(tmp_path: Path) -> Left:
 
 
 def read(name: str, left: Left) -> HarnessLog:
-    log = read_log(name, left)  # type: ignore[arg-type]
+    log = read_log(name, left.home_folder, left.folder)
     assert log is not None
     return log
 
@@ -116,17 +116,27 @@ def _mutations(value: Any, strange: Any) -> list[Any]:
     return [strange]
 
 
-def test_a_database_that_runs_on_forever_is_ended(left: Left) -> None:
+RUNNING = {
+    "view without an end": "CREATE VIEW message AS WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n) "
+    "SELECT id, 's' session_id, 1 time_created, '{}' data FROM n;",
+    "view": "CREATE TABLE kept (data text); CREATE VIEW message AS "
+    "SELECT 'm' id, 's' session_id, 1 time_created, data FROM kept;",
+    "computed column": "CREATE TABLE message (id text, session_id text, time_created integer, "
+    "data text AS (hex(zeroblob(9000000)))); INSERT INTO message (id, session_id, time_created) VALUES ('m', 's', 1);",
+    "virtual table": "CREATE VIRTUAL TABLE message USING fts5(id, session_id, time_created, data);",
+}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_a_database_that_would_run_sql_of_its_own_is_refused(left: Left, name: str) -> None:
     folder = left.home_folder / ".local/share/opencode"
     folder.mkdir(parents=True)
     with sqlite3.connect(folder / "opencode.db") as database:
         database.executescript(
             "CREATE TABLE session (id text, parent_id text); CREATE TABLE part (id text, message_id text, data text);"
-            "CREATE VIEW message AS WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n) "
-            "SELECT id, 's' session_id, 1 time_created, '{}' data FROM n;"
-            "INSERT INTO session VALUES ('s', NULL)"
+            f"{RUNNING[name]} INSERT INTO session VALUES ('s', NULL)"
         )
-    assert "interrupted" in read("opencode", left).problem
+    assert "no table of stored values" in read("opencode", left).problem
 
 
 def test_the_results_of_a_subagents_session_are_left_out(left: Left) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.contract.admin import FinishRollout, NewReward
+from rolltap.contract.admin import NOTHING_SAMPLED, FinishRollout, NewReward
 from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Replay, Rewind
 from rolltap.errors import (
     ConfigError,
@@ -18,7 +18,7 @@ from rolltap.errors import (
     UnknownPolicy,
 )
 from rolltap.ledger.groups import GroupSpec
-from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring, Task
+from rolltap.types import Cause, GroupStatus, Rollout, RolloutStatus, Scoring, Task
 
 from ..unit.ledger.world import World, key, status, wants
 
@@ -115,6 +115,46 @@ async def test_a_group_without_a_usable_rollout_is_dropped(world: World) -> None
         await world.finish(await world.start(rollout), None, status=RolloutStatus.FAILED)
     assert await status(world, group.id) is GroupStatus.DROPPED
     assert (await world.ledger.trainers.lease(wants())).groups == ()
+
+
+async def unanswered(world: World, rollout: Rollout, **ending: Any) -> Rollout:
+    """A rollout that ends well, and in which no model answered."""
+    started = await world.start(rollout)
+    world.versions[started.session_id or ""] = ()
+    return await world.finish(started, 0.0, **ending)
+
+
+@pytest.mark.parametrize("ending", [{}, {"status": RolloutStatus.TIMED_OUT}, {"scoring": Scoring.SCORED}])
+async def test_a_rollout_without_an_answer_is_no_baseline(world: World, ending: dict[str, Any]) -> None:
+    group = await world.open(2)
+    ended = await unanswered(world, group.rollouts[0], **ending)
+    assert (ended.scoring, ended.reason) == (Scoring.UNSCORABLE, NOTHING_SAMPLED)
+    await world.finish(await world.start(group.rollouts[1]), 1.0)
+    (leased,) = (await world.ledger.trainers.lease(wants())).groups
+    assert [len(record.trajectory.segments) for record in leased.rollouts] == [0, 1]
+    assert (await world.ledger.policies.stats("policy")).unanswered == 1
+
+
+async def test_a_group_without_an_answer_is_dropped(world: World) -> None:
+    group = await world.open(2)
+    for rollout in group.rollouts:
+        await unanswered(world, rollout)
+    assert await status(world, group.id) is GroupStatus.DROPPED
+    assert (await world.ledger.policies.stats("policy")).unanswered == 2
+
+
+@pytest.mark.parametrize("asks", [{}, {"max_staleness": 1}, {"max_staleness": 1, "stale": "mask"}])
+async def test_a_group_without_a_trained_token_is_dropped_and_counted(world: World, asks: dict[str, Any]) -> None:
+    """All of its replies are masked: a step on it would change no weights."""
+    masked = await world.open(2)
+    for rollout in masked.rollouts:
+        await world.finish(await world.start(rollout), 1.0, scoring=Scoring.MASKED)
+    trained = await world.complete(2)
+    lease = await world.ledger.trainers.lease(wants(2, **asks))
+    assert [leased.group.id for leased in lease.groups] == [trained.id]
+    assert await status(world, masked.id) is GroupStatus.DROPPED
+    stats = await world.ledger.policies.stats("policy")
+    assert (stats.untrained, stats.unanswered) == (1, 0)
 
 
 async def test_a_rollout_ends_once(world: World) -> None:

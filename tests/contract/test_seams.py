@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,7 @@ def test_our_own_name_wins_and_an_outsiders_is_found(tmp_path: Path, monkeypatch
 def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_distribution(tmp_path, "rolltap.things", "broken", "raise RuntimeError('no licence')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ConfigError, match="the thing 'broken' of toy_broken:TOY can't be loaded: no licence"):
+    with pytest.raises(ConfigError, match="the thing 'broken' of toy_things_broken:TOY can't be loaded: no licence"):
         lookup("thing", "broken", {}, "rolltap.things", ConfigError)
 
 
@@ -172,65 +173,57 @@ class TOY:
         return [SegmentPlan((node,), 0) for node in reversed(kept.nodes)]
 """
 
-CONTRACT = Path(__file__).parent
-UNIT = CONTRACT.parent / "unit"
-GOLDEN = CONTRACT.parent / "golden" / "dialects"
+TESTS = Path(__file__).parents[1]
+GOLDEN = TESTS / "golden" / "dialects"
+GOLDEN_FORMS = ("conversation.toy.json", "reply.toy.json", "stream.toy.sse")
 
 
-def contract_passes(site: Path, *files: str) -> int:
-    """Runs the toy's share of contract suites, with the toy installed in `site`; how many tests passed."""
-    path = f"{site}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "toy"]
+TOYS: dict[str, tuple[str, dict[str, int]]] = {
+    "rolltap.dialects": (TOY_DIALECT, {"contract/test_dialects.py": 31}),
+    "rolltap.engines": (TOY_ENGINE, {"contract/test_engines.py": 5, "contract/test_engine_failures.py": 5}),
+    "rolltap.harness_logs": (TOY_LOG, {"contract/test_harness_logs.py": 10}),
+    "rolltap.evaluators": (TOY_EVALUATOR, {"contract/test_evaluators.py": 5}),
+    "rolltap.runtimes": (TOY_RUNTIME, {"contract/test_runtimes.py": 7}),
+    "rolltap.harnesses": (TOY_COMMAND, {"contract/test_harnesses.py": 2}),
+    "rolltap.task_sources": (TOY_SOURCE, {"contract/test_task_sources.py": 2}),
+    "rolltap.exporters": (TOY_EXPORTER, {"contract/test_exporters.py": 7}),
+    "rolltap.chat_engines": (TOY_CHAT_ENGINE, {"contract/test_chat_engines.py": 7}),
+    "rolltap.detectors": (TOY_DETECTOR, {"unit/exporters/test_redact.py": 1}),
+    "rolltap.strategies": (TOY_STRATEGY, {"unit/reconstructor/test_properties.py": 3}),
+}
+"""Group -> a toy's source, and how many cases of which suites hold it at least."""
+
+TOY_CALL_CASES = 3
+
+
+def test_what_another_package_registers_passes_its_contract(tmp_path: Path) -> None:
+    """15 CPU seconds: one pytest runs the toys' share of twelve suites."""
+    sites = {group: tmp_path / group for group in TOYS}
+    for group, (source, _) in TOYS.items():
+        sites[group].mkdir()
+        install_distribution(sites[group], group, "toy", source)
+    install_distribution(sites["rolltap.harnesses"], "rolltap.harnesses", "toy-call", TOY_CALL)
+    texts = {name: (GOLDEN / name.replace("toy", "openai_chat")).read_text(encoding="utf-8") for name in GOLDEN_FORMS}
+    for group, golden in {"rolltap.dialects": texts, "rolltap.harness_logs": LOGS["pi"]}.items():
+        for name, text in golden.items():
+            file = sites[group] / "golden" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+
+    wanted = {suite: least for _, suites in TOYS.values() for suite, least in suites.items()}
+    command = [sys.executable, "-m", "pytest", "-q", "-rpf", "-n", "0", "-p", "no:cacheprovider", "-k", "toy"]
     run = subprocess.run(
-        [*command, *(str(CONTRACT / file) for file in files)],
-        env={**os.environ, "PYTHONPATH": path},
+        [*command, *(str(TESTS / suite) for suite in wanted)],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([*map(str, sites.values()), os.environ.get("PYTHONPATH", "")]),
+        },
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", run.stdout)
-    assert passed is not None
-    return int(passed[1])
-
-
-def test_a_dialect_of_another_package_passes_the_contract(tmp_path: Path) -> None:
-    site = install_distribution(tmp_path, "rolltap.dialects", "toy", TOY_DIALECT)
-    (site / "golden").mkdir()
-    for form in ("conversation.{}.json", "reply.{}.json", "stream.{}.sse"):
-        (site / "golden" / form.format("toy")).write_bytes((GOLDEN / form.format("openai_chat")).read_bytes())
-    assert contract_passes(site, "test_dialects.py") > 30
-
-
-def test_an_engine_of_another_package_passes_the_contract(tmp_path: Path) -> None:
-    site = install_distribution(tmp_path, "rolltap.engines", "toy", TOY_ENGINE)
-    assert contract_passes(site, "test_engines.py", "test_engine_failures.py") > 10
-
-
-def test_a_log_reader_of_another_package_passes_the_contract(tmp_path: Path) -> None:
-    site = install_distribution(tmp_path, "rolltap.harness_logs", "toy", TOY_LOG)
-    for path, text in LOGS["pi"].items():
-        file = site / "golden" / path
-        file.parent.mkdir(parents=True)
-        file.write_text(text)
-    assert contract_passes(site, "test_harness_logs.py") >= 10
-
-
-@pytest.mark.parametrize(
-    ("group", "name", "source", "suite", "tests"),
-    [
-        ("rolltap.evaluators", "toy", TOY_EVALUATOR, "test_evaluators.py", 5),
-        ("rolltap.runtimes", "toy", TOY_RUNTIME, "test_runtimes.py", 7),
-        ("rolltap.harnesses", "toy", TOY_COMMAND, "test_harnesses.py", 2),
-        ("rolltap.harnesses", "toy-call", TOY_CALL, "test_harnesses.py", 3),
-        ("rolltap.task_sources", "toy", TOY_SOURCE, "test_task_sources.py", 2),
-        ("rolltap.exporters", "toy", TOY_EXPORTER, "test_exporters.py", 7),
-        ("rolltap.chat_engines", "toy", TOY_CHAT_ENGINE, "test_chat_engines.py", 7),
-        ("rolltap.detectors", "toy", TOY_DETECTOR, str(UNIT / "exporters" / "test_redact.py"), 1),
-        ("rolltap.strategies", "toy", TOY_STRATEGY, str(UNIT / "reconstructor" / "test_properties.py"), 3),
-    ],
-)
-def test_what_another_package_registers_passes_its_contract(
-    tmp_path: Path, group: str, name: str, source: str, suite: str, tests: int
-) -> None:
-    assert contract_passes(install_distribution(tmp_path, group, name, source), suite) >= tests
+    passed = re.findall(r"^PASSED tests/(\S+?)::(.*)$", run.stdout, re.MULTILINE)
+    counts = Counter(suite for suite, case in passed if "toy-call" not in case)
+    assert {suite: counts[suite] for suite, least in wanted.items() if counts[suite] < least} == {}
+    assert sum("toy-call" in case for _, case in passed) >= TOY_CALL_CASES

@@ -34,12 +34,22 @@ def table() -> str:
     for family in FAMILIES.values():
         if TRAINING not in family.template:
             names.setdefault(find_fitting(renderer_of(family)), []).append(family.name)
-    rows = [
-        f"| {', '.join(members)} | {', '.join(f'`{rule}`' for rule in fitting.rules) or 'none: every shape fits'} "
-        f"| {fitting.id_form or 'any'} | {'yes' if fitting.shows_tools else '**no**'} |"
-        for fitting, members in names.items()
-    ]
+    rows = [f"| {', '.join(members)} | {cells(fitting)} |" for fitting, members in names.items()]
     return "\n".join(["| families | rules | call ids | writes tools |", "|---|---|---|---|", *rows])
+
+
+def cells(fitting: Fitting) -> str:
+    """A row without its families."""
+    rules = ", ".join(f"`{rule}`" for rule in fitting.rules) or "none: every shape fits"
+    return f"{rules} | {fitting.id_form or 'any'} | {'yes' if fitting.shows_tools else '**no**'}"
+
+
+def documented_rows() -> list[tuple[list[str], str]]:
+    """The rows of the page: the families, and the other cells."""
+    written = TABLE.search(PAGE.read_text(encoding="utf-8"))
+    assert written is not None
+    rows = [line.strip("| ").partition(" | ") for line in written[0].splitlines()[2:]]
+    return [(names.split(", "), row) for names, _, row in rows]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +25,15 @@ from rolltap.types import BreakReason, Outcome
 from ..unit.continuation.conftest import fitting_of
 from ..unit.continuation.planning import run_steps
 from .families import FAMILIES, TRAINING, Family
-from .fitting_table import PAGE, TABLE, renderer_of, table
+from .fitting_table import cells, documented_rows, renderer_of
 from .writing import FamilyReplyWriter
 
 TOOLS = (Tool("look", "Looks.", {"type": "object", "properties": {"name": {"type": "string"}}}),)
 HANDLES = Handles(b"0123456789abcdef")
 HANDLE = HANDLES.mint(new_id())[:7]
-SESSIONS = 12
-"""Generated sessions a family; each has up to eight calls."""
+SESSIONS, MANY_SESSIONS = 5, 40
+"""Generated sessions a family, in `make test` and in `make test-families`; each has up to eight calls."""
+
 
 UNBRIDGED = {
     "deepseekv3 (template)": "it writes the beginning of a turn's results once in a conversation",
@@ -43,17 +45,28 @@ UNBRIDGED = {
 QUICK = [name for name in FAMILIES if TRAINING not in name]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_shape_fits(name: str) -> None:
+@cache
+def documented() -> dict[str, str]:
+    return {name: row for names, row in documented_rows() for name in names}
+
+
+@lru_cache(maxsize=1)
+def continuation_of(renderer: TokenRenderer) -> Continuation:
+    return Continuation("policy", renderer, HANDLES, "keep", fitting_of(renderer))
+
+
+@pytest.mark.parametrize("name", FAMILIES, scope="module")
+def test_every_shape_fits_as_the_documents_table_says(name: str) -> None:
     fitting = fitting_of(renderer_of(FAMILIES[name]))
     assert {result.shape: result.problem for result in fitting.table if result.problem} == {}
+    if name in QUICK:
+        assert documented()[name] == cells(fitting), "python -m tests.families.fitting_table writes it"
 
 
-def test_the_documents_table_is_what_the_audit_finds() -> None:
-    """About 15 CPU seconds: it audits every family."""
-    written = TABLE.search(PAGE.read_text(encoding="utf-8"))
-    assert written is not None
-    assert written[0] == table(), "python -m tests.families.fitting_table writes it"
+def test_the_documents_table_has_each_family_once() -> None:
+    names = [name for names, _ in documented_rows() for name in names]
+    assert sorted(names) == sorted(QUICK)
+    assert len({cells for _, cells in documented_rows()}) == len(documented_rows())
 
 
 @dataclass
@@ -68,7 +81,7 @@ class GeneratedSession:
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.continuation = Continuation("policy", self.renderer, HANDLES, "keep", fitting_of(self.renderer))
+        self.continuation = continuation_of(self.renderer)
         self.forest = Forest(DigestCache())
 
     def word(self) -> str:
@@ -131,13 +144,15 @@ class GeneratedSession:
         )
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_generated_sessions_fit_and_are_bridged(name: str) -> None:
-    """Of gpt-oss, up to 20 CPU seconds: its vocabulary has 200,000 tokens, and its encoder takes no smaller one."""
+@pytest.mark.parametrize("name", QUICK, scope="module")
+@pytest.mark.parametrize(
+    "seeds", [range(SESSIONS), pytest.param(range(SESSIONS, MANY_SESSIONS), marks=pytest.mark.families)], ids=str
+)
+def test_generated_sessions_fit_and_are_bridged(name: str, seeds: range) -> None:
     family = FAMILIES[name]
     renderer = renderer_of(family)
     writer = FamilyReplyWriter(family, Path(renderer.tokenizer.name_or_path))
-    for seed in range(SESSIONS):
+    for seed in seeds:
         session = GeneratedSession(family, renderer, writer, random.Random(f"{name} {seed}"))
         session.begin()
         context: list[int] = []

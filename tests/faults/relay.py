@@ -23,7 +23,11 @@ class Relay:
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
-        there_reader, there_writer = await asyncio.open_connection(self.host, self.port)
+        try:
+            there_reader, there_writer = await asyncio.open_connection(self.host, self.port)
+        except ConnectionError:
+            writer.close()
+            return
         self._writers.append(there_writer)
         for task in (self._pass(reader, there_writer, back=False), self._pass(there_reader, writer, back=True)):
             running = asyncio.create_task(task)

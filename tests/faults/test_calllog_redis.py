@@ -19,6 +19,7 @@ from rolltap.calllog.fact_codec import EncodedFact, encode_fact
 from rolltap.calllog.facts import Fact
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.redis import STREAM, IngestWriter
+from rolltap.calllog.redis_checks import OWNER
 from rolltap.calllog.schema import call_intents
 from rolltap.calllog.spool import Spool
 from rolltap.calllog.spool_writer import SpoolWriter
@@ -67,6 +68,48 @@ async def test_redis_flushed_under_load_loses_nothing(postgres_url: str, private
     assert await emptied(log) < DRAINED_WITHIN_S
     await load.check()
     await vandal.aclose()
+    await log.close()
+
+
+@pytest.mark.parametrize("kind", ["a replica", "another store's"])
+async def test_a_redis_that_answers_and_is_the_wrong_one_is_passed_by_until_it_is_right_again(
+    postgres_url: str, private_redis: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+):
+    monkeypatch.setattr("rolltap.calllog.redis.RETRY_S", 0.02)
+    database = Database(postgres_url)
+    log = SqlCallLog(
+        database,
+        wrap=lambda direct: IngestWriter(private_redis.url, direct, store_id=database.identity, sweep_s=0.05),
+    )
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    assert await emptied(log) < DRAINED_WITHIN_S
+    operator = Redis.from_url(private_redis.url)
+    owner = await operator.get(OWNER)
+    if kind == "a replica":
+        await operator.execute_command("REPLICAOF", "127.0.0.1", "1")
+    else:
+        await operator.set(OWNER, "another")
+    load = Load(log, session)
+    load.start(2)
+    await load.reach(200)
+    while not log._writer._away:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+    left_before = await operator.xlen(STREAM)
+    await asyncio.sleep(0.3)
+    assert caplog.text.count("Redis is unavailable") == 1, "it is not taken for right because it answers"
+    assert await operator.xlen(STREAM) == left_before
+    if kind == "a replica":
+        await operator.execute_command("REPLICAOF", "NO", "ONE")
+    else:
+        await operator.set(OWNER, owner)
+    while log._writer._away:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.01)
+    await load.end()
+    await load.check()
+    assert load.refused == 0
+    await operator.aclose()
     await log.close()
 
 

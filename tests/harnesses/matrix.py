@@ -23,9 +23,8 @@ BreakCounts = Mapping[str, int]
 
 KNOWN_BREAKS: Mapping[tuple[str, str], tuple[BreakCounts, str]] = {
     ("qwen-code", "resume"): (
-        {"new_conversation": 1, "tools_changed": 1},
-        "A resumed run rewrites its first message (git status, folder tree, date). After it, an agent of its own looks "
-        "for what to remember, with tools of its own.",
+        {"new_conversation": 1},
+        "A resumed run rewrites its first message (git status, folder tree, date).",
     ),
     ("gemini-cli", "resume"): (
         {"new_conversation": 1},

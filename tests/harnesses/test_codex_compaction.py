@@ -64,7 +64,7 @@ async def test_codex_compacts_on_the_server_and_goes_on(
     harness = BuiltInProvider(version)
     installation = await asyncio.to_thread(installed, harness.package)
     scenario = replace(SCENARIOS["compaction"], makes={"out.txt": "hi\n"})
-    async with house(script(), tmp_path, max_context=60_000) as home:
+    async with house(script(), tmp_path, max_context=48_000) as home:
         run = await through(home, harness, installation, scenario)
     note_cell(Cell.of(harness, "server compaction", run))
     (exit_,) = run.exits

@@ -95,7 +95,8 @@ async def test_titles_choices_and_summaries_are_told_from_the_agents_calls(
 ) -> None:
     known: Scenario = SCENARIOS[scenario]
     set_up = DefaultSetUp(get_harness(name), SWITCHES[name])
-    async with house(with_side_calls(known.script(TOOLS[name])), tmp_path, aliases=["*"]) as home:
+    context, script = TOOLS[name].compacts_at if known.compacts else 0, with_side_calls(known.script(TOOLS[name]))
+    async with house(script, tmp_path, context=context, aliases=["*"]) as home:
         run = await through(home, set_up, release(name), known)
         trajectory = await home.reader.trajectory(run.session.session_id)
     note_cell(Cell.of(set_up, f"{scenario}, default set-up", run))

@@ -61,6 +61,7 @@ async def run_once(home: House, harness: Harness, installation: Installation) ->
 async def test_a_harness_makes_calls_that_are_answered(
     name: str, release: Callable[[str], Installation], note_cell: Callable[[Cell], None], tmp_path: Path
 ) -> None:
+    """Up to 90 CPU seconds: the test installs the release; pip and npm take most of them."""
     async with house(SCRIPTS[name], tmp_path) as home:
         run = await run_once(home, get_harness(name), release(name))
     note_cell(Cell.of(get_harness(name), ONE_ANSWER, run))

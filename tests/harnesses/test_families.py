@@ -64,6 +64,7 @@ def planned(family: Family) -> Iterator[Planned]:
 
 
 @pytest.mark.harness
+@pytest.mark.families
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_harnesses_on_a_family(
@@ -72,6 +73,7 @@ async def test_harnesses_on_a_family(
     record_property: Callable[[str, object], None],
     tmp_path: Path,
 ) -> None:
+    """Up to 40 CPU seconds: eight real harnesses, one with two or three sessions."""
     family = FAMILIES[name]
     slots = asyncio.Semaphore(AT_ONCE)
 

@@ -47,7 +47,7 @@ PROTOCOLS = [(name, dialect) for name, dialect in RUNS if name in ("pi", "mini-s
 ELSEWHERE = [("pi", dialect) for dialect in ("openai_responses", "anthropic", "gemini")]
 """Their long and their cancelled runs are those of the harnesses whose own protocol it is."""
 
-SAMPLE = ("codex-openai_responses", "claude-code-anthropic", "mini-swe-agent-openai_chat")
+SAMPLE = ("codex-openai_responses", "claude-code-anthropic", "pi-openai_chat")
 """Their basic run is in `make test`."""
 
 CELLS = [
@@ -79,6 +79,7 @@ async def test_a_harness_does_not_notice(
     note_cell: Callable[[Cell], None],
     tmp_path: Path,
 ) -> None:
+    """Up to 15 CPU seconds: most of them are the harness's, once more where the test installs it."""
     harness, tools = get_harness(name, dialect=dialect), TOOLS[name]
     installation = release(name)
     async with house(scenario.script(tools), tmp_path, context=tools.compacts_at if scenario.compacts else 0) as home:
@@ -132,7 +133,7 @@ async def through(
                 await home.engine.journal.until(lambda entries: all(e.outcome != "running" for e in entries))
             else:
                 run.exits.append(await launched)
-        log = read_log(harness.name, workspace)
+        log = read_log(harness.name, workspace.home_folder, workspace.folder)
         run.log = change(replace(log, complete=not scenario.kill)) if log is not None else None
         run.files = {
             path: (workspace.folder / path).read_text() for path in scenario.makes if (workspace.folder / path).exists()

@@ -121,6 +121,7 @@ def newcomer(shell: Newcomer) -> Iterator[Newcomer]:
 @pytest.mark.harness
 @pytest.mark.timeout(400)
 def test_the_three_uses_do_what_the_readme_says(newcomer: Newcomer) -> None:
+    """13 CPU seconds: every command is a process as a reader would start it, and two are real harnesses."""
     prompt = shlex.quote("fix the failing test")
     for name in ("codex", "claude-code"):
         printed = newcomer.types(line("rolltap harness env").replace("codex", name))
@@ -152,6 +153,7 @@ def test_the_three_uses_do_what_the_readme_says(newcomer: Newcomer) -> None:
 @pytest.mark.harness
 @pytest.mark.timeout(400)
 def test_the_second_use_runs_a_group_of_rollouts_and_trains_a_step_on_it(newcomer: Newcomer) -> None:
+    """12 CPU seconds: eight real harnesses and a trainer."""
     install, commands = block("rolltap train").split("\n", 1)
     assert install.startswith("pip install")
     printed = newcomer.types(commands)

@@ -43,8 +43,8 @@ def test_every_cell_has_its_control() -> None:
 def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
     learning = _script("learning_table.py")["learning"]
 
-    def cell(method: str, shuffled: bool, after: float) -> dict[str, Any]:
-        common = {"family": "files", "seed": 0, "steps": 2, "before": 0.2, "curve": [0.2, 0.3], "seconds": 90.0}
+    def cell(method: str, shuffled: bool, after: float, seed: int = 0) -> dict[str, Any]:
+        common = {"family": "files", "seed": seed, "steps": 2, "before": 0.2, "curve": [0.2, 0.3], "seconds": 90.0}
         return {**common, "method": method, "shuffled": shuffled, "after": after}
 
     head = {
@@ -57,14 +57,20 @@ def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
         "python": "3",
         "time": "now",
     }
-    ran = [cell("grpo", False, 0.9), cell("grpo", True, 0.2), cell("ppo", False, 0.3), cell("ppo", True, 0.2)]
-    text = learning({**head, "cells": [*ran, cell("spear", False, 0.9)]})
-    assert "| `files` | `grpo` | 1 | 1.5 | 0.20 | 0.90 | 0.20 | +0.70 ± 0.12 | 0.20 0.30 |" in text
+    ran = [
+        cell(method, shuffled, after, seed)
+        for method, leads in (("grpo", (0.5, 0.7, 0.6)), ("ppo", (0.2, 0.6, 0.7)))
+        for seed, lead in enumerate(leads)
+        for shuffled, after in ((False, 0.2 + lead), (True, 0.2))
+    ]
+    text = learning({**head, "cells": [*ran, cell("spear", False, 0.9), cell("skill_sd", False, 0.9)]})
+    # Leads .5, .7, .6: mean .6, deviation .1; Student's t of 2 degrees of freedom is 4.303: ± .248
+    assert "| `files` | `grpo` | 3 | 1.5 | 0.20 | 0.80 | 0.20 | +0.60 ± 0.25 |  | 0.20 0.30 |" in text
+    assert "| `files` | `ppo` | 3 | 1.5 | 0.20 | 0.70 | 0.20 | +0.50 ± 0.66 | -0.10 ± 0.50 | 0.20 0.30 |" in text
     assert "No lead over the control is shown for `ppo` on `files`." in text
-    assert "5 of 96 runs are measured" in text
-    assert " 4 runs are measured, half of them controls." in learning(
-        {**head, "planned": 2, "cells": ran}
-    )  # more seeds of a row
+    assert "14 of 96 runs are measured" in text
+    assert "`skill_sd` was measured and is left out" in text
+    assert " 12 runs are measured, half of them controls." in learning({**head, "planned": 2, "cells": ran})
     assert "spear" not in text  # without its control it is no result
 
 

@@ -49,6 +49,12 @@ class SavedMetadata(msgspec.Struct, frozen=True):
     run_metadata: dict[str, str] | None = None
     has_optimiser: bool = False
 
+    @property
+    def trained(self) -> dict[str, int | bool]:
+        """Which weights are trained: the rank of the adapters, and the layers that have them."""
+        names = ("rank",) if self.rank == 0 else ("rank", "train_mlp", "train_attn", "train_unembed")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True, slots=True)
 class SavedWeights:

@@ -120,11 +120,19 @@ class TrainingRoutes:
         return ResultBody.of(types.SaveWeightsForSamplerResponseInternal(sampling_session_id=id))
 
     def _load_into(self, run: TrainingRun, model: TrainedModel, body: bytes) -> ResultBody:
-        """Replaces the run's model by one with the saved weights. Raises `InvalidRequest` if the ranks differ."""
+        """Replaces the run's model by one with the saved weights. Raises `InvalidRequest` if they train other layers.
+
+        The description of the run is what it saves, so it must be the model's.
+        """
         request = parse(body, types.LoadWeightsRequest)
         metadata, build = self._builder(request)
-        if model.metadata.rank != metadata.rank:
-            raise InvalidRequest(f"{request.path}: of rank {metadata.rank}; this model's is {model.metadata.rank}")
+        if metadata.trained != run.metadata.trained:
+            differing = [
+                f"{name} is {metadata.trained[name]} there and {own} in this model"
+                for name, own in run.metadata.trained.items()
+                if metadata.trained[name] != own
+            ]
+            raise InvalidRequest(f"{request.path} trains other weights: {', '.join(differing)}")
         run.model = build()
         return ResultBody.of(types.LoadWeightsResponse(path=request.path, model_id=run.id))
 

@@ -3,7 +3,9 @@
     A_i,k = (R_i - mean_g,k) / (std_g,k + 1e-6)        over the calls of agent k in group g
 
 Every agent is normalised by the statistics of its own calls, one entry a call. An invalid action costs the harness's
-own penalty (0.01 in the paper), as a reward of its call. A model of its own for each agent needs a run each.
+own penalty (0.01 in the paper), as a reward of its call. A model of its own for each agent needs a run each. One
+version of the authors' code counts a rollout once for an agent, others count its calls, as here; and there an agent
+with a single call in the group has A = R, here 0.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 The order, the ratio a turn, and later ratios held within [1 - limit, 1 + limit] are those of the released settings
 (`update_order`, `gspo`, `adv_updator`); that they are multiplied is heterogeneous-agent mirror learning's, which the
 paper stands on. The released normalisation of A over the batch and KL term (.002) are left out. Turns are counted from
-the rollout's first; a step makes as many optimiser steps as its longest rollout has turns.
+the rollout's first; a step makes as many optimiser steps as its longest rollout has turns. An update's loss is the mean
+over its turns of the mean over their tokens (the released `seq-mean-token-mean`, where a sample is a turn).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from rolltap.trainer_client.estimators import centre
 from rolltap.trainer_client.loss import sequence_ratio
@@ -55,7 +58,15 @@ class SeeUPO(Recipe):
 
     def updates(self, step: Step, credit: Credit) -> Sequence[Credit]:
         order = step.turn_order
-        return [credit.weighted(step.spread_turns(order == turn)) for turn in range(order.max(initial=0), 0, -1)]
+        trained = np.array([rollout.trained for rollout in step.rollouts], bool)[step.turn_rollouts]
+        tokens = np.array([rollout.tokens for rollout in step.rollouts], np.float64)[step.turn_rollouts]
+        sizes = np.array([len(turn.places) for turn in step.turns], np.float64)
+        whole = sum(rollout.trained for rollout in step.rollouts) * tokens / sizes  # undoes the rollout's share
+        updates = []
+        for turn in range(order.max(initial=0), 0, -1):
+            own = (order == turn) & trained
+            updates.append(credit.weighted(step.spread_turns(own * whole / max(1, own.sum()))))
+        return updates
 
     def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
         units_M = batch.rollouts_M * MOST_TURNS + batch.extra["turn"].long()

@@ -30,7 +30,7 @@ from rolltap.proxy.conversation.chat import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from rolltap.proxy.conversation.openai_pieces import is_object
+from rolltap.proxy.conversation.openai_pieces import is_object, join_details
 from rolltap.proxy.engines.base import ChatChunk, ToolDelta
 
 
@@ -66,6 +66,7 @@ class ChatReplyParser:
         self._mint = mint
         self._index = index
         self._reasoning: list[str] = []
+        self._details: list[dict[str, Any]] = []
         self._text: list[str] = []
         self._calls: list[UpstreamCall] = []
         self._waiting: deque[UpstreamCall | ReasoningDelta | TextDelta] = deque()
@@ -73,6 +74,7 @@ class ChatReplyParser:
 
     def feed(self, chunk: ChatChunk) -> list[ReplyEvent]:
         """The events of a chunk."""
+        join_details(self._details, chunk.reasoning_details)
         if chunk.reasoning:
             self._reasoning.append(chunk.reasoning)
             self._waiting.append(ReasoningDelta(chunk.reasoning, self._index))
@@ -89,7 +91,8 @@ class ChatReplyParser:
         events = self._ready_events(ended=True)
         text = "".join(self._text)
         reasoning = "".join(self._reasoning)
-        parts: tuple[Part, ...] = (Reasoning(reasoning),) if reasoning else ()
+        thought = Reasoning(reasoning, details=tuple(self._details))
+        parts: tuple[Part, ...] = (thought,) if reasoning or self._details else ()
         parts = (*parts, Text(text)) if text else parts
         calls = tuple(self._tool_call(call) for call in self._calls)
         finish: Any = "tool_calls" if calls and reason == "stop" else reason

@@ -96,6 +96,8 @@ class Backend(Protocol):
 
     async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]: ...
 
+    async def check(self) -> None: ...
+
 
 def _sqlite(url: sa.URL, writable: bool, application: str) -> Backend:
     from rolltap.calllog.sqlite import SqliteBackend
@@ -180,6 +182,10 @@ class Database:
         """
         self._check_writable()
         return await self._backend.insert(rows, durability)
+
+    async def check(self) -> None:
+        """Raises `StoreUnavailable` unless a server answers now that can do what this database was opened for."""
+        await self._backend.check()
 
     async def now(self) -> float:
         """The database's clock, in seconds since the epoch. In a transaction, use its connection's `now`."""

@@ -13,12 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic import TypeAdapter
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.schema import call_intents, notes, sessions
 from rolltap.contract.notes import NewNote, NoteKind, NoteValue
 from rolltap.errors import ConfigError, NotFound, StoreUnavailable
 from rolltap.ids import new_id
+
+_NEW_NOTE = TypeAdapter(NewNote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,15 @@ def notes_of(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str,
     for row in connection.execute(query):
         by_session.setdefault(row.session_id, []).append(_note(row))
     return by_session
+
+
+def check_note_row(row: Sequence[Any]) -> None:
+    """Raises `ValueError` or `InvalidRequest` unless the API would take the row's note."""
+    columns = dict(zip(notes.c.keys(), row, strict=True))
+    of_call = columns["call_id"] is not None
+    fields = {name: columns[name] for name in ("kind", "name", "author")}
+    owner = {"call_id": columns["call_id"]} if of_call else {"session_id": columns["session_id"]}
+    _NEW_NOTE.validate_python({**fields, **owner, "value": json.loads(columns["value"])})
 
 
 def tags_after(tags: Mapping[str, str], newer: Iterable[Note]) -> dict[str, str]:

@@ -7,6 +7,11 @@ one without fsync is used with a warning.
 A transaction acts for the current tenant (`rolltap.tenants`); its first statement sets that tenant on the server.
 Connections start as the default tenant, so a deployment without other tenants needs no such statement. Single
 statements for `EVERY_TENANT`, and `insert`, use their own pool, whose connections start as `EVERY_TENANT`.
+
+A connection may be alive while its server is no longer the right one: after a failover it is a standby, is read-only or
+has an older timeline. So each connection's server is asked what it is (`rolltap.calllog.postgres_server`): when the
+connection is made, when it is used `TRUST_S` after the last answer, and when any statement of any connection has failed
+with an error of this kind. A connection to a wrong server is dropped, and the next one may lead to the right server.
 """
 
 from __future__ import annotations
@@ -14,8 +19,10 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -27,6 +34,7 @@ from sqlalchemy.util import greenlet_spawn
 from rolltap.calllog.database import Connection, Durability, Parameters, Work, database_clock
 from rolltap.calllog.dberrors import RETRY_AFTER_S, store_errors
 from rolltap.calllog.insert import Insert, Row, columns, together
+from rolltap.calllog.postgres_server import ServerCheck, sql_state
 from rolltap.calllog.separation import set_tenant
 from rolltap.crash import crash_point
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
@@ -41,6 +49,10 @@ OLDEST_VERSION = 120000
 POOL_SIZE = 16
 SINGLE_POOL_SIZE = 4
 CONNECT_TIMEOUT_S = 5.0
+PROBE_AGE_S = 5.0
+"""Most age of the connection of a `check`: only a new one shows that the login changed, or a server was promoted."""
+
+_probing: ContextVar[bool] = ContextVar("rolltap_postgres_probing", default=False)
 
 
 class AsyncpgConnection:
@@ -74,9 +86,10 @@ class PostgresBackend:
             raise ConfigError(f"store.url: Postgres needs asyncpg: {install_line('postgres')}")
         self._name = url.render_as_string(hide_password=True)
         self._writable = writable
-        self._engine = _pool(url, POOL_SIZE, DEFAULT_TENANT, application)
+        self._check = ServerCheck(self._name, writable=writable)
+        self._engine = self._pool(url, POOL_SIZE, DEFAULT_TENANT, application)
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-        self._singles = _pool(url, SINGLE_POOL_SIZE, EVERY_TENANT, application)
+        self._singles = self._pool(url, SINGLE_POOL_SIZE, EVERY_TENANT, application)
         by_statement = {"isolation_level": "AUTOCOMMIT"}
         self._single = {
             DEFAULT_TENANT: self._engine.execution_options(**by_statement),
@@ -85,6 +98,36 @@ class PostgresBackend:
         self.dialect: sa.Dialect = self._engine.dialect
         self._inserter: Any = None
         self._inserting = asyncio.Lock()
+
+    def _pool(self, url: sa.URL, size: int, tenant: str, application: str) -> AsyncEngine:
+        """A pool of connections that start as `tenant`, each with its server checked."""
+        server = {"application_name": application, "rolltap.tenant": tenant}
+        engine = create_async_engine(
+            url.set(drivername="postgresql+asyncpg"),
+            pool_size=size,
+            max_overflow=0,
+            pool_timeout=CONNECT_TIMEOUT_S,
+            connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": server},
+        )
+        event.listen(engine.sync_engine, "checkout", self._check_out)
+        event.listen(engine.sync_engine, "handle_error", self._note_error)
+        return engine
+
+    def _check_out(self, connection: Any, record: Any, *_: Any) -> None:
+        """Replaces a pooled connection whose server closed it or is not the right one."""
+        driver, fresh = connection.driver_connection, not record.info
+        if driver.is_closed() or (_probing.get() and time.time() - record.starttime > PROBE_AGE_S):
+            raise exc.DisconnectionError
+        try:
+            connection.run_async(lambda driver: self._check.of(driver, record.info))
+        except StoreUnavailable:
+            if fresh:
+                raise
+            raise exc.DisconnectionError from None
+
+    def _note_error(self, context: Any) -> None:
+        if self._check.doubts(sql_state(context.original_exception)):
+            context.is_disconnect, context.invalidate_pool_on_disconnect = True, False
 
     async def start(self) -> None:
         async with self.read() as connection:
@@ -155,46 +198,42 @@ class PostgresBackend:
                 driver = await self._insert_driver()
                 try:
                     return tuple(await driver.fetchrow(statement, *parameters))
-                except BaseException:
+                except BaseException as error:
+                    self._check.doubts(sql_state(error))
                     self._drop_inserter()  # the connection is lost, or inside an unfinished statement
                     raise
 
     async def _insert_driver(self) -> Any:
         """The driver of a pooled connection that is reserved for `insert`, as a checkout takes 0.2 ms."""
-        if self._inserter is not None and self._inserter.driver_connection.is_closed():
+        if self._inserter is not None and not await self._is_right(self._inserter):
             self._drop_inserter()
-        while self._inserter is None:
-            pooled: Any = await self._singles.raw_connection()
-            if pooled.driver_connection.is_closed():
-                pooled.invalidate()
-            else:
-                self._inserter = pooled
+        if self._inserter is None:
+            self._inserter = await self._singles.raw_connection()
         return self._inserter.driver_connection
+
+    async def _is_right(self, pooled: Any) -> bool:
+        """Whether a reserved connection is open and leads to the right server."""
+        if pooled.driver_connection.is_closed():
+            return False
+        try:
+            await self._check.of(pooled.driver_connection, pooled.info)
+        except StoreUnavailable:
+            return False
+        return True
+
+    async def check(self) -> None:
+        self._check.doubt()
+        token = _probing.set(True)
+        try:
+            async with _opened(self._single[EVERY_TENANT], self._name):
+                pass
+        finally:
+            _probing.reset(token)
 
     def _drop_inserter(self) -> None:
         if self._inserter is not None:
             self._inserter.invalidate()
             self._inserter = None
-
-
-def _pool(url: sa.URL, size: int, tenant: str, application: str) -> AsyncEngine:
-    """A pool of connections that start as `tenant`."""
-    server = {"application_name": application, "rolltap.tenant": tenant}
-    engine = create_async_engine(
-        url.set(drivername="postgresql+asyncpg"),
-        pool_size=size,
-        max_overflow=0,
-        pool_timeout=CONNECT_TIMEOUT_S,
-        connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": server},
-    )
-    event.listen(engine.sync_engine, "checkout", _check_open)
-    return engine
-
-
-def _check_open(connection: Any, *_: Any) -> None:
-    """Replaces connections that the server closed (for example by a restart) without an error."""
-    if connection.driver_connection.is_closed():
-        raise exc.InvalidatePoolError
 
 
 @contextmanager

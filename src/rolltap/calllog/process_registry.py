@@ -33,6 +33,11 @@ from rolltap.tenants import EVERY_TENANT, acting_for
 log = logging.getLogger("rolltap.store")
 
 BEAT_S = 5.0
+RETRY_S = 1.0
+"""Seconds to the next heartbeat after one that could not be written."""
+WITHIN_S = 10.0
+"""Timeout of a heartbeat."""
+
 GONE_S = 30.0
 MARGIN_S = 600.0
 
@@ -59,6 +64,8 @@ class ProcessRegistry:
         self._latest: dict[str, str] = {}
         self._marks: deque[tuple[float, dict[str, str]]] = deque()
         self._task: asyncio.Task[None] | None = None
+        self.beats = True
+        """Whether the last heartbeat could be written: a small write like those of calls."""
         insert = f"INSERT INTO processes (id, seen_at, complete_to) VALUES (:id, {self.clock}, :complete_to)"
         renewed = "seen_at = excluded.seen_at, complete_to = excluded.complete_to"
         self._seen = sa.text(f"{insert} ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at")
@@ -104,13 +111,17 @@ class ProcessRegistry:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(self._beat_s)
+            await asyncio.sleep(self._beat_s if self.beats else min(self._beat_s, RETRY_S))
             try:
-                await self._beat_once(self._latest_long_ago())
-                count = await self.abort_orphans(sorted(self._own), at=time.time())
-            except StoreError as error:
-                log.warning("the heartbeat could not be written: %s", error)
+                async with asyncio.timeout(WITHIN_S):
+                    await self._database.check()
+                    await self._beat_once(self._latest_long_ago())
+                    count = await self.abort_orphans(sorted(self._own), at=time.time())
+            except (StoreError, TimeoutError) as error:
+                self.beats = False
+                log.warning("the heartbeat could not be written: %s", str(error) or "no answer in time")
                 continue
+            self.beats = True
             if count:
                 log.warning("%d open calls of a dead process are recorded as aborted", count)
 

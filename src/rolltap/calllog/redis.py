@@ -39,7 +39,7 @@ from rolltap.calllog.redis_checks import check_settings, check_stream_owner
 from rolltap.calllog.writing import GroupWriter, SpoolState, known_parts
 from rolltap.crash import crash_point
 from rolltap.decoding import msgpack_decoder
-from rolltap.errors import RecordCorrupt, StoreUnavailable
+from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
 
 log = logging.getLogger("rolltap.store")
@@ -115,6 +115,7 @@ class IngestWriter:
         self._url = url
         self._store = store
         self._store_id = store_id
+        self._own_id: str | None = None
         self._sweep_s = sweep_s
         self._redis: Redis = Redis.from_url(
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
@@ -144,7 +145,8 @@ class IngestWriter:
         try:
             await check_settings(self._redis, self._url)
             if self._store_id is not None:
-                await check_stream_owner(self._redis, self._url, await self._store_id())
+                self._own_id = await self._store_id()
+                await check_stream_owner(self._redis, self._url, self._own_id)
             await self._set_mark()
             await self._until_moved(0.0)
         except RedisError as error:
@@ -223,21 +225,37 @@ class IngestWriter:
                     await self._drain()
                 finally:
                     if self._away:
+                        await self._redis.connection_pool.disconnect()  # the address may lead elsewhere by now
                         await self._ask_redis()
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + self._sweep_s
-                    await self._set_mark()
-                    await self._sweep(await self._old())
+                    if not self._away:
+                        await self._check_owner()
+                        await self._set_mark()
+                        await self._sweep(await self._old())
             except (StoreUnavailable, RedisError, OSError):
                 self._filled.set()
                 await self._append_lost()
                 await asyncio.sleep(RETRY_S)
 
     async def _ask_redis(self) -> None:
-        """Uses Redis again if it answers."""
+        """Uses Redis again if it accepts writes and is still this store's: it may be a replica now, or another one."""
         async with asyncio.timeout(REDIS_WITHIN_S):
-            await self._redis.ping()
+            await self._check_owner()
+            await self._set_mark()
         self._away = False
+
+    async def _check_owner(self) -> None:
+        """Raises `StoreUnavailable` for a Redis of another store. One that lost its data becomes this store's again."""
+        if self._store_id is None:
+            return
+        if self._own_id is None:
+            self._own_id = await self._store_id()
+        try:
+            await check_stream_owner(self._redis, self._url, self._own_id)
+        except ConfigError as error:
+            self._bypass(error)
+            raise StoreUnavailable(error.message, retry_after=1) from error
 
     async def _drain(self) -> None:
         """Writes the facts in memory to the store, in order, and deletes their entries.

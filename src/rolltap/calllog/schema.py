@@ -17,7 +17,7 @@ from sqlalchemy import event
 
 from rolltap.calllog.append_only import append_only
 
-VERSION = "0020"
+VERSION = "0019"
 """The last migration: the version of these tables."""
 
 metadata = sa.MetaData()
@@ -96,6 +96,7 @@ processes = sa.Table(
     sa.Column("id", sa.Text, primary_key=True),
     sa.Column("seen_at", sa.Double, nullable=False),  # by the database's clock
     sa.Column("complete_to", sa.Text, nullable=False),  # all its calls with a smaller id are complete
+    sa.Column("waiting_since", sa.Double),  # since then it has facts that are not in the store; None: it has none
 )
 
 prunings = sa.Table(

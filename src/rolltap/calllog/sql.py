@@ -94,8 +94,8 @@ class SqlCallLog:
     async def condition(self) -> Condition:
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S):
-                await self.database.select(sa.select(1))
-            answers = True
+                await self.database.check()
+            answers = self._registry.beats
         except (StoreUnavailable, TimeoutError):
             answers = False
         spool = self._writer.spool

@@ -242,6 +242,9 @@ class SqliteBackend:
     async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         return await self.query(lambda connection: connection.execute(statement).all())
 
+    async def check(self) -> None:
+        await self.select(sa.select(1))
+
     async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]:
         driver = _driver(self._open_writer())
 

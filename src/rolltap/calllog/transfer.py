@@ -19,8 +19,9 @@ import sqlalchemy as sa
 from rolltap.calllog.archive import ArchiveWriter, Block, read_archive
 from rolltap.calllog.database import Database
 from rolltap.calllog.insert import Insert
+from rolltap.calllog.notes import check_note_row
 from rolltap.calllog.reading import fetch_calls
-from rolltap.calllog.records import INTENT_HASHES, same_row, split_hashes
+from rolltap.calllog.records import INTENT_HASHES, read_session, same_row, split_hashes
 from rolltap.calllog.schema import (
     annotations,
     call_completions,
@@ -32,10 +33,14 @@ from rolltap.calllog.schema import (
     sessions,
 )
 from rolltap.calllog.verify import check_calls, part_problems
-from rolltap.errors import NotFound, RecordCorrupt
-from rolltap.tenants import EVERY_TENANT, acting_for
+from rolltap.contract.tags import MAX_TAGS, check_sizes
+from rolltap.errors import InvalidRequest, NotFound, RecordCorrupt
+from rolltap.moments import is_moment
+from rolltap.tenants import EVERY_TENANT, TENANT_NAME, acting_for, tenant_of
 
 PAGE = 500
+MOST_TAGS = MAX_TAGS + 8
+"""Those of a caller, and the server's own."""
 Show = Callable[[int, int], None]
 
 
@@ -133,6 +138,7 @@ class _Loader:
         """Writes a block; True if it changed the store."""
         session_id, now = block.session[0], time.time()
         _check_owners(block)
+        _check_values(block)
         for digest, data in block.parts:
             for problem in part_problems(digest, data):
                 raise RecordCorrupt(problem)
@@ -185,6 +191,31 @@ class _Loader:
                 unset = sa.update(sessions).where(sessions.c.id == row[0], column.is_(None))
                 changed += connection.execute(unset.values({column: values[column.name]})).rowcount
         return changed
+
+
+def _check_values(block: Block) -> None:
+    """Raises `RecordCorrupt` for values that the API would refuse: tags, a tenant's name, notes, times."""
+    session_id = block.session[0]
+    try:
+        session = read_session(tuple(block.session))
+        check_sizes(session.tags, MOST_TAGS)
+        if not TENANT_NAME.fullmatch(tenant_of(session.tags)):
+            raise InvalidRequest("tags: no tenant has such a name")
+        for table, rows in (
+            (sessions, [block.session]),
+            (call_intents, block.intents),
+            (call_completions, block.completions),
+            (notes, block.notes),
+            (annotations, block.annotations),
+        ):
+            times = [index for index, name in enumerate(table.c.keys()) if name.endswith("_at")]
+            for row, index in ((row, index) for row in rows for index in times if row[index] is not None):
+                if not is_moment(row[index]):
+                    raise InvalidRequest(f"{table.name} {row[0]}: {list(table.c.keys())[index]}: no possible time")
+        for row in block.notes:
+            check_note_row(row)
+    except (InvalidRequest, RecordCorrupt, TypeError, ValueError, RecursionError) as error:
+        raise RecordCorrupt(f"cannot import session {session_id}: {error}") from error
 
 
 def _check_owners(block: Block) -> None:

@@ -26,6 +26,7 @@ from rolltap.extras import install_line
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
+from rolltap.reconstructor.exporters.consumers import Consumer, consumer_named
 from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, FirstPass, Query
 from rolltap.reconstructor.exporters.decontaminate import NGRAM_WORDS, NgramIndex
 from rolltap.reconstructor.exporters.grouping import Grouping
@@ -78,15 +79,16 @@ class ExportJob:
 
     def writer(self, query: Query) -> DatasetWriter | GrowingDataset:
         """What takes the groups of this export."""
-        differs = decode = None
+        differs = decode = lacks = None
         if self.tokenizer is not None:
             query = replace(query, tokenizer=self.tokenizer.hashes)
             differs, decode = differs_by(Path(self.tokenizer.name_or_path)), self.tokenizer.decode
+            lacks = self.tokenizer.lacks
         if self.out is None or self.state is None:
-            return DatasetWriter(self.out, self.exporter, query, differs=differs, decode=decode)
+            return DatasetWriter(self.out, self.exporter, query, differs=differs, decode=decode, lacks=lacks)
 
         def part(folder: Path, known: set[bytes]) -> DatasetWriter:
-            return DatasetWriter(folder, self.exporter, query, differs=differs, decode=decode, known=known)
+            return DatasetWriter(folder, self.exporter, query, differs=differs, decode=decode, lacks=lacks, known=known)
 
         return GrowingDataset(self.out, self.state, part, query.shard_mb * 1e6)
 
@@ -94,7 +96,8 @@ class ExportJob:
 @one_line_errors
 def export(
     out: options.Out = None,
-    format: options.Format = "trajectories",
+    format: options.Format = "",
+    consumer: options.For = "",
     where: options.Where = None,
     sessions: options.Sessions = None,
     since: options.Since = "",
@@ -129,11 +132,14 @@ def export(
     rolltap export out/ --format sft --where "reward>=1 and harness=codex" --split train=0.9,test=0.1
     """
     settings = load_settings(config_path(config))
+    layout = consumer_named(consumer) if consumer else Consumer("trajectories")
+    if consumer and format and format != layout.format:
+        raise DatasetError(f"--for {consumer} reads {layout.format}, not {format}")
     query = Query(
         where=parse_where([*(where or []), *([f"date>='{since}'"] if since else []), *_named(sessions)]),
         splits=read_splits(split),
         seed=seed,
-        container=container or None,  # type: ignore[arg-type]
+        container=container or layout.container,  # type: ignore[arg-type]
         include=frozenset(include or ()),
         duplicates=duplicates,
         near=near_duplicates,
@@ -146,7 +152,10 @@ def export(
         grouping=Grouping(score, group_by),
         train=_rules_off(settings, train or []),
     )
-    target, exporter = _target(out, dry_run), exporter_named(format, dict(_pairs(option or [], "--option")))
+    target, exporter = (
+        _target(out, dry_run),
+        exporter_named(format or layout.format, {**layout.options, **dict(_pairs(option or [], "--option"))}),
+    )
     rules, ignored = policy_rules(settings, train or []), policy_ignored(settings)
     compared = HubTokenizer(tokenizer) if tokenizer is not None else None
     opened = store_url(store) if store else settings.store_url
@@ -158,7 +167,7 @@ def _named(sessions: Path | None) -> list[str]:
     if sessions is None:
         return []
     try:
-        ids = sessions.read_text(encoding="utf-8").split()
+        ids = sessions.read_text(encoding="utf-8-sig").split()
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"--sessions: {sessions} can't be read: {error}") from error
     if not ids or not all(re.fullmatch(r"[\w-]+", id) for id in ids):

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from rolltap.cli.completion import complete_format
 from rolltap.reconstructor.exporters import EXPORTERS
 from rolltap.reconstructor.exporters.conditions import ITEM_FIELDS, SEGMENT_FIELDS
+from rolltap.reconstructor.exporters.consumers import CONSUMERS
 from rolltap.reconstructor.exporters.redact import DETECTORS
 from rolltap.store_urls import STORE_HELP
 
@@ -17,7 +18,13 @@ WHERE = f"FIELD OP VALUE and ...; fields {', '.join([*ITEM_FIELDS, *SEGMENT_FIEL
 RERENDER = "count rows that render to other tokens than sampled; look for secrets in the ids"
 
 Out = Annotated[Path | None, Argument(help="folder to write; must not exist, or be empty")]
-Format = Annotated[str, Option("--format", "-f", help=f"one of {', '.join(EXPORTERS)}", autocompletion=complete_format)]
+Format = Annotated[
+    str,
+    Option(
+        "--format", "-f", help=f"one of {', '.join(EXPORTERS)}; default trajectories", autocompletion=complete_format
+    ),
+]
+For = Annotated[str, Option("--for", help=f"the layout of a consumer: {', '.join(CONSUMERS)}")]
 Where = Annotated[list[str] | None, Option(help=WHERE)]
 Sessions = Annotated[Path | None, Option(help="only the sessions in this file, one id per line (the viewer's format)")]
 FormatOption = Annotated[list[str] | None, Option(help="NAME=VALUE of the format, several times")]

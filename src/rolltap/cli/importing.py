@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -29,4 +30,8 @@ def import_(
     imported_runs = [imported for path in files for imported in read_file(path, format)]
     written = asyncio.run(write(chosen_store(store, config, may_be_new=True), imported_runs))
     known = f", {len(imported_runs) - written:,} were there already" if written < len(imported_runs) else ""
-    Screen(stderr=True, highlight=False).print(f"{counted(written, 'session')} imported{known}")
+    screen = Screen(stderr=True, highlight=False)
+    screen.print(f"{counted(written, 'session')} imported{known}")
+    unread = Counter(key for run in imported_runs for key in run.unread)
+    for key, count in sorted(unread.items()):
+        screen.print(f"not imported, as it is not known: {key} (in {counted(count, 'trace')})")

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, astuple
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +28,7 @@ from rolltap.cli.common import ConfigOption, JsonOption, StoreOption, chosen_sto
 from rolltap.cli.screen import Screen, say
 from rolltap.counted import counted
 from rolltap.errors import ConfigError
+from rolltap.moments import utc_text
 from rolltap.tenants import acting_for
 
 app = typer.Typer(
@@ -259,7 +259,7 @@ def _shown(name: str, value: object) -> str:
     if isinstance(value, dict):
         return "\n".join(f"{key} {count:,}" for key, count in value.items())
     if isinstance(value, float) and name.endswith("_at"):
-        return datetime.fromtimestamp(value, UTC).isoformat(timespec="seconds")
+        return utc_text(value, "%Y-%m-%dT%H:%M:%S+00:00")
     return f"{value:,}" if isinstance(value, int) else str(value or "")
 
 

@@ -4,6 +4,7 @@ modules of the others."""
 from __future__ import annotations
 
 import asyncio
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -199,4 +200,8 @@ def demo(
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["node"]:
+        from rolltap.harnesses.runtimes.disk import keep_mounts
+
+        keep_mounts()  # before there are threads
     app()

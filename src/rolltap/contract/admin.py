@@ -150,6 +150,10 @@ CAUSES = {
 """The possible causes of a status; the first is the default."""
 
 
+NOTHING_SAMPLED = "nothing_sampled: no model answered"
+"""How the reason of a rollout begins in which nothing was sampled."""
+
+
 @dataclass(frozen=True, slots=True)
 class FinishRollout(RequestBody):
     """How attempt `attempt` ended; attempt 0 ends a rollout that was never started.
@@ -305,10 +309,12 @@ class AttemptKey(SessionKey):
 
 @dataclass(frozen=True, slots=True)
 class ClosedSession:
-    """`capped`: calls were refused because of the cap of turns. `findings`: the worst first."""
+    """`capped`: calls were refused because of the cap of turns. `answered`: a model answered in it. `findings`: the
+    worst first."""
 
     session_id: str
     capped: bool
+    answered: bool
     findings: Sequence[SessionFinding]
 
 

@@ -96,15 +96,21 @@ class SetControl(OwnerRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyStatus(PolicyState):
-    """A policy with its counts, as in `PolicyStats`; `engine` is the name of its engine or pool, `control` what a
-    trainer has set for the rollouts to come. `relayed`: the dialects whose calls go to a vendor under the user's own
-    key; empty where rolltap's keys are taken. `context`: the context length in tokens, 0 if unknown."""
+    """A policy with its counts, as in `PolicyStats`.
+
+    `engine` is the name of its engine or pool. `control` is what a trainer has set for the rollouts to come, and
+    `control_run` its run (None: the admin plane). `relayed`: the dialects whose calls go to a vendor under the user's
+    own key; empty where rolltap's keys are taken. `context`: the context length in tokens, 0 if unknown.
+    `weights`: how the weights that the engines have differ from the policy's; empty if they do not. While it is set,
+    calls are refused.
+    """
 
     policy: str
     engine: str
     trainable: bool
     relayed: Sequence[str]
     context: int = 0
+    weights: str = ""
     groups: Mapping[str, int]
     rollouts: Mapping[str, int]
     outstanding: int
@@ -113,6 +119,9 @@ class PolicyStatus(PolicyState):
     staleness: Mapping[int, int]
     abandoned: int
     control: RolloutControl
+    control_run: str | None = None
+    untrained: int = 0
+    unanswered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,13 +216,15 @@ class Rewound:
     """What a rewind brought back: groups acknowledged after the step, and groups of the trainer's open leases.
 
     `versions` are the numbers, by policy, under which the restored weights are served from now on. `incarnation` is to
-    be sent with every later call: those of older ones are refused.
+    be sent with every later call: those of older ones are refused. `last_step` is the last one that the trainer had
+    acknowledged, None for a new trainer: less than the rewind's step, the ledger is older than the checkpoint.
     """
 
     acknowledged: int
     leased: int
     versions: Mapping[str, int]
     incarnation: int
+    last_step: int | None = None
 
 
 PauseMode = Literal["keep", "drain", "abort"]

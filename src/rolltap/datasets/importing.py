@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,41 +21,49 @@ import numpy as np
 
 from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestParts
-from rolltap.errors import DatasetError, RequestError
+from rolltap.contract.keys import key_hash
+from rolltap.errors import DatasetError, InvalidRequest, RequestError
 from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import WireRequest
+from rolltap.proxy.sessions.tags import check_tags
 from rolltap.reconstructor.importers import Trace, read_traces
+from rolltap.tenants import tenant_tags
 from rolltap.types import Finish, Flaw, Outcome, Session
 
 POLICY = "imported"
 DIALECT = "openai_chat"
 PROCESS = "import"
-ENDLESS = 4_102_444_800.0
-"""2100-01-01: imported sessions have no key that anybody holds, so their expiry means nothing."""
+TAG = "imported"
+"""The tag with the trace's name. Only this module sets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A session to write. `turns` are its requests, parsed, and the assistant message of each."""
+    """A session to write. `turns` are its requests, parsed, the assistant message of each, and why that is not trained
+    by token. `unread`: what of the trace was not read."""
 
     session: Session
-    turns: tuple[tuple[ChatRequest, bytes], ...]
+    turns: tuple[tuple[ChatRequest, bytes, Flaw], ...]
+    unread: frozenset[str] = frozenset()
 
 
 def read_file(path: Path, format: str) -> Iterator[Imported]:
     """The sessions of a file; `DatasetError` names the file, line and field that can't be read."""
     try:
-        text = path.read_text(encoding="utf-8")
-        changed = path.stat().st_mtime
+        text = path.read_text(encoding="utf-8-sig")
+        changed = max(0.0, path.stat().st_mtime)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise DatasetError(f"{path}: can't be read: {reason}") from None
     seen: Counter[str] = Counter()
     for trace in read_traces(format, text, str(path)):
-        content = _content(trace)
-        seen[content] += 1
-        yield _imported(trace, changed, trace.id or seen[content])
+        try:
+            content = _content(trace)
+            seen[content] += 1
+            yield _imported(trace, changed, trace.id or seen[content])
+        except RecursionError:
+            raise DatasetError(f"{trace.place}: the JSON is nested too deeply") from None
 
 
 async def write(store: str, imports: list[Imported]) -> int:
@@ -68,7 +77,8 @@ async def write(store: str, imports: list[Imported]) -> int:
 
 
 def _content(trace: Trace, *beside: str | int) -> str:
-    return json.dumps([*beside, list(trace.messages), list(trace.tools)], sort_keys=True, default=str)
+    parts = [*beside, list(trace.messages), list(trace.tools), *([sorted(trace.context)] if trace.context else [])]
+    return json.dumps(parts, sort_keys=True, default=str)
 
 
 def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
@@ -76,19 +86,24 @@ def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
     digest = hashlib.sha256(_content(trace, id).encode()).hexdigest()
     turns = tuple(_turns(trace))
     if not turns:
-        raise DatasetError(f"{trace.name}: no assistant message")
+        raise DatasetError(f"{trace.place}: no assistant message")
+    try:
+        check_tags({**trace.tags, TAG: trace.name}, POLICY, (POLICY,))
+    except InvalidRequest as error:
+        raise DatasetError(f"{trace.place}: {error.message}") from None
+    created_at = changed if trace.created_at is None else trace.created_at
     session = Session(
         id=f"imported-{digest[:20]}",
         policy=POLICY,
-        key_hash=hashlib.sha256(f"imported {digest}".encode()).hexdigest(),
-        created_at=trace.created_at or changed,
-        expires_at=ENDLESS,
-        tags={**trace.tags, "imported": trace.name},
+        key_hash=key_hash(secrets.token_urlsafe(32)),  # of a key that nobody has
+        created_at=created_at,
+        expires_at=min(created_at, time.time()),
+        tags={**trace.tags, TAG: trace.name, **tenant_tags()},
     )
-    return Imported(session, turns)
+    return Imported(session, turns, trace.unread)
 
 
-def _turns(trace: Trace) -> Iterator[tuple[ChatRequest, bytes]]:
+def _turns(trace: Trace) -> Iterator[tuple[ChatRequest, bytes, Flaw]]:
     """A request and its reply for each assistant message; the first messages must not be the assistant's."""
     for index, message in enumerate(trace.messages):
         if message["role"] != "assistant" or index == 0:
@@ -96,8 +111,9 @@ def _turns(trace: Trace) -> Iterator[tuple[ChatRequest, bytes]]:
         body: dict[str, Any] = {"model": POLICY, "messages": list(trace.messages[:index])}
         if trace.tools:
             body["tools"] = list(trace.tools)
-        reply = _parsed({**body, "messages": list(trace.messages[: index + 1])}, trace.name).messages[-1]
-        yield _parsed(body, trace.name), msgspec.json.encode(reply)
+        reply = _parsed({**body, "messages": list(trace.messages[: index + 1])}, trace.place).messages[-1]
+        flaw = Flaw.WEIGHT_ZERO if index in trace.context else Flaw.TOKENS_MISSING
+        yield _parsed(body, trace.place), msgspec.json.encode(reply), flaw
 
 
 def _parsed(body: dict[str, Any], name: str) -> ChatRequest:
@@ -105,6 +121,8 @@ def _parsed(body: dict[str, Any], name: str) -> ChatRequest:
         return DIALECTS[DIALECT].parse(WireRequest("", {}, {}, {}, json.dumps(body, ensure_ascii=False).encode()))
     except RequestError as error:
         raise DatasetError(f"{name}: {error.message}") from None
+    except UnicodeEncodeError:
+        raise DatasetError(f"{name}: the text has half of a surrogate pair") from None
 
 
 async def _write(call_log: CallLog, imported: Imported) -> bool:
@@ -116,7 +134,7 @@ async def _write(call_log: CallLog, imported: Imported) -> bool:
     parent: str | None = None
     item_count = 0
     await call_log.open_session(session)
-    for number, (chat, reply) in enumerate(imported.turns):
+    for number, (chat, reply, flaw) in enumerate(imported.turns):
         call_id = f"{session.id}-{number:05d}"
         request = RequestParts(chat.head, chat.items[item_count:], item_count, chat.fixed)
         at = session.created_at + number / 1000
@@ -131,7 +149,7 @@ async def _write(call_log: CallLog, imported: Imported) -> bool:
                 finish=Finish.STOP,
                 output_ids=empty,
                 logprobs=np.empty(0, np.float32),
-                flaw=Flaw.TOKENS_MISSING,
+                flaw=flaw,
                 message=reply,
             )
         )

@@ -147,7 +147,7 @@ async def _item(
         texts={},
         rollout=rollout,
         task=task,
-        reward=_score(notes, options.grouping.score) if of is None else sum(totals) if totals else None,
+        reward=_own_reward(session, notes, options) if of is None else sum(totals) if totals else None,
         rewards=rewards,
         harness=harness_of(session.tags.get("harness"), task),
         tags=group.tags if group is not None else (),
@@ -164,6 +164,16 @@ async def _item(
         calls={call.id: call for call in calls},
         texts=await call_texts(rows),
     )
+
+
+def _own_reward(session: Session, notes: Sequence[Note], options: ReadOptions) -> float | None:
+    """The reward of a session without a rollout: its last score of the name asked for, else that of its trace."""
+    if options.grouping.score:
+        return _score(notes, options.grouping.score)
+    try:
+        return float(session.tags["reward"]) if "imported" in session.tags else None
+    except (KeyError, ValueError):
+        return None
 
 
 def _score(notes: Sequence[Note], name: str) -> float | None:

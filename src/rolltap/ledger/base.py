@@ -17,6 +17,10 @@ CloseSession = Callable[[str], Awaitable[None]]
 """Closes a session, so that later calls with its key are refused. Closing it again has no effect."""
 
 
+NOTHING_TO_TRAIN = "nothing to train: no reply in it carries loss"
+"""The reason of a group that was dropped for that."""
+
+
 @dataclass(frozen=True, slots=True)
 class LedgerSettings:
     """Times are in seconds."""
@@ -48,21 +52,33 @@ class LedgerSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainedVersions:
-    """A trajectory's oldest and newest weight version over its trained tokens, and its trained calls."""
+    """A trajectory's oldest and newest weight version over its trained tokens, and its trained calls.
+
+    `sampled`: whether a model answered anything in it, as tokens or as text.
+    """
 
     oldest: int = NO_VERSION
     newest: int = NO_VERSION
     calls: tuple[str, ...] = ()
+    sampled: bool = True
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> TrainedVersions:
         calls = tuple(turn.call_id for segment in trajectory.segments for turn in segment.turns if turn.trained)
+        sampled = answered(trajectory)
         versions = [segment.versions for segment in trajectory.segments if len(segment)]
         newest = max((int(array.max()) for array in versions), default=NO_VERSION)
         if newest == NO_VERSION:
-            return cls(calls=calls)
+            return cls(calls=calls, sampled=sampled)
         # Untrained tokens have version -1, which is the largest number when read as unsigned.
-        return cls(min(int(array.view(np.uint32).min()) for array in versions), newest, calls)
+        return cls(min(int(array.view(np.uint32).min()) for array in versions), newest, calls, sampled)
+
+
+def answered(trajectory: Trajectory) -> bool:
+    """Whether a model answered anything in the session. A call that failed or was cut off before its first token, or
+    was passed through and failed, is no answer."""
+    counts = trajectory.counts
+    return bool(counts.get("sampled_tokens") or counts.get("masked_calls.tokens_missing"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +102,9 @@ class PolicyStats:
     """Counts of one policy. `room`: the number of groups that may still be opened; None if there is no limit.
 
     `staleness`: the number of ready groups by the staleness of their oldest trained token. `abandoned`: the number of
-    those with a token of weights that a rewind abandoned, which are in no `staleness`.
+    those with a token of weights that a rewind abandoned, which are in no `staleness`. `untrained`: the number of
+    groups that were dropped because no reply in them is trained. `unanswered`: the number of ended rollouts in which
+    nothing was sampled.
     """
 
     policy: str
@@ -98,6 +116,8 @@ class PolicyStats:
     zero_variance: int
     staleness: Mapping[int, int] = field(default_factory=dict)
     abandoned: int = 0
+    untrained: int = 0
+    unanswered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

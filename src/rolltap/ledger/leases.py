@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from rolltap.contract.trainer import Rewind, Rewound
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression
 from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.controls import end_foreign_control
 from rolltap.ledger.open_leases import end_lease, fail
 from rolltap.ledger.ownership import check_owner, lock_incarnation, new_incarnation, own
 from rolltap.ledger.policies import locked_policy, policy_row, restore
@@ -133,13 +134,14 @@ def rewind(tx: Tx, trainer: str, restored: Rewind) -> Rewound:
     """Makes the groups that the trainer acknowledged after the step, and those of its open leases, available again.
 
     The trainer continues as a new incarnation, which owns the policies. Later versions of the policies are abandoned,
-    and other trainers' leases on them end.
+    and other trainers' leases on them end, and other runs' controls.
     """
     step = restored.step
     row = new_incarnation(tx, trainer, restored)
     foreign: list[Any] = []
     versions: dict[str, int] = {}
     for name, version in sorted(restored.versions.items()):
+        end_foreign_control(tx, name, restored.run)
         foreign += own(tx, locked_policy(tx, name), trainer, take_over=restored.take_over)
         versions[name] = restore(tx, name, version)
     for lease in foreign:
@@ -158,4 +160,4 @@ def rewind(tx: Tx, trainer: str, restored: Rewind) -> Rewound:
         tx.run(sa.update(trainers).where(trainers.c.name == trainer).values(step=step))
     tx.note("rewound", trainer, step=step, incarnation=row.incarnation, acknowledged=returned, leased=freed)
     tx.wake_trainers()
-    return Rewound(returned, freed, versions, row.incarnation)
+    return Rewound(returned, freed, versions, row.incarnation, row.step)

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.ids import new_id
-from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.base import NOTHING_TO_TRAIN, LedgerSettings
+from rolltap.ledger.completion import drop
 from rolltap.ledger.ownership import check_owner, lock_incarnation
 from rolltap.ledger.policies import policy_row, shared_policy
 from rolltap.ledger.schema import demands, groups, lease_groups, leases
@@ -55,10 +56,11 @@ def open_ready_lease(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> Ope
 
 
 def announce(tx: Tx, request: LeaseRequest) -> VersionHistory:
-    """Records the trainer's demand, ends expired leases and drops groups that are too stale."""
+    """Records the trainer's demand, ends expired leases and drops groups that are empty or too stale."""
     history = admit(tx, request)
     note_demand(tx, request)
     expire(tx)
+    _drop_untrained(tx, request.policy)
     if request.max_staleness is not None and request.stale != "keep":
         _drop_stale(tx, request.policy, _fresh_enough(request, history, request.max_staleness))
     return history
@@ -93,10 +95,10 @@ def open_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, repla
 
 def _takeable(request: LeaseRequest, history: VersionHistory) -> list[sa.ColumnElement[bool]]:
     """The condition for groups that the request may get if they are free."""
-    of_policy = groups.c.policy == request.policy
+    own = [groups.c.policy == request.policy, groups.c.oldest_version >= 0]
     if request.max_staleness is None:
-        return [of_policy]
-    return [of_policy, _fresh_enough(request, history, request.max_staleness)]
+        return own
+    return [*own, _fresh_enough(request, history, request.max_staleness)]
 
 
 def _fresh_enough(request: LeaseRequest, history: VersionHistory, most: int) -> sa.ColumnElement[bool]:
@@ -167,6 +169,20 @@ def return_group(tx: Tx, group_id: str, token: int, reason: str, settings: Ledge
     if group is not None and not fail(tx, group, reason, settings):
         values = {"status": GroupStatus.COMPLETE, "lease_token": None}
         tx.run(sa.update(groups).where(groups.c.id == group_id).values(values))
+
+
+def _drop_untrained(tx: Tx, policy: str) -> None:
+    """Drops complete groups without a trained token: a step on them would change no weights and age all others.
+
+    They are dropped here, not when they complete: a policy without a trainer has groups for exports only.
+    """
+    untrained = (
+        sa.select(groups.c.id)
+        .where(groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE, groups.c.oldest_version < 0)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    for row in tx.all(untrained):
+        drop(tx, row.id, NOTHING_TO_TRAIN)
 
 
 def _drop_stale(tx: Tx, policy: str, fresh_enough: sa.ColumnElement[bool]) -> None:

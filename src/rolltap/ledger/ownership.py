@@ -12,7 +12,6 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,6 +20,7 @@ from rolltap.contract.trainer import Rewind
 from rolltap.errors import TrainerFenced
 from rolltap.ledger.schema import demands, leases, policies, trainers
 from rolltap.ledger.unit_of_work import Tx
+from rolltap.moments import utc_text
 
 
 def lock_trainer(tx: Tx, name: str) -> Any:
@@ -95,4 +95,4 @@ def own(tx: Tx, policy: Any, trainer: str, *, take_over: bool) -> Sequence[Any]:
 
 
 def _since(at: float | None) -> str:
-    return "" if at is None else f" since {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return "" if at is None else f" since {utc_text(at)}"

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
+from rolltap.contract.admin import NOTHING_SAMPLED
 from rolltap.contract.trainer import OwnerRequest, PolicyState
 from rolltap.errors import ConfigError, LedgerError, UnknownPolicy, VersionTaken
-from rolltap.ledger.base import PolicyStats
+from rolltap.ledger.base import NOTHING_TO_TRAIN, PolicyStats
 from rolltap.ledger.ownership import check_weights_owner, lock_incarnation
 from rolltap.ledger.rows import OUTSTANDING
 from rolltap.ledger.schema import abandoned, demands, groups, leases, policies, rollouts, version_digests
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.ledger.version_history import history_of
 from rolltap.types import GroupStatus
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWeights:
+    """The weights that a policy's engines should have. `folder` is empty if they were sent without one; `paused` is the
+    mode of the update under way."""
+
+    version: int
+    folder: str = ""
+    adapter: str = ""
+    paused: str | None = None
 
 
 class PolicyVersions:
@@ -51,12 +64,23 @@ class PolicyVersions:
         statement = sa.select(policies).order_by(policies.c.name)
         return [_state_of(row) for row in await self._uow.select(statement)]
 
-    async def set_version(self, name: str, version: int) -> PolicyState:
-        """Records that the engines serve `version` from now on. Setting the current one again has no effect."""
+    async def served(self, name: str) -> ServedWeights:
+        """The weights that the policy's engines should have."""
+        statement = sa.select(policies).where(policies.c.name == name)
+        rows = await self._uow.select(statement)
+        if not rows:
+            raise UnknownPolicy(f"no policy {name!r}", param="policy")
+        return ServedWeights(rows[0].version, rows[0].folder or "", rows[0].adapter or "", rows[0].paused)
+
+    async def set_version(self, name: str, version: int, folder: str = "", adapter: str = "") -> PolicyState:
+        """Records that the engines serve `version` from now on. Setting the current one again has no effect.
+
+        `folder`: where engines can load it from again, as the adapter of this name if one is given.
+        """
 
         def work(tx: Tx) -> PolicyState:
             _assign(tx, name, version)
-            tx.run(_update(name).values(version=version))
+            tx.run(_update(name).values(version=version, folder=folder or None, adapter=adapter or None))
             tx.note("policy_version", name, version=version)
             tx.wake_trainers()
             return _state_of(locked_policy(tx, name))
@@ -221,6 +245,14 @@ def _stats(tx: Tx, policy: Any, silence: float) -> PolicyStats:
         .where(of_policy)
         .group_by(rollouts.c.status)
     )
+    unanswered = (
+        sa.select(sa.func.count())
+        .select_from(rollouts.join(groups, groups.c.id == rollouts.c.group_id))
+        .where(of_policy, rollouts.c.finished_at.is_not(None), rollouts.c.reason.startswith(NOTHING_SAMPLED))
+    )
+    untrained = sa.select(sa.func.count()).where(
+        of_policy, groups.c.status == GroupStatus.DROPPED, groups.c.reason == NOTHING_TO_TRAIN
+    )
     ready = sa.select(groups.c.oldest_version, groups.c.newest_version).where(
         of_policy, groups.c.status == GroupStatus.COMPLETE, groups.c.oldest_version >= 0
     )
@@ -238,4 +270,6 @@ def _stats(tx: Tx, policy: Any, silence: float) -> PolicyStats:
         zero_variance=tx.scalar(sa.select(sa.func.count()).where(of_policy, groups.c.zero_variance.is_(True))),
         staleness=dict(sorted(ages.items())),
         abandoned=len(rows) - len(kept),
+        untrained=tx.scalar(untrained),
+        unanswered=tx.scalar(unanswered),
     )

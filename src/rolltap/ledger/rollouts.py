@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.calllog.codec import pack_bytes, unpack_bytes
-from rolltap.contract.admin import FinishRollout
+from rolltap.contract.admin import NOTHING_SAMPLED, FinishRollout
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, NotFound, RecordCorrupt
 from rolltap.ledger.base import LedgerSettings, StartedRollout, TrainedVersions
@@ -93,8 +93,9 @@ class Rollouts:
     async def finish(self, rollout_id: str, ending: FinishRollout, by: Caller = SERVER) -> Rollout:
         """Ends the rollout in a terminal state and closes its session. The same ending again has no effect.
 
-        After an infrastructure failure the rollout may be pending again, with the next attempt's number. A scored
-        rollout whose calls cannot be reconstructed becomes unscorable, with a reason. Raises `LedgerError` if the
+        After an infrastructure failure the rollout may be pending again, with the next attempt's number. A rollout in
+        which nothing was sampled says nothing about the policy: it becomes unscorable, with a reason. So does a scored
+        one whose calls cannot be reconstructed. Raises `LedgerError` if the
         rollout has ended differently or the attempt is not the last one, `LeaseLost` if another node has claimed it.
         """
         await self.check_own(rollout_id, by, ending.node_token)
@@ -122,14 +123,24 @@ class Rollouts:
         return await self.get(rollout_id)
 
     async def _trained(self, rollout: Rollout, ending: FinishRollout) -> tuple[TrainedVersions, FinishRollout]:
-        if ending.counts_as is not Scoring.SCORED or rollout.session_id is None:
+        """What the rollout has to train, and the ending: one in which nothing was sampled is unscorable."""
+        if ending.counts_as is Scoring.UNSCORABLE:
             return TrainedVersions(), ending
+        if rollout.session_id is None:
+            return TrainedVersions(), _unanswered(ending)
         try:
-            return await self._uow.rebuilder.trained_versions(rollout.session_id), ending
+            trained = await self._uow.rebuilder.trained_versions(rollout.session_id)
+            ending = ending if trained.sampled else _unanswered(ending)
+            return trained if ending.counts_as is Scoring.SCORED else TrainedVersions(), ending
         except (RecordCorrupt, AlignmentError) as error:
             reason = f"{ending.reason}; " if ending.reason else ""
             reason += f"{error.code}: {error.message}"
             return TrainedVersions(), replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
+
+
+def _unanswered(ending: FinishRollout) -> FinishRollout:
+    reason = f"{NOTHING_SAMPLED}; {ending.reason}" if ending.reason else NOTHING_SAMPLED
+    return replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
 
 
 def _check_ending(rollout: Any, ending: FinishRollout) -> bool:

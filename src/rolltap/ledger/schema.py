@@ -38,6 +38,8 @@ policies = Table(
     Column("tokenizer_hash", String, nullable=False),
     Column("given", Integer, nullable=False),  # the highest version that engines were asked to load
     Column("paused", String),  # mode of the running weight update
+    Column("folder", String),  # of the weights of `version`, as engines load it; None: they were sent without one
+    Column("adapter", String),  # its name there, if the folder is an adapter
     Column("owner", String),  # the trainer that owns it; None: no trainer yet
     Column("owned_since", Double),
     Column("created_at", Double, nullable=False),
@@ -68,6 +70,7 @@ controls = Table(
     Column("n", Integer),
     Column("priority", Integer),
     Column("curriculum", JSON(none_as_null=True)),
+    Column("run", String),  # of the trainer that set it; None: it was set on the admin plane
 )
 
 tasks = Table(

@@ -72,7 +72,6 @@ def fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]
     """The condition for groups without a trained token that is staler or of an abandoned version.
 
     Only a group's oldest and newest version are known. So a group counts as sampled from every version between them.
-    Groups without trained tokens are always fresh.
     """
     floor = history.oldest(max_staleness)
     own = [
@@ -80,7 +79,7 @@ def fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]
         for first, last in history.abandoned
         if last >= floor
     ]
-    return sa.or_(groups.c.oldest_version < 0, sa.and_(groups.c.oldest_version >= floor, *own))
+    return sa.and_(groups.c.oldest_version >= floor, *own)
 
 
 def partly_fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
@@ -89,4 +88,4 @@ def partly_fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElemen
     abandoned_only = [
         sa.and_(groups.c.oldest_version >= first, groups.c.newest_version <= last) for first, last in history.abandoned
     ]
-    return sa.or_(groups.c.oldest_version < 0, sa.and_(groups.c.newest_version >= floor, *map(sa.not_, abandoned_only)))
+    return sa.and_(groups.c.newest_version >= floor, *map(sa.not_, abandoned_only))

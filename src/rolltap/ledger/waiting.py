@@ -6,7 +6,6 @@ A node is alive if it has claims, or has asked for work within `NODE_MEMORY` sec
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,6 +15,7 @@ from rolltap.ledger.policies import demands_of, room
 from rolltap.ledger.schema import groups, nodes, rollouts
 from rolltap.ledger.task_queue import opens_any
 from rolltap.ledger.unit_of_work import Tx
+from rolltap.moments import utc_text
 from rolltap.types import GroupStatus, RolloutStatus
 
 NODE_MEMORY = 60.0
@@ -82,4 +82,4 @@ def _some(names: Sequence[str], shown: int = 3) -> str:
 
 
 def _time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return utc_text(at, "%Y-%m-%d %H:%M:%SZ")

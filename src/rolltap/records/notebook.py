@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
+from rolltap.moments import utc_text
 from rolltap.reading.types import CallTurn, MessageView, SessionDetail
 
 LONGEST_PART = 2000
@@ -19,11 +19,11 @@ _PRE = 'style="white-space:pre-wrap;margin:2px 0 8px 0;font-family:monospace"'
 def session_html(session: SessionDetail, turns: Sequence[CallTurn], *, at_most: int = 40) -> str:
     """A session's line and its transcript, the first `at_most` calls."""
     summary = session.summary
-    opened = datetime.fromtimestamp(summary.created_at, UTC).strftime("%Y-%m-%d %H:%M")
+    opened = utc_text(summary.created_at, "%Y-%m-%d %H:%M UTC")
     facts = {
         "policy": summary.policy,
         "harness": summary.harness,
-        "opened": f"{opened} UTC",
+        "opened": opened,
         "calls": summary.calls,
         "sampled tokens": f"{summary.output_tokens:,}",
         "breaks": summary.breaks,

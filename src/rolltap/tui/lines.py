@@ -10,7 +10,7 @@ from rich.text import Text
 
 from rolltap.cli.screen import visible
 from rolltap.reading.types import CallLine, CallTokens, CallTurn, MessageView, PartView, SessionSummary, TokenView
-from rolltap.types import Flaw
+from rolltap.types import TEXT_FLAWS
 
 Colouring = Literal["mask", "log-prob", "version"]
 COLOURINGS: tuple[Colouring, ...] = ("mask", "log-prob", "version")
@@ -152,7 +152,7 @@ def _append_part(text: Text, part: PartView, opened: bool) -> None:
 def tokens_head(call: CallLine, tokens: CallTokens, colouring: Colouring) -> Text:
     text = call_text(call)
     if not tokens.total:
-        missing = call.flaw == Flaw.TOKENS_MISSING
+        missing = call.flaw in TEXT_FLAWS
         why = "the upstream returned no token ids, so there are none to show" if missing else "no tokens are on record"
         return text.append(f"\n{why}", "grey62")
     last = tokens.start + len(tokens.tokens)

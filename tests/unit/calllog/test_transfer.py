@@ -165,6 +165,43 @@ async def test_an_archive_changes_no_other_session(sql_log: SqlCallLog, tmp_path
     assert await contents(sql_log) == before
 
 
+NOTE = ["n1", "", None, "label", "good", "true", "me", 5.0]
+CRAFTED = {
+    "tags of another shape": ("session", 7, '{"a": {"b": "c"}}'),
+    "deep tags": ("session", 7, "[" * 100_000),
+    "a long tag": ("session", 7, '{"a": "%s"}' % ("x" * 10_000)),
+    "a tenant's name": ("session", 7, '{"rolltap.tenant": "../x"}'),
+    "a date": ("session", 3, 1e18),
+    "no date": ("session", 4, float("nan")),
+    "a call's date": ("intents", 3, -1e12),
+    "a reply's date": ("completions", 2, float("inf")),
+    "a note's value": ("notes", 5, "[" * 100_000),
+    "a note's kind": ("notes", 3, "verdict"),
+    "a note's score": ("notes", 3, "score"),
+    "a note's date": ("notes", 7, 1e300),
+}
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+async def test_an_archive_brings_nothing_that_the_api_would_refuse(sql_log: SqlCallLog, tmp_path: Path, name: str):
+    source, own = await opened(f"sqlite:///{tmp_path / 'source.db'}"), a_session()
+    await source.open_session(own)
+    await append(source, own)
+    await export_sessions(source.database, tmp_path / "own.rtlog")
+    await source.close()
+    (block,) = read_archive(tmp_path / "own.rtlog")
+    block.notes.append([NOTE[0], own.id, *NOTE[2:5], '"yes"', *NOTE[6:]])
+    table, column, value = CRAFTED[name]
+    row = block.session if table == "session" else getattr(block, table)[0]
+    row[column] = value
+    with ArchiveWriter(tmp_path / "crafted.rtlog") as archive:
+        archive.add(block)
+    before = await contents(sql_log)
+    with pytest.raises(RecordCorrupt, match=f"cannot import session {own.id}"):
+        await import_sessions(sql_log.database, tmp_path / "crafted.rtlog")
+    assert await contents(sql_log) == before
+
+
 async def test_a_damaged_file_is_told_from_a_whole_one(sql_log: SqlCallLog, tmp_path: Path):
     for _ in range(3):
         session = a_session()

@@ -107,6 +107,9 @@ async def test_turn_caps_on_record_become_controls(url: str):
     policy = "INSERT INTO policies (name, version, tokenizer_hash, given, created_at) VALUES ('{}', 0, '', 0, 1.0)"
     statements = [
         "DROP TABLE controls",
+        "ALTER TABLE processes DROP COLUMN waiting_since",
+        "ALTER TABLE policies DROP COLUMN folder",
+        "ALTER TABLE policies DROP COLUMN adapter",
         "CREATE TABLE turn_caps (policy VARCHAR PRIMARY KEY, turns INTEGER NOT NULL, tenant VARCHAR DEFAULT 'default')",
         *(policy.format(name) for name in "pq"),
         "INSERT INTO turn_caps (policy, turns) VALUES ('p', 12), ('q', 0)",

@@ -103,6 +103,7 @@ class Format:
     typed: bool = False  # values are bare text, whose type the schema decides
     closing: int = 1  # number of segments that close a block
     sorts: bool = False  # keys are written in their order
+    escapes: bool = False  # strings are Python's: other quotes and more escapes than the template writes
 
     def render(self, calls: Calls, ids: Sequence[str] = ()) -> list[int]:
         made = tuple(
@@ -166,7 +167,7 @@ FORMATS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "an XML template": (_template("qwen3_5_think"), {"typed": True}),
     "a GLM template": (_template("glm4moe", *GLM), {"typed": True}),
     "a Gemma template": (_template("gemma4_v5", *GEMMA4), {"sorts": True}),
-    "an LFM2 template": (_template("lfm2_v2", *LFM2), {}),
+    "an LFM2 template": (_template("lfm2_v2", *LFM2), {"escapes": True}),
     "an LFM2.5 template": (_template("lfm2_2_5", *LFM2), {}),
     "a Llama template": (llama_renderer, {"closing": 0}),
     "Mistral's list": (lambda folder: mistral_renderer(folder, "list"), {"closing": 0}),
@@ -422,6 +423,11 @@ def _is_proven(form: Format, case: Case, parsed: ParsedReply, calls: Calls) -> b
         return False
     sampled = _squashed("".join(piece.text for piece in parsed.pieces if piece.calls is not None))
     rendered = _squashed(decode(form.render(calls, [call.id for call in parsed.tool_calls if call.id])))
+    if form.escapes:
+        rendered, sampled = (
+            re.sub(r"(\\?[\"'])|\\[bf]|\x08", lambda found: "'" if found[1] else "", each)
+            for each in (rendered, sampled)
+        )
     if rendered != sampled and not (form.sorts and sorted(rendered) == sorted(sampled)):
         return False
     texts = [value for _, arguments in calls for value in arguments.values() if isinstance(value, str)]

@@ -219,7 +219,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(many: list[ExportItem
     ("name", "options", "message"),
     [
         ("csv", {}, "no format 'csv'; known: atif, harbor"),
-        ("sft", {"colour": "red"}, "sft has no option 'colour'; known: arguments, reasoning"),
+        ("sft", {"colour": "red"}, "sft has no option 'colour'; known: arguments, mark, reasoning"),
         ("sft", {"reasoning": "some"}, "expected keep or drop"),
         ("preference", {"margin": "wide"}, "expected a float"),
     ],
@@ -280,3 +280,17 @@ def test_the_ids_that_are_written_are_looked_through(many: list[ExportItem], tmp
         writer.add(many[:4])
         manifest = writer.finish()
     assert (manifest["rows"], manifest["rows_with_secrets_left_out"] > 0) == (0, True)
+
+
+def test_a_row_with_ids_past_the_tokenizer_is_left_out(world: World, tmp_path: Path):
+    """As a chat upstream may report them, whose tokenizer nobody knew when they were recorded."""
+    item = world.solved("s").item()
+    item.trajectory.segments[0].token_ids[-1] = 10**6
+    size = len(world.tokenizer)
+    with DatasetWriter(
+        tmp_path / "out", exporter_named("sft-tokens"), Query(), lacks=lambda ids: max(ids) >= size
+    ) as writer:
+        writer.add([item])
+        writer.add([world.solved("t", answer="other").item()])
+        manifest = writer.finish()
+    assert (manifest["rows"], [row["session_id"] for row in manifest["failed"]["rows"]]) == (1, ["s"])

@@ -122,6 +122,23 @@ def test_pairs_need_one_conversation_and_one_beginning(world: World):
     assert reasons_of(found) == ["not one main conversation", "pair that doesn't begin alike"]
 
 
+def flaky(world: World) -> list[ExportItem]:
+    """Four rollouts with equal replies, rewarded 1, 0, 1, 0, and one with another reply."""
+    items = [world.solved(f"s{number}").item(reward=float(number % 2), task="t", group="g") for number in range(4)]
+    return [*items, world.solved("s4", answer="other").item(reward=1.0, task="t", group="g")]
+
+
+def test_a_pair_of_equal_sides_is_skipped(world: World):
+    found = list(exporter_named("preference").rows(flaky(world)[:4]))
+    assert (rows_of(found), reasons_of(found)) == ([], ["pair whose sides are equal"] * 2)
+
+
+def test_a_completion_with_both_labels_has_no_row(world: World):
+    found = list(exporter_named("kto").rows(flaky(world)))
+    assert [row["session_id"] for row in rows_of(found)] == ["s4"]
+    assert reasons_of(found) == ["completion with both labels"] * 4
+
+
 def test_kto_labels_by_threshold(world: World):
     items = [world.solved(f"s{r}", f"answer {r}").item(reward=r, task="t") for r in (0.0, 0.4, 1.0)]
     assert [row["label"] for row in made("kto", items)] == [False, True, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.export import export
 from rolltap.cli.importing import import_
+from rolltap.datasets.importing import read_file
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.types import Flaw, Session
 
@@ -180,6 +182,27 @@ def test_only_a_newline_ends_a_line(separator: str, store: str, tmp_path: Path):
         ({"schema_version": "2"}, "atif", "expected ATIF-v1.x, not '2'"),
         ({"schema_version": "ATIF-v1.4", "steps": [{"message": "x"}]}, "atif", "not a trace of format atif"),
         ([1], "messages", "bad.jsonl:2: expected a JSON object, not list"),
+        *(
+            ({"messages": CONVERSATION, "tools": TOOLS, "tags": {tag: value}}, "messages", f"bad.jsonl:2: {where}")
+            for tag, value, where in (
+                ("captured", "openai_chat", "tags.captured: the server sets"),
+                ("project", "p", "tags.project: the server sets"),
+                ("rolltap.tenant", "acme", "tags.rolltap.tenant: the server sets"),
+                ("turns", "many", "tags.turns: a number of turns"),
+                ("x" * 200, "", "a tag's name has 1 to 128"),
+            )
+        ),
+        *(
+            (
+                {"schema_version": "ATIF-v1.4", "steps": [{"source": "user", "timestamp": at}]},
+                "atif",
+                "steps: timestamp",
+            )
+            for at in ("0001-01-01T00:00:00", "1969-12-31T00:00:00Z", "9999-12-31T23:59:59Z", "soon", "2026-13-01")
+        ),
+        ({"messages": CONVERSATION, "tools": TOOLS, "reward": float("nan")}, "messages", "nan is not a finite number"),
+        ({"messages": [user("\ud800"), says("y")]}, "messages", "bad.jsonl:2: the text has half of a surrogate pair"),
+        ({"messages": [user("x"), says("y")], "tags": {"a": "\0"}}, "messages", "bad.jsonl:2: a tag has no NUL"),
         ({}, "csv", "no trace format 'csv'; known: atif, messages"),
     ],
 )
@@ -195,3 +218,94 @@ def test_a_trace_that_cannot_be_read_is_named_and_nothing_is_written(
     assert code == 1
     assert message in output.replace("\n", "")
     assert not (tmp_path / "rolltap.db").exists()
+
+
+PIXEL = "data:image/png;base64,iVBORw0KGgo="
+
+
+def worst() -> list[dict[str, Any]]:
+    """Documents with weights, thinking, tools, images and rewards."""
+    image = [{"type": "text", "text": "See:"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
+    weighted = [{**message, "weight": int(place == 4)} for place, message in enumerate(CONVERSATION)]
+    return [
+        {"messages": weighted, "tools": TOOLS, "reward": 0.25},
+        {"messages": [{"role": "user", "content": image}, says("a dot", reasoning="hm")], "reward": -1},
+        {"messages": [*CONVERSATION, user("Again."), says("b.txt")], "tools": TOOLS},
+    ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [[], ["arguments=text"], ["mark=loss"], ["targets=split"]],
+    ids=lambda options: " ".join(options) or "sft",
+)
+def test_what_we_write_comes_back_as_it_was(options: list[str], tmp_path: Path):
+    """Export, import, export: every row is equal but for the sessions' names."""
+
+    def exported(store: str, out: Path) -> list[dict[str, Any]]:
+        flags = [flag for option in options for flag in ("--option", option)]
+        code, output = run("export", str(out), "--format", "sft", "--store", store, *flags)
+        assert code == 0, output
+        rows = lines(out / "train-00000-of-00001.jsonl")
+        return sorted(({**row, "session_id": None} for row in rows), key=json.dumps)
+
+    stores = [f"sqlite:///{tmp_path}/{number}.db" for number in range(2)]
+    assert run("import", traced(tmp_path / "in.jsonl", worst()), "--store", stores[0])[0] == 0
+    first = exported(stores[0], tmp_path / "first")
+    assert {row["reward"] for row in first} == {0.25, -1.0, None}
+    code, output = run("import", str(tmp_path / "first" / "train-00000-of-00001.jsonl"), "--store", stores[1])
+    assert (code, "not known" in output) == (0, False), output
+    assert exported(stores[1], tmp_path / "second") == first
+
+
+def test_a_reply_of_weight_zero_is_no_target(store: str, tmp_path: Path):
+    run("import", traced(tmp_path / "in.jsonl", worst()[:1]), "--store", store)
+    (row,) = conversations(store, tmp_path / "out")
+    assert [message.get("weight") for message in row["messages"]] == [None, None, 0, None, 1]
+    assert row["reward"] == 0.25
+
+
+@pytest.mark.parametrize(
+    "form", [{"thinking": "hm"}, {"reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}, {"reasoning": "hm"}]
+)
+def test_thinking_is_read_in_every_form_and_unknown_keys_are_named_once(
+    form: dict[str, Any], store: str, tmp_path: Path
+):
+    reply = {"role": "assistant", "content": "4", **form, "mood": "good"}
+    documents = [{"messages": [user(f"2+{number}?"), reply], "origin": "x"} for number in range(3)]
+    path = Path(traced(tmp_path / "in.jsonl", documents))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as Windows editors begin a file
+    code, output = run("import", str(path), "--store", store)
+    assert code == 0, output
+    assert output.count("mood of a message (in 3 traces)") == output.count("origin (in 3 traces)") == 1
+    assert {row["messages"][1]["reasoning_content"] for row in conversations(store, tmp_path / "out")} == {"hm"}
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), True])
+def test_a_reward_that_is_no_number_is_refused(reward: Any, store: str, tmp_path: Path):
+    code, output = run(
+        "import", traced(tmp_path / "in", [{"messages": CONVERSATION, "reward": reward}]), "--store", store
+    )
+    assert code == 1
+    assert "is not a finite number" in output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("where", ["content", "tools", "whole"])
+def test_deep_json_is_refused_with_its_place(where: str, store: str, tmp_path: Path) -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    good = json.dumps({"messages": [user("x"), says("y")]})
+    row = {"content": good.replace('"x"', deep), "tools": good[:-1] + f', "tools": {deep}}}', "whole": deep}[where]
+    path = tmp_path / "deep.jsonl"
+    path.write_text(f"{good}\n{row}")
+    code, output = run("import", str(path), "--store", store)
+    assert code == 1
+    assert "deep.jsonl:2: the JSON is nested too deeply" in output.replace("\n", "")
+
+
+def test_no_key_opens_an_imported_session(store: str, tmp_path: Path) -> None:
+    """Nor does one that follows from the file, in the moment in which the session is being written."""
+    path = Path(traced(tmp_path / "log.jsonl", [{"messages": CONVERSATION, "tools": TOOLS}]))
+    (first,), (second,) = read_file(path, "messages"), read_file(path, "messages")
+    assert first.session.id == second.session.id
+    assert first.session.key_hash != second.session.key_hash
+    assert first.session.expires_at <= time.time()

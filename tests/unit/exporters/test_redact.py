@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,8 @@ from rolltap.reconstructor.exporters.redact import (
     detectors_in,
     detectors_named,
 )
+
+from ...contract.outsider import install_distribution
 
 
 @given(st.data())
@@ -90,24 +90,21 @@ def test_a_file_that_cannot_be_read_is_named(text: str, tmp_path: Path):
         detectors_in(tmp_path / "own.toml")
 
 
+NAMES = """
 class Names:
-    """A package's detector."""
-
     kind = "name"
 
-    def spans(self, text: str) -> Iterable[tuple[int, int]]:
+    def spans(self, text):
         at = text.find("Ada")
         return [(at, at + 3)] if at >= 0 else []
 
-
-def names() -> list[Names]:
+def TOY():
     return [Names()]
+"""
 
 
-def test_a_packages_detector_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch):
-    point = EntryPoint("names", f"{__name__}:names", "rolltap.detectors")
-    monkeypatch.setattr(EntryPoint, "load", lambda _: names)
-    monkeypatch.setattr("rolltap.plugins.entry_points", lambda **asked: EntryPoints([point]).select(**asked))
+def test_a_packages_detector_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(install_distribution(tmp_path, ENTRY_POINTS, "names", NAMES)))
     redactor = Redactor(more=detectors_named(["names"]))
     assert redactor.clean("Ada wrote") == "[redacted] wrote"
     with pytest.raises(DatasetError, match="no detector 'faces'; known: detect-secrets, names, personal"):

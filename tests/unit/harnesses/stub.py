@@ -43,11 +43,13 @@ class Stub:
     context: int = 0  # of the policy, in tokens
     infra_retries: int = 3
     bad_gateways: int = 0  # answers to `finish` that a balancer gives in the server's place
+    answered: bool = True  # whether closed sessions have an answer on record
     refuse_finish: str = ""  # the status in which every rollout was ended elsewhere
     url: str = ""
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
     attempts: dict[str, int] = field(default_factory=dict)
     sessions: dict[str, str] = field(default_factory=dict)  # key → session
+    logs: dict[str, dict[str, Any]] = field(default_factory=dict)  # by session
     closed: set[str] = field(default_factory=set)
     finished: dict[str, dict[str, Any]] = field(default_factory=dict)
     failures: dict[str, list[str]] = field(default_factory=dict)  # of the infrastructure, by rollout
@@ -134,11 +136,13 @@ class Stub:
 
     async def close(self, request: web.Request) -> web.Response:
         self.closed.add(request.match_info["id"])
-        return web.json_response({"session_id": request.match_info["id"], "capped": False, "findings": []})
+        closed = {"session_id": request.match_info["id"], "capped": False, "answered": self.answered, "findings": []}
+        return web.json_response(closed)
 
     async def log(self, request: web.Request) -> web.Response:
         assert request.match_info["id"] in self.closed, "compared before the session is closed"
-        return web.json_response({"verdict": "none", "text": (await request.json())["problem"]})
+        body = self.logs[request.match_info["id"]] = await request.json()
+        return web.json_response({"verdict": "none", "text": body["problem"]})
 
     async def reward(self, request: web.Request) -> web.Response:
         body = await request.json()

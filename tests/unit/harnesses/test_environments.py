@@ -18,10 +18,10 @@ from rolltap.harnesses.environments import (
     EnvironmentStep,
     list_tasks,
     proof_key,
-    python_folders,
     signed_result,
 )
 from rolltap.harnesses.evaluators.environment import EnvironmentCheck
+from rolltap.harnesses.python_folders import python_folders
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
 from rolltap.harnesses.sources import Empty
 from rolltap.harnesses.specs import SAMPLE_JOB, Defaults, build, check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,9 +13,10 @@ from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Ending, Evaluator, Evidence, Exit, Limits, Runtime, Source, Verdict, Workspace
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
+from rolltap.harnesses.evaluators.exit_status import check_survived
 from rolltap.harnesses.evaluators.harbor import HarborCheck, chosen_reward
 from rolltap.harnesses.evaluators.llm_judge import LlmJudge
-from rolltap.harnesses.evaluators.pytest_check import PytestCheck
+from rolltap.harnesses.evaluators.pytest_check import PytestCheck, find_configuration, read_results
 from rolltap.harnesses.output import KEPT_BYTES, Transcript, read_output
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
@@ -108,6 +110,80 @@ async def test_an_agent_that_edits_the_tests_gains_nothing_and_is_counted(runtim
     assert verdict.detail["dropped_test_changes"] == ["conftest.py", "tests/test_calc.py"]
 
 
+BARE_REPOSITORY = {
+    "HEAD": "ref: refs/heads/main\n",
+    "config": '[core]\n\tbare = true\n\tfsmonitor = "touch owned; false"\n\tworktree = .\n[filter "x"]\n'
+    "\tsmudge = \"sh -c 'touch owned; cat tests/forged'\"\n\tclean = cat\n",
+    "objects/info/alternates": "",
+    "refs/heads/x": "",
+    ".gitattributes": "tests/*.py filter=x\n",
+    "tests/forged": "def test_zero(): pass\ndef test_two(): pass\n",
+}
+
+
+async def test_a_patch_is_applied_before_an_agents_repository_is_there(runtime: Runtime) -> None:
+    """A folder can be a repository, whose configuration and filters run programs where git is used in it."""
+    for repository in (BARE_REPOSITORY, {f".git/{name}": text for name, text in BARE_REPOSITORY.items()}):
+        verdict = await judged(CHECK, runtime, {**repository, "owned.txt": ""})
+        assert (verdict.scores[0].value, verdict.detail["passed"]) == (0.0, ["tests/test_calc.py::test_zero"])
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "options"),
+    [
+        ("pytest.ini", "pkg/", "--setup-only"),
+        (".pytest.ini", "", "--setup-only"),
+        ("pyproject.toml", "pkg/tests/", "--setup-only"),
+        ("tox.ini", "pkg/", "--collect-only"),
+        ("setup.cfg", "", "-k nothing"),
+    ],
+)
+async def test_settings_of_pytest_are_the_tasks_wherever_an_agent_puts_its_own(
+    runtime: Runtime, name: str, place: str, options: str
+) -> None:
+    """Nothing runs under `--setup-only`, and what only ran its set-up has not passed."""
+    section = {"pyproject.toml": "[tool.pytest.ini_options]", "setup.cfg": "[tool:pytest]"}.get(name, "[pytest]")
+    quote = '"' if name == "pyproject.toml" else ""
+    source = {"pkg/tests/test_it.py": "def test_it():\n    assert False\n", **PROJECT}
+    left = {f"{place}{name}": f"{section}\naddopts = {quote}{options}{quote}\n"}
+    verdict = await judged(PytestCheck(("pkg/tests/test_it.py",), python="python"), runtime, left, source)
+    assert (verdict.scores[0].value, verdict.detail["dropped_test_changes"]) == (0.0, list(left))
+
+
+def test_the_tasks_own_settings_are_found_as_pytest_finds_them(tmp_path: Path) -> None:
+    Files({"pyproject.toml": "[tool.pytest.ini_options]\n", "a/tox.ini": "[tox]\n", "a/setup.cfg": "[tool:pytest]\n"})(
+        tmp_path
+    )
+    assert find_configuration(tmp_path, ["a/b/test_x.py", "a/test_y.py"]) == "a/setup.cfg"
+    assert find_configuration(tmp_path, ["a/test_x.py", "test_y.py"]) == "pyproject.toml"
+    assert find_configuration(tmp_path / "a" / "none", ["test_x.py"]) == ""
+
+
+def test_a_test_whose_set_up_alone_ran_has_not_passed(tmp_path: Path) -> None:
+    rows = [["t.py::a", "setup", "passed", False], ["t.py::a", "teardown", "passed", False]]
+    rows += [["t.py::b", when, "passed", False] for when in ("setup", "call", "teardown")]
+    rows += [["t.py::c", "call", "passed", False], ["t.py::c", "teardown", "failed", False]]
+    rows += [["t.py::d", "call", "rerun", False], ["t.py::d", "call", "passed", False]]
+    rows += [["t.py::e", "call", "passed", False], ["t.py::e", "call", "failed", False]]  # a subtest failed
+    rows += [["t.py::f", "call", "passed", True], ["t.py::g", "setup", "failed", False]]
+    (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    passed = {name: name in "bd" for name in "bcdefg"}
+    assert read_results(tmp_path, "") == {f"t.py::{name}": ok for name, ok in passed.items()}
+
+
+async def test_a_named_test_and_a_patched_file_are_the_tasks(runtime: Runtime) -> None:
+    """Also one whose name says nothing."""
+    source = {"check.py": "def test_it():\n    assert False\n", **PROJECT}
+    check = PytestCheck(("check.py::test_it",), python="python")
+    verdict = await judged(check, runtime, {"check.py": "def test_it(): pass\n"}, source)
+    assert (verdict.scores[0].value, verdict.detail["dropped_test_changes"]) == (0.0, ["check.py"])
+    patch = "--- /dev/null\n+++ b/oracle.py\n@@ -0,0 +1 @@\n+def right(): return False\n"
+    asks = {"tests/test_it.py": "def test_it():\n    import oracle\n    assert oracle.right()\n"}
+    patched = PytestCheck(("tests/test_it.py",), python="python", test_patch=patch)
+    verdict = await judged(patched, runtime, {"oracle.py": "def right(): return True\n"}, asks)
+    assert (verdict.scores[0].value, verdict.detail["dropped_test_changes"]) == (0.0, ["oracle.py"])
+
+
 async def test_a_test_that_does_not_exist_or_is_skipped_has_not_passed(runtime: Runtime) -> None:
     source = {"test_x.py": "import pytest\n@pytest.mark.skip\ndef test_a(): pass\ndef test_b(): pass\n"}
     check = PytestCheck(("test_x.py::test_a", "test_x.py::test_b"), python="python")
@@ -120,8 +196,51 @@ async def test_a_test_that_does_not_exist_or_is_skipped_has_not_passed(runtime: 
 async def test_a_patch_that_does_not_apply_and_a_missing_pytest_are_errors(runtime: Runtime) -> None:
     with pytest.raises(EvaluatorFailed, match="does not apply"):
         await judged(PytestCheck(("t",), test_patch="--- nonsense\n"), runtime, {})
-    with pytest.raises(EvaluatorFailed, match="no report"):
+    with pytest.raises(EvaluatorFailed, match="pytest did not begin"):
         await judged(PytestCheck(("t",), python="true"), runtime, {})
+
+
+@pytest.mark.parametrize(
+    ("command", "reward"),
+    [
+        ("no_such_program", None),
+        ("touch check; ./check", None),
+        ("printf '#!/no/interpreter\n' > check; chmod +x check; ./check", None),
+        ("bash missing.sh", None),
+        ("if true; echo", None),
+        ("kill -9 $$", None),
+        ("bash -c 'kill -SEGV $$'", None),
+        ("exit 126", None),
+        ("exit 192", None),
+        ("exit 193", 0.0),
+        ("exit 125", 0.0),
+        ("false", 0.0),
+        ("false | tee log", 0.0),
+        ("yes | head -n 1", 1.0),
+        ("true", 1.0),
+    ],
+)
+async def test_an_evaluator_that_could_not_run_is_no_verdict(
+    command: str, reward: float | None, runtime: Runtime
+) -> None:
+    if reward is None:
+        with pytest.raises(EvaluatorFailed, match=r"could not run|was ended by a signal"):
+            await judged(CommandCheck(command), runtime, {})
+    else:
+        assert (await judged(CommandCheck(command), runtime, {})).scores[0].value == reward
+
+
+def test_a_reward_that_a_killed_evaluator_wrote_does_not_count() -> None:
+    """Checks write a 0 first, and the true reward at their end."""
+    for exit_ in (
+        Exit(Ending.CRASHED, 1.0, 137),
+        Exit(Ending.CRASHED, 1.0, None),
+        Exit(Ending.CRASHED, 1.0, 0, excess="memory"),
+    ):
+        with pytest.raises(EvaluatorFailed, match=r"test\.sh"):
+            check_survived(exit_, "test.sh")
+    for code in (0, 1, 127, 141, 255):
+        check_survived(Exit(Ending.CRASHED, 1.0, code), "test.sh")
 
 
 async def test_command_by_exit_code_and_by_reward_file(runtime: Runtime) -> None:

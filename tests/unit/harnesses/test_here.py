@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rolltap.harnesses.base import Command, Ending, Harness, Limits
 from rolltap.harnesses.install import Installation
 from rolltap.harnesses.registry import HARNESSES, get_harness
 from rolltap.harnesses.runtimes import bubblewrap
+from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER
 from rolltap.harnesses.runtimes.here import acts_unasked, runtime_here
 from rolltap.harnesses.sources import Empty
 
@@ -83,3 +85,86 @@ def test_outside_the_sandbox_it_runs_when_that_was_said(monkeypatch: pytest.Monk
             runtime_here(harness, installed(harness), unsandboxed=False)
     finally:
         bubblewrap.refusal.cache_clear()
+
+
+ATTACK = """\
+import os, pathlib, shutil, subprocess
+here, done = pathlib.Path(), []
+for name in PLACES:
+    path = here / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("evil")
+        done.append(f"wrote {name}")
+    except OSError:
+        pass
+    try:
+        os.replace(path, here / "away")
+        done.append(f"moved {name}")
+    except OSError:
+        pass
+    for outer in path.parents[:-1]:
+        try:
+            os.rename(outer, here / "moved")
+            path.parent.mkdir(parents=True)
+            path.write_text("evil")
+            done.append(f"moved {outer} for {name}")
+        except OSError:
+            pass
+    try:
+        os.symlink("/tmp", path)
+        done.append(f"linked {name}")
+    except OSError:
+        pass
+print(done)
+(here / "made").write_text("new")
+if (here / ".git/HEAD").exists():
+    subprocess.run("git add made && git -c user.name=a -c user.email=a@b commit -qm made", shell=True, check=True)
+"""
+EXECUTE = (
+    *(".git/config", ".git/hooks/pre-commit", ".git/config.worktree", ".git/commondir", "inner/.git/config"),
+    *("inner/.git/hooks/post-checkout", "rolltap.toml", ".vscode/tasks.json", ".idea/workspace.xml", ".envrc"),
+    *(".npmrc", ".bashrc", ".cargo/config.toml", ".claude/settings.json", ".husky/pre-commit", ".yarnrc.yml"),
+)
+
+
+def _is_repository(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
+
+
+@pytest.mark.parametrize("state", ["empty", "a repository", "all there"])
+async def test_an_agent_writes_nowhere_where_a_persons_tools_run_programs(
+    state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    if state != "empty":
+        _is_repository(here)
+        _is_repository(here / "inner")
+    places = [place for place in EXECUTE if state != "empty" or not place.startswith("inner")]
+    if state == "all there":
+        for place in places:
+            if not (here / place).exists() and "commondir" not in place:
+                (here / place).parent.mkdir(parents=True, exist_ok=True)
+                (here / place).write_text("mine")
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    folders = {path for path in here.rglob("*") if path.is_dir()}
+    monkeypatch.chdir(here)
+    harness = get_harness("codex")
+    runtime, _ = runtime_here(harness, installed(harness), unsandboxed=False)
+    workspace = await runtime.prepare(Empty())
+    script = ATTACK.replace("PLACES", repr(places))
+    try:
+        exit_ = await workspace.run(Command((INTERPRETER, "-c", script)), Limits(), 30)
+    finally:
+        await workspace.close()
+    assert exit_.ending is Ending.DONE, exit_.output
+    assert "[]" in exit_.output.splitlines()
+    assert (here / "made").exists()
+    for path in before:
+        assert ".git/index" in str(path) or path.read_bytes() == before[path]
+    left = (
+        {path for path in here.rglob("*") if path.name != "made" and ".git/" not in str(path)} - set(before) - folders
+    )
+    assert left == set()

@@ -185,6 +185,35 @@ BOMB = "f() { [ $1 = 0 ] && exec sleep 60; f $(($1 - 1)) & f $(($1 - 1)) & wait;
 MEMORY = "import time; block = b'x' * (200 << 20); time.sleep(60)"
 MANY = "import os, time; os.fork(); os.fork(); block = b'x' * (40 << 20); time.sleep(60)"
 FILES = "import os; [os.open('/dev/null', 0) for _ in range(300)]"
+UNLINKED = """
+import os, time
+file = open("f", "wb")
+os.unlink("f")
+for _ in range(40):
+    file.write(b"x" * 2_000_000)
+    file.flush()
+time.sleep(60)
+"""
+MEMORY_FILE = """
+import os, time
+file = os.fdopen(os.memfd_create("x"), "wb")
+for _ in range(60):
+    file.write(b"x" * 5_000_000)
+    file.flush()
+time.sleep(60)
+"""
+DEEP = """
+import os, time
+for _ in range(100):
+    os.mkdir("d" * 200)
+    os.chdir("d" * 200)
+for number in range(40):
+    with open(str(number), "wb") as file:
+        file.write(b"x" * 2_000_000)
+time.sleep(60)
+"""
+EMPTY = "for i in $(seq 12); do mkdir $i; (cd $i; seq 1000 | xargs touch); done; sleep 60"
+PRINTED = "for i in $(seq 40); do head -c 2000000 /dev/urandom; done; sleep 60"
 DISK = "for i in $(seq 40); do head -c 2000000 /dev/urandom > f$i; done; sleep 60"
 GREEDY = {
     "processes": (("bash", "-c", PROCESSES), {"processes": 30}, "over 30 processes"),
@@ -192,6 +221,11 @@ GREEDY = {
     "memory of one": ((INTERPRETER, "-c", MEMORY), {"memory_mb": 100}, "MemoryError"),
     "memory of many": ((INTERPRETER, "-c", MANY), {"memory_mb": 100}, "over 100 MB of memory"),
     "disk": (("bash", "-c", DISK), {"disk_mb": 30}, "over 30 MB of disk"),
+    "disk by deleted files": ((INTERPRETER, "-c", UNLINKED), {"disk_mb": 30}, "over 30 MB of disk"),
+    "disk by deep folders": ((INTERPRETER, "-c", DEEP), {"disk_mb": 30}, "over 30 MB of disk"),
+    "disk by empty files": (("bash", "-c", EMPTY), {"disk_mb": 30}, "over 30 MB of disk"),
+    "disk by output": (("bash", "-c", PRINTED), {"disk_mb": 30}, "over 30 MB of disk"),
+    "memory by a memory file": ((INTERPRETER, "-c", MEMORY_FILE), {"memory_mb": 100}, "over 100 MB of memory"),
     "file handles": ((INTERPRETER, "-c", FILES), {"open_files": 64}, "Too many open files"),
     "one file": (("bash", "-c", "head -c 9000000 /dev/zero > f; echo $?"), {"file_mb": 2}, "153"),
 }
@@ -202,6 +236,7 @@ async def test_a_run_takes_no_more_than_its_share(
     greed: str, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(watchdog, "DISK_EVERY", 2)
     argv, limits, told = GREEDY[greed]
     workspace = await runtime.prepare(Files({}))
     exit_ = await workspace.run(Command(argv), Limits(**limits), 20)

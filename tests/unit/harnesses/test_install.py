@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, RuntimeFailed
 from rolltap.harnesses.base import Package
-from rolltap.harnesses.install import find, install
+from rolltap.harnesses.install import find, install, own
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 
 NOT_FOUND = """\
 npm error code E404
@@ -83,3 +84,50 @@ def test_it_says_why_npm_failed(npm: Path, tmp_path: Path, output: str, cause: s
         install(package, tmp_path / "cache")
     assert str(failure.value) == f"npm can't install nosuch@1.2.3: {cause}"
     assert find(package, tmp_path / "cache") is None
+
+
+def _program(path: Path, first: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"{first}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("layout", ["bin", "npm", "npm in HOME", "python", "link"])
+def test_of_a_persons_own_installation_the_sandbox_shows_what_it_needs(
+    layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never the folder around a `bin`: that may be HOME."""
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    _program(home / ".nvm/bin/node", "binary")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PATH", f"{home}/bin:{home}/.nvm/bin:/usr/bin:/bin")
+    packages = {"npm": home / ".npm/lib/node_modules", "npm in HOME": home / "node_modules"}
+    wanted = {"node": home / ".nvm/bin/node"} if layout in packages else {}
+    if layout in packages:
+        program = _program(packages[layout] / "@openai/codex/bin/codex.js", "#!/usr/bin/env node")
+        wanted["modules"] = packages[layout]
+    elif layout == "python":
+        program = _program(home / "bin/codex", f"#!{sys.executable}")
+    else:
+        program = _program(home / ("bin/codex" if layout == "bin" else "opt/codex-1/codex"), "#!/bin/sh")
+    if program.name != "codex" or layout == "link":
+        (home / "bin").mkdir(exist_ok=True)
+        (home / "bin/codex").symlink_to(program)
+        wanted["program"] = program if layout == "link" else packages[layout]
+    installation = own(Package("npm", "@openai/codex", "1", "codex"))
+    assert installation is not None
+    assert set(wanted.values()) <= set(installation.needs)
+    assert not any(home.is_relative_to(need) for need in installation.needs)
+    assert installation.needs[0] == home / "bin/codex"
+
+
+@pytest.mark.parametrize("what", ["HOME", "/", "around", "keys"])
+def test_a_sandbox_refuses_to_show_a_persons_folder(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "people/me"
+    (home / "project/.ssh").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    folder = {"HOME": home, "/": Path("/"), "around": home.parent, "keys": home / "project"}[what]
+    with pytest.raises(RuntimeFailed, match="a sandbox can't show"):
+        BubblewrapRuntime(None, (), (folder,))

@@ -123,6 +123,17 @@ async def test_processes_are_kept_from_the_runners_environment(
     assert f"HOME={tmp_path}" in seen["env"]
 
 
+async def test_a_harness_that_is_done_without_an_answer_has_failed(server: Stub, tmp_path: Path) -> None:
+    server.answered = False
+    job = assignment(Shell("echo no network; exit 0"), ProcessRuntime(tmp_path), SessionCompleted())
+    async with AdminClient(server.url, "admin") as client:
+        (group,) = await run_groups(RolloutRunner(client), [job], policy="p", n=1)
+    (rollout,) = group.rollouts
+    assert (rollout.status, rollout.reward) == ("failed", None)
+    assert rollout.reason == "nothing_sampled: no model answered; the agent ended with exit code 0: no network"
+    assert not server.rewards
+
+
 async def test_a_harness_out_of_time_is_killed_with_its_daemons_and_still_evaluated(
     server: Stub, tmp_path: Path
 ) -> None:

@@ -162,3 +162,14 @@ def test_a_detail_is_plain_text(folders: tuple[Path, Path]) -> None:
     (act,) = take_snapshot(*folders).acts_since(before)
     assert act.detail == "??[31m/sitecustomize.py"
     assert act.detail.isascii()
+
+
+@pytest.mark.parametrize(
+    "key", ["rt-" + "aB3_" * 11, "rt-key.abc." + "x" * 40, "sk-ant-" + "x9-" * 30, "ghp_" + "a1" * 20]
+)
+def test_a_detail_shows_no_key(key: str) -> None:
+    act = TamperingAct.at(TamperingKind.PATH, f"/s/abc/v1?key={key}&x=1 sub/rt-path/test_calc.py")
+    assert key[9:] not in act.detail
+    assert "sub/rt-path/test_calc.py" in act.detail
+    assert act.detail.startswith(f"/s/abc/v1?key={key[:4]}")
+    assert key[:9] not in TamperingAct.at(TamperingKind.PATH, "x" * 285 + "/" + key).detail

@@ -104,7 +104,7 @@ def trajectory(session_id: str, versions: tuple[int, ...], prompt: int = 3) -> T
     call = f"call-{session_id}"
     calls = (CallSpan(call, prompt, length, trained=True, index=0),)
     segment = Segment(np.arange(length, dtype=np.int32), mask, logprobs, spans, calls)
-    return Trajectory(session_id, (segment,), (), {"calls": 1})
+    return Trajectory(session_id, (segment,), (), {"calls": 1, "sampled_tokens": len(versions)})
 
 
 class World:

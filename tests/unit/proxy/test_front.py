@@ -108,6 +108,47 @@ async def test_a_body_is_not_taken_from_a_key_that_no_route_of_the_plane_takes(t
         assert [entry.key_id for entry in entries] == ["project", "trainer", "project"]
 
 
+CHUNKED = "Transfer-Encoding: chunked"
+FRAMING = {
+    "trailers": (b"0\r\n", b"x: y\r\n" * 8_000),
+    "a long trailer": (b"0\r\nx: ", b"y" * 65_536),
+    "a long extension": (b"1;", b"x" * 65_536),
+    "extensions": (b"", b"1;" + b"x" * 4_000 + b"\r\ny\r\n"),
+    "a long size": (b"", b"0" * 65_536),
+    "blank lines": (b"0\r\n\r\n", b"\r\n" * 32_768),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMING)
+async def test_what_is_neither_head_nor_body_has_a_limit(tmp_path: Path, kind: str) -> None:
+    """A stranger sends it as long as it is taken: less than 2 MB, whatever a body may have."""
+    first, more = FRAMING[kind]
+    async with served(tmp_path, receipt_s=30, body_mb=50, request_mb=50) as there:
+        _, writer = await there.open("agent")
+        writer.write(head("agent", CHUNKED).replace("\n", "\r\n").encode() + first)
+        sent = 0
+        with suppress(ConnectionError):
+            while sent < 40_000_000 and not writer.transport.is_closing():
+                writer.write(more)
+                await asyncio.wait_for(writer.drain(), 20)
+                sent += len(more)
+                await asyncio.sleep(0)
+        assert sent < 8_000_000  # most of it lies in the buffers of the sockets
+        writer.close()
+
+
+async def test_small_chunks_are_a_body_like_any_other(tmp_path: Path) -> None:
+    async with served(tmp_path) as there:
+        _, key = await there.app.services.sessions.open()
+        body = (
+            b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"model": "none", "x": "' + b"y" * 5000 + b'"}') + b"0\r\n\r\n"
+        )
+        request = head("agent", f"Authorization: Bearer {key}", CHUNKED, "Connection: close")
+        status, answer = await there.exchange("agent", request, body)
+        assert status in (400, 404), answer
+        assert b"framing" not in answer
+
+
 @every_plane
 async def test_a_body_over_the_cap_is_refused_before_it_comes(tmp_path: Path, plane: str) -> None:
     async with served(tmp_path, receipt_s=30) as there:

@@ -34,11 +34,9 @@ class Log:
 
 
 async def probe(path: str, condition: Condition, *ups: bool, lacks_model: bool = False) -> tuple[int, dict[str, Any]]:
+    known = {"lacks_model": lacks_model, "wrong_weights": ""}
     policies = SimpleNamespace(
-        all=[
-            SimpleNamespace(up=up, engine=SimpleNamespace(name=f"engine{at}"), lacks_model=lacks_model)
-            for at, up in enumerate(ups)
-        ]
+        all=[SimpleNamespace(up=up, engine=SimpleNamespace(name=f"engine{at}"), **known) for at, up in enumerate(ups)]
     )
     app = FastAPI()
     app.include_router(health.router(SimpleNamespace(call_log=Log(condition), policies=policies, stopping=False)))  # type: ignore[arg-type]

@@ -18,6 +18,13 @@ from rolltap.proxy.server import bind, serve
 from rolltap.settings import Settings
 
 SIGNATURE = {"google": {"thought_signature": "c2lnbmVk"}}
+SIGNED = {"type": "reasoning.text", "index": 0, "format": "theirs-v1"}
+SEALED = {"type": "reasoning.encrypted", "data": "c2VhbGVk", "id": "rs_1", "index": 1}
+THOUGHTS: list[dict[str, Any]] = [
+    {"reasoning": "I co", "reasoning_details": [{**SIGNED, "text": "I co"}]},
+    {"reasoning": "unt.", "reasoning_details": [{**SIGNED, "text": "unt.", "signature": None}]},
+    {"reasoning_details": [{**SIGNED, "text": "", "signature": "c2lnbmVk"}, SEALED]},
+]
 BASH = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object"}}}
 USER = {"role": "user", "content": "count the files"}
 
@@ -38,8 +45,11 @@ class Vendor:
         ]
         calls[0]["extra_content"] = SIGNATURE
         event = {"choices": [{"index": 0, "delta": {"tool_calls": calls}, "finish_reason": "tool_calls"}]}
+        thoughts = [{"choices": [{"index": 0, "delta": delta}]} for delta in THOUGHTS]
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
-        writer.write(f"data: {json.dumps(event)}\n\ndata: [DONE]\n\n".encode())
+        for each in (*thoughts, event):
+            writer.write(f"data: {json.dumps(each)}\n\n".encode())
+        writer.write(b"data: [DONE]\n\n")
         await writer.drain()
         writer.close()
 
@@ -90,4 +100,5 @@ async def test_an_upstream_gets_its_own_ids_and_signatures_back(tmp_path: Path, 
     assistant, *answers = vendor.bodies[-1]["messages"][-3:]
     assert [call["id"] for call in assistant["tool_calls"]] == ["call-0-of-theirs", "call-1-of-theirs"]
     assert [call.get("extra_content") for call in assistant["tool_calls"]] == [SIGNATURE, None]
+    assert assistant["reasoning_details"] == [{**SIGNED, "text": "I count.", "signature": "c2lnbmVk"}, SEALED]
     assert sorted(answer["tool_call_id"] for answer in answers) == ["call-0-of-theirs", "call-1-of-theirs"]

@@ -48,7 +48,7 @@ class Plane:
     """Groups wait in `ready`; what trainers did is in `calls`, `acked`, `refused` and `pushed`.
 
     `lose` are leases that will be somebody else's when they are acknowledged; `fail_next` drops the connection of that
-    many coming requests.
+    many coming requests. `balancer` holds what a balancer answers to coming requests: a status and a body each.
     """
 
     policy: str = "policy"
@@ -62,11 +62,17 @@ class Plane:
     pushed: list[tuple[str, int]] = field(default_factory=list)
     adapters: list[bool] = field(default_factory=list)  # whether each push was of an adapter
     controls: list[dict[str, Any]] = field(default_factory=list)
+    control: RolloutControl = field(default_factory=RolloutControl)  # as it was before the trainer
+    control_run: str | None = None
     digests: dict[int, str] = field(default_factory=dict)  # by version
     lose: set[str] = field(default_factory=set)
     fail_next: int = 0
+    balancer: list[tuple[int, bytes]] = field(default_factory=list)
     cold: int = 0  # how many coming controls are refused, as the engine has not answered yet
     stale: int = 0  # groups that nobody may lease any more
+    rollouts: dict[str, int] = field(default_factory=dict)  # by status
+    unanswered: int = 0  # of those
+    untrained: int = 0  # dropped groups
     last_step: int | None = None
     incarnation: int = 0
     paused: str | None = None
@@ -168,7 +174,8 @@ class Plane:
         restored = {name: one if one >= self.version else self.version + 1 for name, one in versions.items()}
         self.incarnation += 1
         back: dict[str, Any] = {
-            "acknowledged": 0, "leased": 0, "versions": restored, "incarnation": self.incarnation
+            "acknowledged": 0, "leased": 0, "versions": restored, "incarnation": self.incarnation,
+            "last_step": self.last_step,
         }  # fmt: skip
         for held in reversed(self.leases.values()):
             taken = [group for group in held.groups if not group.replay]  # replayed ones stay acknowledged
@@ -221,13 +228,16 @@ class Plane:
             trainable=name == self.policy,
             relayed=(),
             groups={"complete": len(self.ready), "stale": self.stale},
-            rollouts={},
+            rollouts=self.rollouts,
+            unanswered=self.unanswered,
+            untrained=self.untrained,
             outstanding=0,
             room=None,
             zero_variance=0,
             staleness={},
             abandoned=0,
-            control=RolloutControl(),
+            control=self.control,
+            control_run=self.control_run,
         )
 
 
@@ -255,6 +265,9 @@ def running(plane: Plane, port: int = 0) -> Iterator[str]:
                 plane.fail_next -= 1
                 self.close_connection = True
                 return
+            if plane.balancer:
+                self._send(*plane.balancer.pop(0))
+                return
             try:
                 if self.headers["authorization"] != f"Bearer {KEY}":
                     raise Unauthenticated("this is not a trainer key")
@@ -264,8 +277,9 @@ def running(plane: Plane, port: int = 0) -> Iterator[str]:
                 self._send(error.status, json.dumps({"error": fields}).encode())
 
         def _send(self, status: int, body: bytes) -> None:
-            self.send_response(204 if status == 200 and not body else status)
-            if body:
+            is_empty = status == 200 and not body
+            self.send_response(204 if is_empty else status)
+            if not is_empty:
                 self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

@@ -93,7 +93,7 @@ def test_a_lease_is_extended_acknowledged_and_rewound(call: Call, plane: Plane) 
     assert call("ack", lease, 3) == 1
     assert call("ack", lease, 3) == 1
     assert plane.acked == {"g0": 3}
-    assert call("rewind", 2, {"policy": 0}) == Rewound(1, 0, {"policy": 0}, incarnation=1)
+    assert call("rewind", 2, {"policy": 0}) == Rewound(1, 0, {"policy": 0}, incarnation=1, last_step=3)
     assert plane.acked == {}
 
 
@@ -166,17 +166,40 @@ def test_names_cannot_break_out_of_the_path(call: Call, plane: Plane) -> None:
         call("policy", "../trainers?x=1")
 
 
+FOREIGN = [b"", b"<html><h1>Bad Gateway</h1></html>", b'{"error": "no"}', b"[]", b'{"error": {"code": 3}}', b"\xff"]
+
+
+@pytest.mark.parametrize("body", FOREIGN)
+@pytest.mark.parametrize("status", [404, 413, 429, 500, 502, 503, 504, 599])
+def test_an_error_without_our_body_is_no_answer_of_a_server(status: int, body: bytes) -> None:
+    error = error_of(status, body, "3", "http://proxy")
+    assert (type(error), error.retry_after) == (ServerUnreachable, 3.0)
+    assert f"http://proxy answered {status} (" in error.message
+    assert "html" not in error.message
+
+
+@pytest.mark.parametrize("answer", [(502, FOREIGN[1]), (503, b""), (504, b"upstream timed out"), (404, b"no backend")])
+def test_a_balancer_that_reaches_no_server_is_asked_again(call: Call, plane: Plane, answer: tuple[int, bytes]) -> None:
+    lease = lease_of(call, plane)
+    plane.balancer = [answer]
+    assert call("ack", lease, 3) == 1
+    assert (plane.acked, plane.balancer) == ({"g0": 3}, [])
+    plane.balancer = [answer] * 99
+    with pytest.raises(ServerUnreachable, match=f"answered {answer[0]} .* a balancer doesn't reach one"):
+        call("policy", "policy")
+
+
 def test_an_unknown_error_code_keeps_its_message() -> None:
-    error = error_of(400, b'{"error": {"code": "new_one", "message": "as it is"}}', {}, "http://x")
+    error = error_of(400, b'{"error": {"code": "new_one", "message": "as it is"}}')
     assert (type(error), error.message) == (RolltapError, "as it is")
-    known = error_of(400, b'{"error": {"code": "invalid_request", "message": "no", "param": "groups"}}', {}, "http://x")
+    known = error_of(400, b'{"error": {"code": "invalid_request", "message": "no", "param": "groups"}}')
     assert (type(known), known.param) == (InvalidRequest, "groups")
 
 
 @pytest.mark.parametrize("code", sorted(ERRORS))
 def test_every_error_of_the_server_arrives_as_its_own_kind(code: str) -> None:
     body = json.dumps({"error": {"code": code, "message": "why", "param": "field"}}).encode()
-    error = error_of(500, body, {}, "http://x")
+    error = error_of(500, body)
     assert (type(error), error.message, error.param) == (ERRORS[code], "why", "field")
 
 

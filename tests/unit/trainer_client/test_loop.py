@@ -13,17 +13,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from rolltap.contract.control import RolloutControl
+from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.errors import CheckpointMismatch, TrainerError, UnknownPolicy
+from rolltap.trainer_client import loop
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.leases import LeaseHolder
 from rolltap.trainer_client.loop import Trainer
 from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.scoring import check
+from rolltap.trainer_client.scoring import check, informative
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
 from rolltap.trainer_client.sinks import JsonLines
+from rolltap.trainer_client.step import view
+from rolltap.trainer_client.waiting import PrintLine
 
-from .making import random_group
+from .making import group, random_group, record, segment
 from .plane import KEY, Plane
 
 
@@ -40,10 +45,10 @@ def made(url: str, model: Path, tmp_path: Path, **more: Any) -> TrainerSettings:
     return load_trainer_settings(**{**base, **more})
 
 
-def trainer(settings: TrainerSettings) -> Trainer:
+def trainer(settings: TrainerSettings, print_line: PrintLine = lambda line: None) -> Trainer:
     client = TrainerClient(settings.url, settings.key, settings.name, patience=2)
     sinks = [JsonLines(settings.out, "project", "run")]
-    return Trainer(settings, client, Ranks(0, 1, torch.device("cpu")), sinks)
+    return Trainer(settings, client, Ranks(0, 1, torch.device("cpu")), sinks, print_line)
 
 
 def offer(plane: Plane, count: int, start: int = 0) -> None:
@@ -103,8 +108,8 @@ def test_adapters_follow_those_of_a_run_that_made_no_step(plane: Plane, url: str
 def test_groups_are_acknowledged_before_they_change_the_weights(plane: Plane, settings: TrainerSettings) -> None:
     offer(plane, 2)
     trainer(settings.model_copy(update={"steps": 1})).run()
-    names = [name for name in plane.names() if name != "extend"]
-    assert names == ["rewind", "policy", "leases", "ack", "begin_update", "push", "finish_update"]
+    names = [name for name in plane.names() if name not in ("extend", "policy")]
+    assert names == ["rewind", "leases", "ack", "begin_update", "push", "finish_update"]
 
 
 def test_a_restarted_trainer_rewinds_to_its_checkpoint_and_goes_on(plane: Plane, url: str, model: Path, tmp_path: Path):
@@ -261,8 +266,8 @@ def test_a_run_whose_engine_computes_another_model_ends_before_it_trains(
     settings = made(url, model, tmp_path)
     assert settings.report.mismatch_stop == 0.5
     one = random_group("far", [1.0, 0.0], seed=1, version=version)
-    for record in one.rollouts:
-        for part in record.trajectory.segments:
+    for rollout in one.rollouts:
+        for part in rollout.trajectory.segments:
             part.logprobs[part.loss_mask] -= 4.0
     plane.offer(one, random_group("g1", [1.0, 0.0], seed=2))
     with pytest.raises(
@@ -319,6 +324,97 @@ def test_even_groups_are_leased_beyond_when_asked(plane: Plane, url: str, model:
     offer(plane, 1, start=1)
     trainer(made(url, model, tmp_path, steps=1, loss={"drop_zero_variance": True})).run()
     assert plane.acked == {"even": 1, "g0": 1, "g1": 1}
+
+
+def masked(name: str) -> LeasedGroup:
+    """A group in which no reply carries loss."""
+    return group(name, [record(name, index, [segment([1, 2, 3], [])], float(index)) for index in range(2)])
+
+
+def test_groups_without_loss_make_no_step_and_do_not_come_back(
+    plane: Plane, url: str, model: Path, tmp_path: Path
+) -> None:
+    plane.offer(*(masked(f"m{number}") for number in range(9)))
+    offer(plane, 2)
+    lines: list[str] = []
+    run = trainer(made(url, model, tmp_path, steps=1), lines.append)
+    run.run()
+    assert (plane.version, plane.pushed[-1][1]) == (1, 1)
+    assert plane.acked == {f"m{number}": int(number > 7) for number in range(9)} | {"g0": 1, "g1": 1}
+    assert lines == ["no step of 8 groups: no reply in them carries loss"]
+    (report,) = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert (report["groups"], report["groups_without_loss"]) == (3, 1)
+
+
+def test_a_rollout_without_a_token_of_the_policy_is_no_baseline() -> None:
+    called = [record("g", index, [segment([1, 2, 3], [2])], 1.0) for index in range(3)]
+    silent = record("g", 3, [], 0.0)
+    assert [rollout.reward for rollout in view([group("g", [*called, silent])]).rollouts] == [1.0] * 3
+    assert not informative(group("g", [*called, silent]))
+
+
+def test_a_run_in_which_no_model_answers_ends_with_the_reason(
+    plane: Plane, settings: TrainerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "LEASE_WAIT_S", 0.1)
+    plane.rollouts, plane.unanswered = {"failed": 50, "succeeded": 50}, 100  # of an earlier run
+    lines: list[str] = []
+    thread = Ended(trainer(settings, lines.append))
+    thread.start()
+    with plane.changed:
+        assert plane.changed.wait_for(lambda: "leases" in plane.names(), timeout=30)
+        plane.rollouts, plane.unanswered, plane.untrained = {"failed": 58, "succeeded": 53, "running": 9}, 106, 2
+    thread.join(timeout=30)
+    assert lines == [
+        "2 groups of policy dropped: no reply in them carries loss",
+        "6 rollouts of policy without a model's answer: not trained",
+    ]
+    assert "no model answered in 6 of the 11 rollouts of policy that ended since this run began" in thread.reason
+    assert not plane.pushed
+
+
+class Ended(threading.Thread):
+    """A run, and the error that it ended with."""
+
+    def __init__(self, run: Trainer) -> None:
+        super().__init__()
+        self._run, self.reason = run, ""
+
+    def run(self) -> None:
+        try:
+            self._run.run()
+        except TrainerError as error:
+            self.reason = error.message
+
+
+@pytest.mark.parametrize(
+    ("run", "controls", "said"),
+    [
+        (
+            None,
+            [],
+            ["policy has a control from the admin plane, which holds for this run's rollouts: {'max_turns': 1}"],
+        ),
+        ("this run, with another recipe", [{}], []),
+    ],
+)
+def test_a_run_begins_without_a_control_of_a_run_or_says_what_it_found(
+    plane: Plane, settings: TrainerSettings, run: str | None, controls: list[dict[str, Any]], said: list[str]
+) -> None:
+    plane.control, plane.control_run = RolloutControl(max_turns=1), run
+    offer(plane, 2)
+    lines: list[str] = []
+    trainer(settings.model_copy(update={"steps": 1}), lines.append).run()
+    assert (plane.controls, lines) == (controls, said)
+
+
+def test_a_store_that_is_older_than_the_checkpoint_is_said(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
+    offer(plane, 4)
+    trainer(made(url, model, tmp_path)).run()
+    for last_step, known in ((1, "step 1 as the last"), (None, "no step"), (2, "")):
+        plane.last_step, lines = last_step, list[str]()
+        trainer(made(url, model, tmp_path), lines.append).run()
+        assert [f"it knows {known} of this run" in line for line in lines] == ([True] if known else [])
 
 
 OF_PAID_GROUPS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.collate import Batch, collate
 from rolltap.trainer_client.learner import Learner
-from rolltap.trainer_client.lora import save_adapters
+from rolltap.trainer_client.lora import check_pushable, save_adapters
 from rolltap.trainer_client.network import PolicyNetwork, load_model
 from rolltap.trainer_client.packing import Packer
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.settings import LossSettings, TrainerSettings, load_trainer_settings
 from rolltap.trainer_client.weights import save_model
 
-from .making import random_group, rows_of
+from .making import config, random_group, rows_of
 
 ONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -95,6 +96,18 @@ def test_a_checkpoint_with_other_adapters_is_refused(model: Path, batch: Batch) 
 def test_an_unknown_layer_is_one_line(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"trainer.lora.targets: .*nowhere"):
         Learner(model, made(model, targets=("nowhere",)), ONE)
+
+
+@pytest.mark.parametrize("target", ["unembedding", "lm_head"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_projection_that_engines_have_no_weights_of_is_refused(target: str, tied: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    small = config()
+    small.tie_word_embeddings = tied
+    AutoModelForCausalLM.from_config(small).save_pretrained(tmp_path)
+    learner = Learner(tmp_path, made(tmp_path, targets=("q_proj", target)), ONE)
+    with pytest.raises(ConfigError, match="projection of this model is its embedding") if tied else nullcontext():
+        check_pushable(learner.model, tmp_path)
 
 
 @pytest.mark.parametrize(

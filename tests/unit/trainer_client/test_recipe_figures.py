@@ -268,8 +268,8 @@ def test_seeupo_updates_turns_from_the_last_to_the_first() -> None:
     assert by_turn(step, credit) == pytest.approx([0.5, 0.5, -0.5])
     updates = recipe.updates(step, credit)
     assert updates is not None
-    trained = [[float(one.weights[turn.row][turn.places[0]]) for turn in step.turns] for one in updates if one.weights]
-    assert trained == [[0, 1, 0], [1, 0, 1]]
+    trained = [[bool(one.weights[turn.row][turn.places[0]]) for turn in step.turns] for one in updates if one.weights]
+    assert trained == [[False, True, False], [True, False, True]]
 
 
 def test_epo_pulls_entropy_to_its_history() -> None:

@@ -56,6 +56,6 @@ def test_a_redirect_is_an_error_and_not_followed(
     redirecting: tuple[str, list[str]], asking: Callable[[str], object]
 ) -> None:
     url, asked = redirecting
-    with pytest.raises(RolltapError, match="the server answered 302"):
+    with pytest.raises(RolltapError, match=r"answered 302 \(Found\), as no rolltap server does"):
         asking(url)
     assert asked == ["/here"]

@@ -80,7 +80,7 @@ def test_groups_are_described_by_what_counts() -> None:
     found = describe_groups(groups)
     assert found == {
         "reward": 0.5, "rollouts": 3, "masked": 1, "unscorable": 1, "groups": 2, "groups_without_variance": 1,
-        "staleness": {1: 1, 3: 1},
+        "groups_without_loss": 0, "staleness": {1: 1, 3: 1},
     }  # fmt: skip
     trained = describe_rows(rows_of(groups, "dr_grpo"))
     assert trained == {"advantage_abs": pytest.approx(1 / 3), "trained_tokens": 6, "rows": 3, "unrouted_tokens": 0}
@@ -94,6 +94,19 @@ def test_json_lines_are_whole_and_appended(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     assert lines[0]["staleness"] == {"0": 3, "1": 1}
+
+
+def test_lines_of_steps_that_are_made_again_move_away_and_torn_ones_go(tmp_path: Path) -> None:
+    """Killed after step 8, with a checkpoint of step 6; the last line was being written."""
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "attempt": 1}) + "\n" for step in range(1, 9)]
+    path.write_text("".join(lines) + '{"step": 9, "att', encoding="utf-8")
+    (sink,) = open_sinks(["jsonl"], tmp_path, "project", "run")
+    sink.begin(6)
+    sink.write(report(step=7, attempt=2))
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["step"], line["attempt"]) for line in written] == [*((step, 1) for step in range(1, 7)), (7, 2)]
+    assert (tmp_path / "metrics.abandoned.jsonl").read_text() == "".join(lines[6:])
 
 
 def test_the_terminal_gets_one_line_a_step() -> None:

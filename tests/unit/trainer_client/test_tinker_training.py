@@ -231,6 +231,28 @@ def test_a_saved_state_goes_on_as_if_nothing_had_been(service: Service, rank: in
         torch.testing.assert_close(weight, saved[name], atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:DEPRECATED:FutureWarning")
+def test_a_state_of_other_layers_is_refused_and_what_is_saved_goes_on(service: Service) -> None:
+    """As one of another rank is: else the model, and what is said of it, would differ."""
+    narrow, whole = service.train(4, train_unembed=False), service.train(4)
+    other = narrow.save_state("narrow").result().path
+    own = whole.save_state("before").result().path
+    with pytest.raises(tinker.RequestFailedError, match="train_unembed is False there and True in this model"):
+        whole.load_state(other).result()
+    whole.load_state_with_optimizer(own).result()
+    whole.forward_backward(data_of(rollouts(0)), "importance_sampling")
+    whole.optim_step(ADAM).result()
+    after = whole.save_state("after").result().path
+    for opened in (
+        service.client().create_training_client_from_state(after).result(),
+        service.client().create_training_client_from_state_with_optimizer(after).result(),
+    ):
+        assert service.trained(opened).metadata.train_unembed
+        weights = service.trained(opened).learner.adapters()
+        for name, weight in service.trained(whole).learner.adapters().items():
+            torch.testing.assert_close(weights[name], weight, atol=0, rtol=0)
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, "loss_fn_inputs has target_tokens; this loss takes target_tokens, weights"),
     "more": ({"weights": 1.0, "mask": 1.0}, "loss_fn_inputs has mask, target_tokens, weights"),

@@ -7,6 +7,7 @@ import re
 from html import unescape
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,7 +18,7 @@ from rolltap.proxy.viewer import pages
 from rolltap.proxy.viewer.access import LINK_S, Access
 from rolltap.proxy.viewer.one_file import one_file
 from rolltap.proxy.viewer.session import BREAKS, MASKS
-from rolltap.proxy.viewer.templating import figure
+from rolltap.proxy.viewer.templating import ago, duration, figure, moment
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import BreakReason
@@ -31,6 +32,11 @@ def viewed(viewed_by_all: Viewed) -> Viewed:
     return viewed_by_all
 
 
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""The whole policy of every page: a source that is added, such as `'unsafe-inline'`, opens it to recorded text."""
 ALLOWED_SCRIPT = re.compile(r"/view/assets/[0-9a-f]{12}/[a-z]+\.js")
 
 
@@ -169,7 +175,7 @@ async def test_pages_need_a_link_that_works_once(viewed: Viewed):
         async with stranger.get(link) as response:
             cookie = response.headers["set-cookie"]
             assert {"HttpOnly", "SameSite=strict", "Path=/view"} <= {part.strip() for part in cookie.split(";")}
-            assert "script-src 'self'" in response.headers["content-security-policy"]
+            assert response.headers["content-security-policy"] == POLICY
         async with stranger.get(link) as response:
             assert response.status == 403
             assert "set-cookie" not in response.headers
@@ -248,6 +254,25 @@ def test_links_and_cookies_end(use: str):
     assert access.holder(cookie) is None
 
 
+def test_a_used_link_stays_used_after_a_restart_and_in_every_process(tmp_path: Path) -> None:
+    now = [1000.0]
+
+    def access() -> Access:
+        return Access("secret", lambda: now[0], tmp_path / "used-links")
+
+    first, other = access().new_link(), access().new_link("key")
+    assert access().redeem(first)
+    assert access().redeem(first) is None
+    assert access().redeem(other)
+    assert access().redeem(other) is None
+    text = (tmp_path / "used-links").read_text()
+    assert first not in text
+    assert (tmp_path / "used-links").stat().st_mode & 0o77 == 0
+    now[0] += 2 * LINK_S
+    assert access().redeem(access().new_link())
+    assert len((tmp_path / "used-links").read_text().splitlines()) == 1
+
+
 async def test_a_long_session_is_announced_before_it_is_read(viewed: Viewed, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pages, "LONG", 1)
     talk = await viewed.reading.talk()
@@ -272,3 +297,10 @@ def test_figures_have_the_digits_that_count():
     assert [figure(number) for number in (0, 1.6e-6, 0.0017, 0.4642, 2.036, 9.0, 50.5, 71.74, 8571.2)] == [
         "0", "1.6e-06", "0.0017", "0.464", "2.04", "9", "50.5", "71.7", "8\u202f571",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("at", [1e18, -1e18, 253_402_300_800.0, float("inf"), float("nan")])
+def test_a_time_without_a_date_keeps_no_row_from_being_shown(at: float) -> None:
+    assert moment(at)
+    assert isinstance(ago(at), str)
+    assert isinstance(duration(at), str)

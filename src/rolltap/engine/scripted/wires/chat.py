@@ -22,7 +22,7 @@ from rolltap.errors import InvalidRequest
 
 IdsBy = Literal["vllm", "sglang", "none"]
 THINK = re.compile(r"\A\s*<think>(.*?)(?:</think>|\Z)", re.S)
-CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
+CALL = re.compile(r"<tool_call>((?:(?!<tool_call>).)*?)</tool_call>", re.S)
 
 
 class ParsedText(msgspec.Struct):

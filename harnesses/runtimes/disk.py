@@ -1,0 +1,125 @@
+"""A file system of its own for each run, in a file: work, HOME and output together take no more than the run's limit.
+
+Mounting needs root, and a mount namespace that ends with the runner, so that no mount outlives one that was killed:
+`keep_mounts` gives a process its own. The file is sparse and has no name once it is mounted, so
+its space is free as soon as the mount is gone. It is larger than most limits; while a run lasts, a reserved file takes
+what the run may not. Set-user-id bits and devices on it mean nothing. Elsewhere the watchdog alone limits the disk.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.base import Limits
+
+SIZE_MB = Limits().disk_mb + 1024
+FILES = 1 << 20
+"""The most files and folders on it."""
+RESERVE = "reserve"
+OWN_MOUNTS = "ROLLTAP_OWN_MOUNTS"
+"""Environment variable: the process that `keep_mounts` has started again."""
+SLACK_BYTES = 4 << 20
+"""What a run gets beyond its limit. With `FULL_BYTES` left, ext4 may refuse more."""
+FULL_BYTES = 3 << 20
+FEATURES = "^has_journal,^resize_inode"
+
+
+def has_own_mounts() -> bool:
+    """True if this process was started by `keep_mounts`."""
+    return os.environ.get(OWN_MOUNTS) == str(os.getpid())
+
+
+def keep_mounts() -> None:
+    """Starts this process's command again with mounts of its own, if root runs it and the machine allows it."""
+    if os.geteuid() != 0 or has_own_mounts() or (unshare := shutil.which("unshare")) is None:
+        return
+    command = [unshare, "--mount", "--propagation", "private"]
+    if subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0:
+        os.environ[OWN_MOUNTS] = str(os.getpid())  # which stays the same
+        os.execv(unshare, [*command, sys.executable, *sys.orig_argv[1:]])  # noqa: S606  there is no shell to avoid
+
+
+@functools.cache
+def disks_work(folder: Path) -> bool:
+    """True if file systems can be mounted below `folder`. Mounts one to find out."""
+    if os.geteuid() != 0 or not has_own_mounts() or shutil.which("mkfs.ext4") is None:
+        return False
+    trial = Path(tempfile.mkdtemp(prefix="rollout-disk-", dir=folder))
+    try:
+        mount_disk(trial)
+        unmount_disk(trial)
+        return True
+    except RuntimeFailed:
+        return False
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+
+
+def mount_disk(root: Path) -> None:
+    """Mounts a new file system on the empty folder `root`. Raises `RuntimeFailed` if it can't."""
+    image = root.with_name(f"{root.name}.disk")
+    try:
+        with image.open("xb") as file:
+            file.truncate(SIZE_MB << 20)
+        options = ("-q", "-F", "-m", "0", "-O", FEATURES, "-E", "lazy_itable_init=1,nodiscard", "-N", str(FILES))
+        _run(["mkfs.ext4", *options, str(image)])
+        _run(["mount", "-o", "loop,nosuid,nodev,noatime", str(image), str(root)])
+    except OSError as error:
+        raise RuntimeFailed(f"can't make a file system for {root}: {error}") from error
+    finally:
+        image.unlink(missing_ok=True)
+    root.chmod(0o700)
+    with suppress(OSError):
+        (root / "lost+found").rmdir()
+
+
+def unmount_disk(root: Path) -> None:
+    """Undoes `mount_disk`, even if files are still open there. Does nothing without a mount."""
+    if os.path.ismount(root):
+        subprocess.run(["umount", "--lazy", str(root)], capture_output=True, check=False)
+
+
+@contextmanager
+def limited_disk(root: Path, limit_mb: int) -> Iterator[None]:
+    """While it is entered, files below `root` can take `limit_mb` in all, if it is a file system of its own."""
+    reserve = root / RESERVE
+    if os.path.ismount(root):
+        with suppress(OSError):
+            _reserve(root, reserve, limit_mb << 20)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            reserve.unlink()
+
+
+def is_full(root: Path) -> bool:
+    """True if the file system of a run has no space or no room for another file left."""
+    if not os.path.ismount(root):
+        return False
+    sizes = os.statvfs(root)
+    return sizes.f_bavail * sizes.f_frsize < FULL_BYTES or not sizes.f_favail
+
+
+def _reserve(root: Path, file: Path, limit: int) -> None:
+    sizes = os.statvfs(root)
+    used = (sizes.f_blocks - sizes.f_bfree) * sizes.f_frsize
+    surplus = sizes.f_bavail * sizes.f_frsize - max(0, limit - used) - SLACK_BYTES
+    if surplus > 0:
+        with file.open("xb") as reserved:
+            os.posix_fallocate(reserved.fileno(), 0, surplus)
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if result.returncode:
+        raise OSError(f"{command[0]}: {result.stderr.strip()[:300]}")

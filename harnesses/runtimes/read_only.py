@@ -1,0 +1,135 @@
+"""The places of a person's folder from which the person's own tools run programs. A sandboxed agent can't write there.
+
+Git runs hooks and what its configuration names; editors, shells, package managers, version managers and other agents
+run what their settings name. A place that is not there yet is an empty, read-only one while the agent runs, and is
+removed afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from rolltap.harnesses.private_files import SKIPPED
+
+FOLDERS = (
+    *(".vscode", ".idea", ".fleet", ".zed", ".cursor", ".windsurf", ".devcontainer", ".vim", ".nvim", ".settings"),
+    *(".husky", ".githooks", ".direnv", ".mise", ".yarn", ".cargo", ".bundle", ".gradle", ".mvn"),
+    *(".claude", ".codex", ".gemini", ".qwen", ".opencode", ".pi", ".aider", ".continue"),
+)
+FILES = (
+    *("rolltap.toml", ".mcp.json", "opencode.json", ".aider.conf.yml", ".vimrc", ".exrc", ".nvimrc", ".nvim.lua"),
+    *(".dir-locals.el", ".sublime-project", ".envrc", ".autoenv", ".bashrc", ".bash_profile", ".bash_login"),
+    *(".bash_logout", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".inputrc"),
+    *(".tool-versions", ".mise.toml", "mise.toml", ".npmrc", ".yarnrc", ".yarnrc.yml", ".pnpmfile.cjs"),
+    *("bunfig.toml", ".bunfig.toml", ".pypirc", "pip.conf", ".condarc", ".gemrc", ".irbrc", ".pryrc", ".pdbrc"),
+    *(".gitconfig", ".gdbinit", ".lldbinit", ".pre-commit-config.yaml", ".lefthook.yml", "lefthook.yml"),
+)
+GIT_FILES = ("config", "config.worktree")
+GIT_FOLDERS = ("hooks",)
+COMMON = "commondir"
+"""A file of a repository's folder that names another folder, whose configuration git then reads."""
+COMMON_HERE = ".\n"
+MOST_FOLDERS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount in the sandbox: `path` of the working copy, as it is (`writable` or not), or an empty one in its place.
+
+    `text`: the content of a file that stands there instead of an empty one.
+    """
+
+    path: Path
+    writable: bool = False
+    is_folder: bool = False
+    is_there: bool = True
+    text: str = ""
+
+
+def mounts_of(folder: Path) -> list[Mount]:
+    """The mounts that keep an agent from writing where a person's tools run programs, outer ones first."""
+    mounts = [_mount(folder, name, is_folder=True) for name in FOLDERS]
+    mounts += [_mount(folder, name, is_folder=False) for name in FILES]
+    repositories = [Path(".git"), *_inner_repositories(folder)]
+    for repository in repositories:
+        for outer in reversed(repository.parents[:-1]):  # they can't be renamed, and others be put in their place
+            mounts.append(Mount(outer, writable=True, is_folder=True))
+        mounts += _git_mounts(folder, repository)
+    return list(dict.fromkeys(mounts))
+
+
+def _mount(folder: Path, name: str | Path, *, is_folder: bool) -> Mount:
+    path = folder / name
+    is_there = path.exists()
+    return Mount(Path(name), is_folder=path.is_dir() if is_there else is_folder, is_there=is_there)
+
+
+def _git_mounts(folder: Path, repository: Path) -> Iterator[Mount]:
+    if not (folder / repository).is_dir():
+        yield _mount(folder, repository, is_folder=True)
+        return
+    yield Mount(repository, writable=True, is_folder=True)
+    yield from _git_folder(folder, repository)
+    for kind in ("modules", "worktrees"):
+        for here, folders, files in os.walk(folder / repository / kind):
+            folders[:] = [name for name in folders if name not in ("objects", "refs", "logs", "hooks")]
+            if "HEAD" in files:
+                inner = Path(here).relative_to(folder)
+                for outer in reversed(inner.relative_to(repository).parents[:-1]):
+                    yield Mount(repository / outer, writable=True, is_folder=True)
+                yield Mount(inner, writable=True, is_folder=True)
+                yield from _git_folder(folder, inner, has_common=kind == "modules")
+
+
+def _git_folder(folder: Path, place: Path, *, has_common: bool = True) -> Iterator[Mount]:
+    for name in GIT_FILES:
+        yield _mount(folder, place / name, is_folder=False)
+    for name in GIT_FOLDERS:
+        yield _mount(folder, place / name, is_folder=True)
+    common = _mount(folder, place / COMMON, is_folder=False)
+    yield common if common.is_there or not has_common else Mount(common.path, is_there=False, text=COMMON_HERE)
+
+
+def _inner_repositories(folder: Path) -> list[Path]:
+    found = []
+    for here, folders, files in islice(os.walk(folder), MOST_FOLDERS):
+        if here != str(folder) and (".git" in folders or ".git" in files):
+            found.append(Path(here).relative_to(folder) / ".git")
+        folders[:] = [name for name in folders if name not in SKIPPED]
+    return found
+
+
+def bind_options(folder: Path, inside: Path, mounts: Sequence[Mount], stand_ins: Path) -> list[str]:
+    """bwrap's options for the mounts of `folder`, which is mounted at `inside`. `stand_ins` gets files of ours."""
+    options: list[str] = []
+    for mount in mounts:
+        place = str(inside / mount.path)
+        if mount.is_there:
+            options += ["--bind" if mount.writable else "--ro-bind", str(folder / mount.path), place]
+        elif mount.is_folder:
+            options += ["--tmpfs", place, "--remount-ro", place]
+        elif mount.text:
+            stand_in = stand_ins / mount.path.name
+            stand_in.write_text(mount.text, encoding="utf-8")
+            options += ["--ro-bind", str(stand_in), place]
+        else:
+            options += ["--ro-bind", "/dev/null", place]
+    return options
+
+
+def remove_places(folder: Path, mounts: Sequence[Mount]) -> None:
+    """Removes the empty files and folders that bwrap made to mount something there."""
+    for mount in reversed(mounts):
+        path = folder / mount.path
+        if mount.is_there or path.is_symlink():
+            continue
+        with suppress(OSError):
+            if path.is_dir():
+                path.rmdir()  # fails if it is not empty
+            elif path.stat().st_size == 0:
+                path.unlink()

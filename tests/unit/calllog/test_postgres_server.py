@@ -1,0 +1,124 @@
+"""Pooled connections whose server is alive but not the right one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+import pytest
+import sqlalchemy as sa
+
+from rolltap.calllog.database import Database, Durability
+from rolltap.calllog.insert import Insert
+from rolltap.calllog.open import open_call_log
+from rolltap.calllog.postgres_server import ServerCheck, ServerState
+from rolltap.errors import StoreUnavailable
+
+from .facts import a_completion, a_session, an_intent
+
+metadata = sa.MetaData()
+things = sa.Table(
+    "things", metadata, sa.Column("id", sa.Text, primary_key=True), sa.Column("size", sa.Integer, nullable=False)
+)
+
+PRIMARY = ServerState(recovering=False, read_only=False, cluster=7, timeline=3, now=0.0)
+
+
+@pytest.fixture
+async def database(postgres_url: str) -> AsyncIterator[Database]:
+    database = Database(postgres_url)
+    await database.start(metadata)
+    yield database
+    await database.close()
+
+
+async def spoil(database: Any, order: str) -> None:
+    """Runs `order` on the pooled connections, and on that of `insert`."""
+    backend = database._backend
+    for engine in (backend._engine, backend._singles):
+        async with engine.connect() as connection:
+            driver = (await connection.get_raw_connection()).driver_connection
+            await driver.execute(order)
+    await backend._inserter.driver_connection.execute(order)
+
+
+def put(name: str) -> Any:
+    return lambda connection: connection.execute(sa.insert(things).values(id=name, size=1))
+
+
+async def insert(database: Database, name: str) -> None:
+    await database.insert({Insert(things, database.dialect): [(name, 1)]}, Durability.POWER)
+
+
+READ_ONLY = "SET default_transaction_read_only = on"
+
+
+@pytest.mark.parametrize("order", [READ_ONLY, "SELECT pg_terminate_backend(pg_backend_pid())"])
+async def test_every_way_to_the_store_leaves_a_wrong_server_after_one_error(database: Database, order: str):
+    await insert(database, "zero")
+    with suppress(asyncpg.PostgresError):
+        await spoil(database, order)
+    refused = 0
+    for name in "abc":
+        for write in (database.transact(put(f"{name}1")), insert(database, f"{name}2")):
+            try:
+                await write
+            except StoreUnavailable:
+                refused += 1
+    assert refused <= 1, "the first error makes every connection be checked"
+    await database.check()
+
+
+async def test_a_read_only_server_is_not_the_store_and_a_right_one_is_at_once(postgres_url: str):
+    log = open_call_log(postgres_url)
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    owner = await asyncpg.connect(postgres_url)
+    name = postgres_url.rsplit("/", 1)[1]
+    await spoil(log.database, READ_ONLY)  # type: ignore[attr-defined]
+    await owner.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    assert not (await log.condition()).store
+    with pytest.raises(StoreUnavailable, match="read-only"):
+        await log.append_intent(an_intent(session))
+    await owner.execute("SET default_transaction_read_only = off")
+    await owner.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    await owner.close()
+    assert (await log.condition()).store
+    intent = an_intent(session)
+    await log.append_intent(intent)
+    await log.append_completion(a_completion(intent.id))
+    await log.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (replace(PRIMARY, recovering=True, timeline=0), "in recovery"),
+        (replace(PRIMARY, read_only=True), "read-only"),
+        (replace(PRIMARY, timeline=2), "promoted"),
+        (replace(PRIMARY, cluster=8), "another cluster"),
+    ],
+)
+def test_a_wrong_server_is_refused_in_words(state: ServerState, words: str):
+    check = ServerCheck("store", writable=True)
+    check.judge(PRIMARY)
+    with pytest.raises(StoreUnavailable, match=words):
+        check.judge(state)
+    check.judge(replace(PRIMARY, timeline=4))
+    with pytest.raises(StoreUnavailable, match="promoted"):
+        check.judge(PRIMARY)
+
+
+def test_who_only_reads_may_read_a_standby_unless_it_began_with_a_primary():
+    standby = replace(PRIMARY, recovering=True, read_only=True, timeline=0)
+    check = ServerCheck("store", writable=False)
+    check.judge(standby)
+    check.judge(standby)
+    check = ServerCheck("store", writable=False)
+    check.judge(PRIMARY)
+    with pytest.raises(StoreUnavailable, match="in recovery"):
+        check.judge(standby)

@@ -1,0 +1,435 @@
+"""Recipes against their papers' formulas, written here a second time over plain lists.
+
+The games are drawn so that formulas do not coincide by chance: groups of unequal size that see the same observations,
+unequal numbers of turns and tokens, turn rewards of their own, discounts below 1, rollouts that only count in the
+baseline and one that was lost.
+"""
+
+from __future__ import annotations
+
+import math
+import runpy
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from rolltap.contract.leases import LeasedGroup
+from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.loss import PolicyLoss
+from rolltap.trainer_client.network import Predictions
+from rolltap.trainer_client.planning import rows_to_train
+from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes import RECIPES
+from rolltap.trainer_client.recipes.archer import ArCHer
+from rolltap.trainer_client.recipes.epo import EPO
+from rolltap.trainer_client.recipes.hiper import HiPER
+from rolltap.trainer_client.recipes.seeupo import SeeUPO
+from rolltap.trainer_client.recipes.spear import SPEAR
+from rolltap.trainer_client.settings import LossSettings
+from rolltap.trainer_client.step import POLICY, Credit, PolicyReading, Step, view
+from rolltap.types import Scoring
+
+from .acting import hinted, rewarded, spoken
+from .making import group, record
+from .test_loss import batch_of
+
+
+@dataclass(frozen=True)
+class Turn:
+    observed: tuple[int, ...]
+    tokens: int
+    reward: float | None  # None: its judge failed
+    agent: str = ""
+
+
+@dataclass(frozen=True)
+class Play:
+    """A rollout. `scoring`: masked ones are in the baseline only."""
+
+    reward: float
+    turns: tuple[Turn, ...]
+    scoring: Scoring = Scoring.SCORED
+    roles: tuple[tuple[str, float], ...] = ()
+
+
+SAME, OTHER = (3, 4, 5, 6, 7, 8), (9, 10, 11, 12, 13, 14)
+NEAR = (3, 4, 5, 6, 7, 20)
+"""Five of six tokens of SAME: a likeness of .833."""
+
+GAMES: tuple[tuple[Play, ...], ...] = (
+    (
+        Play(1.0, (Turn(SAME, 2, 0.3), Turn(OTHER, 5, 0.1), Turn(SAME, 1, 0.0)), roles=(("x", 0.4), ("o", -0.1))),
+        Play(0.2, (Turn(SAME, 4, 0.0), Turn(NEAR, 3, 0.6)), roles=(("x", 0.7),)),
+        Play(0.7, (Turn(OTHER, 3, 0.2),), Scoring.MASKED),
+        Play(9.0, (Turn(SAME, 2, 9.0),), Scoring.UNSCORABLE),
+        Play(0.1, (Turn(SAME, 1, None), Turn(OTHER, 2, 0.5))),
+    ),
+    (
+        Play(0.9, (Turn(SAME, 3, 0.5),)),
+        Play(0.4, (Turn(SAME, 1, 0.0), Turn(OTHER, 2, 0.25), Turn(NEAR, 4, 0.0), Turn(SAME, 2, 0.7))),
+    ),
+)
+
+
+def leased(games: Sequence[Sequence[Play]] = GAMES, tags: Sequence[tuple[str, ...]] = ()) -> list[LeasedGroup]:
+    made = []
+    for number, plays in enumerate(games):
+        records = []
+        for index, play in enumerate(plays):
+            name = f"g{number}r{index}"
+            turns = [(turn.observed, list(range(30, 30 + turn.tokens)), turn.agent) for turn in play.turns]
+            one = record(f"g{number}", index, [spoken(name, turns)], play.reward, play.scoring)
+            scopes = {
+                f"turn_{name}_{at:02}": turn.reward for at, turn in enumerate(play.turns) if turn.reward is not None
+            }
+            records.append(rewarded(one, **scopes, **{f"role_{role}": value for role, value in play.roles}))
+        one = group(f"g{number}", records)
+        made.append(replace(one, task=replace(one.task, tags=tags[number])) if tags else one)
+    return made
+
+
+def counted(games: Sequence[Sequence[Play]] = GAMES) -> list[list[Play]]:
+    """The plays of each group that are in the baseline."""
+    return [[play for play in plays if play.scoring is not Scoring.UNSCORABLE] for plays in games]
+
+
+def by_turn(step: Step, credit: Credit) -> list[float]:
+    found = [set(credit.advantages[turn.row][turn.places].tolist()) for turn in step.turns]
+    assert {len(one) for one in found} == {1}
+    return [one.pop() for one in found]
+
+
+def to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+    """G_t = sum over k >= t of gamma^(k-t) r_k."""
+    return [sum(gamma ** (k - t) * rewards[k] for k in range(t, len(rewards))) for t in range(len(rewards))]
+
+
+def earned(play: Play) -> list[float]:
+    """A play's turn rewards, with the outcome at its last turn."""
+    rewards = [turn.reward or 0.0 for turn in play.turns]
+    return [*rewards[:-1], rewards[-1] + play.reward]
+
+
+def less_mean(values: dict[Any, list[tuple[int, float]]], *, scaled: bool = False) -> list[float]:
+    """Each value less its key's mean, in the order of its number; by the sample's deviation + 1e-6 if `scaled`."""
+    found: dict[int, float] = {}
+    for members in values.values():
+        numbers = [value for _, value in members]
+        spread = (statistics.stdev(numbers) if len(numbers) > 1 else 0.0) + 1e-6 if scaled else 1.0
+        found |= {place: (value - statistics.fmean(numbers)) / spread for place, value in members}
+    return [found[place] for place in sorted(found)]
+
+
+def outcomes(value: Any, *, scaled: bool = False) -> list[float]:
+    """`value` of each play less its group's mean, for every turn of the play."""
+    keyed: dict[Any, list[tuple[int, float]]] = defaultdict(list)
+    plays = [(number, play) for number, group_ in enumerate(counted()) for play in group_]
+    for place, (number, play) in enumerate(plays):
+        keyed[number].append((place, value(play)))
+    each = less_mean(keyed, scaled=scaled)
+    return [one for one, (_, play) in zip(each, plays, strict=True) for _ in play.turns]
+
+
+def test_grpo_is_the_reward_less_its_groups_mean_by_the_deviation() -> None:
+    """Shao et al. 2024, section 4.1.2: outcome supervision."""
+    step = view(leased())
+    assert by_turn(step, make_recipe("grpo", {}).credit(step)) == pytest.approx(
+        outcomes(lambda play: play.reward, scaled=True), abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_gigpo_equations_6_to_8(spread: bool) -> None:
+    step, gamma, weight = view(leased()), 0.8, 0.5
+    total = outcomes(lambda play: play.reward + sum(turn.reward or 0.0 for turn in play.turns), scaled=spread)
+    anchors: dict[Any, list[tuple[int, float]]] = defaultdict(list)
+    place = 0
+    for number, plays in enumerate(counted()):
+        for play in plays:
+            for turn, value in zip(play.turns, to_go(earned(play), gamma), strict=True):
+                anchors[number, turn.observed].append((place, value))
+                place += 1
+    expected = [a + weight * b for a, b in zip(total, less_mean(anchors, scaled=spread), strict=True)]
+    recipe = make_recipe("gigpo", {"gamma": gamma, "weight": weight, "spread": spread})
+    assert by_turn(step, recipe.credit(step)) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("likeness", "near"), [(0.85, False), (0.83, True)])
+def test_slea_rl_clusters_like_observations_of_a_group(likeness: float, near: bool) -> None:
+    step, gamma, weight = view(leased()), 0.7, 0.5
+    clusters: dict[Any, list[tuple[int, float]]] = defaultdict(list)
+    place = 0
+    for number, plays in enumerate(counted()):
+        for play in plays:
+            for turn, value in zip(play.turns, to_go(earned(play), gamma), strict=True):
+                clusters[number, SAME if near and turn.observed == NEAR else turn.observed].append((place, value))
+                place += 1
+    grpo = outcomes(lambda play: play.reward, scaled=True)
+    expected = [a + weight * b for a, b in zip(grpo, less_mean(clusters, scaled=True), strict=True)]
+    recipe = make_recipe("slea_rl", {"gamma": gamma, "weight": weight, "likeness": likeness})
+    assert by_turn(step, recipe.credit(step)) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_turn_grpo_compares_discounted_returns_of_a_turn_index(estimator: str) -> None:
+    step, gamma = view(leased()), 0.6
+    alike: dict[Any, list[tuple[int, float]]] = defaultdict(list)
+    place = 0
+    for number, plays in enumerate(counted()):
+        for play in plays:
+            for index, value in enumerate(to_go(earned(play), gamma)):
+                alike[number, index].append((place, value))
+                place += 1
+    sizes = {at: len(members) for members in alike.values() for at, _ in members}
+    if estimator == "grpo":
+        expected = less_mean(alike, scaled=True)
+    else:  # the mean of the others: Ahmadian et al. 2024, eq. 8
+        scale = [sizes[at] / max(1, sizes[at] - 1) for at in range(place)]
+        expected = [one * by for one, by in zip(less_mean(alike), scale, strict=True)]
+    found = by_turn(step, make_recipe("turn_grpo", {"gamma": gamma, "estimator": estimator}).credit(step))
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+SEATS = (
+    (
+        Play(0.0, (Turn(SAME, 2, 0.0, "x"), Turn(OTHER, 3, 0.4, "o"), Turn(SAME, 1, 0.0, "x")), roles=(("x", 1.0),)),
+        Play(0.0, (Turn(SAME, 2, 0.0, "x"), Turn(OTHER, 1, 0.0, "o"), Turn(SAME, 4, 0.0, "x")), roles=(("x", 1.0),)),
+        Play(0.0, (Turn(SAME, 3, 0.0, "x"), Turn(OTHER, 2, 0.1, "o")), roles=(("x", -1.0), ("o", 0.5))),
+    ),
+)
+
+
+@pytest.mark.parametrize("whitened", [False, True])
+def test_mars_takes_the_mean_of_distinct_returns_of_each_player(whitened: bool) -> None:
+    """Returns that come twice count once in the mean: that is not the mean of all."""
+    step = view(leased(SEATS))
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for play in SEATS[0]:
+        for seat in ("x", "o"):
+            own = [turn.reward or 0.0 for turn in play.turns if turn.agent == seat]
+            own[-1] += dict(play.roles).get(seat, 0.0)
+            rewards[seat] += own
+    means = {seat: statistics.fmean(own) for seat, own in rewards.items()}
+    values: list[tuple[str, float]] = []
+    for play in SEATS[0]:
+        returns = {}
+        for seat in ("x", "o"):
+            own = [turn.reward or 0.0 for turn in play.turns if turn.agent == seat]
+            own[-1] += dict(play.roles).get(seat, 0.0)
+            returns[seat] = to_go([reward - means[seat] for reward in own], 1.0)
+        values += [(turn.agent, returns[turn.agent].pop(0)) for turn in play.turns]
+    distinct = {seat: statistics.fmean({round(v, 9) for s, v in values if s == seat}) for seat in ("x", "o")}
+    expected = [value - distinct[seat] for seat, value in values]
+    assert distinct["x"] != pytest.approx(statistics.fmean(value for seat, value in values if seat == "x"))
+    if whitened:
+        expected = [(one - statistics.fmean(expected)) / (statistics.stdev(expected) + 1e-6) for one in expected]
+    found = by_turn(step, make_recipe("mars", {"whitened": whitened}).credit(step))
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_spiral_keeps_a_baseline_for_each_game_and_role() -> None:
+    """b <- decay b + (1 - decay) R of the role in that game (role-conditioned advantage estimation)."""
+    recipe, decay = make_recipe("spiral", {"decay": 0.75}), 0.75
+    baselines: dict[tuple[str, str], float] = defaultdict(float)
+    for _ in range(3):
+        step = view(leased((SEATS[0][:1], SEATS[0][2:]), tags=[("tictactoe",), ("poker",)]))
+        expected = []
+        for tag, play in (("tictactoe", SEATS[0][0]), ("poker", SEATS[0][2])):
+            rewards = {seat: dict(play.roles).get(seat, play.reward) for seat in ("x", "o")}
+            expected += [rewards[turn.agent] - baselines[tag, turn.agent] for turn in play.turns]
+            for seat, reward in rewards.items():
+                baselines[tag, seat] = decay * baselines[tag, seat] + (1 - decay) * reward
+        assert by_turn(step, recipe.credit(step)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_cm2_needs_more_than_least_samples_of_a_turn_index() -> None:
+    """Group 0 has four samples of its first turn, one of them without a judgement, and three of the second."""
+    step = view(leased())
+    expected, kept = [], []
+    for plays in counted():
+        for play in plays:
+            for index, turn in enumerate(play.turns):
+                alike = [other.turns[index].reward for other in plays if index < len(other.turns)]
+                judged = [reward for reward in alike if reward is not None]
+                expected.append(0.0 if turn.reward is None else turn.reward - statistics.fmean(judged))
+                kept.append(turn.reward is not None and len(judged) > 2)
+    credit = make_recipe("cm2", {"least": 2}).credit(step)
+    assert credit.weights is not None
+    assert by_turn(step, credit) == pytest.approx(expected, abs=1e-6)
+    assert [bool(credit.weights[turn.row][turn.places[0]]) for turn in step.turns] == kept
+    assert True in kept
+    assert False in kept
+
+
+def test_spear_compares_with_the_median_of_group_means() -> None:
+    recipe = SPEAR(bonus=False)
+    recipe.restore({"means": [0.1, 0.6, 0.9]})
+    assert recipe.usual() == 0.6
+    back = replace(leased()[1], replay=True)
+    step = recipe.filtered(view([back]))
+    assert [rollout.trained for rollout in step.rollouts] == [True, False]
+    assert by_turn(step, recipe.credit(step))[0] == pytest.approx(0.9 - 0.6)
+
+
+def test_epo_rewards_entropy_within_its_bounds() -> None:
+    """L = L_pg - strength sum w (H - c w(t) P): more entropy is a lower loss, an outlier a higher one."""
+    usual, phase = torch.full((3,), 0.5), torch.full((3,), 0.25)
+    entropy = torch.tensor([0.1, 0.5, 1.2], requires_grad=True)
+    batch = replace(batch_of([-1.0] * 3, [1.0, -0.5, 2.0]), extra={"usual": usual, "phase": phase})
+    terms = EPO(strength=0.3, penalty=0.2).loss(Predictions(torch.full((3,), -1.0), entropy), batch, PolicyLoss())
+    gradient = -(1.0 - 0.5 + 2.0)
+    bonus = sum(h - 0.25 * (0.2 if h < 0.8 * 0.5 or h > 1.2 * 0.5 else 0.0) for h in (0.1, 0.5, 1.2))
+    assert float(terms.loss.detach()) == pytest.approx(gradient - 0.3 * bonus)
+    assert torch.autograd.grad(terms.loss, entropy)[0].tolist() == pytest.approx([-0.3] * 3)
+
+
+def test_seeupo_turns_of_an_update_weigh_alike() -> None:
+    """seq-mean-token-mean over an update's samples, which are turns: 1/G_t a turn, whatever its rollout's length."""
+    recipe, step = SeeUPO(), view(leased())
+    credit = recipe.credit(step)
+    settings = LossSettings(**recipe.settings["loss"])
+    order = [index for plays in counted() for play in plays for index in range(1, len(play.turns) + 1)]
+    trained = [play.scoring is Scoring.SCORED for plays in counted() for play in plays for _ in play.turns]
+    updates = recipe.updates(step, credit)
+    assert updates is not None
+    assert [len(updates), max(order)] == [4, 4]
+    for update, turn_number in zip(updates, range(4, 0, -1), strict=True):
+        rows = {row.number: row for row in rows_to_train(step, update, settings, zeros=True)}
+        own = [at for at, number in enumerate(order) if number == turn_number and trained[at]]
+        weighed = [float(rows[step.turns[at].row].weights[step.turns[at].places].sum()) for at in own]
+        assert weighed == pytest.approx([1 / len(own)] * len(own))
+        total = sum(float(row.weights[row.segment.loss_mask].sum()) for row in rows.values())
+        assert total == pytest.approx(1)
+
+
+def test_seeupo_has_one_clipped_ratio_a_turn_and_holds_the_later_ones() -> None:
+    """s_t = exp(mean of log pi - log pi_old); A times the product of later s, held within 1 ± limit; GSPO's clip."""
+    drift = [[0.3, -0.1], [0.25], [0.5, 0.1, 0.0]]  # of the three turns of a rollout, by token
+    ratios = [math.exp(statistics.fmean(own)) for own in drift]
+    later = [min(1.2, max(0.8, math.prod(ratios[at + 1 :]))) for at in range(3)]
+    gains = [min(s * a * 0.7, min(1.2, max(0.8, s)) * a * 0.7) for s, a in zip(ratios, later, strict=True)]
+    tokens = [value for own in drift for value in own]
+    turns = torch.tensor([float(at + 1) for at, own in enumerate(drift) for _ in own])
+    batch = replace(batch_of([-1.0] * 6, [0.7] * 6, rollouts=[5] * 6), extra={"turn": turns})
+    predicted = Predictions(torch.tensor([-1.0 + value for value in tokens]), torch.zeros(6))
+    terms = SeeUPO(limit=0.2).loss(predicted, batch, PolicyLoss())
+    expected = -sum(gain * len(own) for gain, own in zip(gains, drift, strict=True))
+    assert float(terms.loss) == pytest.approx(expected, rel=1e-5)
+
+
+def heads(step: Step, **values: Sequence[float]) -> PolicyReading:
+    zeros = step.spread_turns(np.zeros(len(step.turns)))
+    return PolicyReading(zeros, zeros, {name: step.spread_turns(np.array(one)) for name, one in values.items()})
+
+
+def test_archer_reads_the_next_state_by_the_target_network() -> None:
+    """Q_k(o, a) -> r + gamma V̄_k(o'), with bars for the target network, whose values are not the policy's."""
+    (one,) = leased((GAMES[1][1:],))
+    step = view([one], number=99)
+    own = heads(step, q1=[0.8, 0.1, 0.4, 0.2], q2=[0.7, 0.2, 0.9, 0.1], v1=[9.0] * 4, v2=[8.0] * 4)
+    target = heads(step, q1=[0.3] * 4, q2=[0.6] * 4, v1=[0.15, 0.25, 0.35, 0.45], v2=[0.5, 0.6, 0.7, 0.8])
+    credit = ArCHer(gamma=0.9).credit(replace(step, readings={POLICY: own, "target": target}))
+    rewards = [0.0, 0.25, 0.0, 0.7 + 0.4]
+    for name, values in (("q1", [0.25, 0.35, 0.45, 0.0]), ("q2", [0.6, 0.7, 0.8, 0.0])):
+        expected = [r + 0.9 * v for r, v in zip(rewards, values, strict=True)]
+        ends = [float(credit.extra[f"{name}_target"][turn.row][turn.places[-1]]) for turn in step.turns]
+        assert ends == pytest.approx(expected)
+    begins = [float(credit.extra["v1_target"][turn.row][turn.places[0]]) for turn in step.turns]
+    assert begins == pytest.approx([0.3] * 4)
+    minimum = [min(a, b) - 8.0 for a, b in zip([0.8, 0.1, 0.4, 0.2], [0.7, 0.2, 0.9, 0.1], strict=True)]
+    assert by_turn(step, credit) == pytest.approx(minimum, abs=1e-5)
+
+
+def test_hiper_discounts_within_and_over_segments() -> None:
+    """Segments at turns 0, 2 and 3, gamma .9, lam .7, lam_segment .6, no two values equal."""
+    rewards, starts = [0.1, 0.4, 0.2, 0.3, 1.0], [0, 2, 3]
+    low, high = [0.3, 0.45, 0.6, 0.2, 0.15], [0.25, 9.0, 0.5, 0.35, 9.0]
+    gamma, lam, lam_segment = 0.9, 0.7, 0.6
+    expected_low, expected_high, expected_to_go = [0.0] * 5, [0.0] * 5, [0.0] * 5
+    following, later = 0.0, 0.0
+    for start, end in reversed(list(zip(starts, [2, 3, 5], strict=True))):
+        length = end - start
+        for t in range(start, end):  # Schulman et al. 2016, eq. 16, over the segment
+            deltas = [rewards[k] + gamma * (low[k + 1] if k + 1 < end else following) - low[k] for k in range(t, end)]
+            expected_low[t] = sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas))
+            expected_to_go[t] = (
+                sum(gamma ** (k - t) * rewards[k] for k in range(t, end)) + gamma ** (end - t) * following
+            )
+        earned_ = sum(gamma ** (k - start) * rewards[k] for k in range(start, end))
+        delta = earned_ + gamma**length * following - high[start]
+        expected_high[start] = delta + gamma**length * lam_segment * later
+        later, following = expected_high[start], high[start]
+    begins = [at in starts for at in range(5)]
+    recipe = HiPER(gamma=gamma, lam=lam, lam_segment=lam_segment)
+    found = recipe.estimate(*map(np.array, (rewards, begins, low, high)))
+    for one, expected in zip(found, (expected_low, expected_high, expected_to_go), strict=True):
+        assert one == pytest.approx(expected)
+
+
+def said_of(step: Step, names: Sequence[str]) -> dict[str, PolicyReading]:
+    """What networks say of the step: numbers of their own for every name and head."""
+    found = {}
+    for seed, name in enumerate(names):
+        rng = np.random.default_rng(seed)
+        arrays = [step.spread_turns(rng.normal(-1.0, 0.3, len(step.turns))) for _ in range(2 + len(HEADS))]
+        found[name] = PolicyReading(arrays[0], arrays[1], dict(zip(HEADS, arrays[2:], strict=True)))
+    return found
+
+
+HEADS = ("value", "q1", "q2", "v1", "v2", "low", "high", "term")
+READINGS = (POLICY, "teacher", "target", "masked")
+
+
+def loss_of(recipe: Recipe, step: Step, credit: Credit) -> float:
+    """The recipe's loss of all the step's trained tokens, with its own credit."""
+    masks = [row.segment.loss_mask for row in step.rows]
+    rollouts = [row.rollout for row, mask in zip(step.rows, masks, strict=True) for _ in range(int(mask.sum()))]
+    extra = {
+        name: torch.tensor(np.concatenate([one[mask] for one, mask in zip(arrays, masks, strict=True)]))
+        for name, arrays in credit.extra.items()
+    }
+    rng = np.random.default_rng(7)
+    advantages = np.concatenate([one[mask] for one, mask in zip(credit.advantages, masks, strict=True)])
+    batch = replace(batch_of(rng.normal(-1, 0.1, len(rollouts)).tolist(), advantages.tolist(), rollouts), extra=extra)
+    logprobs, entropy = (torch.tensor(rng.normal(-1, 0.1, len(rollouts)), dtype=torch.float32) for _ in range(2))
+    values = {name: torch.tensor(rng.normal(0, 1, len(rollouts)), dtype=torch.float32) for name in HEADS}
+    return float(recipe.loss(Predictions(logprobs, entropy, values), batch, PolicyLoss()).loss)
+
+
+def test_a_recipe_of_the_page_differs_from_its_base_and_settings_do_not(tmp_path: Path) -> None:
+    """By its credit, its loss, its updates, or what it sets for rollouts to come."""
+    Tokenizer(WordLevel({f"w{number}": number for number in range(64)}, unk_token="w1")).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    page = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "recipes_page.py"))
+    groups_ = leased((*GAMES, *SEATS, GAMES[1][:1]))  # the last is a group of one
+    groups_ = [replace(one, rollouts=tuple(hinted(each, [5]) for each in one.rollouts)) for one in groups_]
+    step = replace(view(groups_, number=30), tokenizer=tmp_path)
+    step = replace(step, readings=said_of(step, READINGS))
+    listed = []
+    for name, kind in RECIPES.items():
+        if kind is Recipe:
+            continue
+        base_kind = next(one for one in kind.__mro__[1:] if one in RECIPES.values())
+        recipe, base = make_recipe(name, {}), base_kind()
+        credit, plain = recipe.credit(step), base.credit(step)
+        own, other = (np.concatenate(one.weights or [np.zeros(0)]) for one in (credit, plain))
+        differs = (
+            not np.allclose(np.concatenate(credit.advantages), np.concatenate(plain.advantages))
+            or not np.array_equal(own, other)
+            or loss_of(recipe, step, credit) != pytest.approx(loss_of(base, step, credit), rel=1e-5)
+            or recipe.updates(step, credit) is not None
+            or recipe.after(0) is not None
+        )
+        assert differs == (not page["settings_of"](kind)), name
+        listed += [name] * (not differs)
+    assert {"agentflow", "chain_of_agents", "ai_searchplanner", "artist", "mua_rl"} <= set(listed)
