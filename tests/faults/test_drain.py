@@ -67,7 +67,8 @@ def completions(folder: Path) -> list[tuple[str, int]]:
     """Of each intent on record: its outcome, and the size of what was sampled."""
     with sqlite3.connect(folder / "data" / "rolltap.db") as database:
         return database.execute(
-            "SELECT c.outcome, length(c.output_ids) FROM call_intents i LEFT JOIN call_completions c ON c.call_id = i.id"
+            "SELECT c.outcome, length(c.output_ids) "
+            "FROM call_intents i LEFT JOIN call_completions c ON c.call_id = i.id"
         ).fetchall()
 
 

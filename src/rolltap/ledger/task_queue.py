@@ -85,10 +85,8 @@ class TaskQueue:
         """
         names = [row.name for row in self._tx.all(sa.select(policies.c.name))]
         full = [name for name in names if room(self._tx, name, self._silence) == 0]
-        if any(control.curriculum for control in self._controls.values()):
-            row = self._drawn(full)
-        else:
-            row = self._head(full)
+        draws = any(control.curriculum for control in self._controls.values())
+        row = self._drawn(full) if draws else self._head(full)
         return None if row is None else QueuedTask(row, self._control_of(row))
 
     def _head(self, full: Collection[str]) -> Any:
