@@ -193,6 +193,7 @@ async def _started_log(settings: Settings, spools: Sequence[Path], stack: AsyncE
         spool_bytes=int(store.spool_mb * 1_000_000),
         ingest=store.ingest or None,
         application=mark.application,
+        connections=store.connections - store.reading_connections,
     )
     if not isinstance(call_log, LogWithDatabase):
         raise ConfigError(

@@ -124,9 +124,20 @@ class StoreSettings(Section):
     ingest: str = Field(
         default="", description="redis://HOST:PORT/DB: a stream that makes calls durable before they are in Postgres"
     )
+    connections: int = Field(
+        default=30,
+        ge=6,
+        description="most connections to Postgres of one proxy process, with those of its reading process; all proxies "
+        "and workers together must leave some of the server's `max_connections` for commands",
+    )
     spool_mb: float = Field(
         default=64, ge=0, description="file in `data` that keeps calls while the store is unavailable, in MB; 0: none"
     )
+
+    @property
+    def reading_connections(self) -> int:
+        """The reading process's part of `connections`."""
+        return max(2, self.connections // 4)
 
 
 class TracingSettings(Section):
