@@ -47,6 +47,7 @@ from rolltap.proxy.front.tampering import CountTampering, TamperingCounter
 from rolltap.proxy.metrics.calls import Metrics
 from rolltap.proxy.metrics.loop_lag import watch_loop
 from rolltap.proxy.metrics.spans import CallTracer, otlp
+from rolltap.proxy.metrics.workers import summed
 from rolltap.proxy.planes import admin_app, trainer_app
 from rolltap.proxy.reading_process.process import ReadingProcess
 from rolltap.proxy.reading_process.remote_rebuilder import RemoteRebuilder
@@ -98,11 +99,12 @@ class Rolltap:
         check_task: CheckTask = lambda task, policies: None,
         spool: Path | None = None,
         spools_beside: Sequence[Path] = (),
+        counts: Path | None = None,
     ) -> AsyncIterator[Rolltap]:
         """Starts everything, and closes everything in order at exit.
 
         `check_task` validates submitted tasks. `spool` is this process's spool file (`<data>/spool`), `spools_beside`
-        are those of other workers.
+        are those of other workers. Workers share the folder `counts`, where their counters are summed.
         """
         act_for(DEFAULT_TENANT)
         check_exposure(settings)
@@ -116,6 +118,10 @@ class Rolltap:
                 await call_log.database.query(check_separation)
             app.services.check_task = check_task
             await stack.enter_async_context(app.ledger.sweeping())
+            if counts is not None:
+                metrics = app.services.recorder.metrics
+                metrics.scraped, written = summed(counts, metrics.registry)
+                app._start(written.writing())
             await app._prepare()
             stack.push_async_callback(app._stop)
             yield app

@@ -2,7 +2,7 @@
 
 They are updated as calls pass, never read from the store. The children of labelled metrics are looked up once and
 cached: a count on a call's path is a dictionary look-up and an addition under a lock. Durations need no lock
-(`durations.py`). The scraper sums the counters of several processes.
+(`durations.py`). `workers.py` sums the counters of several processes.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.scraped = self.registry  # what `/metrics` shows; with several workers their sum
         self._calls = self._counter("rolltap_calls_total", "Model calls that ended.", "policy", "outcome")
         self._tokens = self._counter("rolltap_tokens_total", "Tokens of calls that ended.", "policy", "kind")
         self._scored = self._counter("rolltap_scored_tokens_total", "Tokens of sequences that were scored.", "policy")

@@ -51,13 +51,9 @@ async def test_a_server_without_a_free_connection_is_logged_once(
     await server.close()
 
 
-@asynccontextmanager
-async def pgbouncer(folder: Path, target: str, *, ignoring: str) -> AsyncIterator[str]:
-    """A pooler in transaction mode before `target`; its URL."""
-    command = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
-    assert command, "pgbouncer is missing: run scripts/servers.sh"
-    address, port = urlsplit(target), free_port()
-    users, conf = folder / "users.txt", folder / "pgbouncer.ini"
+def configuration(folder: Path, target: str, port: int, ignoring: str) -> Path:
+    """A pgbouncer.ini in `folder`, where also another user than this one reads it."""
+    address, users, conf = urlsplit(target), folder / "users.txt", folder / "pgbouncer.ini"
     users.write_text(f'"{address.username}" ""\n')
     conf.write_text(
         f"[databases]\n* = host={address.hostname} port={address.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
@@ -68,6 +64,16 @@ async def pgbouncer(folder: Path, target: str, *, ignoring: str) -> AsyncIterato
     for outer in folder.parents:
         if outer.owner() == pwd.getpwuid(os.getuid()).pw_name and outer != Path("/"):
             outer.chmod(outer.stat().st_mode | 0o011)
+    return conf
+
+
+@asynccontextmanager
+async def pgbouncer(folder: Path, target: str, *, ignoring: str) -> AsyncIterator[str]:
+    """A pooler in transaction mode before `target`; its URL."""
+    command = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+    assert command, "pgbouncer is missing: run scripts/servers.sh"
+    address, port = urlsplit(target), free_port()
+    conf = configuration(folder, target, port, ignoring)
     user = ["-u", "nobody"] if os.getuid() == 0 else []
     process = await asyncio.create_subprocess_exec(command, "-q", *user, str(conf))
     try:

@@ -84,8 +84,8 @@ async def _wait_for_older_proxies(database: Database) -> None:
             return
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"{database.name} has schema {version} and is in use by a proxy of an older rolltap, which the upgrade to "
-                f"{VERSION} would cut off; stop all older proxies of this store, then start this one"
+                f"{database.name} has schema {version} and is in use by a proxy of an older rolltap, which the upgrade "
+                f"to {VERSION} would cut off; stop all older proxies of this store, then start this one"
             )
         await asyncio.sleep(0.1)
 

@@ -66,7 +66,8 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
     import uvloop
 
     from rolltap.cli.listening import claimed
-    from rolltap.cli.workers import check_store, serve_with_workers
+    from rolltap.cli.workers import check_store, counts_of, serve_with_workers
+    from rolltap.proxy.metrics.workers import remove_counts
 
     if workers > 1:
         check_store(settings)
@@ -75,6 +76,8 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
         if workers == 1:
             uvloop.run(run(settings, listening, capture=capture))
             return 0
+
+        remove_counts(counts_of(settings.data))
 
         def serve(shared: Settings, number: int) -> None:
             uvloop.run(run(shared, listening, capture=capture, worker=number, workers=workers))
@@ -100,14 +103,15 @@ def _ports(settings: Settings) -> dict[PlaneName, int]:
 
 async def run(settings: Settings, listening: Listening, *, capture: bool, worker: int = 0, workers: int = 1) -> None:
     """Serves until interrupted, as one of `workers`, which listen on the same ports; the first one says where."""
-    from rolltap.cli.workers import spool_of, spools_beside
+    from rolltap.cli.workers import counts_of, spool_of, spools_beside
     from rolltap.harnesses.specs import check
     from rolltap.proxy.app import Rolltap
     from rolltap.proxy.server import Calls, Front, bind, serve
 
     listen = settings.listen
     spool, beside = spool_of(settings.data, worker), spools_beside(settings.data, worker, workers)
-    async with Rolltap.running(settings, check_task=check, spool=spool, spools_beside=beside) as app:
+    counts = counts_of(settings.data) if workers > 1 else None
+    async with Rolltap.running(settings, check_task=check, spool=spool, spools_beside=beside, counts=counts) as app:
         sockets: dict[PlaneName, Socket] = {
             plane: bind(listen.host_of(plane), port, shared=workers > 1) for plane, port in _ports(settings).items()
         }

@@ -57,6 +57,11 @@ def spool_of(data: Path, worker: int) -> Path:
     return data / (f"spool-{worker}" if worker else "spool")
 
 
+def counts_of(data: Path) -> Path:
+    """The folder in which workers write what they count."""
+    return data / "counts"
+
+
 def spools_beside(data: Path, worker: int, workers: int) -> tuple[Path, ...]:
     """Those of the other workers."""
     return tuple(spool_of(data, number) for number in range(workers) if number != worker)
