@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,9 +13,12 @@ from typing import Any
 from rich.table import Table
 
 from rolltap.cli.listening import Listening
+from rolltap.cli.logs import json_only
 from rolltap.cli.screen import Screen
 from rolltap.errors import ConfigError
 from rolltap.settings import PlaneName, Settings, hide_password, load_settings
+
+log = logging.getLogger("rolltap.serve")
 
 VENDORS: dict[str, dict[str, Any]] = {
     "anthropic": {"url": "https://api.anthropic.com", "dialects": ("anthropic",)},
@@ -120,10 +124,12 @@ async def run(settings: Settings, listening: Listening, *, capture: bool, worker
         }
         app.set_base_url(listen.public_url or urls["agent"])
         listening.write(urls)
-        console = Screen(stderr=True, quiet=worker > 0)
+        console = Screen(stderr=True, quiet=worker > 0 or json_only())
         console.print(_banner(app, urls))
         link = f"{urls['admin']}/view/open?token={app.view_access.new_link()}"
         console.print(f"look at it: {link}", soft_wrap=True, highlight=False, markup=False)
+        if json_only() and worker == 0:
+            log.info("rolltap is up", extra={"planes": urls, "record": hide_password(app.settings.store_url)})
         if capture:  # outside of the table: a terminal must not cut what is to be copied
             for line in exports(app.settings, app.base_url):
                 console.print(line, soft_wrap=True, highlight=False)

@@ -6,10 +6,10 @@ on several machines do. Each has a spool of its own, `<data>/spool-K` for the K-
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +20,8 @@ from types import FrameType
 from rolltap.calllog.spool import Spool
 from rolltap.errors import ConfigError, RolltapError
 from rolltap.settings import Settings, with_keys
+
+log = logging.getLogger("rolltap.workers")
 
 SOON_S = 10.0
 """A worker that exits by itself within this time has a fault that starting it again would not mend."""
@@ -117,7 +119,7 @@ class Watch:
             if self.stopping:
                 continue
             ended = os.waitstatus_to_exitcode(status)
-            print(f"rolltap: worker {number} ended with {ended} after {lived:.0f} s", file=sys.stderr)
+            log.error("worker %d ended with %d after %.0f s", number, ended, lived)
             if ended >= 0 and lived < SOON_S:
                 self.code = ended or 1
                 self._stop()
@@ -137,7 +139,7 @@ class Watch:
         try:
             self.serve(self.settings, number)
         except RolltapError as error:
-            print(f"rolltap: worker {number}: {error}", file=sys.stderr)
+            log.error("worker %d: %s", number, error)
             return 2
         except KeyboardInterrupt:
             return 0
