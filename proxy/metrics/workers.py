@@ -17,6 +17,8 @@ import msgspec
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
 
+from rolltap.decoding import from_json
+
 WRITE_EVERY_S = 1.0
 
 
@@ -70,7 +72,7 @@ class WorkerCounts(Collector):
             if not file.name.isdecimal():
                 continue
             lives = _lives(int(file.name))
-            for family in msgspec.json.decode(file.read_bytes(), type=list[_Family]):
+            for family in from_json(file.read_bytes(), list[_Family]):
                 metric = Metric(family.name, family.documentation, family.kind)
                 _, values = sums.setdefault(family.name, (metric, {}))
                 for name, labels, value in family.samples:
