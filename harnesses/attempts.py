@@ -18,7 +18,14 @@ from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from rolltap.contract.admin import FinishRollout, NewReward
-from rolltap.errors import EvaluatorFailed, InvalidRequest, LedgerError, RolltapError
+from rolltap.errors import (
+    EvaluatorFailed,
+    InvalidRequest,
+    LedgerError,
+    RolltapError,
+    ServerUnreachable,
+    StoreUnavailable,
+)
 from rolltap.harnesses.base import Limits, Score, Verdict
 from rolltap.harnesses.client import AdminClient, AttemptStatus, ClaimedRollout, OpenedSession
 from rolltap.harnesses.output import Transcript, storable, storable_detail
@@ -32,6 +39,10 @@ KEY_MARGIN_S = 60.0
 """Seconds for which an agent's key stays valid after its time limit."""
 
 SETTLE_S = 10.0
+
+REPORT_S, REPORT_PAUSE_S = 600.0, 1.0
+"""How long the end of a rollout is reported again while the server is away, and the pause between tries, in seconds.
+A node whose claim has expired meanwhile is told so."""
 
 
 class HasName(Protocol):
@@ -179,7 +190,7 @@ class AttemptRunner(ABC, Generic[W]):
             reason = f"internal_error: {type(error).__name__}: {error}"
             cause = Cause.EVALUATION if state.has_run else Cause.INFRASTRUCTURE
             result = Result(RolloutStatus.FAILED, reason, cause=cause)
-        return await self._finish(state, result)
+        return await self._finish_patiently(state, result)
 
     def abandon(self, claim: ClaimedRollout) -> None:
         """Marks the rollout as claimed by another node: if its `run` is cancelled, nothing is reported."""
@@ -222,6 +233,18 @@ class AttemptRunner(ABC, Generic[W]):
             raise
         state.session, state.attempt = session, session.attempt
         return session
+
+    async def _finish_patiently(self, state: RolloutState[W], result: Result) -> RolloutSummary:
+        """`_finish`, tried again for `REPORT_S` seconds while the server or its store is away: the work is done."""
+        deadline = time.monotonic() + REPORT_S
+        while True:
+            try:
+                return await self._finish(state, result)
+            except (ServerUnreachable, StoreUnavailable) as error:
+                if time.monotonic() > deadline:
+                    raise
+                log.warning("rollout %s: its end is not reported yet: %s", state.claim.rollout_id, error.message)
+                await asyncio.sleep(REPORT_PAUSE_S)
 
     async def _finish(self, state: RolloutState[W], result: Result) -> RolloutSummary:
         """Posts the rewards, then the terminal state."""

@@ -47,6 +47,7 @@ from rolltap.proxy.front.tampering import CountTampering, TamperingCounter
 from rolltap.proxy.metrics.calls import Metrics
 from rolltap.proxy.metrics.loop_lag import watch_loop
 from rolltap.proxy.metrics.spans import CallTracer, otlp
+from rolltap.proxy.metrics.workers import summed
 from rolltap.proxy.planes import admin_app, trainer_app
 from rolltap.proxy.reading_process.process import ReadingProcess
 from rolltap.proxy.reading_process.remote_rebuilder import RemoteRebuilder
@@ -77,6 +78,7 @@ class Rolltap:
     policies: Policies
     sessions: SessionCache
     services: Services
+    path: CallPath
     planes: dict[str, Any]
     view_access: Access
     reading: ReadingProcess
@@ -97,11 +99,12 @@ class Rolltap:
         check_task: CheckTask = lambda task, policies: None,
         spool: Path | None = None,
         spools_beside: Sequence[Path] = (),
+        counts: Path | None = None,
     ) -> AsyncIterator[Rolltap]:
         """Starts everything, and closes everything in order at exit.
 
         `check_task` validates submitted tasks. `spool` is this process's spool file (`<data>/spool`), `spools_beside`
-        are those of other workers.
+        are those of other workers. Workers share the folder `counts`, where their counters are summed.
         """
         act_for(DEFAULT_TENANT)
         check_exposure(settings)
@@ -115,6 +118,10 @@ class Rolltap:
                 await call_log.database.query(check_separation)
             app.services.check_task = check_task
             await stack.enter_async_context(app.ledger.sweeping())
+            if counts is not None:
+                metrics = app.services.recorder.metrics
+                metrics.scraped, written = summed(counts, metrics.registry)
+                app._start(written.writing())
             await app._prepare()
             stack.push_async_callback(app._stop)
             yield app
@@ -140,6 +147,18 @@ class Rolltap:
         weights = WeightsCheck(self.policies, self.ledger.policies, recorder.metrics)
         self._start(watch_weights(weights, self.policies.all))
 
+    def begin_stop(self) -> int:
+        """`/ready` is 503 from now on. Returns the number of requests under way."""
+        self.services.stopping = True
+        self.services.recorder.metrics.stopping.set(1)
+        return self.path.in_flight
+
+    async def cut_calls(self) -> int:
+        """Ends the calls under way and records them. Returns the number of those that were not sampled whole."""
+        cut = await self.path.cut()
+        self.services.recorder.metrics.cut(cut)
+        return cut
+
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Runs `work` in the background until the server stops."""
         task = asyncio.create_task(work)
@@ -150,6 +169,7 @@ class Rolltap:
         for task in self._tasks:
             task.cancel()
         await self.reading.close()
+        await self.cut_calls()
         await self.services.recorder.drain()
         await self.accounts.save()
         for engine in {id(policy.engine): policy.engine for policy in self.policies.all}.values():
@@ -180,6 +200,7 @@ async def _started_log(settings: Settings, spools: Sequence[Path], stack: AsyncE
         spool_bytes=int(store.spool_mb * 1_000_000),
         ingest=store.ingest or None,
         application=mark.application,
+        connections=store.connections - store.reading_connections,
     )
     if not isinstance(call_log, LogWithDatabase):
         raise ConfigError(
@@ -260,7 +281,9 @@ def _build(
         "trainer": gated("trainer", trainer),
         "admin": gated("admin", admin),
     }
-    return Rolltap(settings, call_log, ledger, policies, live, services, planes, view_access, reading, keyring.accounts)
+    return Rolltap(
+        settings, call_log, ledger, policies, live, services, path, planes, view_access, reading, keyring.accounts
+    )
 
 
 async def _late_peers(call_log: LogWithDatabase, within_s: float, metrics: Metrics) -> Sequence[str]:

@@ -48,6 +48,7 @@ class InFlightRequest:
     events: list[CallEvent] = field(default_factory=list)
     error: RolltapError | None = None
     over: bool = False  # recorded, or failed
+    cut: bool = False  # by the stop of this server
     readers: int = 0
     sampling_ended: bool = False  # the completions are being recorded
     task: asyncio.Task[None] | None = None

@@ -23,7 +23,14 @@ from dataclasses import replace
 from typing import Any
 
 from rolltap.crash import crash_point
-from rolltap.errors import EngineError, ModelNotLoaded, RequestError, RolltapError, StoreError, StoreUnavailable
+from rolltap.errors import (
+    EngineUnavailable,
+    ModelNotLoaded,
+    RequestError,
+    RolltapError,
+    StoreError,
+    StoreUnavailable,
+)
 from rolltap.ids import new_id
 from rolltap.proxy.call.admission import Admission
 from rolltap.proxy.call.arrival import Arrival
@@ -62,6 +69,27 @@ class CallPath:
         self._handles = handles
         self._versions = versions
         self._limits = limits
+        self._flights: set[InFlightRequest] = set()
+
+    @property
+    def in_flight(self) -> int:
+        """The number of requests whose reply is not recorded yet."""
+        return len(self._flights)
+
+    async def cut(self) -> int:
+        """Ends all requests under way; each of their calls is recorded as aborted, with what was sampled.
+
+        Returns the number of those that were still being sampled.
+        """
+        sampling = [flight for flight in self._flights if not flight.sampling_ended]
+        tasks = [flight.task for flight in self._flights if flight.task is not None]
+        for flight in sampling:
+            flight.cut = True
+            if flight.task is not None:
+                flight.task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        return len(sampling)
 
     async def serve(self, dialect: Dialect, wire: WireRequest, http: HttpExchange) -> None:
         """Answers one model call. A call that is refused before it is placed is recorded as refused."""
@@ -126,7 +154,9 @@ class CallPath:
         flight = InFlightRequest(request, session, arrival.policy, arrival.body_hash, calls, handle)
         if source.replayable:
             session.keep(flight)
+        self._flights.add(flight)
         flight.task = asyncio.create_task(self._run(flight, arrival))
+        flight.task.add_done_callback(lambda _: self._flights.discard(flight))
         return flight
 
     async def _plan_anew(self, arrival: Arrival, plan: PromptPlan, call_id: str) -> PromptPlan:
@@ -162,10 +192,11 @@ class CallPath:
             await self._sample(flight, arrival)
             flight.policy.served()
         except asyncio.CancelledError:
-            client_left = True
+            client_left = not flight.cut
             if not all(call.complete for call in flight.calls):
-                error = EngineError("the call was cancelled: its client went away")
-                outcome, problem = Outcome.ABORTED, "the client went away"
+                reason = "the server stopped" if flight.cut else "the client went away"
+                error = EngineUnavailable(f"the call was cancelled: {reason}", retry_after=1)
+                outcome, problem = Outcome.ABORTED, reason
         except RolltapError as failure:
             flight.policy.failed(failure)
             error, problem = failure, f"{failure.code}: {failure.message}"
@@ -187,7 +218,7 @@ class CallPath:
             await self._versions.now(flight.policy)
             error = flight.policy.missing(error)
         flight.finish(error)
-        if client_left or isinstance(error, StoreError):
+        if client_left or flight.cut or isinstance(error, StoreError):
             recorded = [call.id for call in flight.calls if call.node.recorded]
             self._recorder.delivered(recorded, False)
 

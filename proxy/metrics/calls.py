@@ -2,7 +2,7 @@
 
 They are updated as calls pass, never read from the store. The children of labelled metrics are looked up once and
 cached: a count on a call's path is a dictionary look-up and an addition under a lock. Durations need no lock
-(`durations.py`). The scraper sums the counters of several processes.
+(`durations.py`). `workers.py` sums the counters of several processes.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.scraped = self.registry  # what `/metrics` shows; with several workers their sum
         self._calls = self._counter("rolltap_calls_total", "Model calls that ended.", "policy", "outcome")
         self._tokens = self._counter("rolltap_tokens_total", "Tokens of calls that ended.", "policy", "kind")
         self._scored = self._counter("rolltap_scored_tokens_total", "Tokens of sequences that were scored.", "policy")
@@ -97,6 +98,10 @@ class Metrics:
         self._responses = self._counter("rolltap_http_responses_total", "Replies by plane.", "plane", "status")
         self._undelivered = Counter(
             "rolltap_undelivered_total", "Replies that missed their client.", registry=self.registry
+        )
+        self._cut = Counter("rolltap_calls_cut_total", "Calls cut by the stop of a server.", registry=self.registry)
+        self.stopping = Gauge(
+            "rolltap_stopping", "1 while the server waits for its last calls.", registry=self.registry
         )
         self._in_flight = Gauge(
             "rolltap_calls_in_flight", "Calls between intent and completion.", registry=self.registry
@@ -153,6 +158,9 @@ class Metrics:
 
     def parent_not_read(self, policy: str, *, refused: bool) -> None:
         self._parents_not_read[policy, "refused" if refused else "planned"].inc()
+
+    def cut(self, calls: int) -> None:
+        self._cut.inc(calls)
 
     def pushed_again(self, policy: str) -> None:
         self._pushed_again[(policy,)].inc()

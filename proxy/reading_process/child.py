@@ -146,7 +146,12 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
     vocabulary = Vocabularies(folders).of_policy
     async with AsyncExitStack() as stack:
         try:
-            opened = opened_readers(settings.store_url, rules=rules, vocabulary=vocabulary)
+            opened = opened_readers(
+                settings.store_url,
+                rules=rules,
+                vocabulary=vocabulary,
+                connections=settings.store.reading_connections,
+            )
             readers = await stack.enter_async_context(opened)
         except RolltapError as error:  # the store is unavailable: the next question starts a new process
             await _serve(FailedApp(error, stop), socket_fd, stop)

@@ -76,7 +76,7 @@ class Readiness:
     `clock` is `off` if this machine's clock differs from the store's by over 2 s.
     """
 
-    status: Literal["ready", "not ready"]
+    status: Literal["ready", "not ready", "stopping"]
     store: Literal["ok", "away"]
     spool: Literal["ok", "full", "none"]
     engines: Literal["up", "down"]

@@ -4,7 +4,7 @@
 full, none) and `engines` (up, down). `models` (served, missing; unknown while an engine is down) does not affect the
 status, because an adapter appears only with the trainer's first push. While the store is unavailable, a proxy with room
 in its spool is ready: otherwise all proxies of one Postgres would be taken out of service at once although each can
-continue.
+continue. A server that was told to stop is 503 with the status `stopping`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def router(services: Services) -> APIRouter:
     async def ready(response: Response) -> Readiness:
         condition = await services.call_log.condition()
         engines = all(any(up for _, up in engines_up(policy)) for policy in services.policies.all)
-        takes_calls = condition.takes_calls and engines
+        takes_calls = condition.takes_calls and engines and not services.stopping
         response.status_code = 200 if takes_calls else 503
         return Readiness(
-            status="ready" if takes_calls else "not ready",
+            status="stopping" if services.stopping else "ready" if takes_calls else "not ready",
             store="ok" if condition.store else "away",
             spool=SPOOL[condition.spool],
             engines="up" if engines else "down",

@@ -1,4 +1,4 @@
-"""`GET /metrics` for Prometheus, by admin or viewer key: this process's counters, and the state of the parts."""
+"""`GET /metrics` for Prometheus, by admin or viewer key: the counters of this server, and the state of the parts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/metrics", response_class=Response, responses=content_of("text/plain", "Prometheus' text format"))
     async def metrics() -> Response:
-        """Each process of `--workers` counts for itself; the ledger's series are the same from all of them."""
+        """The counters of all processes of `--workers`, whichever of them answers."""
         now = generate_latest(registry_of(await collector.collect()))
-        return Response(generate_latest(services.recorder.metrics.registry) + now, media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(services.recorder.metrics.scraped) + now, media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -37,6 +37,7 @@ class Services:
     ask: AskRecord
     check_task: CheckTask = lambda task, policies: None
     base_url: str = ""
+    stopping: bool = False  # no load balancer should send new calls
     count_tampering: CountTampering = uncounted_acts
 
     def resolve_roles(self, policy: PolicyOrRoles) -> tuple[str, Mapping[str, str]]:

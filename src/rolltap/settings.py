@@ -105,6 +105,18 @@ class LimitSettings(Section):
         "sessions are evicted, and read again from the store with their next call",
     )
     keep_alive_s: float = Field(default=10, gt=0, description="silence in a stream after which a keep-alive is sent")
+    unready_s: float = Field(
+        default=1,
+        ge=0,
+        description="after SIGTERM, how long `/ready` is 503 before the agent plane takes no more connections, in "
+        "seconds; longer than the interval in which a load balancer asks",
+    )
+    drain_s: float = Field(
+        default=900,
+        ge=0,
+        description="after SIGTERM, how long calls in flight may go on, in seconds; then they are cut, and recorded as "
+        "aborted with what was sampled. Let systemd or Kubernetes wait longer than that before they kill",
+    )
     read_s: float = Field(
         default=120, gt=0, description="time limit for reading the record for a page, a query or a lease, in seconds"
     )
@@ -117,9 +129,20 @@ class StoreSettings(Section):
     ingest: str = Field(
         default="", description="redis://HOST:PORT/DB: a stream that makes calls durable before they are in Postgres"
     )
+    connections: int = Field(
+        default=30,
+        ge=6,
+        description="most connections to Postgres of one proxy process, with those of its reading process; all proxies "
+        "and workers together must leave some of the server's `max_connections` for commands",
+    )
     spool_mb: float = Field(
         default=64, ge=0, description="file in `data` that keeps calls while the store is unavailable, in MB; 0: none"
     )
+
+    @property
+    def reading_connections(self) -> int:
+        """The reading process's part of `connections`."""
+        return max(2, self.connections // 4)
 
 
 class TracingSettings(Section):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from time import perf_counter
 
 import pytest
 import pytest_asyncio
+import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
 from rolltap.contract.admin import AssignedRollout, ClaimRollouts, FinishRollout, GroupRule, NewReward
@@ -305,3 +307,33 @@ async def test_a_submission_that_is_cancelled_while_a_group_is_opened_hands_out_
         given = await claim(world)
     assert (await asyncio.wrap_future(cancelling[0])).ended
     assert given == () or await world.ledger.nodes.heartbeat([one.token for one in given], 15.0) == []
+
+
+async def test_a_claim_reads_the_head_of_the_queue(world: World, database: Database) -> None:
+    """A queue that is sorted, or counted, for each claim takes 0.1 s and more here."""
+    await world.ledger.submissions.submit(spec(tasks=1), submission_id="long")
+    await lengthen(database, "long", 100_000)
+    await claim(world, capacity=1)  # warms the statements
+    took = []
+    for _ in range(3):
+        started = perf_counter()
+        given = await claim(world, capacity=2)
+        took.append(perf_counter() - started)
+        assert len(given) == 2
+    assert min(took) < 0.03
+
+
+async def lengthen(database: Database, submission: str, tasks: int) -> None:
+    """Adds `tasks` more of its first task to the submission."""
+
+    def add(connection: sa.Connection) -> None:
+        connection.execute(
+            sa.text(
+                "INSERT INTO submitted (submission_id, position, task_digest) WITH RECURSIVE n(i) AS "
+                "(SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :tasks) "
+                "SELECT submission_id, i, task_digest FROM submitted, n WHERE submission_id = :id AND position = 0"
+            ),
+            {"tasks": tasks, "id": submission},
+        )
+
+    await database.transact(add)

@@ -86,8 +86,11 @@ class Service:
 
 
 @asynccontextmanager
-async def service(folder: Path, script: Path | None = None) -> AsyncIterator[Service]:
-    """A server on SQLite in `folder`, with an engine that follows `script` or always says hello."""
+async def service(folder: Path, script: Path | None = None, settings: str = "") -> AsyncIterator[Service]:
+    """A server on SQLite in `folder`, with an engine that follows `script` or always says hello.
+
+    `settings` are further sections of its settings file.
+    """
     engine_port, agent_port, admin_port, trainer_port = (free_port() for _ in range(4))
     if script is None:
         script = folder / "script.toml"
@@ -98,6 +101,7 @@ async def service(folder: Path, script: Path | None = None) -> AsyncIterator[Ser
         f"trainer_port = {trainer_port}\nadmin_port = {admin_port}\n"
         f'[engines.main]\nurl = "http://127.0.0.1:{engine_port}"\n'
         f'[policies.{POLICY}]\nengine = "main"\nmodel = "scripted"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
+        + settings
     )
     engine = rolltap("engine", "--script", str(script), "--port", str(engine_port), env={}, log=folder / "engine.log")
     url = f"http://127.0.0.1:{admin_port}"

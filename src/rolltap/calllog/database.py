@@ -41,6 +41,9 @@ Work = Callable[[sa.Connection], T]
 
 APPLICATION = "rolltap"
 
+CONNECTIONS = 20
+"""Most connections to Postgres of a process that is not told otherwise."""
+
 _IDENTITY = sa.select(
     sa.literal_column("(SELECT system_identifier FROM pg_control_system()) || '-' || oid")
 ).select_from(sa.text("pg_database WHERE datname = current_database()"))
@@ -102,32 +105,34 @@ class Backend(Protocol):
     def time(self) -> float: ...
 
 
-def _sqlite(url: sa.URL, writable: bool, application: str) -> Backend:
+def _sqlite(url: sa.URL, writable: bool, application: str, connections: int) -> Backend:
     from rolltap.calllog.sqlite import SqliteBackend
 
     return SqliteBackend(url, writable=writable)
 
 
-def _postgres(url: sa.URL, writable: bool, application: str) -> Backend:
+def _postgres(url: sa.URL, writable: bool, application: str, connections: int) -> Backend:
     from rolltap.calllog.postgres import PostgresBackend
 
-    return PostgresBackend(url, writable=writable, application=application)
+    return PostgresBackend(url, writable=writable, application=application, connections=connections)
 
 
-BACKENDS: Mapping[str, Callable[[sa.URL, bool, str], Backend]] = {"sqlite": _sqlite, "postgresql": _postgres}
+BACKENDS: Mapping[str, Callable[[sa.URL, bool, str, int], Backend]] = {"sqlite": _sqlite, "postgresql": _postgres}
 
 
 class Database:
     """A database: see the module. With `writable=False` it is read-only, and another process may write.
 
-    `application` is the name of the connections on Postgres.
+    `application` is the name of the connections on Postgres, `connections` how many there are at most.
     """
 
-    def __init__(self, url: str, *, writable: bool = True, application: str = APPLICATION) -> None:
+    def __init__(
+        self, url: str, *, writable: bool = True, application: str = APPLICATION, connections: int = CONNECTIONS
+    ) -> None:
         self.url = parse_url(url)
         self.name = self.url.render_as_string(hide_password=True)
         self.writable = writable
-        self._backend = BACKENDS[self.url.drivername](self.url, writable, application)
+        self._backend = BACKENDS[self.url.drivername](self.url, writable, application, connections)
 
     @property
     def dialect(self) -> sa.Dialect:

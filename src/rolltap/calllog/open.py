@@ -44,6 +44,7 @@ class LogOptions:
     spool_bytes: int
     ingest: str | None
     application: str
+    connections: int
 
 
 def _memory(options: LogOptions) -> CallLog:
@@ -58,7 +59,9 @@ def _sql(options: LogOptions) -> CallLog:
     from rolltap.calllog.spool_writer import SpoolWriter
     from rolltap.calllog.sql import SqlCallLog
 
-    database = Database(options.url, writable=options.writable, application=options.application)
+    database = Database(
+        options.url, writable=options.writable, application=options.application, connections=options.connections
+    )
 
     def wrap(writer: GroupWriter) -> GroupWriter:
         if options.ingest is not None:
@@ -82,6 +85,7 @@ def open_call_log(
     spool_bytes: int = SPOOL_BYTES,
     ingest: str | None = None,
     application: str = "rolltap",
+    connections: int = 20,
 ) -> CallLog:
     """The call log at `memory:`, `sqlite:///PATH` or `postgresql://...`, not yet started.
 
@@ -90,14 +94,14 @@ def open_call_log(
       `spool_bytes` of disk at once. The others belong to other processes of this machine that write to the same store:
       readers wait until they are empty too.
     * `ingest`: the URL of a Redis whose stream makes facts durable before they are written to Postgres.
-    * `application`: the name of the connections on Postgres.
+    * `application`, `connections`: the name of the connections on Postgres, and how many there are at most.
     """
     scheme = url.partition(":")[0]
     if scheme not in STORES:
         raise ConfigError(f"store.url: no store of kind {scheme!r}; known: {', '.join(STORES)}")
     if ingest is not None and scheme != "postgresql":
         raise ConfigError(f"store.ingest: a Redis stream works with a Postgres store, not with {scheme}")
-    return STORES[scheme](LogOptions(url, writable, spools, spool_bytes, ingest, application))
+    return STORES[scheme](LogOptions(url, writable, spools, spool_bytes, ingest, application, connections))
 
 
 def _ingest(url: str, writer: GroupWriter, database: Database) -> GroupWriter:

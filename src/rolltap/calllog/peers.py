@@ -16,6 +16,8 @@ from typing import Self
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
+from rolltap.calllog.schema import VERSION
+from rolltap.calllog.versions import PROXY
 from rolltap.errors import ConfigError
 from rolltap.settings import KeySettings
 
@@ -24,11 +26,10 @@ log = logging.getLogger("rolltap.app")
 GONE_WITHIN_S = 3.0
 """Seconds for which a process that has just ended may still be listed among the connections."""
 
-_PREFIX = "rolltap proxy"
 _PEERS = sa.text(
     "SELECT DISTINCT application_name FROM pg_stat_activity "
     "WHERE datname = current_database() AND application_name LIKE :prefix"
-).bindparams(prefix=f"{_PREFIX} %")
+).bindparams(prefix=f"{PROXY} %")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,11 @@ class KeysMark:
     @property
     def application(self) -> str:
         """The name of a proxy's connections. Postgres truncates it to 63 bytes."""
-        return f"{_PREFIX} {self.of_secret} {self.of_others}"
+        return f"{PROXY} {self.of_secret} {self.of_others} {VERSION}"
 
 
 def _mark(*texts: str) -> str:
-    return hashlib.scrypt("\0".join(texts).encode(), salt=_PREFIX.encode(), n=2**12, r=8, p=1, dklen=8).hex()
+    return hashlib.scrypt("\0".join(texts).encode(), salt=PROXY.encode(), n=2**12, r=8, p=1, dklen=8).hex()
 
 
 async def check_peers(database: Database, mark: KeysMark) -> None:
@@ -60,7 +61,7 @@ async def check_peers(database: Database, mark: KeysMark) -> None:
     by = time.monotonic() + GONE_WITHIN_S
     while True:
         names = await database.query(lambda connection: connection.execute(_PEERS).scalars().all())
-        peers = [name.removeprefix(f"{_PREFIX} ").split() for name in names]
+        peers = [name.removeprefix(f"{PROXY} ").split()[:2] for name in names]
         if all(of_secret == mark.of_secret for of_secret, _ in peers):
             break
         if time.monotonic() > by:

@@ -20,7 +20,7 @@ import asyncio
 import importlib.util
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -46,8 +46,16 @@ T = TypeVar("T")
 log = logging.getLogger("rolltap.store")
 
 OLDEST_VERSION = 120000
-POOL_SIZE = 16
-SINGLE_POOL_SIZE = 4
+SINGLES = 4
+"""Most connections for single statements; a fifth of all, if that is less."""
+FULL_AGAIN_S = 60.0
+"""How often a server without a free connection is logged."""
+NO_MORE = ("too many", "remaining connection slots", "no more connections allowed")
+"""Words of Postgres, and of a pooler, for a connection that is refused as there are too many."""
+NO_POOLER = (
+    "is reached through a pooler (pgbouncer) that takes no settings of a session, such as rolltap.tenant, which keeps "
+    "tenants apart: write Postgres' own address into store.url. store.connections bounds what a proxy opens"
+)
 CONNECT_TIMEOUT_S = 5.0
 PROBE_AGE_S = 5.0
 """Most age of the connection of a `check`: only a new one shows that the login changed, or a server was promoted."""
@@ -81,15 +89,18 @@ class AsyncpgConnection:
 class PostgresBackend:
     """A `Backend` on Postgres: see the module."""
 
-    def __init__(self, url: sa.URL, *, writable: bool, application: str) -> None:
+    def __init__(self, url: sa.URL, *, writable: bool, application: str, connections: int) -> None:
         if importlib.util.find_spec("asyncpg") is None:
             raise ConfigError(f"store.url: Postgres needs asyncpg: {install_line('postgres')}")
         self._name = url.render_as_string(hide_password=True)
         self._writable = writable
+        self._connections = connections
+        self._full_logged_at = float("-inf")
+        singles = max(1, min(SINGLES, connections // 5))
         self._check = ServerCheck(self._name, writable=writable)
-        self._engine = self._pool(url, POOL_SIZE, DEFAULT_TENANT, application)
+        self._engine = self._pool(url, connections - singles, DEFAULT_TENANT, application)
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-        self._singles = self._pool(url, SINGLE_POOL_SIZE, EVERY_TENANT, application)
+        self._singles = self._pool(url, singles, EVERY_TENANT, application)
         by_statement = {"isolation_level": "AUTOCOMMIT"}
         self._single = {
             DEFAULT_TENANT: self._engine.execution_options(**by_statement),
@@ -129,8 +140,30 @@ class PostgresBackend:
         if self._check.doubts(sql_state(context.original_exception)):
             context.is_disconnect, context.invalidate_pool_on_disconnect = True, False
 
+    def _note_refusal(self, error: StoreUnavailable) -> None:
+        """Logs that the server gives no more connections: from outside it looks like a store that is away."""
+        if "connection" not in error.message or not any(word in error.message for word in NO_MORE):
+            return
+        if time.monotonic() > self._full_logged_at + FULL_AGAIN_S:
+            self._full_logged_at = time.monotonic()
+            log.warning(
+                "%s; this process may open %d (store.connections): lower it, or raise the server's max_connections",
+                error.message,
+                self._connections,
+            )
+
     async def start(self) -> None:
+        try:
+            await self._start()
+        except StoreUnavailable as error:
+            if "unsupported startup parameter" in error.message:
+                raise ConfigError(f"{self._name} {NO_POOLER}") from error
+            raise
+
+    async def _start(self) -> None:
         async with self.read() as connection:
+            if not await connection.scalar(sa.text("SELECT current_setting('rolltap.tenant', true)")):
+                raise ConfigError(f"{self._name} {NO_POOLER}")
             version = int(await connection.scalar(sa.text("SHOW server_version_num")))
             commit = await connection.scalar(sa.text("SHOW synchronous_commit"))
             risks = [name for name in ("fsync", "full_page_writes") if await _off(connection, name)]
@@ -167,7 +200,7 @@ class PostgresBackend:
     async def _transaction(self, engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
         """Opens a transaction for the current tenant. The only place that opens transactions."""
         tenant = current_tenant()
-        async with _opened(engine, self._name) as opened:
+        async with _opened(engine, self._name, self._note_refusal) as opened:
             if tenant != DEFAULT_TENANT:
                 with store_errors(self._name):
                     await opened.run_sync(set_tenant, tenant)
@@ -185,7 +218,7 @@ class PostgresBackend:
         engine = self._single.get(current_tenant())
         if engine is None:  # setting the tenant needs a transaction, which a single statement does not have
             return await self.query(lambda connection: connection.execute(statement).all())
-        async with _opened(engine, self._name) as opened:
+        async with _opened(engine, self._name, self._note_refusal) as opened:
             with store_errors(self._name):
                 return (await opened.execute(statement)).all()
 
@@ -228,7 +261,7 @@ class PostgresBackend:
         self._check.doubt()
         token = _probing.set(True)
         try:
-            async with _opened(self._single[EVERY_TENANT], self._name):
+            async with _opened(self._single[EVERY_TENANT], self._name, self._note_refusal):
                 pass
         finally:
             _probing.reset(token)
@@ -253,14 +286,20 @@ def _driver_errors(name: str, refused: type[Exception]) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _opened(engine: AsyncEngine, name: str) -> AsyncIterator[AsyncConnection]:
+async def _opened(
+    engine: AsyncEngine, name: str, note_refusal: Callable[[StoreUnavailable], None]
+) -> AsyncIterator[AsyncConnection]:
     """A connection of the pool. Rolls back uncommitted changes at the end.
 
     A connection that is lost at that point is only logged: reads and commits have succeeded already.
     """
     connection = engine.connect()
-    with store_errors(name):
-        await connection.start()
+    try:
+        with store_errors(name):
+            await connection.start()
+    except StoreUnavailable as error:
+        note_refusal(error)
+        raise
     try:
         yield connection
     finally:

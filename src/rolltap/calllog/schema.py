@@ -17,7 +17,7 @@ from sqlalchemy import event
 
 from rolltap.calllog.append_only import append_only
 
-VERSION = "0018"
+VERSION = "0019"
 """The last migration: the version of these tables."""
 
 metadata = sa.MetaData()

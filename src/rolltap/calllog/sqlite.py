@@ -50,6 +50,9 @@ READERS = 4
 BUSY_TIMEOUT_S = 10.0
 _SYNCHRONOUS = {Durability.PROCESS: "NORMAL", Durability.POWER: "FULL"}
 
+WAL_BYTES = 16_000_000
+"""To which the write-ahead log is cut back after a long reader made it grow: else it keeps its peak's disk."""
+
 
 class Worker:
     """Runs functions in its own threads. A cancelled caller still waits for the end of its function.
@@ -301,7 +304,8 @@ def _open_writer(connection: sqlite3.Connection, _record: Any) -> None:
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
         raise ConfigError(f"SQLite cannot use a write-ahead log here (mode {mode!r}); use a local file system")
-    for pragma in ("synchronous=FULL", "foreign_keys=ON", "mmap_size=0", "cache_size=-4096", "temp_store=MEMORY"):
+    sizes = (f"journal_size_limit={WAL_BYTES}", "mmap_size=0", "cache_size=-4096")
+    for pragma in ("synchronous=FULL", "foreign_keys=ON", *sizes, "temp_store=MEMORY"):
         connection.execute(f"PRAGMA {pragma}")
 
 

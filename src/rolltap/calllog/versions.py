@@ -5,6 +5,7 @@ The table `alembic_version` holds the version. At start:
 * a database without tables gets all declared tables and the current version;
 * one with the current version is used (missing tables are created, if only a part of rolltap used it before);
 * an older one is migrated by Alembic, all steps in one transaction. A database without a version is 0001;
+* one that proxies of an older rolltap use is not migrated by a step that they can't live with (`CUTS_OFF`);
 * a newer one is refused, and so is an older one that is opened read-only, or if Alembic is not installed.
 
 So Alembic is needed only for an upgrade. It comes with `rolltap[postgres]`. An installation with SQLite runs without
@@ -13,8 +14,10 @@ it; the error message asks to install it when an older file needs an upgrade.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import logging
+import time
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -27,6 +30,16 @@ from rolltap.extras import install_line
 from rolltap.tenants import EVERY_TENANT, acting_for
 
 FIRST = "0001"
+CUTS_OFF = ("0013",)
+"""The steps after which a running proxy of an older schema can't work: it would refuse known keys, or write rows that
+nobody finds. All other steps only add what an older proxy doesn't look at."""
+
+GONE_WITHIN_S = 3.0
+"""Seconds for which a proxy that has just ended may still be listed among the connections."""
+
+PROXY = "rolltap proxy"
+"""How the names of proxies' connections begin. Their last word is the schema that the proxy knows."""
+
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 log = logging.getLogger("rolltap.store")
@@ -37,6 +50,7 @@ _versions = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", 
 async def bring_up_to_date(database: Database) -> None:
     """Creates or migrates the tables of a started `database`. Raises `ConfigError` if that is not possible."""
     if database.writable:
+        await _wait_for_older_proxies(database)
         with acting_for(EVERY_TENANT):
             await database.transact(lambda connection: _upgrade(connection, database.name))
         return
@@ -54,6 +68,35 @@ def version_of(connection: sa.Connection) -> str | None:
     if inspector.has_table(_versions.name):
         return connection.scalar(sa.select(_versions.c.version_num))
     return FIRST if inspector.has_table(sessions.name) else None
+
+
+async def _wait_for_older_proxies(database: Database) -> None:
+    """Raises `ConfigError` if a step of the upgrade would cut off a proxy that is connected."""
+    if database.dialect_name == "sqlite":
+        return
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while True:
+        with acting_for(EVERY_TENANT):
+            version, schemas = await database.query(lambda opened: (version_of(opened), _proxies(opened)))
+        steps = [step for step in CUTS_OFF if version is not None and version < step <= VERSION]
+        older = [schema for schema in schemas if steps and schema < steps[-1]]
+        if not older:
+            return
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"{database.name} has schema {version} and is in use by a proxy of an older rolltap, which the upgrade "
+                f"to {VERSION} would cut off; stop all older proxies of this store, then start this one"
+            )
+        await asyncio.sleep(0.1)
+
+
+def _proxies(connection: sa.Connection) -> list[str]:
+    """The schema that each connected proxy knows; empty for those that don't say, which are older than 0019."""
+    names = sa.text(
+        "SELECT DISTINCT application_name FROM pg_stat_activity "
+        "WHERE datname = current_database() AND application_name LIKE :prefix"
+    ).bindparams(prefix=f"{PROXY} %")
+    return ["".join(name.removeprefix(PROXY).split()[2:3]) for name in connection.scalars(names)]
 
 
 def _upgrade(connection: sa.Connection, name: str) -> None:

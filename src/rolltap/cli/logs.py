@@ -32,6 +32,11 @@ class TextFormatter(logging.Formatter):
         return visible(super().format(record))
 
 
+def json_only() -> bool:
+    """Whether stderr is for machines: then nothing but events is printed there, and no link with a token."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
 def set_up_logging(level: LogLevel, form: LogFormat) -> None:
     """Sends rolltap's events of `level` and above to stderr, and the warnings of all others."""
     handler = logging.StreamHandler()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shlex
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,9 +14,12 @@ from typing import Any
 from rich.table import Table
 
 from rolltap.cli.listening import Listening
+from rolltap.cli.logs import json_only
 from rolltap.cli.screen import Screen
 from rolltap.errors import ConfigError
 from rolltap.settings import PlaneName, Settings, hide_password, load_settings
+
+log = logging.getLogger("rolltap.serve")
 
 VENDORS: dict[str, dict[str, Any]] = {
     "anthropic": {"url": "https://api.anthropic.com", "dialects": ("anthropic",)},
@@ -67,7 +71,8 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
     import uvloop
 
     from rolltap.cli.listening import claimed
-    from rolltap.cli.workers import check_store, serve_with_workers
+    from rolltap.cli.workers import check_store, counts_of, serve_with_workers
+    from rolltap.proxy.metrics.workers import remove_counts
 
     if workers > 1:
         check_store(settings)
@@ -76,6 +81,8 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
         if workers == 1:
             uvloop.run(run(settings, listening, capture=capture))
             return 0
+
+        remove_counts(counts_of(settings.data))
 
         def serve(shared: Settings, number: int) -> None:
             uvloop.run(run(shared, listening, capture=capture, worker=number, workers=workers))
@@ -101,14 +108,15 @@ def _ports(settings: Settings) -> dict[PlaneName, int]:
 
 async def run(settings: Settings, listening: Listening, *, capture: bool, worker: int = 0, workers: int = 1) -> None:
     """Serves until interrupted, as one of `workers`, which listen on the same ports; the first one says where."""
-    from rolltap.cli.workers import spool_of, spools_beside
+    from rolltap.cli.workers import counts_of, spool_of, spools_beside
     from rolltap.harnesses.specs import check
     from rolltap.proxy.app import Rolltap
-    from rolltap.proxy.server import Front, bind, serve
+    from rolltap.proxy.server import Calls, Front, bind, serve
 
     listen = settings.listen
     spool, beside = spool_of(settings.data, worker), spools_beside(settings.data, worker, workers)
-    async with Rolltap.running(settings, check_task=check, spool=spool, spools_beside=beside) as app:
+    counts = counts_of(settings.data) if workers > 1 else None
+    async with Rolltap.running(settings, check_task=check, spool=spool, spools_beside=beside, counts=counts) as app:
         sockets: dict[PlaneName, Socket] = {
             plane: bind(listen.host_of(plane), port, shared=workers > 1) for plane, port in _ports(settings).items()
         }
@@ -117,17 +125,19 @@ async def run(settings: Settings, listening: Listening, *, capture: bool, worker
         }
         app.set_base_url(listen.public_url or urls["agent"])
         listening.write(urls)
-        console = Screen(stderr=True, quiet=worker > 0)
+        console = Screen(stderr=True, quiet=worker > 0 or json_only())
         console.print(_banner(app, urls))
         open_to_all = not console.is_terminal  # a journal, or what `docker logs` prints: no link, no key
         link = "rolltap view" if open_to_all else f"{urls['admin']}/view/open?token={app.view_access.new_link()}"
         console.print(f"look at it: {link}", soft_wrap=True, highlight=False, markup=False)
+        if json_only() and worker == 0:
+            log.info("rolltap is up", extra={"planes": urls, "record": hide_password(app.settings.store_url)})
         if capture:  # outside of the table: a terminal must not cut what is to be copied
             shown = stored_key(app.settings) if open_to_all else None
             for line in exports(app.settings, app.base_url, shown):
                 console.print(line, soft_wrap=True, highlight=False)
         planes = {plane: (app.planes[plane], socket) for plane, socket in sockets.items()}
-        await serve(planes, asyncio.Event(), Front(settings.limits, listen))
+        await serve(planes, asyncio.Event(), Front(settings.limits, listen), Calls(app.begin_stop, app.cut_calls))
 
 
 def _banner(app: Any, urls: Mapping[PlaneName, str]) -> Table:

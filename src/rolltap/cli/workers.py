@@ -6,10 +6,10 @@ on several machines do. Each has a spool of its own, `<data>/spool-K` for the K-
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +21,8 @@ from types import FrameType
 from rolltap.calllog.spool import Spool
 from rolltap.errors import ConfigError, RolltapError, StoreUnavailable
 from rolltap.settings import Settings, with_keys
+
+log = logging.getLogger("rolltap.workers")
 
 SOON_S = 10.0
 """A worker that exits by itself within this time has a fault that starting it again would not mend."""
@@ -62,6 +64,11 @@ def serve_with_workers(settings: Settings, count: int, serve: Serve) -> int:
 
 def spool_of(data: Path, worker: int) -> Path:
     return data / (f"spool-{worker}" if worker else "spool")
+
+
+def counts_of(data: Path) -> Path:
+    """The folder in which workers write what they count."""
+    return data / "counts"
 
 
 def spools_beside(data: Path, worker: int, workers: int) -> tuple[Path, ...]:
@@ -127,7 +134,7 @@ class Watch:
             if self.stopping:
                 continue
             ended = os.waitstatus_to_exitcode(status)
-            print(f"rolltap: worker {number} ended with {ended} after {lived:.0f} s", file=sys.stderr)
+            log.error("worker %d ended with %d after %.0f s", number, ended, lived)
             if ended == STORE_AWAY and number in self.started_anew:
                 time.sleep(RETRY_S)  # the other workers go on meanwhile
                 if not self.stopping:
@@ -153,7 +160,7 @@ class Watch:
         try:
             self.serve(self.settings, number)
         except RolltapError as error:
-            print(f"rolltap: worker {number}: {error}", file=sys.stderr)
+            log.error("worker %d: %s", number, error)
             return STORE_AWAY if isinstance(error, StoreUnavailable) else 2
         except KeyboardInterrupt:
             return 0

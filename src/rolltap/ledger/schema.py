@@ -107,6 +107,14 @@ submitted = Table(
     Column("group_id", String),  # None while it is queued
     Index("submitted_queue", "group_id", "submission_id"),
 )
+_still_queued = submitted.c.group_id.is_(None)
+Index(
+    "submitted_head",
+    submitted.c.submission_id,
+    submitted.c.position,
+    sqlite_where=_still_queued,
+    postgresql_where=_still_queued,
+)
 
 groups = Table(
     "groups",

@@ -32,7 +32,8 @@ MEASURING = f"{PURPOSE_TAG}={EVALUATION}"
 """Tag of what is for evaluation."""
 
 QUEUE = submitted.join(submissions, submissions.c.id == submitted.c.submission_id)
-ORDER = (submissions.c.created_at, submitted.c.submission_id, submitted.c.position)
+HEADS = 64
+"""Most submissions that are looked at for one task: those before it are locked whole, by other claims."""
 LARGEST = 2**31 - 1
 """Of a group's priority, up or down."""
 NO_NAME = -1
@@ -84,12 +85,29 @@ class TaskQueue:
         """
         names = [row.name for row in self._tx.all(sa.select(policies.c.name))]
         full = [name for name in names if room(self._tx, name, self._silence) == 0]
-        if any(control.curriculum for control in self._controls.values()):
-            row = self._drawn(full)
-        else:
-            waiting = _waiting(self._submission).where(submissions.c.policy.not_in(full))
-            row = _locked(self._tx, waiting.order_by(_priority(self._tx, self._controls).desc(), *ORDER))
+        draws = any(control.curriculum for control in self._controls.values())
+        row = self._drawn(full) if draws else self._head(full)
         return None if row is None else QueuedTask(row, self._control_of(row))
+
+    def _head(self, full: Collection[str]) -> Any:
+        """The locked row of the first task: the first one of the first submission that has any.
+
+        Each step reads one row of an index. Sorting the tasks themselves would take time by the length of the queue.
+        """
+        queued = sa.exists().where(submitted.c.submission_id == submissions.c.id, submitted.c.group_id.is_(None))
+        heads = sa.select(submissions.c.id).where(
+            submissions.c.cancelled_at.is_(None), submissions.c.policy.not_in(full), queued
+        )
+        if self._submission is not None:
+            heads = heads.where(submissions.c.id == self._submission)
+        heads = heads.order_by(
+            _priority(self._tx, self._controls).desc(), submissions.c.created_at, submissions.c.id
+        ).limit(HEADS)
+        for head in self._tx.all(heads):
+            own = _waiting(head.id).order_by(submitted.c.position)
+            if (row := _locked(self._tx, own)) is not None:
+                return row
+        return None
 
     def _control_of(self, row: Any) -> RolloutControl:
         return RolloutControl() if MEASURING in row.tags else self._controls.get(row.policy, RolloutControl())

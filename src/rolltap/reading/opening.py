@@ -76,10 +76,10 @@ async def opened_reader(
 
 @asynccontextmanager
 async def opened_readers(
-    store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
+    store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None, connections: int = 20
 ) -> AsyncIterator[Readers]:
     """Opens the record once for reading, for all tenants. Raises `ConfigError` if the store holds no record."""
-    log = open_call_log(store, writable=False)
+    log = open_call_log(store, writable=False, connections=connections)
     if not isinstance(log, LogWithDatabase):
         raise ConfigError(f"{store} holds no record to read; expected sqlite:///PATH or postgresql://...")
     await log.start()

@@ -107,6 +107,7 @@ async def test_turn_caps_on_record_become_controls(url: str):
     policy = "INSERT INTO policies (name, version, tokenizer_hash, given, created_at) VALUES ('{}', 0, '', 0, 1.0)"
     statements = [
         "DROP TABLE controls",
+        "DROP INDEX submitted_head",
         "ALTER TABLE processes DROP COLUMN waiting_since",
         "ALTER TABLE policies DROP COLUMN folder",
         "ALTER TABLE policies DROP COLUMN adapter",

@@ -42,6 +42,7 @@ class Stub:
     groups_allowed: int = 10**9
     context: int = 0  # of the policy, in tokens
     infra_retries: int = 3
+    bad_gateways: int = 0  # answers to `finish` that a balancer gives in the server's place
     answered: bool = True  # whether closed sessions have an answer on record
     refuse_finish: str = ""  # the status in which every rollout was ended elsewhere
     url: str = ""
@@ -93,6 +94,9 @@ class Stub:
 
     async def finish(self, request: web.Request) -> web.Response:
         rollout = request.match_info["id"]
+        if self.bad_gateways > 0:
+            self.bad_gateways -= 1
+            return web.Response(status=502, text="<html>502 Bad Gateway</html>", content_type="text/html")
         if self.refuse_finish:
             error = {"code": "ledger_error", "message": f"the rollout has ended as {self.refuse_finish}"}
             return web.json_response({"error": error}, status=409)

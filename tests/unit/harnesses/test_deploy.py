@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import configparser
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import typer.main
 import yaml
 
 from rolltap.cli.main import app
+from rolltap.settings import LimitSettings
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
@@ -82,3 +85,26 @@ def test_the_slurm_array_runs_a_node_a_task(tmp_path: Path) -> None:
 def test_an_option_that_there_is_not_is_refused() -> None:
     with pytest.raises(Exception, match="No such option"):
         parsed(["node", "--until-tea"])
+
+
+def test_nginx_takes_its_configuration(tmp_path: Path) -> None:
+    site = DEPLOY / "nginx" / "rolltap.conf"
+    whole = tmp_path / "nginx.conf"
+    whole.write_text(
+        f"pid {tmp_path}/pid;\nerror_log {tmp_path}/error.log;\nevents {{ }}\n"
+        f"http {{\n  access_log off;\n  include {site};\n}}\n"
+    )
+    nginx = shutil.which("nginx") or "/usr/sbin/nginx"
+    checked = subprocess.run([nginx, "-t", "-c", str(whole), "-e", str(tmp_path / "error.log")], capture_output=True)
+    assert checked.returncode == 0, checked.stderr
+    assert "proxy_buffering off" in site.read_text()
+
+
+def test_systemd_waits_until_calls_in_flight_are_over() -> None:
+    unit = configparser.ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(DEPLOY / "systemd" / "rolltap.service")
+    limits = LimitSettings()
+    assert unit.getint("Service", "TimeoutStopSec") > limits.drain_s + limits.unready_s
+    started = unit["Service"]["ExecStart"].split()
+    assert parsed(started[started.index("serve") :])["log_format"] == "json"

@@ -13,6 +13,7 @@ import pytest
 import uvloop
 
 from rolltap.errors import RuntimeFailed
+from rolltap.harnesses import attempts
 from rolltap.harnesses.attempts import Progress, Slots, Stage
 from rolltap.harnesses.base import (
     Command,
@@ -209,6 +210,18 @@ async def test_a_lost_place_is_tried_again_with_a_new_key(
     assert (body["status"], body["attempt"]) == (status, attempts)
     assert len(server.sessions) == attempts
     assert not workspaces_in(tmp_path)
+
+
+async def test_the_end_is_reported_however_often_a_balancer_answers(
+    server: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "REPORT_PAUSE_S", 0.01)
+    server.bad_gateways = 5
+    job = assignment(Shell("true"), ProcessRuntime(tmp_path), SessionCompleted())
+    async with AdminClient(server.url, "admin", patience=0) as client:  # two tries each
+        await run_groups(RolloutRunner(client), [job], policy="p", n=1)
+    (body,) = server.finished.values()
+    assert (body["status"], server.bad_gateways) == ("succeeded", 0)
 
 
 async def test_a_setup_that_raises_or_hangs_ends_its_rollout_only(server: Stub, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ async def probe(path: str, condition: Condition, *ups: bool, lacks_model: bool =
         all=[SimpleNamespace(up=up, engine=SimpleNamespace(name=f"engine{at}"), **known) for at, up in enumerate(ups)]
     )
     app = FastAPI()
-    app.include_router(health.router(SimpleNamespace(call_log=Log(condition), policies=policies)))  # type: ignore[arg-type]
+    app.include_router(health.router(SimpleNamespace(call_log=Log(condition), policies=policies, stopping=False)))  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy") as client:
         response = await client.get(path)
     return response.status_code, response.json()

@@ -247,8 +247,8 @@ def teacher_logprobs(ids: Sequence[int]) -> list[float]:
 
 
 @contextmanager
-def running(plane: Plane) -> Iterator[str]:
-    """The plane on a free port; its URL."""
+def running(plane: Plane, port: int = 0) -> Iterator[str]:
+    """The plane on `port`, or on a free one; its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -287,7 +287,7 @@ def running(plane: Plane) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             return None
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

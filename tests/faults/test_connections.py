@@ -1,0 +1,98 @@
+"""Postgres without a free connection, and behind a pooler."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pwd
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+import sqlalchemy as sa
+
+from rolltap.calllog.database import Database
+from rolltap.errors import ConfigError, StoreUnavailable
+
+from ..conftest import free_port
+
+
+async def test_a_process_opens_no_more_connections_than_it_may(postgres_url: str) -> None:
+    database = Database(postgres_url, application="bounded", connections=6)
+    await database.start()
+    await asyncio.gather(*(database.select(sa.select(sa.func.pg_sleep(0.05))) for _ in range(30)))
+    watcher = await asyncpg.connect(postgres_url)
+    count = await watcher.fetchval("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'bounded'")
+    assert 0 < count <= 6
+    await watcher.close()
+    await database.close()
+
+
+async def test_a_server_without_a_free_connection_is_logged_once(
+    postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = await asyncpg.connect(postgres_url)
+    await server.execute("DROP ROLE IF EXISTS few; CREATE ROLE few LOGIN CONNECTION LIMIT 0")
+    address = urlsplit(postgres_url)
+    url = address._replace(netloc=f"few@{address.hostname}:{address.port}").geturl()
+    database = Database(url)
+    with caplog.at_level(logging.WARNING, "rolltap.store"):
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="too many connections"):
+                await database.start()
+    (said,) = [record.getMessage() for record in caplog.records if "store.connections" in record.getMessage()]
+    assert "this process may open 20" in said
+    await server.execute("DROP ROLE few")
+    await server.close()
+
+
+def configuration(folder: Path, target: str, port: int, ignoring: str) -> Path:
+    """A pgbouncer.ini in `folder`, where also another user than this one reads it."""
+    address, users, conf = urlsplit(target), folder / "users.txt", folder / "pgbouncer.ini"
+    users.write_text(f'"{address.username}" ""\n')
+    conf.write_text(
+        f"[databases]\n* = host={address.hostname} port={address.port}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {users}\npool_mode = transaction\n"
+        f"ignore_startup_parameters = {ignoring}\nlogfile = {folder / 'pgbouncer.log'}\n"
+    )
+    folder.chmod(0o777)
+    for outer in folder.parents:
+        if outer.owner() == pwd.getpwuid(os.getuid()).pw_name and outer != Path("/"):
+            outer.chmod(outer.stat().st_mode | 0o011)
+    return conf
+
+
+@asynccontextmanager
+async def pgbouncer(folder: Path, target: str, *, ignoring: str) -> AsyncIterator[str]:
+    """A pooler in transaction mode before `target`; its URL."""
+    command = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+    assert command, "pgbouncer is missing: run scripts/servers.sh"
+    address, port = urlsplit(target), free_port()
+    conf = configuration(folder, target, port, ignoring)
+    user = ["-u", "nobody"] if os.getuid() == 0 else []
+    process = await asyncio.create_subprocess_exec(command, "-q", *user, str(conf))
+    try:
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    break
+                except OSError:
+                    await asyncio.sleep(0.05)
+        writer.close()
+        yield address._replace(netloc=f"{address.username}@127.0.0.1:{port}").geturl()
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@pytest.mark.parametrize("ignoring", ["extra_float_digits", "extra_float_digits, rolltap.tenant"])
+async def test_a_pooler_is_refused_in_words(tmp_path: Path, postgres_url: str, ignoring: str) -> None:
+    async with pgbouncer(tmp_path, postgres_url, ignoring=ignoring) as url:
+        with pytest.raises(ConfigError, match=r"through a pooler .*write Postgres' own address into store\.url"):
+            await Database(url).start()
