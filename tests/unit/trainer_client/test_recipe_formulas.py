@@ -403,6 +403,17 @@ def test_archer_reads_the_next_state_by_the_target_network() -> None:
     assert by_turn(step, credit) == pytest.approx(minimum, abs=1e-5)
 
 
+def test_a_critic_adds_the_regressions_of_all_its_heads() -> None:
+    said, target = {"q1": 0.5, "q2": -0.25, "v1": 1.0, "v2": 2.0}, 0.75
+    one = torch.ones(1)
+    extra = {f"{name}_{part}": value * one for name in said for part, value in (("target", target), ("share", 1.0))}
+    extra |= {f"{name}_before": value * one for name, value in said.items()}
+    batch = replace(batch_of([-1.0], [0.5]), extra=extra)
+    predicted = Predictions(torch.tensor([-1.0]), torch.zeros(1), {name: value * one for name, value in said.items()})
+    regressions = sum(0.5 * (value - target) ** 2 for value in said.values())
+    assert float(ArCHer().loss(predicted, batch, PolicyLoss()).loss) == pytest.approx(-0.5 + regressions)
+
+
 def test_hiper_discounts_within_and_over_segments() -> None:
     """Segments at turns 0, 2 and 3, gamma .9, lam .7, lam_segment .6, no two values equal."""
     rewards, starts = [0.1, 0.4, 0.2, 0.3, 1.0], [0, 2, 3]
