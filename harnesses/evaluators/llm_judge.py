@@ -22,7 +22,7 @@ import aiohttp
 
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Evidence, Score, Verdict
-from rolltap.harnesses.changes import Change, ChangeKind, changes
+from rolltap.harnesses.changes import UNSEEN, Change, ChangeKind, changes
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.logs.files import LeftFiles
@@ -134,9 +134,10 @@ class LlmJudge:
 def shown_changes(folder: Path, agent_changes: Sequence[Change]) -> tuple[str, str]:
     """What is shown and left out, in words; and the changed files, each with a share of `SHOWN_BYTES`.
 
-    Small files are shown whole, and the others get what is left in equal shares: their beginning and their end.
+    Files of the task come before new ones, of which an agent can make as many as it likes. Small files are shown whole, and the others get what is left in equal shares: their beginning and their end.
     """
-    named = agent_changes[:NAMED_FILES]
+    added_last = sorted(agent_changes, key=lambda change: change.kind is ChangeKind.ADDED)
+    named = added_last[:NAMED_FILES]
     sizes = {change.path: _size(folder, change) for change in named}
     shares = fair_shares(sizes, SHOWN_BYTES)
     parts = [
@@ -145,7 +146,8 @@ def shown_changes(folder: Path, agent_changes: Sequence[Change]) -> tuple[str, s
     ]
     cut = sum(shares[path] < size for path, size in sizes.items())
     missing = len(agent_changes) - len(named)
-    summary = f"{len(agent_changes)} changes. Of {cut} only the beginning and the end are shown."
+    summary = f"{len(agent_changes)} changes. Of {cut} only the beginning and the end are shown. "
+    summary += f"Folders named {', '.join(sorted(UNSEEN))} are not compared."
     return f"{summary} {missing} more are not named." if missing else summary, "\n".join(parts) or "none"
 
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
-from rolltap.errors import EvaluatorFailed
+from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace
 from rolltap.harnesses.changes import TEST_FILES, apply_changes, changes
 from rolltap.harnesses.evaluators.base import EvaluatorTable
@@ -155,7 +155,8 @@ def find_configuration(folder: Path, tests: Iterable[str]) -> str:
 def read_results(home: Path, output: str) -> dict[str, bool]:
     """Node id → passed: its call ran and passed, and no part of it failed. One that is tried again counts at its end.
 
-    Raises `EvaluatorFailed` if the file is missing or isn't what our plug-in writes.
+    Raises `EvaluatorFailed` if the file is missing, `Unreadable` if it isn't what our plug-in writes: then code of the
+    working copy wrote it.
     """
     try:
         file = LeftFiles(home).open(RESULTS)
@@ -179,7 +180,7 @@ def read_results(home: Path, output: str) -> dict[str, bool]:
             elif outcome == "failed":
                 failed.add(node)
     except (ValueError, TypeError) as error:
-        raise EvaluatorFailed(f"the results of the tests can't be read: {error}") from error
+        raise Unreadable(f"the results of the tests: {error}") from error
     return {node: ok and node not in failed for node, ok in called.items()} | dict.fromkeys(failed - set(called), False)
 
 

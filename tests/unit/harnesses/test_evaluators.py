@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.errors import EvaluatorFailed, TaskInvalid
+from rolltap.errors import EvaluatorFailed, TaskInvalid, Unreadable
 from rolltap.harnesses.base import Ending, Evaluator, Evidence, Exit, Limits, Runtime, Source, Verdict, Workspace
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
@@ -171,6 +171,13 @@ def test_a_test_whose_set_up_alone_ran_has_not_passed(tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     passed = {name: name in "bd" for name in "bcdefg"}
     assert read_results(tmp_path, "") == {f"t.py::{name}": ok for name, ok in passed.items()}
+
+
+@pytest.mark.parametrize("forged", ["no json", "{}", "[1]", '["t", "call", "passed"]', '[{}, "call", "passed", false]'])
+def test_results_that_our_plug_in_did_not_write_are_the_agents(tmp_path: Path, forged: str) -> None:
+    (tmp_path / "results.jsonl").write_text(forged + "\n")
+    with pytest.raises(Unreadable):
+        read_results(tmp_path, "")
 
 
 async def test_a_named_test_and_a_patched_file_are_the_tasks(runtime: Runtime) -> None:
