@@ -134,7 +134,8 @@ class LlmJudge:
 def shown_changes(folder: Path, agent_changes: Sequence[Change]) -> tuple[str, str]:
     """What is shown and left out, in words; and the changed files, each with a share of `SHOWN_BYTES`.
 
-    Files of the task come before new ones, of which an agent can make as many as it likes. Small files are shown whole, and the others get what is left in equal shares: their beginning and their end.
+    Files of the task come before new ones, of which an agent can make as many as it likes. Small files are shown whole,
+    and the others get what is left in equal shares: their beginning and their end.
     """
     added_last = sorted(agent_changes, key=lambda change: change.kind is ChangeKind.ADDED)
     named = added_last[:NAMED_FILES]
