@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -39,7 +40,9 @@ def write_tasks(folder: Path, count: int, **more: Any) -> str:
 
 
 def slow(seconds: float, **spec: Any) -> Task:
-    whole = {"harness": "command", "argv": ["sleep", str(seconds)], "evaluator": {"kind": "session_completed"}, **spec}
+    """An agent that asks once and takes `seconds`."""
+    argv = [PYTHON, "-c", f"{ASK}; import time; time.sleep({seconds})"]
+    whole = {"harness": "command", "argv": argv, "evaluator": {"kind": "session_completed"}, **spec}
     return Task("slow", "hi", whole)
 
 
@@ -178,7 +181,8 @@ async def test_a_zombies_late_results_change_nothing(home: Service) -> None:
 
 
 async def test_a_run_that_is_interrupted_goes_on_by_its_id(home: Service) -> None:
-    script = f"mkdir {home.folder}/first || until [ -e {home.folder}/go ]; do sleep 0.1; done"
+    asks = f"{PYTHON} -c {shlex.quote(ASK)}"
+    script = f"{asks}; mkdir {home.folder}/first || until [ -e {home.folder}/go ]; do sleep 0.1; done"
     tasks = write_tasks(home.folder, 1, harness="command", argv=["sh", "-c", script], runtime="process")
     words = ("run", tasks, "--n", "6", "--slots", "2", "--id", "interrupted")
     first = home.command(*words)
