@@ -67,6 +67,7 @@ class LimitedProtocol(HttpToolsProtocol):
     refusal: tuple[int, str] | None = None
     head_bytes = 0
     body_bytes = 0
+    messages = 0  # requests that began
     framing_bytes = 0
     """Of the current request: all that came after its head and is not body."""
     idle_framing_bytes = 0
@@ -102,10 +103,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self.strangers.pop(self, None)
 
     def data_received(self, data: bytes) -> None:
-        within_head, body_bytes = self.head_bytes >= 0, self.body_bytes
+        within_head, body_bytes, messages = self.head_bytes >= 0, self.body_bytes, self.messages
         super().data_received(data)
         if self.head_bytes < 0:
-            if not within_head:
+            if not within_head and self.messages == messages:  # else a request began in this piece
                 self._count_framing(len(data), self.body_bytes - body_bytes)
             if self.late_at == math.inf and self.cycle.response_complete:  # blank lines between requests
                 self.late_at = self.loop.time() + self.limits.receipt_s
@@ -135,6 +136,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self.head_bytes = self.body_bytes = self.framing_bytes = self.idle_framing_bytes = 0
+        self.messages += 1
         self.late_at = self.loop.time() + self.limits.receipt_s
         super().on_message_begin()
         if not self.admitted:

@@ -149,6 +149,28 @@ async def test_small_chunks_are_a_body_like_any_other(tmp_path: Path) -> None:
         assert b"framing" not in answer
 
 
+async def test_a_small_request_follows_a_large_one_on_the_same_connection(tmp_path: Path) -> None:
+    """A history of megabytes, then a request for a title: each is counted by itself, however it is cut into pieces."""
+    async with served(tmp_path) as there:
+        _, key = await there.app.services.sessions.open()
+        reader, writer = await there.open("agent")
+        for size in (400_000, 10, 400_000, 1, 200_000, 0):
+            body = b'{"model": "none", "x": "' + b"y" * size + b'"}'
+            request = head("agent", f"Authorization: Bearer {key}", f"Content-Length: {len(body)}")
+            writer.write(request.replace("\n", "\r\n").encode() + body)
+            status = (await asyncio.wait_for(reader.readline(), 20)).split()[1]
+            lines = [line async for line in header_lines(reader)]
+            length = next(int(line.split(b":")[1]) for line in lines if line.lower().startswith(b"content-length:"))
+            answer = await reader.readexactly(length)
+            assert (status, b"this field is not supported" in answer) == (b"400", True), answer
+        writer.close()
+
+
+async def header_lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while (line := await asyncio.wait_for(reader.readline(), 20)).strip():
+        yield line
+
+
 @every_plane
 async def test_a_body_over_the_cap_is_refused_before_it_comes(tmp_path: Path, plane: str) -> None:
     async with served(tmp_path, receipt_s=30) as there:
