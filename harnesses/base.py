@@ -288,11 +288,15 @@ OWN_CONFIGURATION: Mapping[str, str] = {
     "PYTHONNOUSERSITE": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
     "GIT_CONFIG_GLOBAL": "/dev/null",
-    "GIT_CONFIG_COUNT": "2",  # the working copy's own .git/config can name programs that git would start
+    "GIT_CONFIG_COUNT": "4",  # the working copy's own .git/config can name programs that git would start
     "GIT_CONFIG_KEY_0": "core.fsmonitor",
     "GIT_CONFIG_VALUE_0": "false",
     "GIT_CONFIG_KEY_1": "core.hooksPath",
     "GIT_CONFIG_VALUE_1": "/dev/null",
+    "GIT_CONFIG_KEY_2": "safe.bareRepository",  # any folder with the right files is one
+    "GIT_CONFIG_VALUE_2": "explicit",
+    "GIT_CONFIG_KEY_3": "core.attributesFile",
+    "GIT_CONFIG_VALUE_3": "/dev/null",
     "PIP_CONFIG_FILE": "/dev/null",
     "NPM_CONFIG_USERCONFIG": "/dev/null",
 }

@@ -93,6 +93,28 @@ async def test_what_an_agent_plants_in_home_forges_no_command(runtime: Runtime, 
     assert await reward(fails, runtime, {}, HOMES[home]) == (0.0, [])
 
 
+GIT_TRAPS = {
+    "a monitor": ({".git/config": '[core]\n\tfsmonitor = "touch owned #"\n'}, "git status"),
+    "a hook": (
+        {
+            ".git/config": "[core]\n\thooksPath = hooks\n[user]\n\tname = a\n\temail = a\n",
+            "hooks/pre-commit": "touch owned\n",
+        },
+        "chmod +x hooks/pre-commit; git commit --allow-empty -m x",
+    ),
+}
+
+
+@pytest.mark.parametrize("trap", GIT_TRAPS)
+async def test_git_in_a_command_runs_nothing_that_a_repository_names(runtime: Runtime, trap: str) -> None:
+    """HOME is empty anyway; a repository's own configuration is in the working copy."""
+    files, command = GIT_TRAPS[trap]
+    folder = next(iter(files)).rpartition("/")[0]
+    planted = {f"{folder}/HEAD": "ref: refs/heads/main\n", f"{folder}/objects/x": "", f"{folder}/refs/x": "", **files}
+    check = CommandCheck(f"({command}) || true; test ! -e owned")
+    assert await reward(check, runtime, planted) == (1.0, [])
+
+
 async def test_home_and_scratch_are_empty_when_an_evaluator_runs(runtime: Runtime) -> None:
     empty = CommandCheck('test -z "$(ls -A ~ "$TMPDIR" | grep -v :)"')
     assert await reward(empty, runtime, {}, HOMES["shell"]) == (1.0, [])
