@@ -2,15 +2,18 @@
 
 Git runs hooks and what its configuration names; editors, shells, package managers, version managers and other agents
 run what their settings name. A place that is not there yet is an empty, read-only one while the agent runs, and is
-removed afterwards.
+removed afterwards. The folders of agents are copies that are thrown away: agents write their own at a start, and end
+where they can't.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -19,8 +22,8 @@ from rolltap.harnesses.private_files import SKIPPED
 FOLDERS = (
     *(".vscode", ".idea", ".fleet", ".zed", ".cursor", ".windsurf", ".devcontainer", ".vim", ".nvim", ".settings"),
     *(".husky", ".githooks", ".direnv", ".mise", ".yarn", ".cargo", ".bundle", ".gradle", ".mvn"),
-    *(".claude", ".codex", ".gemini", ".qwen", ".opencode", ".pi", ".aider", ".continue"),
 )
+AGENTS = (".claude", ".codex", ".gemini", ".qwen", ".opencode", ".pi", ".aider", ".continue")
 FILES = (
     *("rolltap.toml", ".mcp.json", "opencode.json", ".aider.conf.yml", ".vimrc", ".exrc", ".nvimrc", ".nvim.lua"),
     *(".dir-locals.el", ".sublime-project", ".envrc", ".autoenv", ".bashrc", ".bash_profile", ".bash_login"),
@@ -41,6 +44,7 @@ MOST_FOLDERS = 50_000
 class Mount:
     """A mount in the sandbox: `path` of the working copy, as it is (`writable` or not), or an empty one in its place.
 
+    `is_copy`: a writable copy of it, which is thrown away.
     `text`: the content of a file that stands there instead of an empty one.
     """
 
@@ -49,11 +53,13 @@ class Mount:
     is_folder: bool = False
     is_there: bool = True
     text: str = ""
+    is_copy: bool = False
 
 
 def mounts_of(folder: Path) -> list[Mount]:
     """The mounts that keep an agent from writing where a person's tools run programs, outer ones first."""
     mounts = [_mount(folder, name, is_folder=True) for name in FOLDERS]
+    mounts += [replace(_mount(folder, name, is_folder=True), is_copy=True) for name in AGENTS]
     mounts += [_mount(folder, name, is_folder=False) for name in FILES]
     repositories = [Path(".git"), *_inner_repositories(folder)]
     for repository in repositories:
@@ -109,7 +115,9 @@ def bind_options(folder: Path, inside: Path, mounts: Sequence[Mount], stand_ins:
     options: list[str] = []
     for mount in mounts:
         place = str(inside / mount.path)
-        if mount.is_there:
+        if mount.is_copy and mount.is_folder:
+            options += ["--bind", str(_copy(folder / mount.path, stand_ins)), place]
+        elif mount.is_there:
             options += ["--bind" if mount.writable else "--ro-bind", str(folder / mount.path), place]
         elif mount.is_folder:
             options += ["--tmpfs", place, "--remount-ro", place]
@@ -120,6 +128,24 @@ def bind_options(folder: Path, inside: Path, mounts: Sequence[Mount], stand_ins:
         else:
             options += ["--ro-bind", "/dev/null", place]
     return options
+
+
+def _copy(path: Path, stand_ins: Path) -> Path:
+    """A copy of a folder, or an empty one where there is none."""
+    copy = Path(tempfile.mkdtemp(prefix=path.name, dir=stand_ins))
+    if path.is_dir():
+        shutil.copytree(path, copy, symlinks=True, dirs_exist_ok=True, ignore=_odd_kinds)
+    return copy
+
+
+def _odd_kinds(folder: str, names: list[str]) -> list[str]:
+    """What can't be copied: pipes, sockets and devices."""
+    paths = {name: os.path.join(folder, name) for name in names}
+    return [
+        name
+        for name, path in paths.items()
+        if not (os.path.islink(path) or os.path.isfile(path) or os.path.isdir(path))
+    ]
 
 
 def remove_places(folder: Path, mounts: Sequence[Mount]) -> None:
