@@ -103,6 +103,7 @@ async def test_a_redis_that_answers_and_is_the_wrong_one_is_passed_by_until_it_i
     if kind == "a replica":
         await operator.execute_command("REPLICAOF", "NO", "ONE")
     else:
+        assert owner is not None
         await operator.set(OWNER, owner)
     while log._writer._away:  # type: ignore[attr-defined]  # noqa: ASYNC110
         await asyncio.sleep(0.01)

@@ -79,7 +79,7 @@ async def pair() -> AsyncIterator[Pair]:
     servers = [await asyncio.to_thread(PostgresServer, durable=False) for _ in range(2)]
     await asyncio.to_thread(servers[0].start)
     async with relayed("127.0.0.1", servers[0].port) as address:
-        pair = Pair(*servers, address)
+        pair = Pair(servers[0], servers[1], address)
         await pair.replicate()
         yield pair
     for server in servers:

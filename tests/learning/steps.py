@@ -57,6 +57,9 @@ class OurSteps:
     def __init__(self, log: StepLog) -> None:
         self._log = log
 
+    def begin(self, step: int) -> None:
+        return None
+
     def write(self, report: StepReport) -> None:
         self._log.trained_tokens = report.trained_tokens
         self._log.write()
