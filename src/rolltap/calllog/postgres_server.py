@@ -9,6 +9,7 @@ A database that is opened read-only may be a standby, if it was one at the first
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,9 @@ class ServerCheck:
         except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
             raise StoreUnavailable(f"{self._name}: {reason}", retry_after=RETRY_AFTER_S) from error
+        except asyncio.CancelledError:
+            driver.terminate()  # whoever gave up waiting is not to get the same silent connection again
+            raise
         self._clock = row["now"], time.monotonic()
         self.judge(ServerState(**dict(row)))
         self._timelines[driver] = row["timeline"]
