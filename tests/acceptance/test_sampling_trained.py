@@ -43,8 +43,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-def leased(stack: Stack, policy: str, *asked: dict[str, Any]) -> LeasedGroup:
-    """A group of one rollout a call, each with the sampling that its harness asks for."""
+def played(stack: Stack, policy: str, *asked: dict[str, Any]) -> list[dict[str, int]]:
+    """Plays a group of one rollout a call, with the sampling that its harness asks for: the masked calls of each."""
+    masked: list[dict[str, int]] = []
     admin = httpx.Client(
         base_url=stack.admin_url, headers={"Authorization": f"Bearer {stack.keys['admin']}"}, timeout=30
     )
@@ -60,6 +61,14 @@ def leased(stack: Stack, policy: str, *asked: dict[str, Any]) -> LeasedGroup:
             admin.post("/rewards", json={"rollout_id": rollout["id"], "value": float(number)}).raise_for_status()
             ending = {"status": "succeeded", "attempt": started["attempt"]}
             admin.post(f"/rollouts/{rollout['id']}/finish", json=ending).raise_for_status()
+            report = admin.get(f"/sessions/{started['session_id']}/trajectory").raise_for_status().json()
+            masked.append(report["masked_calls"])
+    return masked
+
+
+def leased(stack: Stack, policy: str, *asked: dict[str, Any]) -> LeasedGroup:
+    """The group of `played`."""
+    played(stack, policy, *asked)
     client = TrainerClient(stack.trainer_url, stack.keys["trainer"], "trainer", patience=5)
     lease = client.lease(policy, groups=1, options=LeaseOptions(wait=10))
     assert lease is not None
@@ -142,7 +151,10 @@ def test_attempts_keep_the_temperature_that_they_began_with(stack: Stack) -> Non
 
 
 def test_truncated_sampling_is_named_and_carries_no_loss(stack: Stack) -> None:
-    assert masks(leased(stack, "cut", {}, NARROW)) == ["sampling_truncated"] * 2
+    """A group without loss is no step: it is dropped."""
+    assert played(stack, "cut", {}, NARROW) == [{"sampling_truncated": 1}] * 2
+    client = TrainerClient(stack.trainer_url, stack.keys["trainer"], "trainer", patience=5)
+    assert client.lease("cut", groups=1, options=LeaseOptions(wait=1)) is None
 
 
 @pytest.mark.parametrize("packer", [PACKED, Packer(4096), Packer(1)])
