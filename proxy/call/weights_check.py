@@ -134,10 +134,13 @@ def _difference(stated: int, expected: ServedWeights) -> str:
 
 async def watch_weights(check: WeightsCheck, policies: Sequence[Policy]) -> None:
     """Checks all policies, forever. One engine that does not answer does not delay the others."""
+    await asyncio.gather(*(_watch(check, policy) for policy in policies))
+
+
+async def _watch(check: WeightsCheck, policy: Policy) -> None:
     while True:
         await asyncio.sleep(CHECK_EVERY_S)
-        for policy, result in zip(
-            policies, await asyncio.gather(*map(check.check, policies), return_exceptions=True), strict=True
-        ):
-            if isinstance(result, Exception):
-                log.error("the weights of policy %s could not be checked", policy.name, exc_info=result)
+        try:
+            await check.check(policy)
+        except Exception:  # a boundary: the next check is in two seconds
+            log.exception("the weights of policy %s could not be checked", policy.name)

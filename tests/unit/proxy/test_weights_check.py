@@ -12,6 +12,7 @@ import pytest
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.app import Rolltap
+from rolltap.proxy.call.weights_check import watch_weights
 from rolltap.settings import Settings
 
 
@@ -105,3 +106,21 @@ async def test_an_update_under_way_is_left_alone(engines: list[ScriptedEngine], 
         await asyncio.sleep(0.2)
         assert engines[0].model.weights.version == "4"
         assert not app.policies["p"].wrong_weights
+
+
+async def test_an_engine_that_does_not_answer_delays_no_other() -> None:
+    """Nor does a check that raises: it is tried again."""
+    checked: list[str] = []
+
+    class Check:
+        async def check(self, policy: str) -> None:
+            checked.append(policy)
+            if policy == "silent":
+                await asyncio.Event().wait()
+            if policy == "broken":
+                raise RuntimeError
+
+    watching = asyncio.create_task(watch_weights(Check(), ["silent", "broken", "sound"]))  # type: ignore[arg-type]
+    await until(lambda: checked.count("sound") > 2 and checked.count("broken") > 2)
+    watching.cancel()
+    assert checked.count("silent") == 1
