@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -113,14 +115,16 @@ async def test_an_engine_that_does_not_answer_delays_no_other() -> None:
     checked: list[str] = []
 
     class Check:
-        async def check(self, policy: str) -> None:
-            checked.append(policy)
-            if policy == "silent":
+        async def check(self, policy: SimpleNamespace) -> None:
+            checked.append(policy.name)
+            if policy.name == "silent":
                 await asyncio.Event().wait()
-            if policy == "broken":
+            if policy.name == "broken":
                 raise RuntimeError
 
-    watching = asyncio.create_task(watch_weights(Check(), ["silent", "broken", "sound"]))  # type: ignore[arg-type]
+    policies: Any = [SimpleNamespace(name=name) for name in ("silent", "broken", "sound")]
+    check: Any = Check()
+    watching = asyncio.create_task(watch_weights(check, policies))
     await until(lambda: checked.count("sound") > 2 and checked.count("broken") > 2)
     watching.cancel()
     assert checked.count("silent") == 1
