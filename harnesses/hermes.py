@@ -8,7 +8,11 @@ from rolltap.harnesses.base import Command, Job, Package
 from rolltap.harnesses.refusals import refuse_resume
 
 LEAST_CONTEXT = 64_000
-"""It refuses a model with a smaller context. It compacts at half of what it is told."""
+"""It refuses a model with a smaller context."""
+COMPACTION = {"protect_last_n": 4, "target_ratio": 0.1}
+"""What a compaction keeps. By default 20 messages and a fifth of the context, counted as a token for four characters: too
+much where the results of tools have a token for each.
+"""
 
 
 class Hermes:
@@ -22,14 +26,15 @@ class Hermes:
 
     def launch(self, job: Job) -> Command:
         refuse_resume(self.name, job)
-        context = {"context_length": max(job.endpoint.context, LEAST_CONTEXT)} if job.endpoint.context else {}
+        told = job.endpoint.context
         model = {
-            **context,
+            **({"context_length": max(told, LEAST_CONTEXT)} if told else {}),
             "default": job.endpoint.model,
             "provider": "custom",
             "base_url": job.endpoint.v1,
             "api_key": job.endpoint.key,
         }
+        compression = {"compression": COMPACTION} if told else {}
         return Command(
             ("hermes", "chat", "--yolo", "-Q", "-q", job.instruction),
             env={
@@ -37,5 +42,5 @@ class Hermes:
                 "OPENAI_API_KEY": job.endpoint.key,
                 "HERMES_HOME": str(job.home / ".hermes"),
             },
-            files={".hermes/config.yaml": json.dumps({"model": model})},  # JSON is YAML
+            files={".hermes/config.yaml": json.dumps({"model": model, **compression})},  # JSON is YAML
         )

@@ -47,6 +47,7 @@ async def test_sampled_cells(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_every_cell(name: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """Up to 12 CPU seconds: a family's forty sessions share one proxy."""
     async with family_house(FAMILIES[name], tmp_path, "tiny") as house:
         cells = [
             await recorded_cell(house, harness, thinking=thinking, compacts=compacts)

@@ -69,6 +69,8 @@ TOOLS: Mapping[str, Tools] = {
     "cline": Tools("run_commands", "commands", takes_list=True),
     "mini-swe-agent": Tools("bash", finish="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     "openai-agents": Tools("shell"),
+    "mistral-vibe": Tools("bash", asks_summary="CHECKPOINT COMPACTION"),
+    "hermes": Tools("terminal", asks_summary="TURNS TO SUMMARIZE"),
 }
 
 
