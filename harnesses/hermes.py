@@ -10,8 +10,8 @@ from rolltap.harnesses.refusals import refuse_resume
 LEAST_CONTEXT = 64_000
 """It refuses a model with a smaller context."""
 COMPACTION = {"protect_last_n": 4, "target_ratio": 0.1}
-"""What a compaction keeps. By default 20 messages and a fifth of the context, counted as a token for four characters: too
-much where the results of tools have a token for each.
+"""What a compaction keeps. By default 20 messages and a fifth of the context, counted as a token for four characters:
+too much where the results of tools have a token for each.
 """
 
 

@@ -36,8 +36,8 @@ DURATIONS, FLAKES = REPORTS / "durations.json", REPORTS / "flakes.jsonl"
 
 LAST_START_S = 3300.0
 LAST_END_S = 4000.0
-"""No long stage begins that, going by its last run, would end later; one that is not done by then is cut off. On a usual
-machine CI ends within 60 minutes; its limit is 90."""
+"""No long stage begins that, going by its last run, would end later; one that is not done by then is cut off. On a
+usual machine CI ends within 60 minutes; its limit is 90."""
 CUT_OFF = 124
 """The code of `timeout`: a long stage that took longer than its last run, or never ran, does not end CI."""
 UNKNOWN_S = 1200.0

@@ -310,7 +310,7 @@ async def test_a_submission_that_is_cancelled_while_a_group_is_opened_hands_out_
 
 
 async def test_a_claim_reads_the_head_of_the_queue(world: World, database: Database) -> None:
-    """A claim takes as long among 100,000 tasks as among ten. If it sorted or counted them, it would take 0.1 s more."""
+    """A claim takes as long among 100,000 tasks as among ten. If it sorted or counted them, it took 0.1 s more."""
     await world.ledger.submissions.submit(spec(tasks=1), submission_id="long")
     await lengthen(database, "long", 10)
     await claim(world, capacity=1)  # warms the statements
