@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from cachetools import LRUCache
 
 from rolltap.errors import ConfigError, InvalidRequest
-from rolltap.extras import install_line
+from rolltap.extras import import_renderers
 from rolltap.proxy.continuation.markers import Markers
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
 from rolltap.proxy.continuation.token_reader import TokenReader
@@ -100,10 +100,7 @@ class FamilyRenderer:
     """A `TokenRenderer` for a family of the `renderers` package ("qwen3", "glm-4.5", "gpt-oss", ...)."""
 
     def __init__(self, family: str, tokenizer: HubTokenizer) -> None:
-        try:
-            import renderers
-        except ImportError as error:
-            raise ConfigError(f"token mode needs {error.name}: {install_line('tokens')}") from error
+        renderers = import_renderers("token mode")
         self.tokenizer = tokenizer
         self.family = family
         form = format_of_family(family)
@@ -303,8 +300,7 @@ def _as_json(specs: list[Any]) -> DeclaredTools:
 
 def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -> Any:
     """A renderer of the package. Raises `ConfigError` if the family has no such effort level."""
-    import renderers as package
-
+    package = import_renderers("token mode")
     try:
         config = package.config_from_name(family)
     except (KeyError, ValueError) as error:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rolltap.engine.scripted.script import ScriptedReply
 from rolltap.errors import ConfigError
-from rolltap.extras import install_line
+from rolltap.extras import import_renderers, install_line
 
 USER = {"role": "user", "content": "."}
 LONGEST_OPENING = 16
@@ -61,10 +61,7 @@ class ScriptedReplyWriter:
     """Writes replies for one family, by its name in `renderers` ("qwen3", "llama-3", "gpt-oss", ...)."""
 
     def __init__(self, tokenizer: ScriptTokenizer, family: str = "qwen3") -> None:
-        try:
-            import renderers
-        except ImportError as error:
-            raise ConfigError(f"a scripted engine needs {error.name}: {install_line('tokens')}") from error
+        renderers = import_renderers("a scripted engine")
         self.tokenizer = tokenizer
         try:
             config: Any = renderers.config_from_name(family)
