@@ -7,7 +7,9 @@ So a prompt's JSON is its parent's JSON plus that of its new ids, and an echoed 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from typing import Any, overload
+from weakref import WeakValueDictionary
 
 import msgspec
 import numpy as np
@@ -18,6 +20,7 @@ from rolltap.proxy.cache_space import SHARED, CacheSpace, WeighedCache
 from rolltap.types import Int32
 
 NOT_ECHOED = msgspec.Raw(b"null")
+DIGEST_BYTES = 16
 
 _read_ids = json_decoder(list[int] | None)
 
@@ -25,7 +28,7 @@ _read_ids = json_decoder(list[int] | None)
 class EncodedPrompt(Sequence[int]):
     """A prompt's ids [P], and the JSON list of them."""
 
-    __slots__ = ("ids", "json")
+    __slots__ = ("__weakref__", "ids", "json")
 
     def __init__(self, ids: Int32, json: bytes) -> None:
         self.ids = ids
@@ -46,12 +49,16 @@ class EncodedPrompt(Sequence[int]):
 
 
 class Prompts:
-    """Encodes prompts by extending their parents' JSON, which a bounded cache keeps by call id."""
+    """Encodes prompts by extending their parents' JSON, which a bounded cache keeps by call id.
+
+    Prompts that continue none and are equal, as those of a group's rollouts are, share one object.
+    """
 
     def __init__(self, space: CacheSpace = SHARED) -> None:
         self.kept: WeighedCache[str, EncodedPrompt] = WeighedCache(
             lambda prompt: len(prompt.json) + prompt.ids.nbytes, space
         )
+        self._first_by_digest: WeakValueDictionary[bytes, EncodedPrompt] = WeakValueDictionary()
 
     def make(self, call_id: str, ids: Int32, parent: str | None = None) -> EncodedPrompt:
         """The prompt of a call. It replaces that of `parent` in the cache."""
@@ -61,10 +68,17 @@ class Prompts:
         size = len(former) if former is not None else 0
         if former is not None and size and np.array_equal(former.ids, ids[:size]):
             json = former.json[:-1] + b"," + _encoded(ids[size:])[1:] if size < len(ids) else former.json
+            prompt = EncodedPrompt(ids, json)
         else:
-            json = _encoded(ids)
-        prompt = EncodedPrompt(ids, json)
+            prompt = self._first(ids)
         self.kept.put(call_id, prompt)
+        return prompt
+
+    def _first(self, ids: Int32) -> EncodedPrompt:
+        digest = blake2b(np.ascontiguousarray(ids).data, digest_size=DIGEST_BYTES).digest()
+        prompt = self._first_by_digest.get(digest)
+        if prompt is None:
+            prompt = self._first_by_digest[digest] = EncodedPrompt(ids, _encoded(ids))
         return prompt
 
     def release(self, call_ids: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import msgspec
 import numpy as np
@@ -65,6 +66,18 @@ def test_the_prompts_of_a_session_that_has_ended_are_dropped() -> None:
     assert len(prompts.kept) == 1
     prompts.release(["other", "unknown"])
     assert space.size == 0
+
+
+def test_equal_first_prompts_are_one_object_until_all_their_sessions_have_ended() -> None:
+    prompts = Prompts()
+    first, second = prompts.make("one", ids(5, 7)), prompts.make("two", ids(5, 7))
+    assert second is first
+    assert prompts.make("three", ids(5, 7, 9), "two") is not first
+    prompts.release(["one"])
+    assert list(first) == [5, 7]
+    gone = weakref.ref(first)
+    del first, second
+    assert gone() is None
 
 
 def test_what_has_no_ids_is_not_kept() -> None:
