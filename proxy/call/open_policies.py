@@ -11,6 +11,7 @@ from rolltap.proxy.call.policies import Policies, Policy
 from rolltap.proxy.call.sources.chat import ChatSource
 from rolltap.proxy.call.sources.passthrough import PassthroughSource
 from rolltap.proxy.call.sources.tokens import TokenSource
+from rolltap.proxy.continuation.fit import Fitting, find_fitting
 from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.plan import Continuation, ParentFinder
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
@@ -22,6 +23,8 @@ from rolltap.proxy.engines.base import ChatEngine, Engine
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.settings import PolicySettings, Settings
+
+FittedRenderer = tuple[TokenRenderer, Fitting]
 
 
 def open_policies(
@@ -38,6 +41,7 @@ def open_policies(
             upstreams[name] = open_chat_engine(name, engine)
         else:
             token_engines[name] = open_engine(name, engine)
+    models: dict[tuple[str, str, str], FittedRenderer] = {}
     policies: dict[str, Policy] = {}
     relaying: dict[str, PassthroughSource] = {}
     for name, policy in settings.policies.items():
@@ -50,7 +54,7 @@ def open_policies(
             policies[name] = Policy(name, policy, upstream, ChatSource(policy, upstream, ParentFinder(name, handles)))
         else:
             engine = token_engines[policy.engine]
-            continuation = _continuation(name, policy, handles)
+            continuation = _continuation(name, policy, handles, models)
             policies[name] = Policy(
                 name, policy, engine, TokenSource(name, policy, engine, continuation, prompts=prompts)
             )
@@ -77,18 +81,28 @@ def _tokenizer_folder(name: str, policy: PolicySettings) -> Path:
     return Path(policy.tokenizer)
 
 
-def _continuation(name: str, policy: PolicySettings, handles: Handles) -> Continuation:
-    tokenizer = HubTokenizer(_tokenizer_folder(name, policy))
+def _continuation(
+    name: str, policy: PolicySettings, handles: Handles, models: dict[tuple[str, str, str], FittedRenderer]
+) -> Continuation:
+    """`models`: what policies of one model share. A large vocabulary takes a hundred megabytes, an audit a second."""
+    folder = _tokenizer_folder(name, policy)
     if policy.family and policy.tool_format:
         raise ConfigError(
             f"settings: policies.{name}.tool_format: the family {policy.family!r} has its own; leave it out"
         )
-    renderer: TokenRenderer = (
-        FamilyRenderer(policy.family, tokenizer) if policy.family else TemplateRenderer(tokenizer, policy.tool_format)
-    )
+    model = str(folder.resolve()), policy.family, policy.tool_format
+    if model not in models:
+        tokenizer = HubTokenizer(folder)
+        fresh: TokenRenderer = (
+            FamilyRenderer(policy.family, tokenizer)
+            if policy.family
+            else TemplateRenderer(tokenizer, policy.tool_format)
+        )
+        models[model] = fresh, find_fitting(fresh)
+    renderer, fitting = models[model]
     levels = renderer.efforts.levels
     if policy.pin.effort is not None and policy.pin.effort not in levels:
         known = ", ".join(levels) or "none"
         why = f"the model's prompt has no level {policy.pin.effort!r}; it has: {known}"
         raise ConfigError(f"settings: policies.{name}.pin.effort: {why}")
-    return Continuation(name, renderer, handles, policy.history_thinking)
+    return Continuation(name, renderer, handles, policy.history_thinking, fitting)

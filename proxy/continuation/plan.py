@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from rolltap.proxy.continuation.call_beginnings import CallBeginnings
 from rolltap.proxy.continuation.call_ids import EchoedCall, as_recorded, recorded_calls
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.fit import Fitting, find_fitting, merged
@@ -163,6 +164,7 @@ class ParentFinder:
     ) -> PromptPlan:
         """The plan of a repeated request, which becomes a sibling: the same prompt and parent, a new sample."""
         lineage = place.outline.lineage(duplicate.lineage.base, thinking=duplicate.lineage.thinking)
+        lineage = msgspec.structs.replace(lineage, begun=duplicate.lineage.begun)
         break_ = replace(duplicate.break_, call_id=call_id) if duplicate.break_ is not None else None
         items, quotes = _shared_items(request, duplicate.parent), _quoted_replies(forest, request, place)
         follows = self._followed(forest, request, place)
@@ -240,6 +242,7 @@ class Continuation(ParentFinder):
         self.fitting = fitting or find_fitting(renderer)
         self._at_effort = {level: renderer.at_effort(level) for level in renderer.efforts.levels} | {"": renderer}
         self.history = history
+        self.call_beginnings = CallBeginnings(renderer, self.fitting)
         self._drops_thinking = drops_thinking(renderer)
 
     def steps(
@@ -251,9 +254,10 @@ class Continuation(ParentFinder):
         thinking: bool,
         effort: str = "",
         keeps: bool = False,
+        begun: Sequence[int] = (),
     ) -> Rendering:
         """Plans `request` as call `call_id`, with `effort` as the prompt's effort level. If the request `keeps` earlier
-        thinking, the template drops none.
+        thinking, the template drops none. The prompt ends with `begun`, the beginning of a call.
 
         The caller may run each yielded function in any thread.
         """
@@ -263,6 +267,7 @@ class Continuation(ParentFinder):
             duplicate is not None
             and duplicate.lineage.thinking == thinking
             and _is_ambiguous(duplicate) == bool(match.ambiguous)
+            and _has_begun(duplicate, begun)
         ):
             return self._repeat(duplicate, call_id, forest, request, place)
         node, covered = match.context, outline.lead + match.covered
@@ -276,13 +281,14 @@ class Continuation(ParentFinder):
         if ids is None:
             messages = self._with_given_ids(forest, request.messages)
             ids, rules = yield weight(request), partial(self._render, renderer, messages, request.tools, thinking)
-        prompt = np.asarray(ids, np.int32)
+        prompt = np.asarray([*ids, *begun] if begun else ids, np.int32)
         if duplicate is not None and match.context is None:
             plan = self.with_prompt(self._repeat(duplicate, call_id, forest, request, place), prompt)
         else:
             plan = self._plan_for(call_id, forest, request, place, prompt, reason)
         fitted = (*rules, TOOLS_NOT_SHOWN) if request.tools and not self.fitting.shows_tools else rules
-        return replace(plan, lineage=msgspec.structs.replace(plan.lineage, thinking=thinking), fitted=fitted)
+        lineage = msgspec.structs.replace(plan.lineage, thinking=thinking, begun=len(begun))
+        return replace(plan, lineage=lineage, fitted=fitted)
 
     def _render(
         self, renderer: TokenRenderer, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool
@@ -346,6 +352,11 @@ class Continuation(ParentFinder):
 def _is_ambiguous(node: CallNode) -> bool:
     """Whether several calls could be the parent of this one."""
     return node.break_ is not None and node.break_.reason is BreakReason.AMBIGUOUS_PARENT
+
+
+def _has_begun(node: CallNode, begun: Sequence[int]) -> bool:
+    """Whether the call's prompt ends with the beginning of the same call as `begun`, or of none if that is empty."""
+    return node.lineage.begun == len(begun) and (not begun or node.prompt_ids[-len(begun) :].tolist() == list(begun))
 
 
 def drops_thinking(renderer: TokenRenderer) -> bool:

@@ -91,9 +91,13 @@ class TokenSource:
         self.structured_output = facts.structured_output
 
     def check(self, request: ChatRequest) -> None:
-        if request.tool_choice.names:
-            why = "this policy cannot force a tool, as forced tokens are not sampled by the model; use auto or none"
-            raise refused(request, "tool_choice", why)
+        allowed, demanded = request.tool_choice.names, demanded_tool(request.tool_choice)
+        if demanded is not None and not self._begun(request):
+            why = "this policy's model always thinks first, or its template has no calls, so it can't be made to call"
+            raise refused(request, "tool_choice", f"{why} {demanded!r}; use auto or none")
+        if demanded is None and allowed and not {tool.name for tool in request.tools} <= set(allowed):
+            why = "this policy can demand one tool, or none; it can't allow some only"
+            raise refused(request, "tool_choice", f"{why}; declare only those, or use auto or none")
         if request.sampling.json_schema is not None and not self.structured_output:
             raise refused(request, "response_format", "this policy's engine has no structured output")
         if request.sampling.json_schema is not None and self.continuation.renderer.opens_thinking:
@@ -106,13 +110,22 @@ class TokenSource:
         if request.sampling.top_logprobs:
             raise refused(request, "top_logprobs", "this policy returns only the sampled token's log-prob")
 
+    def _begun(self, request: ChatRequest) -> tuple[int, ...]:
+        """The beginning of the call that the request demands."""
+        name = demanded_tool(request.tool_choice)
+        if name is None:
+            return ()
+        made = sum(len(message.tool_calls) for message in request.messages)
+        return self.continuation.call_beginnings.find(name, made)
+
     def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         effort, efforts = asked_effort(request.sampling), self.continuation.renderer.efforts
         pinned_otherwise = self.settings.pin.effort not in (None, effort)
         requested_fields = {
-            "tool_choice": request.tool_choice.mode == "required",
+            "tool_choice": request.tool_choice.mode in ("required", "named")
+            and demanded_tool(request.tool_choice) is None,
             "reasoning_effort": effort not in ("", "none") and (pinned_otherwise or effort not in efforts.levels),
-            "thinking": self._thinking_is_unapplied(request.sampling),
+            "thinking": self._thinking_is_unapplied(request),
         }
         unapplied_fields = [field for field, is_asked in requested_fields.items() if is_asked]
         sent = self._sampling(request.sampling, temperature)
@@ -126,23 +139,22 @@ class TokenSource:
             unapplied_fields.append("seed")
         return (*unapplied_fields, *request.remarks, *sorted(marks_of(request)))
 
-    def _thinking_is_unapplied(self, sampling: Sampling) -> bool:
-        prompted = self._prompted_thinking(sampling)
-        wanted = thinks(self.settings, msgspec.structs.replace(sampling, json_schema=None))
-        is_closed_for_json = sampling.json_schema is not None and prompted is False and wanted
-        return is_closed_for_json or sampling.thinking not in (None, prompted)
+    def _thinking_is_unapplied(self, request: ChatRequest) -> bool:
+        prompted = self._prompted_thinking(request)
+        is_closed = prompted is False and wants_thinking(self.settings, request.sampling)
+        return is_closed or request.sampling.thinking not in (None, prompted)
 
-    def _prompted_thinking(self, sampling: Sampling) -> bool | None:
+    def _prompted_thinking(self, request: ChatRequest) -> bool | None:
         """Whether the prompt asks the model to think; None if the template has no switch: the model decides."""
         renderer = self.continuation.renderer
         if renderer.switches_thinking:
-            return thinks(self.settings, sampling)
+            return thinks(self.settings, request)
         return True if renderer.efforts.levels else None
 
     def effort(self, request: ChatRequest) -> str:
         level = self.settings.pin.effort or asked_effort(request.sampling)
         renderer = self.continuation.renderer
-        if not thinks(self.settings, request.sampling) and not renderer.switches_thinking:
+        if not thinks(self.settings, request) and not renderer.switches_thinking:
             return renderer.efforts.level("none")
         return renderer.efforts.level("" if level == "none" else level)
 
@@ -150,9 +162,15 @@ class TokenSource:
         """The prompt and the call's place. Long text is encoded in a thread, so that other calls continue."""
         if weight(request) > SAMPLE * self.max_context:
             await asyncio.to_thread(self._check_length, request)
-        thinking, effort = thinks(self.settings, request.sampling), self.effort(request)
-        keeps = request.sampling.keep_thinking is True
-        steps = self.continuation.steps(call_id, forest, request, thinking=thinking, effort=effort, keeps=keeps)
+        steps = self.continuation.steps(
+            call_id,
+            forest,
+            request,
+            thinking=thinks(self.settings, request),
+            effort=self.effort(request),
+            keeps=request.sampling.keep_thinking is True,
+            begun=self._begun(request),
+        )
         result: Any = None
         try:
             while True:
@@ -180,23 +198,27 @@ class TokenSource:
     async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
         request, sampled = arrival.request, call.sampled
         assert isinstance(call.sent, SampleRequest)
+        begun = call.plan.lineage.begun
+        reply_at = len(call.prompt) - begun
         parser = ReplyParser(
             self.continuation.renderer,
-            call.prompt,
+            call.prompt[:reply_at] if begun else call.prompt,
             request.tools,
             request.sampling.stop,
             lambda position: self.handles.mint(call.id, position),
             call.index,
         )
         parser.max_calls = max_calls(request.tool_choice)
+        pending = parser.feed(call.prompt[reply_at:]) if begun else []
         finish: Any = "stop"
 
         async def take(chunk: SampleChunk) -> bool:
-            nonlocal finish
+            nonlocal finish, pending
             _check_prompt(chunk, call.prompt)
             check_ids(chunk.token_ids)
-            events = parser.feed(chunk.token_ids)
-            sampled.take(chunk, parser.consumed)
+            events = [*pending, *parser.feed(chunk.token_ids)]
+            pending = []
+            sampled.take(chunk, parser.consumed - begun)
             publish(events)
             finish = chunk.finish or finish
             call.unknown_finish = chunk.unknown_finish or call.unknown_finish
@@ -207,7 +229,7 @@ class TokenSource:
         if finish == "abort":
             raise EngineError("the engine aborted the request")
         events, choice = parser.finish(finish)
-        sampled.truncate(parser.consumed)
+        sampled.truncate(parser.consumed - begun)
         sampled.unknown = self.continuation.renderer.tokenizer.lacks(sampled.ids)
         logprobs = self.token_logprobs(sampled.ids, sampled.logprobs) if request.sampling.logprobs else None
         call.choice = msgspec.structs.replace(choice, logprobs=logprobs) if logprobs is not None else choice
@@ -308,16 +330,25 @@ def max_calls(choice: ToolChoice) -> int:
     """The number of tool calls that a reply may hold."""
     if choice.mode == "none":
         return 0
-    return MAX_CALLS if choice.parallel else 1
+    return MAX_CALLS if choice.parallel and demanded_tool(choice) is None else 1
 
 
-def thinks(settings: PolicySettings, requested: Sampling) -> bool:
-    """Whether a call thinks: by the policy's pin, or else by the request; the default is yes.
+def demanded_tool(choice: ToolChoice) -> str | None:
+    """The one tool that the reply has to call."""
+    return choice.names[0] if choice.mode in ("named", "required") and len(set(choice.names)) == 1 else None
 
-    A call with a JSON schema does not: the engine's grammar begins with the first token, which would be thinking.
+
+def thinks(settings: PolicySettings, request: ChatRequest) -> bool:
+    """Whether a call thinks. One with a JSON schema or a demanded tool does not: the grammar, or the call, begins with
+    the first token, which would be thinking.
     """
-    if requested.json_schema is not None:
+    if request.sampling.json_schema is not None or demanded_tool(request.tool_choice) is not None:
         return False
+    return wants_thinking(settings, request.sampling)
+
+
+def wants_thinking(settings: PolicySettings, requested: Sampling) -> bool:
+    """Whether thinking is wanted: by the policy's pin, or else by the request; the default is yes."""
     if settings.pin.thinking is not None:
         return settings.pin.thinking
     return requested.thinking if requested.thinking is not None else True

@@ -253,13 +253,6 @@ async def test_a_request_that_names_a_recorded_reply_gets_its_history(plane: Any
     assert b"previous_response_id" in answer.body
 
 
-async def test_a_forced_tool_call_is_refused_by_name(plane: Any) -> None:
-    body = {"model": "tiny", "messages": [USER], "tools": TOOLS, "tool_choice": TOOLS[0]}
-    answer = await plane.client.post("/v1/chat/completions", body)
-    assert answer.status == 400
-    assert answer.json()["error"]["param"] == "tool_choice"
-
-
 async def test_log_probs_are_given_to_who_asks(plane: Any) -> None:
     body = {"model": "tiny", "messages": [USER], "logprobs": True}
     answer = await plane.client.post("/v1/chat/completions", body)

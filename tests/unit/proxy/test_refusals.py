@@ -42,11 +42,32 @@ IMAGES: list[tuple[str, Any, str]] = [
     ),
     ("gemini", {"contents": [{"role": "user", "parts": [{"inlineData": BLOB}]}]}, "contents"),
 ]
-FORCED: list[tuple[str, Any, str]] = [
-    ("openai_chat", {"tool_choice": {"type": "function", "function": {"name": "bash"}}}, "tool_choice"),
-    ("openai_responses", {"tool_choice": {"type": "function", "name": "bash"}}, "tool_choice"),
-    ("anthropic", {"tool_choice": {"type": "tool", "name": "bash"}}, "tool_choice"),
-    ("gemini", calling(mode="ANY", allowedFunctionNames=["bash"]), "toolConfig.functionCallingConfig"),
+OTHER_TOOL: Any = {"name": "look", "parameters": SCHEMA}
+CHAT_TOOLS: Any = [{"type": "function", "function": tool} for tool in (TOOL, OTHER_TOOL)]
+RESPONSES_TOOLS: Any = [{"type": "function", **tool} for tool in (TOOL, OTHER_TOOL)]
+ALLOWED: Any = {"mode": "auto", "tools": CHAT_TOOLS[:1]}
+SOME_ONLY: list[tuple[str, Any, str]] = [
+    (
+        "openai_chat",
+        {"tools": CHAT_TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": ALLOWED}},
+        "tool_choice",
+    ),
+    (
+        "openai_responses",
+        {
+            "tools": RESPONSES_TOOLS,
+            "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": RESPONSES_TOOLS[:1]},
+        },
+        "tool_choice",
+    ),
+    (
+        "gemini",
+        {
+            "tools": [{"functionDeclarations": [TOOL, OTHER_TOOL]}],
+            **calling(mode="AUTO", allowedFunctionNames=["bash"]),
+        },
+        "toolConfig.functionCallingConfig",
+    ),
 ]
 
 
@@ -83,7 +104,7 @@ async def test_a_reply_does_not_go_on_within_a_message(plane: Any, dialect: str,
     assert "prefill" in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(("dialect", "fields", "named"), IMAGES + FORCED)
+@pytest.mark.parametrize(("dialect", "fields", "named"), IMAGES + SOME_ONLY)
 async def test_the_field_is_named(plane: Any, dialect: str, fields: Any, named: str) -> None:
     path, body = PATHS[dialect]
     answer = await plane.client.post(path, {**({} if dialect == "gemini" else {"model": "tiny"}), **body, **fields})
