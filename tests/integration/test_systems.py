@@ -87,6 +87,30 @@ async def test_inspo_finds_the_instruction_that_works(home: Any, example: Any) -
     assert len(weights) == 3
 
 
+@of("ssp")
+async def test_ssp_pays_the_proposer_by_how_hard_its_question_was(home: Any, example: Any) -> None:
+    """The river's is too hard, the tower's too easy; moss gives none, so one of the pool is played."""
+    assert example.read_question("Q: Is it? A: yes A: no") == ("Is it? A: yes", "no")
+    assert example.read_question("Q:  A: yes") is example.read_question("A question") is None
+    river, tower, moss = await example.main(home)
+    assert river == {"question": "How long is the river Lonn, in km?", "accuracy": 0.0, "proposer": 1.0}
+    assert tower == {"question": "Which year was the tower of Abel built?", "accuracy": 1.0, "proposer": 0.0}
+    assert moss["question"] in (river["question"], tower["question"])
+    assert moss["proposer"] == 0.0
+    assert len((await home.client.get("/sessions"))["sessions"]) == 3 + 2 + 3 * 4
+
+
+@of("slea_rl")
+async def test_slea_rl_is_shown_what_it_learned(home: Any, example: Any) -> None:
+    """Kicked at first; the warning leads to the key, and the strategy takes its place beside it."""
+    library = example.Library()
+    assert library.admit(example.Experience("a red door", "Use the key.", 0.0))
+    assert not library.admit(example.Experience("a red door", "Use the key.", 0.0))
+    assert library.admit(example.Experience("a red door", "Use the key.", 1.0))
+    assert (len(library.kept), library.shown("a blue door"), library.shown("x")) == (1, ["Use the key."], [])
+    assert await example.main(home) == {"red": [0.0, 1.0, 1.0], "blue": [0.0, 1.0, 1.0], "kept": [1.0, 2.0, 2.0]}
+
+
 @of("agent_rlvr")
 async def test_agent_rlvr_guides_the_second_attempt(home: Any, example: Any, tmp_path: Path) -> None:
     rewards = await example.main(home, tmp_path / "out")

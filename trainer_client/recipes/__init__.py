@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes.aem import AEM
+from rolltap.trainer_client.recipes.aepo import AEPO
 from rolltap.trainer_client.recipes.agentflow import AgentFlow
 from rolltap.trainer_client.recipes.agentgym_rl import AgentGymRL
 from rolltap.trainer_client.recipes.ai_searchplanner import AISearchPlanner
@@ -12,6 +13,7 @@ from rolltap.trainer_client.recipes.artist import ARTIST
 from rolltap.trainer_client.recipes.chain_of_agents import ChainOfAgents
 from rolltap.trainer_client.recipes.cm2 import CM2
 from rolltap.trainer_client.recipes.dapo import DAPO
+from rolltap.trainer_client.recipes.dart import DART
 from rolltap.trainer_client.recipes.dr_grpo import DrGRPO
 from rolltap.trainer_client.recipes.dr_mas import DrMAS
 from rolltap.trainer_client.recipes.epo import EPO
@@ -45,6 +47,7 @@ from rolltap.trainer_client.recipes.webagent_r1 import WebAgentR1
 
 RECIPES: dict[str, type[Recipe]] = {
     "aem": AEM,
+    "aepo": AEPO,
     "agentflow": AgentFlow,
     "agentgym_rl": AgentGymRL,
     "ai_searchplanner": AISearchPlanner,
@@ -53,6 +56,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "chain_of_agents": ChainOfAgents,
     "cm2": CM2,
     "dapo": DAPO,
+    "dart": DART,
     "dr_grpo": DrGRPO,
     "dr_mas": DrMAS,
     "epo": EPO,

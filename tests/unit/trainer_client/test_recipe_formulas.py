@@ -290,6 +290,78 @@ def test_spear_pays_the_turns_before_the_last_up_to_one() -> None:
     assert [found[0], found[-1]] == pytest.approx([0.5, -0.5])
 
 
+def read_with(step: Step, entropies: Sequence[float]) -> Step:
+    """The step, read by the policy with the entropy of each turn at its tokens."""
+    rows = step.spread_turns(np.array(entropies))
+    return replace(step, readings={POLICY: PolicyReading(rows, rows)})
+
+
+def test_aepo_scales_by_the_entropy_over_the_steps_trained_tokens() -> None:
+    """A' = A (1 + .3 (H - mean) / deviation), over tokens, so longer turns count more; masked rollouts don't."""
+    step = view(leased())
+    entropies = [0.2 + 0.17 * place for place in range(len(step.turns))]
+    step = read_with(step, entropies)
+    tokens = [
+        value
+        for value, turn in zip(entropies, step.turns, strict=True)
+        if step.rollouts[turn.rollout].trained
+        for _ in turn.places
+    ]
+    mean, spread = statistics.fmean(tokens), statistics.pstdev(tokens)
+    plain = outcomes(lambda play: play.reward, scaled=True)
+    credit = make_recipe("aepo", {"strength": 0.3}).credit(step)
+    for turn, value, advantage in zip(step.turns, entropies, plain, strict=True):
+        if step.rollouts[turn.rollout].trained:
+            expected = advantage * (1 + 0.3 * (value - mean) / spread)
+            assert credit.advantages[turn.row][turn.places] == pytest.approx([expected] * len(turn.places), rel=1e-5)
+    even = make_recipe("aepo", {}).credit(read_with(step, [0.4] * len(step.turns)))
+    assert by_turn(step, even) == pytest.approx(plain)
+
+
+def test_aepo_keeps_the_gradient_of_tokens_that_are_clipped_above() -> None:
+    """rho 1.5 and A 2 with a bound of 1.3: gain 2.6, gradient 2.6 of log pi. Below, and where A < 0, PPO's clip."""
+    behaviour, ratios, gains = [-1.0] * 4, [1.5, 1.1, 0.5, 0.5], [2.0, 2.0, 2.0, -2.0]
+    batch = replace(batch_of(behaviour, gains), weights_M=torch.tensor([0.5, 1.0, 1.0, 1.0]))
+    current = torch.tensor([old + math.log(ratio) for old, ratio in zip(behaviour, ratios, strict=True)])
+    current.requires_grad_()
+    terms = make_recipe("aepo", {}).loss(Predictions(current, torch.zeros(4)), batch, PolicyLoss(clip_high=0.3))
+    (gradient,) = torch.autograd.grad(terms.loss, current)
+    assert float(terms.loss.detach()) == pytest.approx(-(0.5 * 2.6 + 2.2 + 1.0 - 1.6), rel=1e-5)
+    assert gradient.tolist() == pytest.approx([-0.5 * 2.6, -2.2, -1.0, 0.0], rel=1e-5)
+
+
+def test_dart_trains_the_turns_of_most_entropy_in_each_group() -> None:
+    """Three of five turns with share .5, by group: a group's low turn may be above another's high one."""
+    step = view(leased())
+    entropies = [((place * 7) % 11) / 10 + 2 * float(turn.rollout > 3) for place, turn in enumerate(step.turns)]
+    step = read_with(step, entropies)
+    credit = make_recipe("dart", {"share": 0.5}).credit(step)
+    kept = {(turn.row, int(turn.places[0])) for turn in step.turns if credit.weights[turn.row][turn.places].all()}
+    expected = set()
+    for group_ in set(step.turn_groups.tolist()):
+        own = [place for place, number in enumerate(step.turn_groups.tolist()) if number == group_]
+        ranked = sorted(own, key=lambda place: -entropies[place])[: math.ceil(len(own) / 2)]
+        expected |= {(step.turns[place].row, int(step.turns[place].places[0])) for place in ranked}
+    assert kept == expected
+    assert 0 < len(kept) < len(step.turns)
+    assert by_turn(step, credit) == pytest.approx(outcomes(lambda play: play.reward, scaled=True))
+
+
+def test_dart_replays_the_successes_of_hard_tasks() -> None:
+    recipe = make_recipe("dart", {"groups": 2, "hard": 0.5, "success": 0.9})
+    asked = recipe.replay(7)
+    assert asked is not None
+    assert (asked.count, asked.filter.max_reward, asked.filter.min_age) == (2, 0.5, 1)
+    assert asked.filter.min_reward is not None
+    assert asked.filter.min_reward > 0
+    stored = replace(leased((GAMES[1],))[0], replay=True)
+    fresh = leased((GAMES[1],))[0]
+    assert [one.trained for one in recipe.filtered(view([stored])).rollouts] == [True, False]
+    assert [one.trained for one in recipe.filtered(view([fresh])).rollouts] == [True, True]
+    assert make_recipe("dart", {"groups": 0}).replay(7) is None
+    assert RECIPES["dart"].settings["loss"] == {"correction": "truncated", "importance_cap": 1.0}
+
+
 def test_differences_by_rounding_are_none_whatever_the_size() -> None:
     one = np.zeros(2, np.int64)
     assert estimators.centre(np.array([1.0, 1.0 + 1e-10]), one).tolist() == [0, 0]
