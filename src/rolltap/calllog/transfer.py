@@ -7,7 +7,6 @@ session are added, and conflicting rows raise `RecordCorrupt`.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from rolltap.contract.tags import MAX_TAGS, check_sizes
 from rolltap.errors import InvalidRequest, NotFound, RecordCorrupt
 from rolltap.moments import is_moment
 from rolltap.tenants import EVERY_TENANT, TENANT_NAME, acting_for, tenant_of
+from rolltap.threads import in_thread
 
 PAGE = 500
 MOST_TAGS = MAX_TAGS + 8
@@ -68,7 +68,7 @@ async def export_sessions(
         )
         for done, session_id in enumerate(session_ids, 1):
             block = await database.query(lambda connection, key=session_id: read_block(connection, key, written))
-            await asyncio.to_thread(archive.add, block)
+            await in_thread(archive.add, block)
             written.update(digest for digest, _ in block.parts)
             show(done, len(session_ids))
     return TransferCounts(archive.sessions, archive.calls, 0)
@@ -116,7 +116,7 @@ async def import_sessions(
     loader = _Loader(database)
     blocks = read_archive(path)
     done = calls = new = 0
-    while (block := await asyncio.to_thread(next, blocks, None)) is not None:
+    while (block := await in_thread(next, blocks, None)) is not None:
         with acting_for(EVERY_TENANT):  # the tenant is in the session's tags
             new += await database.transact(lambda connection, block=block: loader.write(connection, block))
         done += 1

@@ -38,6 +38,7 @@ from rolltap.reconstructor.exporters.session_filter import SessionFilter
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings, load_settings
 from rolltap.store_urls import store_url
+from rolltap.threads import in_thread
 from rolltap.types import Session
 
 SECRETS_VARIABLE = "ROLLTAP_EXPORT_SECRETS"
@@ -221,7 +222,7 @@ async def run_export(
                 writer.fail(session_id, error)
 
             async for group in recorded_groups(call_log, job.read_options, fail):
-                await asyncio.to_thread(writer.add, group)
+                await in_thread(writer.add, group)
                 sessions += len(group)
                 groups += 1
                 rewarded += sum(item.reward is not None for item in group)
@@ -229,7 +230,7 @@ async def run_export(
                 show(sessions, groups)
             if not selected:
                 raise DatasetError(_nothing(query, sessions, rewarded))
-            return await asyncio.to_thread(writer.finish)
+            return await in_thread(writer.finish)
     finally:
         await call_log.close()
 
@@ -246,8 +247,8 @@ async def _chosen(call_log: SqlCallLog, job: ExportJob) -> frozenset[str]:
     """The sessions that the job's selection leaves: the record is read once for them, and again for the rows."""
     first = FirstPass(job.exporter, job.query)
     async for group in recorded_groups(call_log, job.read_options, lambda session_id, error: None):
-        await asyncio.to_thread(first.take, group)
-    return await asyncio.to_thread(first.chosen)
+        await in_thread(first.take, group)
+    return await in_thread(first.chosen)
 
 
 def policy_rules(settings: Settings, train: Sequence[str]) -> Callable[[Session], Rules]:
