@@ -7,7 +7,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test ci ci-all test-faults test-acceptance test-packaging test-learning test-harnesses test-families test-engines \
-  test-trainers test-hostile test-recipes test-soak test-sources learning-table faults bench docs audit lint types clean help environments engines trainers
+  test-trainers test-hostile test-recipes test-soak test-sources learning-table faults bench measures docs audit lint types clean help environments engines trainers
+
+measures: $(VENV)/.test  ## files, lines, imports, circles, words
+	@$(BIN)/python scripts/measures.py
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
