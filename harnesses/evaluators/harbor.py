@@ -22,6 +22,7 @@ from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.command import parse_reward, read_reward
 from rolltap.harnesses.evaluators.exit_status import check_survived
+from rolltap.harnesses.evaluators.programs import run_program
 from rolltap.harnesses.output import Transcript, last_line
 from rolltap.harnesses.removal import remove
 from rolltap.harnesses.sources import located
@@ -58,13 +59,14 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
             (logs / "verifier").mkdir(parents=True)
             await asyncio.to_thread(shutil.copytree, self.tests, tests, symlinks=True)
             launch = Command(("/bin/bash", "/tests/test.sh"), env=self.env, mounts={"/tests": tests, "/logs": logs})
-            exit_ = await evidence.run(evidence.workspace, "test.sh", launch)
+            end = await run_program(evidence, "test.sh", launch)
+            exit_ = end.exit
             check_survived(exit_, "test.sh")
             parts = read_rewards(logs / "verifier", exit_.output, evidence.seen)
             value = chosen_reward(parts, self.reward_key)
         finally:
             await asyncio.to_thread(remove, scratch)
-        return Verdict((Score(value),), {"code": exit_.code, "parts": parts})
+        return Verdict((Score(value),), {"code": exit_.code, "parts": parts, **end.detail})
 
 
 def read_rewards(folder: Path, output: str, seen: Transcript) -> dict[str, float]:

@@ -85,6 +85,22 @@ class LeftFiles:
         file.close()
         return None
 
+    def link(self, path: str) -> str:
+        """Where the link `path` leads. Raises `OSError`, also for a link on the way."""
+        folder = self._folder(path.rpartition("/")[0])
+        try:
+            return os.readlink(path.rpartition("/")[2], dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def unlink(self, path: str) -> None:
+        """Removes the file or link `path`. Raises `OSError`, also for a link on the way."""
+        folder = self._folder(path.rpartition("/")[0])
+        try:
+            os.unlink(path.rpartition("/")[2], dir_fd=folder)
+        finally:
+            os.close(folder)
+
     def json(self, path: str) -> Any:
         """The file's JSON object. Raises `LogUnreadable` if it is none."""
         return _object(self.read(path), path)
