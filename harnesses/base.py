@@ -200,8 +200,8 @@ class Interactive(Protocol):
 class CodeHelper(Protocol):
     """How an evaluator's program starts code of the working copy: by the helper that `env` names, with `mounts`.
 
-    `shared`: why that code runs beside the program and not in a sandbox of its own; "" if it does. `runs`: how often the
-    helper was used.
+    `shared`: why that code runs beside the program and not in a sandbox of its own; "" if it does. `runs`: how often
+    the helper was used.
     """
 
     @property
@@ -249,8 +249,11 @@ class Workspace(Protocol):
     def code_helper(
         self, limits: Limits, deadline: float, hidden: Sequence[str] = ()
     ) -> AbstractAsyncContextManager[CodeHelper]:
-        """A helper for an evaluator's program, which serves until the context ends. Code that it runs ends by `deadline`
-        (monotonic clock). `hidden`: files of the working copy that are empty and read-only there."""
+        """A helper for an evaluator's program, which serves until the context ends.
+
+        Code that it runs ends by `deadline` (monotonic clock). `hidden`: files of the working copy that are empty and
+        read-only there. Raises `Unreadable` if the working copy can't be looked through.
+        """
         ...
 
     async def clear_home(self) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from rolltap.errors import EvaluatorFailed, Unreadable
+from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.exit_status import check_survived, verdict_status
-from rolltap.harnesses.evaluators.programs import run_program
+from rolltap.harnesses.evaluators.programs import run_program, working_copy
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.output import last_line
 from rolltap.harnesses.removal import remove
@@ -30,7 +28,8 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
 
     With `reward_file` (below the working copy) the file's content is the reward, and a missing file is an error.
     Without it, the reward is 1.0 for exit code 0, else 0.0; a status that is no verdict (`exit_status`) is an error.
-    With `reads_only` the command starts nothing of the working copy; it need not use `$ROLLTAP_SANDBOXED` (`programs.py`).
+    With `reads_only` the command starts nothing of the working copy, and need not use `$ROLLTAP_SANDBOXED`.
+    With `takes` (patterns of paths) it runs in a clean copy of the task with only those changes of the agent.
     """
 
     example = '{"kind": "command", "command": "test -f calc.py"}'
@@ -38,6 +37,11 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
     command: str
     reward_file: str = ""
     reads_only: bool = False
+    takes: tuple[str, ...] = ()
+
+    @property
+    def needs_clean_workspace(self) -> bool:
+        return bool(self.takes)
 
     def __post_init__(self) -> None:
         if self.reward_file:
@@ -48,25 +52,20 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         return (self.reward_file,) if self.reward_file else ()
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        workspace = evidence.workspace
-        made = None
+        workspace, about = await working_copy(evidence, self.takes)
         if self.reward_file:
             await asyncio.to_thread(_clear, workspace.folder, self.reward_file)
-            made = await asyncio.to_thread(_make_empty, workspace.folder, self.reward_file)
         launch = Command(("/bin/bash", "-c", RUN, "bash", self.command))
-        end = await run_program(
-            evidence, "the evaluator's command", launch, self.reward_files, starts_code=not self.reads_only
-        )
+        step = "the evaluator's command"
+        end = await run_program(evidence, workspace, step, launch, self.reward_files, starts_code=not self.reads_only)
         exit_ = end.exit
-        detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds, **end.detail}
+        detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds, **about, **end.detail}
         if not self.reward_file:
-            return Verdict((Score(float(verdict_status(exit_, "the evaluator's command") == 0)),), detail)
-        if end.code_runs and made != await asyncio.to_thread(_folders_of, workspace.folder, self.reward_file):
-            raise Unreadable(f"the folder of {self.reward_file} was replaced while the command ran")
+            return Verdict((Score(float(verdict_status(exit_, step) == 0)),), detail)
         text = await asyncio.to_thread(read_reward, workspace.folder, self.reward_file)
-        if not text:
+        if text is None:
             raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
-        check_survived(exit_, "the evaluator's command")
+        check_survived(exit_, step)
         evidence.seen.add(self.reward_file, text)
         return Verdict((Score(parse_reward(text)),), detail)
 
@@ -92,22 +91,6 @@ def _clear(folder: Path, path: str) -> None:
             remove(step)
             return
     remove(step)
-
-
-def _make_empty(folder: Path, path: str) -> list[tuple[int, int]]:
-    """Makes the reward file, empty, so that the second sandbox can cover it. Returns the folders that it lies in."""
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    (folder / path).touch()
-    return _folders_of(folder, path)
-
-
-def _folders_of(folder: Path, path: str) -> list[tuple[int, int]]:
-    found = []
-    for parent in PurePosixPath(path).parents:
-        with suppress(OSError):
-            status = os.lstat(folder / parent)
-            found.append((status.st_dev, status.st_ino))
-    return found
 
 
 def parse_reward(text: str) -> float:

@@ -1,17 +1,22 @@
 """Runs an evaluator's program (the judge) beside a working copy that an agent wrote.
 
-The judge gets `$ROLLTAP_SANDBOXED`, which runs code of the working copy in a sandbox of its own (`code_sandbox.py`). Code
-that it starts in another way shares the judge's sandbox and may do to the reward what the judge may: the reward's
+The judge gets `$ROLLTAP_SANDBOXED`, which runs code of the working copy in a sandbox of its own (`code_sandbox.py`).
+Code that it starts in another way shares the judge's sandbox and may do to the reward what the judge may: the reward's
 detail then says why it is `unprotected`.
+
+With `takes` the judge gets the task's own files and of the agent's changes only those that it names: no configuration
+of a tool, no script and no link that it does not name is there, wherever the agent put it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rolltap.harnesses.base import Command, Evidence, Exit
+from rolltap.harnesses.base import Command, Evidence, Exit, Workspace
+from rolltap.harnesses.changes import Change, apply_changes, changes
 from rolltap.types import UNPROTECTED
 
 NOT_USED = "its program did not use $ROLLTAP_SANDBOXED"
@@ -21,21 +26,45 @@ NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How a judge ended, what its reward's detail says about that, and how often it used its helper."""
+    """How a judge ended, and what its reward's detail says about that."""
 
     exit: Exit
     detail: Mapping[str, Any]
-    code_runs: int
+
+
+async def working_copy(evidence: Evidence, takes: tuple[str, ...]) -> tuple[Workspace, dict[str, Any]]:
+    """The workspace that a judge runs in, and what its reward's detail says about it.
+
+    Without `takes` it is the agent's; else a clean one, with those of the agent's changes that these patterns match.
+    """
+    if not takes:
+        return evidence.workspace, {}
+    clean, agents = await evidence.clean_workspace(), evidence.workspace.folder
+    every = await asyncio.to_thread(changes, clean.folder, agents)
+    left_out = await asyncio.to_thread(apply_changes, every, agents, clean.folder, takes=takes)
+    evidence.seen.add("the agent's changes", "\n".join(listed(every, left_out)))
+    return clean, {"changed": len(every), "left_out": [change.path for change in left_out[:NAMED]]}
+
+
+def listed(every: Sequence[Change], left_out: Collection[Change]) -> list[str]:
+    """The changes, one a line."""
+    return [f"{each.kind.value} {each.path}{' (dropped)' if each in left_out else ''}" for each in every]
 
 
 async def run_program(
-    evidence: Evidence, step: str, launch: Command, hidden: Sequence[str] = (), *, starts_code: bool = True
+    evidence: Evidence,
+    workspace: Workspace,
+    step: str,
+    launch: Command,
+    hidden: Sequence[str] = (),
+    *,
+    starts_code: bool = True,
 ) -> ProgramEnd:
-    """Runs the judge in the agent's working copy. `hidden`: its files there that the code can't write.
+    """Runs the judge in a working copy. `hidden`: its files there that the code can't write.
 
     Without `starts_code` the judge is known to start nothing of the working copy.
     """
-    workspace, detail = evidence.workspace, dict[str, Any]()
+    detail = dict[str, Any]()
     async with workspace.code_helper(evidence.limits, evidence.deadline, hidden) as helper:
         mounts, env = {**launch.mounts, **helper.mounts}, {**launch.env, **helper.env}
         exit_ = await evidence.run(workspace, step, replace(launch, mounts=mounts, env=env))
@@ -44,4 +73,4 @@ async def run_program(
         detail["removed"] = list(helper.removed[:NAMED])
     if starts_code and (helper.shared or not helper.runs):
         detail[UNPROTECTED] = helper.shared or NOT_USED
-    return ProgramEnd(exit_, detail, helper.runs)
+    return ProgramEnd(exit_, detail)

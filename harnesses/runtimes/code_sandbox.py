@@ -4,8 +4,8 @@ The program itself (the judge) shares its sandbox with the reward, the task's te
 wrote must share nothing with it. The judge starts such code by `$ROLLTAP_SANDBOXED COMMAND ...`: a helper that asks the
 runner, over a socket, for a sandbox beside its own. That one shows the working copy, an empty HOME and an empty scratch
 folder, and nothing else of the judge's: no process, no file, no variable. Input and outputs go through pipes, so that
-no file of the judge's is open there. The helper ends with the code's exit code, 128 + n after signal n; 125 if there was
-no sandbox. Code whose helper has ended is killed.
+no file of the judge's is open there. The helper ends with the code's exit code, 128 + n after signal n; 125 if there
+was no sandbox. Code whose helper has ended is killed.
 
 Whoever can reach the socket may run code in such a sandbox, nothing else: what the helper sends is data.
 """
@@ -16,17 +16,18 @@ import asyncio
 import os
 import signal
 import socket
+import stat
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
 from rolltap.decoding import from_json
-from rolltap.errors import RolltapError
+from rolltap.errors import RolltapError, Unreadable
 from rolltap.harnesses.base import Exit
 
 VARIABLE = "ROLLTAP_SANDBOXED"
@@ -119,6 +120,65 @@ class DirectHelper:
     @property
     def mounts(self) -> dict[str, Path]:
         return {}
+
+
+class CoveredFiles:
+    """Files of the working copy that the second sandbox covers: they exist while code runs there.
+
+    They and the folders made for them are removed again if nobody wrote them. Raises `Unreadable` if one can't be made,
+    and at the end of a run that replaced a folder on the way to one.
+    """
+
+    def __init__(self, folder: Path, paths: Sequence[str]) -> None:
+        self._folder = folder
+        self._paths = paths
+        self._running = 0
+        self._made: list[Path] = []
+        self._ways: dict[Path, tuple[int, int]] = {}
+
+    def __enter__(self) -> None:
+        if self._running == 0:
+            self._made.clear()
+            try:
+                for path in self._paths:
+                    self._make(self._folder / path)
+            except OSError as error:
+                raise Unreadable(f"a file for the evaluator can't be made: {error}") from error
+        self._running += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running -= 1
+        replaced = next((each for each, known in self._ways.items() if _identity(each) != known), None)
+        if replaced is not None:
+            raise Unreadable(f"the folder {replaced.name} was replaced, in which the evaluator writes")
+        if self._running == 0:
+            for each in reversed(self._made):
+                with suppress(OSError):
+                    if stat.S_ISDIR(each.lstat().st_mode):
+                        each.rmdir()
+                    elif each.lstat().st_size == 0:
+                        each.unlink()
+
+    def _make(self, path: Path) -> None:
+        ways = [each for each in reversed(path.parents) if each.is_relative_to(self._folder)]
+        missing = [each for each in (*ways, path) if not os.path.lexists(each)]
+        for each in missing:
+            if each == path:
+                os.close(os.open(each, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+            else:
+                each.mkdir()
+        self._made += missing
+        self._ways |= {each: _identity(each) for each in ways}
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return (0, 0)
+    return status.st_dev, status.st_ino
 
 
 def end_code(end: Exit) -> int:
@@ -242,7 +302,7 @@ def _close(pipes: Pipes) -> None:
         os.close(each)
 
 
-def folder_inside(cwd: str, workdir: PurePosixPath) -> PurePosixPath:
+def folder_inside(cwd: str, workdir: Path) -> Path:
     """`cwd` if it is in the working copy, else the working copy itself."""
-    path = PurePosixPath(cwd)
+    path = Path(cwd)
     return path if path.is_relative_to(workdir) and ".." not in path.parts else workdir

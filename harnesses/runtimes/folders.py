@@ -20,7 +20,15 @@ from rolltap.harnesses.base import OWN_CONFIGURATION, CodeHelper, Command, Endpo
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.output import read_output
 from rolltap.harnesses.removal import remove
-from rolltap.harnesses.runtimes.code_sandbox import CodeRequest, CodeSandbox, DirectHelper, Pipes, end_code, folder_inside
+from rolltap.harnesses.runtimes.code_sandbox import (
+    CodeRequest,
+    CodeSandbox,
+    CoveredFiles,
+    DirectHelper,
+    Pipes,
+    end_code,
+    folder_inside,
+)
 from rolltap.harnesses.runtimes.disk import disks_work, mount_disk, unmount_disk
 from rolltap.harnesses.runtimes.overlay import mount, overlay_works, unmount
 from rolltap.harnesses.runtimes.traps import remove_traps
@@ -109,6 +117,7 @@ class FolderWorkspace:
         helper.mkdir()
 
         removed, failures = list[str](), list[Unreadable]()
+        covered = CoveredFiles(self.folder, hidden)
 
         async def remove_all_traps() -> None:
             removed.extend(await asyncio.to_thread(remove_traps, LeftFiles(self.folder), self.workdir))
@@ -120,7 +129,8 @@ class FolderWorkspace:
                 inside = str(folder_inside(request.cwd, self.workdir))
                 argv = ("/bin/sh", "-c", 'cd -- "$0" && exec "$@"', inside, *request.argv)
                 launch = Command(argv, env=OWN_CONFIGURATION)
-                end = await inner.run(launch, limits, max(0.0, deadline - time.monotonic()))
+                with covered:
+                    end = await inner.run(launch, limits, max(0.0, deadline - time.monotonic()))
                 await remove_all_traps()
                 return end_code(end)
             except Unreadable as error:
