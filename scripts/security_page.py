@@ -7,10 +7,15 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rolltap.harnesses import protection
+
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 MUTATIONS = Path(__file__).parents[1] / "tests" / "security" / "mutations.json"
 """Of each control, the day on which its test failed without it (`python -m tests.security.mutate`)."""
 BEGIN, END = "<!-- controls: scripts/security_page.py -->\n", "<!-- end of controls -->\n"
+
+
+BOUNDARIES, BOUNDARIES_END = "<!-- boundaries: scripts/security_page.py -->\n", "<!-- end of boundaries -->\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +248,20 @@ def holes() -> str:
     return "\n".join(lines) + "\n"
 
 
+def boundaries() -> str:
+    """What code of the working copy can reach, as Markdown."""
+    rows = protection.table()
+    runtimes = list(next(iter(rows.values())))
+    lines = [f"| evaluator | {' | '.join(f'`{name}`' for name in runtimes)} |", "|---" * (len(runtimes) + 1) + "|"]
+    lines += [f"| `{kind}` | {' | '.join(cells.values())} |" for kind, cells in rows.items()]
+    meanings = [f"* {reach}: {meaning}" for reach, meaning in protection.MEANINGS.items()]
+    return "\n".join([*lines, "", *meanings]) + "\n"
+
+
 def page() -> str:
-    """The page with its table as it is now."""
+    """The page with its tables as they are now."""
     text = PAGE.read_text(encoding="utf-8")
+    text = text[: text.index(BOUNDARIES) + len(BOUNDARIES)] + boundaries() + text[text.index(BOUNDARIES_END) :]
     kept = "\nHoles that were found, each with the tests that keep it closed:\n\n"
     return text[: text.index(BEGIN) + len(BEGIN)] + table() + kept + holes() + text[text.index(END) :]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict
-from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.exit_status import check_survived, verdict_status
 from rolltap.harnesses.evaluators.programs import run_program, working_copy
 from rolltap.harnesses.logs.files import LeftFiles
@@ -33,6 +33,7 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
     """
 
     example = '{"kind": "command", "command": "test -f calc.py"}'
+    code_place = CodePlace.APART
 
     command: str
     reward_file: str = ""

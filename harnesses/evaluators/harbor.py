@@ -19,7 +19,7 @@ import msgspec
 from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.command import parse_reward, read_reward
 from rolltap.harnesses.evaluators.exit_status import check_survived
 from rolltap.harnesses.evaluators.programs import run_program, working_copy
@@ -36,6 +36,7 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
     """
 
     example = '{"kind": "harbor", "tests": "tests"}'
+    code_place = CodePlace.APART
 
     tests: str
     env: dict[str, str] = msgspec.field(default_factory=dict)

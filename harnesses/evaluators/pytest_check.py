@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace
 from rolltap.harnesses.changes import TEST_FILES, apply_changes, changes
-from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.output import last_line
@@ -79,6 +79,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     """
 
     example = '{"kind": "pytest", "must_pass": ["tests/test_calc.py"]}'
+    code_place = CodePlace.TESTS
 
     must_pass: tuple[str, ...]
     keep_passing: tuple[str, ...] = ()

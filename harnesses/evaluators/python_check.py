@@ -19,7 +19,7 @@ import msgspec
 from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Evidence, Score, Verdict
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.sources import located
 
 Check = Callable[[Path], float | Mapping[str, float]]
@@ -30,6 +30,7 @@ class PythonTable(EvaluatorTable, tag="python", frozen=True):
     """`callable` names a `Check`: `module:function` on the runner's path, or `FILE.py:function`."""
 
     example = '{"kind": "python", "callable": "os.path:getsize"}'
+    code_place = CodePlace.RUNNER
 
     callable: str
 

@@ -94,11 +94,11 @@ def harbor(tmp_path: Path, script: str | None = None) -> HarborCheck:
 async def test_code_under_test_writes_no_reward(payload: str, workspace: Make, tmp_path: Path) -> None:
     for check in (CommandCheck(COMMAND, "out/reward.txt"), harbor(tmp_path)):
         left = await workspace({"solution.sh": PAYLOADS[payload], "out/keep": ""})
-        try:
-            result, seen = await verdict(check, left)
-        except Unreadable as error:
-            assert payload == "moved_folder", error
+        if payload == "moved_folder" and isinstance(check, CommandCheck):
+            with pytest.raises(Unreadable):  # worth 0, and counted
+                await verdict(check, left)
             continue
+        result, seen = await verdict(check, left)
         assert result.scores[0].value == 0.0, seen
         assert "unprotected" not in result.detail
 
