@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
 
@@ -20,8 +21,9 @@ MOST_ENTRIES = 2_000_000
 DEEPEST = 500
 
 
-def remove_traps(left: LeftFiles, workdir: os.PathLike[str]) -> list[str]:
-    """Removes links that lead out of the working copy, but into the system, and what is neither file, folder nor link.
+def remove_traps(left: LeftFiles, workdir: os.PathLike[str], system: Sequence[PurePosixPath] = SYSTEM) -> list[str]:
+    """Removes links that lead neither into the working copy, seen at `workdir`, nor into the `system`, and pipes,
+    sockets and devices.
 
     Returns what was removed, by path. The working copy may change meanwhile: nothing is reached by a link. Raises
     `Unreadable` if it has more entries than may be looked at.
@@ -39,14 +41,14 @@ def remove_traps(left: LeftFiles, workdir: os.PathLike[str]) -> list[str]:
             elif not stat.S_ISREG(status.st_mode):
                 with suppress(OSError):  # what is gone meanwhile leads nowhere
                     target = left.link(path) if stat.S_ISLNK(status.st_mode) else ""
-                    if not target or not _stays(target, path, PurePosixPath(workdir)):
+                    if not target or not _stays(target, path, (PurePosixPath(workdir), *system)):
                         left.unlink(path)
                         removed.append(f"{path[1:]} -> {target}" if target else path[1:])
     return sorted(removed)
 
 
-def _stays(target: str, path: str, workdir: PurePosixPath) -> bool:
-    """Whether the link `path` leads into the working copy or the system, wherever other links of these lead.
+def _stays(target: str, path: str, folders: Sequence[PurePosixPath]) -> bool:
+    """Whether the link `path` leads into the working copy or these folders, wherever other links of theirs lead.
 
     After a name, `..` leaves the folder that the name leads to, which may be anywhere.
     """
@@ -58,4 +60,4 @@ def _stays(target: str, path: str, workdir: PurePosixPath) -> bool:
         return False
     if not target.startswith("/"):
         return ups <= path.count("/") - 1
-    return any(PurePosixPath(target).is_relative_to(folder) for folder in (workdir, *SYSTEM))
+    return any(PurePosixPath(target).is_relative_to(folder) for folder in folders)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import stat
 import time
@@ -17,6 +18,7 @@ from rolltap.harnesses.base import Ending, Evaluator, Evidence, Exit, Limits, Ru
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.programs import NOT_USED
+from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.runtimes import traps
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
@@ -43,6 +45,9 @@ PAYLOADS = {
     "daemon": "setsid sleep 60 < /dev/null > /dev/null 2>&1 & exit 0",
 }
 """What a program under test tries, as a shell script. One that finds what it must not know gives the right answer."""
+
+FORGE = f"import os\nos.system({' ; '.join(PAYLOADS.values())!r})\nos._exit(0)"
+ROOT = Path(__file__).parents[3]
 
 TESTS = {
     "test.sh": "cd /workspace\n$ROLLTAP_SANDBOXED sh ./solution.sh || true\n"
@@ -217,6 +222,42 @@ def test_links_are_kept_in_the_copy_and_in_the_system_only(tmp_path: Path) -> No
     assert removed == sorted([*(f"{path} -> {target}" for path, target in lost.items()), "fifo", "sock"])
     assert all((work / path).is_symlink() for path in kept)
     assert all(stat.S_ISLNK(path.lstat().st_mode) or path.is_file() or path.is_dir() for path in work.rglob("*"))
+
+
+async def test_a_python_check_reads_no_file_of_the_machine_by_a_link(workspace: Make, tmp_path: Path) -> None:
+    (tmp_path / "answer").write_text("42")
+    left = await workspace({"in": "41"})
+    for name, target in {"absolute": tmp_path / "answer", "up": "../../../answer", "etc": "/etc/passwd"}.items():
+        (left.folder / name).symlink_to(target)
+    (left.folder / "inner").symlink_to("in")
+    check = PythonCheck(lambda folder: float(sum(len(each.read_text()) for each in folder.iterdir())))
+    assert (await verdict(check, left))[0].scores[0].value == 4.0
+
+
+DOCUMENTS = ("README.md", "docs/rollouts.md")
+FORGERIES = (
+    "raise SystemExit",
+    "import os\nos._exit(0)",
+    "print(42)\nraise SystemExit",
+    "def add(a, b): return 2",
+    FORGE,
+)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+async def test_the_documentations_example_pays_for_the_work_alone(document: str, workspace: Make) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8").replace("\n ", " ")
+    line = next(each for each in text.splitlines() if each.startswith('{"id": "add') and '"kind": "command"' in each)
+    check = CommandCheck(json.JSONDecoder().raw_decode(line)[0]["evaluator"]["command"])
+    assert await worth(check, "def add(a, b): return a + b", workspace) == 1.0
+    for forgery in FORGERIES:
+        assert await worth(check, forgery, workspace) == 0.0, forgery
+
+
+async def worth(check: CommandCheck, source: str, workspace: Make) -> float:
+    result, _ = await verdict(check, await workspace({"calc.py": source}))
+    assert "unprotected" not in result.detail
+    return result.scores[0].value
 
 
 async def test_a_copy_with_too_many_files_is_the_agents_doing(workspace: Make, monkeypatch: pytest.MonkeyPatch) -> None:
