@@ -207,6 +207,36 @@ CONTROLS = (
         "a harness's database runs no SQL of its own",
         ("contract/test_harness_logs.py::test_a_database_that_would_run_sql_of_its_own_is_refused",),
     ),
+    Control(
+        "code under evaluation, run by the helper, reaches neither the evaluator's program nor its reward",
+        ("unit/harnesses/test_code_sandbox.py::test_code_under_test_writes_no_reward",
+         "unit/harnesses/test_containers.py::test_code_under_test_gets_a_container_beside_the_judges",
+         "security/test_boundaries.py::test_code_of_the_working_copy_reaches_what_the_table_says"),
+        "code that the program starts in another way (`unprotected`); Harbor's own trials",
+    ),
+    Control(
+        "links of a working copy lead an evaluator nowhere but into it and the system",
+        ("unit/harnesses/test_code_sandbox.py::test_links_are_kept_in_the_copy_and_in_the_system_only",
+         "unit/harnesses/test_code_sandbox.py::test_a_python_check_reads_no_file_of_the_machine_by_a_link"),
+    ),
+    Control(
+        "with `takes` an evaluator sees the agent's named changes only: no configuration, no script",
+        ("security/test_configuration.py::test_planted_configuration_changes_no_reward",
+         "unit/harnesses/test_code_sandbox.py::test_with_takes_only_named_changes_count"),
+    ),
+    Control(
+        "a reward that is a link is none",
+        ("unit/harnesses/test_code_sandbox.py::test_a_link_that_the_verifier_left_is_no_reward",
+         "unit/harnesses/test_evaluators.py::test_links_that_an_agent_left_lead_no_evaluator_out"),
+    ),
+    Control(
+        "a sandbox makes no user namespace, by whichever call",
+        ("unit/harnesses/test_bubblewrap.py::test_no_user_namespace_can_be_made_by_any_call",),
+    ),
+    Control(
+        "what an agent left is opened and listed by one helper, which follows no link",
+        ("unit/house/test_left_files.py::test_no_other_way_leads_into_what_an_agent_left",),
+    ),
 )  # fmt: skip
 
 

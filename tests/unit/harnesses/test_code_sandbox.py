@@ -294,3 +294,9 @@ async def test_an_evaluation_without_time_ends_its_code(workspace: Make) -> None
     left = await workspace({})
     with pytest.raises(EvaluatorFailed):
         await verdict(CommandCheck("$ROLLTAP_SANDBOXED sleep 5"), left, evaluate_s=1)
+
+
+async def test_a_link_that_the_verifier_left_is_no_reward(workspace: Make, tmp_path: Path) -> None:
+    script = "echo 1 > /logs/one; ln -s ../one /logs/verifier/reward.txt; ln -s ../one /logs/verifier/reward.json"
+    with pytest.raises(EvaluatorFailed, match="wrote no reward"):
+        await verdict(harbor(tmp_path, script), await workspace({}))
