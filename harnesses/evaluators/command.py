@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
@@ -84,14 +85,14 @@ def read_reward(folder: Path, path: str) -> str | None:
 
 
 def _clear(folder: Path, path: str) -> None:
-    """Removes whatever the agent made of the reward file, or of a folder in its path."""
+    """Removes whatever the agent made of the reward file; what stands for a folder in its path becomes an empty one."""
     step = folder
-    for part in Path(path).parts:
+    for part in Path(path).parts[:-1]:
         step = step / part
-        if step.is_symlink() or not step.is_dir():
+        if os.path.lexists(step) and (step.is_symlink() or not step.is_dir()):
             remove(step)
-            return
-    remove(step)
+            step.mkdir()
+    remove(folder / path)
 
 
 def parse_reward(text: str) -> float:

@@ -34,6 +34,9 @@ from rolltap.harnesses.runtimes.overlay import mount, overlay_works, unmount
 from rolltap.harnesses.runtimes.traps import remove_traps
 from rolltap.harnesses.sources import GitCommit, inside
 
+MOST_REMOVED = 1000
+"""The most removed files that are named."""
+
 
 @dataclass(frozen=True, slots=True)
 class Folders:
@@ -120,7 +123,8 @@ class FolderWorkspace:
         covered = CoveredFiles(self.folder, hidden)
 
         async def remove_all_traps() -> None:
-            removed.extend(await asyncio.to_thread(remove_traps, LeftFiles(self.folder), self.workdir))
+            found = await asyncio.to_thread(remove_traps, LeftFiles(self.folder), self.workdir)
+            removed.extend(found if len(removed) < MOST_REMOVED else ())
 
         async def run(request: CodeRequest, pipes: Pipes) -> int:
             folders = await asyncio.to_thread(_make_code_folders, root)

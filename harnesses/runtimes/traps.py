@@ -19,16 +19,17 @@ SYSTEM = tuple(map(PurePosixPath, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/
 """What a link of the working copy may lead to besides the working copy: every sandbox shows it alike."""
 MOST_ENTRIES = 2_000_000
 DEEPEST = 500
+NAMED = 100
 
 
 def remove_traps(left: LeftFiles, workdir: os.PathLike[str], system: Sequence[PurePosixPath] = SYSTEM) -> list[str]:
     """Removes links that lead neither into the working copy, seen at `workdir`, nor into the `system`, and pipes,
     sockets and devices.
 
-    Returns what was removed, by path. The working copy may change meanwhile: nothing is reached by a link. Raises
-    `Unreadable` if it has more entries than may be looked at.
+    Returns what was removed, by path, `NAMED` at most. The working copy may change meanwhile: nothing is reached by a
+    link. Raises `Unreadable` if it has more entries than may be looked at.
     """
-    removed, looked_at, waiting = [], 0, [""]
+    removed, count, looked_at, waiting = [], 0, 0, [""]
     while waiting:
         folder = waiting.pop()
         for path, status in left.entries(folder):
@@ -43,8 +44,10 @@ def remove_traps(left: LeftFiles, workdir: os.PathLike[str], system: Sequence[Pu
                     target = left.link(path) if stat.S_ISLNK(status.st_mode) else ""
                     if not target or not _stays(target, path, (PurePosixPath(workdir), *system)):
                         left.unlink(path)
-                        removed.append(f"{path[1:]} -> {target}" if target else path[1:])
-    return sorted(removed)
+                        count += 1
+                        if count <= NAMED:
+                            removed.append(f"{path[1:]} -> {target}" if target else path[1:])
+    return sorted(removed) + [f"and {count - NAMED:,} more"] * (count > NAMED)
 
 
 def _stays(target: str, path: str, folders: Sequence[PurePosixPath]) -> bool:
