@@ -217,6 +217,11 @@ class CodeHelper(Protocol):
     def runs(self) -> int: ...
 
     @property
+    def excess(self) -> str:
+        """The limit that such code exceeded, or the evaluator's time, if it took that; "" if neither."""
+        ...
+
+    @property
     def removed(self) -> Sequence[str]:
         """What was removed from the working copy, as it led out of it or would block the program."""
         ...
@@ -247,12 +252,13 @@ class Workspace(Protocol):
         ...
 
     def code_helper(
-        self, limits: Limits, deadline: float, hidden: Sequence[str] = ()
+        self, limits: Limits, deadline: float, hidden: Sequence[str] = (), *, own_copy: bool = False
     ) -> AbstractAsyncContextManager[CodeHelper]:
         """A helper for an evaluator's program, which serves until the context ends.
 
         Code that it runs ends by `deadline` (monotonic clock). `hidden`: files of the working copy that are empty and
-        read-only there. Raises `Unreadable` if the working copy can't be looked through.
+        read-only there. With `own_copy` it works in a copy of the working copy, and changes nothing that the program
+        sees. Raises `Unreadable` if the working copy can't be looked through.
         """
         ...
 

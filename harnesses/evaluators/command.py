@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
-from rolltap.harnesses.base import Command, Evidence, Score, Verdict
+from rolltap.harnesses.base import Command, Evidence, Exit, Score, Verdict, Workspace
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.exit_status import check_survived, verdict_status
 from rolltap.harnesses.evaluators.programs import run_program, working_copy
@@ -59,17 +59,30 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
             await asyncio.to_thread(_clear, workspace.folder, self.reward_file)
         launch = Command(("/bin/bash", "-c", RUN, "bash", self.command))
         step = "the evaluator's command"
-        end = await run_program(evidence, workspace, step, launch, self.reward_files, starts_code=not self.reads_only)
+        end = await run_program(
+            evidence,
+            workspace,
+            step,
+            launch,
+            self.reward_files,
+            starts_code=not self.reads_only,
+            own_copy=bool(self.takes),
+        )
         exit_ = end.exit
         detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds, **about, **end.detail}
+        with end.blamed():
+            value = await self._value(evidence, workspace, exit_, step)
+        return Verdict((Score(value),), detail)
+
+    async def _value(self, evidence: Evidence, workspace: Workspace, exit_: Exit, step: str) -> float:
         if not self.reward_file:
-            return Verdict((Score(float(verdict_status(exit_, step) == 0)),), detail)
+            return float(verdict_status(exit_, step) == 0)
         text = await asyncio.to_thread(read_reward, workspace.folder, self.reward_file)
         if text is None:
             raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
         check_survived(exit_, step)
         evidence.seen.add(self.reward_file, text)
-        return Verdict((Score(parse_reward(text)),), detail)
+        return parse_reward(text)
 
 
 def read_reward(folder: Path, path: str) -> str | None:

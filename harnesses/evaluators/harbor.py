@@ -67,11 +67,12 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
             (logs / "verifier").mkdir(parents=True)
             await asyncio.to_thread(shutil.copytree, self.tests, tests, symlinks=True)
             launch = Command(("/bin/bash", "/tests/test.sh"), env=self.env, mounts={"/tests": tests, "/logs": logs})
-            end = await run_program(evidence, workspace, "test.sh", launch)
+            end = await run_program(evidence, workspace, "test.sh", launch, own_copy=bool(self.takes))
             exit_ = end.exit
-            check_survived(exit_, "test.sh")
-            parts = read_rewards(logs / "verifier", exit_.output, evidence.seen)
-            value = chosen_reward(parts, self.reward_key)
+            with end.blamed():
+                check_survived(exit_, "test.sh")
+                parts = read_rewards(logs / "verifier", exit_.output, evidence.seen)
+                value = chosen_reward(parts, self.reward_key)
         finally:
             await asyncio.to_thread(remove, scratch)
         return Verdict((Score(value),), {"code": exit_.code, "parts": parts, **about, **end.detail})

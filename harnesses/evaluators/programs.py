@@ -11,25 +11,40 @@ of a tool, no script and no link that it does not name is there, wherever the ag
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import Command, Evidence, Exit, Workspace
 from rolltap.harnesses.changes import Change, apply_changes, changes
 from rolltap.types import UNPROTECTED
 
 NOT_USED = "its program did not use $ROLLTAP_SANDBOXED"
+DISK = "MB of disk"
+"""The end of the excess of a run that took too much of the disk."""
 NAMED = 20
 """The most removed files that a reward's detail names."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How a judge ended, and what its reward's detail says about that."""
+    """How a judge ended, what its reward's detail says about that, and the limit that the code exceeded ("": none)."""
 
     exit: Exit
     detail: Mapping[str, Any]
+    code_excess: str
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Raises `Unreadable` for an evaluation that fails after the code took more than it may: the agent's doing."""
+        try:
+            yield
+        except EvaluatorFailed as failure:
+            if not self.code_excess:
+                raise
+            raise Unreadable(f"its code took {self.code_excess}; {failure.message}") from failure
 
 
 async def working_copy(evidence: Evidence, takes: tuple[str, ...]) -> tuple[Workspace, dict[str, Any]]:
@@ -59,18 +74,26 @@ async def run_program(
     hidden: Sequence[str] = (),
     *,
     starts_code: bool = True,
+    own_copy: bool = False,
 ) -> ProgramEnd:
     """Runs the judge in a working copy. `hidden`: its files there that the code can't write.
 
-    Without `starts_code` the judge is known to start nothing of the working copy.
+    Without `starts_code` the judge is known to start nothing of the working copy. With `own_copy` the code works in a
+    copy of it. Raises `Unreadable` if the code took the judge's time.
     """
     detail = dict[str, Any]()
-    async with workspace.code_helper(evidence.limits, evidence.deadline, hidden) as helper:
+    async with workspace.code_helper(evidence.limits, evidence.deadline, hidden, own_copy=own_copy) as helper:
         mounts, env = {**launch.mounts, **helper.mounts}, {**launch.env, **helper.env}
-        exit_ = await evidence.run(workspace, step, replace(launch, mounts=mounts, env=env))
+        try:
+            exit_ = await evidence.run(workspace, step, replace(launch, mounts=mounts, env=env))
+        except EvaluatorFailed as failure:
+            raise (Unreadable(f"its code took {helper.excess}") if helper.excess else failure) from failure
+        excess = helper.excess
+        if helper.runs and exit_.excess.endswith(DISK):  # the working copy counts to both
+            excess = exit_.excess
     if helper.removed:
         evidence.seen.add("removed from the working copy", "\n".join(helper.removed))
         detail["removed"] = list(helper.removed[:NAMED])
     if starts_code and (helper.shared or not helper.runs):
         detail[UNPROTECTED] = helper.shared or NOT_USED
-    return ProgramEnd(exit_, detail)
+    return ProgramEnd(exit_, detail, excess)

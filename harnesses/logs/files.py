@@ -6,6 +6,7 @@ import io
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -138,7 +139,8 @@ class LeftFiles:
         try:
             with os.scandir(descriptor) as entries:
                 for entry in entries:
-                    yield f"{path}/{entry.name}", entry.stat(follow_symlinks=False)
+                    with suppress(FileNotFoundError):  # gone meanwhile
+                        yield f"{path}/{entry.name}", entry.stat(follow_symlinks=False)
         finally:
             os.close(descriptor)
 

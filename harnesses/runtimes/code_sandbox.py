@@ -5,7 +5,7 @@ wrote must share nothing with it. The judge starts such code by `$ROLLTAP_SANDBO
 runner, over a socket, for a sandbox beside its own. That one shows the working copy, an empty HOME and an empty scratch
 folder, and nothing else of the judge's: no process, no file, no variable. Input and outputs go through pipes, so that
 no file of the judge's is open there. The helper ends with the code's exit code, 128 + n after signal n; 125 if there
-was no sandbox. Code whose helper has ended is killed.
+was no sandbox. Code whose helper has ended is killed. Of each output 64 MiB pass, then its pipe is closed.
 
 Whoever can reach the socket may run code in such a sandbox, nothing else: what the helper sends is data.
 """
@@ -17,6 +17,7 @@ import os
 import signal
 import socket
 import stat
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ HELPER = "sandboxed"
 DIRECT = "/usr/bin/env"
 """The helper of a runtime without sandboxes: it runs the command as the judge does."""
 AT_ONCE = 16
+ENDING_S = 1.0
+"""What it takes to end processes whose time is over."""
 REQUEST_BYTES = 1 << 20
 REQUEST_S = 10.0
 COULD_NOT_RUN = 125
@@ -45,9 +48,10 @@ COULD_NOT_RUN = 125
 SCRIPT = """\
 import json, os, socket, sys, threading
 
-def pump(source, target):
+def pump(source, target, left=1 << 62):
     try:
-        while data := os.read(source, 65536):
+        while left > 0 and (data := os.read(source, min(65536, left))):
+            left -= len(data)
             while data:
                 data = data[os.write(target, data):]
     except OSError:
@@ -69,7 +73,7 @@ except (OSError, ValueError) as error:
     fail(f"the runner does not answer: {error}")
 if len(pipes) == 3:
     threading.Thread(target=pump, args=(0, pipes[0]), daemon=True).start()
-    outputs = [threading.Thread(target=pump, args=(pipes[each], each)) for each in (1, 2)]
+    outputs = [threading.Thread(target=pump, args=(pipes[each], each, 64 << 20)) for each in (1, 2)]
     for each in outputs:
         each.start()
     for each in outputs:
@@ -111,6 +115,7 @@ class DirectHelper:
 
     shared: str
     runs: int = 0
+    excess: str = ""
     removed: tuple[str, ...] = ()
 
     @property
@@ -181,19 +186,15 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
-def end_code(end: Exit) -> int:
-    """The exit code that the helper ends with."""
-    if end.code is None or end.excess:
-        return 128 + signal.SIGKILL
-    return 128 - end.code if end.code < 0 else end.code
-
-
 class CodeSandbox:
     """Serves the helper in `folder`, which the judge sees at `PLACE`, until the context ends. `runs`: so far."""
 
-    def __init__(self, folder: Path, interpreter: str, run: RunCode, removed: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, interpreter: str, run: RunCode, deadline: float, removed: Sequence[str]) -> None:
         self.folder = folder
         self.runs = 0
+        self._deadline = deadline
+        self._excess = ""
+        self._ended_at = 0.0
         self.removed = removed
         self._interpreter = interpreter
         self._run = run
@@ -213,6 +214,19 @@ class CodeSandbox:
     @property
     def shared(self) -> str:
         return ""
+
+    @property
+    def excess(self) -> str:
+        late = self._deadline - ENDING_S
+        ran_late = time.monotonic() >= late and (bool(self._tasks) or self._ended_at >= late)
+        return self._excess or ("the evaluator's time" if ran_late else "")
+
+    def end_of(self, exit_: Exit) -> int:
+        """The exit code that the helper ends with."""
+        self._excess = self._excess or exit_.excess
+        if exit_.code is None or exit_.excess:
+            return 128 + signal.SIGKILL
+        return 128 - exit_.code if exit_.code < 0 else exit_.code
 
     async def __aenter__(self) -> Self:
         helper = self.folder / HELPER
@@ -284,6 +298,7 @@ class CodeSandbox:
         except RolltapError as error:
             return CodeEnd(error=error.message)
         finally:
+            self._ended_at = time.monotonic()
             _close(pipes)
 
 

@@ -7,6 +7,7 @@ The working copy of a repository is an overlay over its base if it can be mounte
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -26,7 +27,6 @@ from rolltap.harnesses.runtimes.code_sandbox import (
     CoveredFiles,
     DirectHelper,
     Pipes,
-    end_code,
     folder_inside,
 )
 from rolltap.harnesses.runtimes.disk import disks_work, mount_disk, unmount_disk
@@ -109,7 +109,7 @@ class FolderWorkspace:
 
     @asynccontextmanager
     async def code_helper(
-        self, limits: Limits, deadline: float, hidden: Sequence[str] = ()
+        self, limits: Limits, deadline: float, hidden: Sequence[str] = (), *, own_copy: bool = False
     ) -> AsyncIterator[CodeHelper]:
         if not self.interpreter:
             yield DirectHelper(f"the runtime {self.runtime!r} has no sandbox for it")
@@ -120,7 +120,9 @@ class FolderWorkspace:
         helper.mkdir()
 
         removed, failures = list[str](), list[Unreadable]()
-        covered = CoveredFiles(self.folder, hidden)
+        folder = root / "work" if own_copy else self.folder
+        covered = CoveredFiles(folder, () if own_copy else hidden)
+        copying = asyncio.Lock()
 
         async def remove_all_traps() -> None:
             found = await asyncio.to_thread(remove_traps, LeftFiles(self.folder), self.workdir)
@@ -129,14 +131,19 @@ class FolderWorkspace:
         async def run(request: CodeRequest, pipes: Pipes) -> int:
             folders = await asyncio.to_thread(_make_code_folders, root)
             try:
-                inner = self.beside(folders, pipes, hidden)
+                async with copying:
+                    if own_copy and not folder.exists():
+                        await asyncio.to_thread(_copy, self.folder, folder)
+                inner = self.beside(folders, pipes, () if own_copy else hidden)
+                inner.folder = folder
                 inside = str(folder_inside(request.cwd, self.workdir))
                 argv = ("/bin/sh", "-c", 'cd -- "$0" && exec "$@"', inside, *request.argv)
                 launch = Command(argv, env=OWN_CONFIGURATION)
                 with covered:
                     end = await inner.run(launch, limits, max(0.0, deadline - time.monotonic()))
-                await remove_all_traps()
-                return end_code(end)
+                if not own_copy:
+                    await remove_all_traps()
+                return sandbox.end_of(end)
             except Unreadable as error:
                 failures.append(error)
                 raise
@@ -145,7 +152,8 @@ class FolderWorkspace:
 
         try:
             await remove_all_traps()
-            async with CodeSandbox(helper, self.interpreter, run, removed) as sandbox:
+            sandbox = CodeSandbox(helper, self.interpreter, run, deadline, removed)
+            async with sandbox:
                 yield sandbox
             if failures:
                 raise failures[0]
@@ -162,6 +170,13 @@ class FolderWorkspace:
     async def close(self) -> None:
         """Removes everything, including folders that the agent made unwritable."""
         await asyncio.to_thread(_remove, self._folders.root)
+
+
+def _copy(source: Path, target: Path) -> None:
+    command = ["cp", "-a", "--reflink=auto", "--", f"{source}/.", str(target)]
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if result.returncode:
+        raise Unreadable(f"the working copy can't be copied: {result.stderr.strip()[:300]}")
 
 
 def _make_code_folders(root: Path) -> Folders:

@@ -19,7 +19,7 @@ from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.programs import NOT_USED
 from rolltap.harnesses.evaluators.python_check import PythonCheck
-from rolltap.harnesses.runtimes import traps
+from rolltap.harnesses.runtimes import traps, watchdog
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.sources import Files
@@ -82,11 +82,13 @@ async def workspace(tmp_path: Path) -> AsyncIterator[Make]:
         await each.close()
 
 
-async def verdict(check: Evaluator, left: Workspace, evaluate_s: float = 60) -> tuple[Verdict, str]:
+async def verdict(check: Evaluator, left: Workspace, evaluate_s: float = 60, **limits: int) -> tuple[Verdict, str]:
     async def clean() -> Workspace:
         raise AssertionError("it asked for a clean workspace")
 
-    evidence = Evidence(Task("t", "Answer."), Exit(Ending.DONE, 1.0, 0), left, clean, Limits(evaluate_s=evaluate_s))
+    evidence = Evidence(
+        Task("t", "Answer."), Exit(Ending.DONE, 1.0, 0), left, clean, Limits(evaluate_s=evaluate_s, **limits)
+    )
     return await check.evaluate(evidence), str(evidence.seen)
 
 
@@ -290,10 +292,46 @@ async def test_a_stranger_at_the_socket_gets_nothing(workspace: Make, tmp_path: 
         assert helper.runs == 0
 
 
-async def test_an_evaluation_without_time_ends_its_code(workspace: Make) -> None:
-    left = await workspace({})
-    with pytest.raises(EvaluatorFailed):
-        await verdict(CommandCheck("$ROLLTAP_SANDBOXED sleep 5"), left, evaluate_s=1)
+SPENDERS = {
+    "time": ("while :; do :; done", {}),
+    "disk": ("head -c 200000000 /dev/zero > big; sleep 5", {"disk_mb": 20}),
+    "processes": ("for i in $(seq 60); do sleep 9 & done; wait", {"processes": 20}),
+}
+
+
+@pytest.mark.parametrize("spender", SPENDERS)
+async def test_code_that_takes_what_the_judge_needs_is_the_agents_failure(
+    spender: str, workspace: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No failure of the evaluation, which would be left out of the baseline."""
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.05)
+    script, limits = SPENDERS[spender]
+    left = await workspace({"solution.sh": script})
+    check = CommandCheck("$ROLLTAP_SANDBOXED sh ./solution.sh && echo 1 > reward.txt", "reward.txt")
+    with pytest.raises(Unreadable, match="its code took"):
+        await verdict(check, left, evaluate_s=3 if spender == "time" else 60, **limits)
+
+
+async def test_of_an_endless_output_a_part_passes(workspace: Make) -> None:
+    check = CommandCheck("set +o pipefail; test $($ROLLTAP_SANDBOXED yes | wc -c) = $((64 << 20))")
+    assert (await verdict(check, await workspace({})))[0].scores[0].value == 1.0
+
+
+async def test_with_takes_code_changes_nothing_that_the_judge_sees(workspace: Make) -> None:
+    """Its scripts are read on while the code runs; what the code wrote is there for the next code."""
+    source = {"check.sh": "$ROLLTAP_SANDBOXED sh src/run.sh\n$ROLLTAP_SANDBOXED cat made\necho 0 > reward.txt\n"}
+    attack = "echo made > made; for f in $(seq 99); do echo 'echo 1 > reward.txt; exit' >> check.sh; done"
+    agents, clean = await workspace(source), await workspace(source)
+    Files({"src/run.sh": f"{attack}; echo 1 > reward.txt\n"})(agents.folder)
+
+    async def prepare() -> Workspace:
+        return clean
+
+    evidence = Evidence(Task("t", "x"), Exit(Ending.DONE, 1.0, 0), agents, prepare, Limits(evaluate_s=60))
+    result = await CommandCheck("bash check.sh", "reward.txt", takes=("src/*",)).evaluate(evidence)
+    assert result.scores[0].value == 0.0, str(evidence.seen)
+    assert "\nmade\n" in str(evidence.seen)
+    assert not (clean.folder / "made").exists()
 
 
 async def test_a_link_that_the_verifier_left_is_no_reward(workspace: Make, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ ALLOWED = {
     "changes.py:apply_changes": "makes folders in a clean workspace, not through links; copies by `LeftFiles`",
     "code_sandbox.py:CodeSandbox.__aenter__": "its own folder",
     "code_sandbox.py:CoveredFiles._make": "makes new files and folders only, while no code runs",
+    "command.py:_clear": "an empty folder in place of what the agent put there, once no process is left",
     "copying.py:CopyBudget.copy": "its target, new",
     "harbor.py:HarborCheck.evaluate": "the task's own tests, and its own folder",
     "opencode.py:_rows": "a copy that `LeftFiles` made, in the reader process",
