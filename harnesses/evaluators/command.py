@@ -67,6 +67,7 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
             self.reward_files,
             starts_code=not self.reads_only,
             own_copy=bool(self.takes),
+            source=self.command,
         )
         exit_ = end.exit
         detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds, **about, **end.detail}

@@ -67,7 +67,8 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
             (logs / "verifier").mkdir(parents=True)
             await asyncio.to_thread(shutil.copytree, self.tests, tests, symlinks=True)
             launch = Command(("/bin/bash", "/tests/test.sh"), env=self.env, mounts={"/tests": tests, "/logs": logs})
-            end = await run_program(evidence, workspace, "test.sh", launch, own_copy=bool(self.takes))
+            source = await asyncio.to_thread((tests / "test.sh").read_text, encoding="utf-8", errors="replace")
+            end = await run_program(evidence, workspace, "test.sh", launch, own_copy=bool(self.takes), source=source)
             exit_ = end.exit
             with end.blamed():
                 check_survived(exit_, "test.sh")

@@ -19,9 +19,16 @@ from typing import Any
 from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import Command, Evidence, Exit, Workspace
 from rolltap.harnesses.changes import Change, apply_changes, changes
+from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.types import UNPROTECTED
 
 NOT_USED = "its program did not use $ROLLTAP_SANDBOXED"
+APART = {
+    "PYTHONSAFEPATH": "1",  # else the modules of the working copy come before Python's own
+    "GIT_DIR": f"/nonexistent, start git by ${VARIABLE}",
+}
+"""Environment of a judge that names the helper: its own Python and git take nothing of the agent's working copy."""
+
 DISK = "MB of disk"
 """The end of the excess of a run that took too much of the disk."""
 NAMED = 20
@@ -75,17 +82,21 @@ async def run_program(
     *,
     starts_code: bool = True,
     own_copy: bool = False,
+    source: str = "",
 ) -> ProgramEnd:
     """Runs the judge in a working copy. `hidden`: its files there that the code can't write.
 
     Without `starts_code` the judge is known to start nothing of the working copy. With `own_copy` the code works in a
-    copy of it. Raises `Unreadable` if the code took the judge's time.
+    copy of it. `source` is the judge's own text. Raises `Unreadable` if the code took the judge's time.
     """
     detail = dict[str, Any]()
     async with workspace.code_helper(evidence.limits, evidence.deadline, hidden, own_copy=own_copy) as helper:
-        mounts, env = {**launch.mounts, **helper.mounts}, {**launch.env, **helper.env}
+        settings = {**launch.env, **helper.env}
+        if VARIABLE in source and not own_copy:
+            settings = {**APART, **settings}
+        mounts = {**launch.mounts, **helper.mounts}
         try:
-            exit_ = await evidence.run(workspace, step, replace(launch, mounts=mounts, env=env))
+            exit_ = await evidence.run(workspace, step, replace(launch, mounts=mounts, env=settings))
         except EvaluatorFailed as failure:
             raise (Unreadable(f"its code took {helper.excess}") if helper.excess else failure) from failure
         excess = helper.excess

@@ -38,7 +38,8 @@ PLACE = "/run/rolltap"
 HELPER = "sandboxed"
 DIRECT = "/usr/bin/env"
 """The helper of a runtime without sandboxes: it runs the command as the judge does."""
-AT_ONCE = 16
+AT_ONCE = 4
+"""The most commands of one judge at a time: each may take what a run may."""
 ENDING_S = 1.0
 """What it takes to end processes whose time is over."""
 REQUEST_BYTES = 1 << 20

@@ -100,6 +100,9 @@ TRAPS: Mapping[str, tuple[str, Trap]] = {
 CAN_RUN = ("git", "npm", "node", "make", "python", "pytest", "pip")
 """Tools that the sandbox has on every machine with our test dependencies."""
 
+OWN = ("git", "python")
+"""Tools that a judge which names the helper may start itself in the agent's folder."""
+
 PROJECT = {
     "calc.py": "def add(a, b):\n    return a - b\n",
     "tests/test_calc.py": "from calc import add\n\ndef test_two():\n    assert add(1, 1) == 2\n",
@@ -119,12 +122,14 @@ def evaluators(tool: str, place: str, tests: Path) -> dict[str, Evaluator]:
     start = f"cd '/workspace/{place}' 2> /dev/null && {{}}{TRAPS[tool][0]} > /dev/null 2>&1; cd /workspace; "
     apart = start.replace("{}", "$ROLLTAP_SANDBOXED ")
     direct = start.replace("{}", "")
+    beside = direct if tool in OWN else ""
     looks = f"set +o pipefail; {{}}{LOOKS.format('reward.txt')}"
     (tests / "test.sh").write_text(direct + LOOKS.format("/logs/verifier/reward.txt"))
     return {
         "command, takes": CommandCheck(looks.format(direct), "reward.txt", takes=("calc.py",)),
         "command, apart": CommandCheck(looks.format(apart), "reward.txt"),
         "harbor, takes": HarborCheck(str(tests), takes=("calc.py",)),
+        "command, beside": CommandCheck(looks.format(f"$ROLLTAP_SANDBOXED true; {beside}"), "reward.txt"),
         "pytest": PytestCheck(("tests/test_calc.py",), python=sys.executable),
     }
 
@@ -152,7 +157,7 @@ async def reward(evaluator: Evaluator, left: dict[str, str], folder: Path) -> tu
 
 @pytest.mark.parametrize("tool", TRAPS)
 async def test_planted_configuration_changes_no_reward(tool: str, tmp_path: Path) -> None:
-    """4 evaluators, one of them also with the work done."""
+    """5 evaluators, one of them also with the work done."""
     place, files = planted(tool, random.randrange(10**6))
     every = evaluators(tool, place, tmp_path)
     tries = [(name, {}, 0.0) for name in every] + [(random.choice(list(every)), FIXED, 1.0)]
