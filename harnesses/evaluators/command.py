@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import stat
 from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
@@ -99,13 +100,16 @@ def read_reward(folder: Path, path: str) -> str | None:
 
 
 def _clear(folder: Path, path: str) -> None:
-    """Removes whatever the agent made of the reward file; what stands for a folder in its path becomes an empty one."""
+    """Removes whatever the agent made of the reward file; what stands for a folder in its path becomes an empty one,
+    and folders can be written again."""
     step = folder
     for part in Path(path).parts[:-1]:
         step = step / part
         if os.path.lexists(step) and (step.is_symlink() or not step.is_dir()):
             remove(step)
             step.mkdir()
+        if step.is_dir():
+            step.chmod(step.stat().st_mode | stat.S_IRWXU)
     remove(folder / path)
 
 

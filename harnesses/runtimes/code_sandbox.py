@@ -132,7 +132,7 @@ class CoveredFiles:
     """Files of the working copy that the second sandbox covers: they exist while code runs there.
 
     They and the folders made for them are removed again if nobody wrote them. Raises `Unreadable` if one can't be made,
-    and at the end of a run that replaced a folder on the way to one.
+    and at the end of a run that replaced a folder on the way to one. The evaluator may write in these folders again.
     """
 
     def __init__(self, folder: Path, paths: Sequence[str]) -> None:
@@ -140,7 +140,7 @@ class CoveredFiles:
         self._paths = paths
         self._running = 0
         self._made: list[Path] = []
-        self._ways: dict[Path, tuple[int, int]] = {}
+        self._ways: dict[Path, tuple[int, int]] = {folder: _identity(folder)} if folder.exists() else {}
 
     def __enter__(self) -> None:
         if self._running == 0:
@@ -159,6 +159,8 @@ class CoveredFiles:
         replaced = next((each for each, known in self._ways.items() if _identity(each) != known), None)
         if replaced is not None:
             raise Unreadable(f"the folder {replaced.name} was replaced, in which the evaluator writes")
+        for each in self._ways:
+            each.chmod(stat.S_IMODE(each.lstat().st_mode) | stat.S_IRWXU)
         if self._running == 0:
             for each in reversed(self._made):
                 with suppress(OSError):

@@ -312,6 +312,17 @@ async def test_code_that_takes_what_the_judge_needs_is_the_agents_failure(
         await verdict(check, left, evaluate_s=3 if spender == "time" else 60, **limits)
 
 
+async def test_code_takes_no_right_away_from_the_judge(workspace: Make) -> None:
+    """Neither the agent nor the code under test: without a reward there is no verdict, and no place in the baseline."""
+    left = await workspace({"out/keep": "", "solution.sh": "chmod 0 out .; chmod 0 /workspace"})
+    (left.folder / "out").chmod(0)
+    modes = "$(stat -c %a out .)"
+    command = f'before="{modes}"; $ROLLTAP_SANDBOXED sh solution.sh; echo "$before" "{modes}"; echo 0 > out/reward.txt'
+    result, seen = await verdict(CommandCheck(command, "out/reward.txt"), left)
+    assert result.scores[0].value == 0.0
+    assert "700\n700 700\n700\n" in seen
+
+
 async def test_of_an_endless_output_a_part_passes(workspace: Make) -> None:
     check = CommandCheck("set +o pipefail; test $($ROLLTAP_SANDBOXED yes | wc -c) = $((64 << 20))")
     assert (await verdict(check, await workspace({})))[0].scores[0].value == 1.0
