@@ -89,7 +89,7 @@ class Folders:
 class FolderWorkspace:
     """The base of all workspaces: folders of this machine, which the agent sees at `workdir` and `home`."""
 
-    runtime: ClassVar[str]
+    runtime: ClassVar[str] = "of a plugin"
     interpreter: ClassVar[str] = ""
     """A Python in its sandboxes, as a script's first line has it; "" without sandboxes."""
 

@@ -74,7 +74,7 @@ async def server() -> AsyncIterator[Stub]:
 NAMES = ("command", "exit code", "takes", "pytest", "harbor", "python")
 
 
-@pytest.mark.parametrize("runtime", ["bubblewrap", "process"])
+@pytest.mark.parametrize("runtime", ["bubblewrap", pytest.param("process", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", NAMES)
 async def test_odd_files_gain_nothing_and_break_nothing(name: str, runtime: str, server: Stub, tmp_path: Path) -> None:
     (secret := tmp_path / "secret/file").parent.mkdir()
