@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -196,6 +197,36 @@ class Interactive(Protocol):
         ...
 
 
+class CodeHelper(Protocol):
+    """How an evaluator's program starts code of the working copy: by the helper that `env` names, with `mounts`.
+
+    `shared`: why that code runs beside the program and not in a sandbox of its own; "" if it does. `runs`: how often
+    the helper was used.
+    """
+
+    @property
+    def env(self) -> Mapping[str, str]: ...
+
+    @property
+    def mounts(self) -> Mapping[str, Path]: ...
+
+    @property
+    def shared(self) -> str: ...
+
+    @property
+    def runs(self) -> int: ...
+
+    @property
+    def excess(self) -> str:
+        """The limit that such code exceeded, or the evaluator's time, if it took that; "" if neither."""
+        ...
+
+    @property
+    def removed(self) -> Sequence[str]:
+        """What was removed from the working copy, as it led out of it or would block the program."""
+        ...
+
+
 class Workspace(Protocol):
     """A prepared workspace to run in: a working copy and a temporary HOME.
 
@@ -217,6 +248,17 @@ class Workspace(Protocol):
 
         `reach` is the URL of the model: the only address that a runtime with a network of its own allows. Raises
         `RuntimeFailed` if the workspace itself fails. Cancelling the call kills the tree, too.
+        """
+        ...
+
+    def code_helper(
+        self, limits: Limits, deadline: float, hidden: Sequence[str] = (), *, own_copy: bool = False
+    ) -> AbstractAsyncContextManager[CodeHelper]:
+        """A helper for an evaluator's program, which serves until the context ends.
+
+        Code that it runs ends by `deadline` (monotonic clock). `hidden`: files of the working copy that are empty and
+        read-only there. With `own_copy` it works in a copy of the working copy, and changes nothing that the program
+        sees. Raises `Unreadable` if the working copy can't be looked through.
         """
         ...
 
@@ -322,6 +364,11 @@ class Evidence:
     began: float = field(default_factory=time.monotonic)
     harness: str = ""
 
+    @property
+    def deadline(self) -> float:
+        """When the evaluator's time is over, by the monotonic clock."""
+        return self.began + self.limits.evaluate_s
+
     async def run(self, workspace: Workspace, step: str, launch: Command) -> Exit:
         """Runs a step of the evaluation with an empty HOME within the remaining time; adds its output to `seen`.
 
@@ -329,7 +376,7 @@ class Evidence:
         time runs out.
         """
         await workspace.clear_home()
-        remaining_s = self.began + self.limits.evaluate_s - time.monotonic()
+        remaining_s = self.deadline - time.monotonic()
         launch = replace(launch, env={**OWN_CONFIGURATION, **launch.env})
         exit_ = await workspace.run(launch, self.limits, max(0.0, remaining_s))
         self.seen.add(step, exit_.output)

@@ -59,12 +59,14 @@ def changes(before: Path, after: Path) -> list[Change]:
     return sorted(differing, key=lambda change: change.path)
 
 
-def is_protected(path: str, patterns: tuple[str, ...]) -> bool:
+def matches(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatch(path, pattern) for pattern in patterns)
 
 
-def apply_changes(every: list[Change], after: Path, target: Path, protected: tuple[str, ...]) -> list[Change]:
-    """Applies the changes to `target`, except protected files and paths that lead outside through a link.
+def apply_changes(
+    every: list[Change], after: Path, target: Path, protected: tuple[str, ...] = (), takes: tuple[str, ...] = ("*",)
+) -> list[Change]:
+    """Applies the changes that `takes` matches to `target`, but not to protected files and not through links outward.
 
     Returns the changes that were not applied. Raises `Unreadable` for more than `MOST_BYTES` or `MOST_FILES`.
     """
@@ -72,7 +74,8 @@ def apply_changes(every: list[Change], after: Path, target: Path, protected: tup
     dropped = []
     for change in every:
         destination = target / change.path
-        if is_protected(change.path, protected) or not _stays_inside(target, destination):
+        is_taken = matches(change.path, takes) and not matches(change.path, protected)
+        if not is_taken or not _stays_inside(target, destination):
             dropped.append(change)
             continue
         if destination.is_symlink() or destination.is_file():

@@ -7,10 +7,15 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rolltap.harnesses import protection
+
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 MUTATIONS = Path(__file__).parents[1] / "tests" / "security" / "mutations.json"
 """Of each control, the day on which its test failed without it (`python -m tests.security.mutate`)."""
 BEGIN, END = "<!-- controls: scripts/security_page.py -->\n", "<!-- end of controls -->\n"
+
+
+BOUNDARIES, BOUNDARIES_END = "<!-- boundaries: scripts/security_page.py -->\n", "<!-- end of boundaries -->\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +207,36 @@ CONTROLS = (
         "a harness's database runs no SQL of its own",
         ("contract/test_harness_logs.py::test_a_database_that_would_run_sql_of_its_own_is_refused",),
     ),
+    Control(
+        "code under evaluation, run by the helper, reaches neither the evaluator's program nor its reward",
+        ("unit/harnesses/test_code_sandbox.py::test_code_under_test_writes_no_reward",
+         "unit/harnesses/test_containers.py::test_code_under_test_gets_a_container_beside_the_judges",
+         "security/test_boundaries.py::test_code_of_the_working_copy_reaches_what_the_table_says"),
+        "code that the program starts in another way (`unprotected`); Harbor's own trials",
+    ),
+    Control(
+        "links of a working copy lead an evaluator nowhere but into it and the system",
+        ("unit/harnesses/test_code_sandbox.py::test_links_are_kept_in_the_copy_and_in_the_system_only",
+         "unit/harnesses/test_code_sandbox.py::test_a_python_check_reads_no_file_of_the_machine_by_a_link"),
+    ),
+    Control(
+        "with `takes` an evaluator sees the agent's named changes only: no configuration, no script",
+        ("security/test_configuration.py::test_planted_configuration_changes_no_reward",
+         "unit/harnesses/test_code_sandbox.py::test_with_takes_only_named_changes_count"),
+    ),
+    Control(
+        "a reward that is a link is none",
+        ("unit/harnesses/test_code_sandbox.py::test_a_link_that_the_verifier_left_is_no_reward",
+         "unit/harnesses/test_evaluators.py::test_links_that_an_agent_left_lead_no_evaluator_out"),
+    ),
+    Control(
+        "a sandbox makes no user namespace, by whichever call",
+        ("unit/harnesses/test_bubblewrap.py::test_no_user_namespace_can_be_made_by_any_call",),
+    ),
+    Control(
+        "what an agent left is opened and listed by one helper, which follows no link",
+        ("unit/house/test_left_files.py::test_no_other_way_leads_into_what_an_agent_left",),
+    ),
 )  # fmt: skip
 
 
@@ -243,9 +278,20 @@ def holes() -> str:
     return "\n".join(lines) + "\n"
 
 
+def boundaries() -> str:
+    """What code of the working copy can reach, as Markdown."""
+    rows = protection.table()
+    runtimes = list(next(iter(rows.values())))
+    lines = [f"| evaluator | {' | '.join(f'`{name}`' for name in runtimes)} |", "|---" * (len(runtimes) + 1) + "|"]
+    lines += [f"| `{kind}` | {' | '.join(cells.values())} |" for kind, cells in rows.items()]
+    meanings = [f"* {reach}: {meaning}" for reach, meaning in protection.MEANINGS.items()]
+    return "\n".join([*lines, "", *meanings]) + "\n"
+
+
 def page() -> str:
-    """The page with its table as it is now."""
+    """The page with its tables as they are now."""
     text = PAGE.read_text(encoding="utf-8")
+    text = text[: text.index(BOUNDARIES) + len(BOUNDARIES)] + boundaries() + text[text.index(BOUNDARIES_END) :]
     kept = "\nHoles that were found, each with the tests that keep it closed:\n\n"
     return text[: text.index(BEGIN) + len(BEGIN)] + table() + kept + holes() + text[text.index(END) :]
 

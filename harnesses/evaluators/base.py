@@ -8,6 +8,7 @@ Most classes are the evaluator itself, too: they have `evaluate`.
 from __future__ import annotations
 
 from collections.abc import Collection
+from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar, Self, cast
 
@@ -17,11 +18,22 @@ from rolltap.harnesses.base import Evaluator
 from rolltap.harnesses.client import AdminClient
 
 
+class CodePlace(StrEnum):
+    """Where code of the working copy runs while an evaluator scores it."""
+
+    NOWHERE = "nowhere"  # it only reads files, or none
+    RUNNER = "runner"  # in the runner's process, if the evaluator imports it
+    TESTS = "tests"  # in the process that counts its results
+    APART = "apart"  # in the second sandbox, if its program uses `$ROLLTAP_SANDBOXED`; else beside the program
+
+
 class EvaluatorTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind"):
     """Base of evaluator tables. The defaults fit an evaluator that needs no file and no policy."""
 
     example: ClassVar[str]
     """A valid table as JSON, for the error message if a task's table is wrong."""
+
+    code_place: ClassVar[CodePlace] = CodePlace.NOWHERE
 
     @property
     def name(self) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import stat
 from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
-from rolltap.harnesses.base import Command, Evidence, Score, Verdict
-from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.base import Command, Evidence, Exit, Score, Verdict, Workspace
+from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.exit_status import check_survived, verdict_status
+from rolltap.harnesses.evaluators.programs import run_program, working_copy
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.output import last_line
 from rolltap.harnesses.removal import remove
@@ -27,12 +30,21 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
 
     With `reward_file` (below the working copy) the file's content is the reward, and a missing file is an error.
     Without it, the reward is 1.0 for exit code 0, else 0.0; a status that is no verdict (`exit_status`) is an error.
+    With `reads_only` the command starts nothing of the working copy, and need not use `$ROLLTAP_SANDBOXED`.
+    With `takes` (patterns of paths) it runs in a clean copy of the task with only those changes of the agent.
     """
 
     example = '{"kind": "command", "command": "test -f calc.py"}'
+    code_place = CodePlace.APART
 
     command: str
     reward_file: str = ""
+    reads_only: bool = False
+    takes: tuple[str, ...] = ()
+
+    @property
+    def needs_clean_workspace(self) -> bool:
+        return bool(self.takes)
 
     def __post_init__(self) -> None:
         if self.reward_file:
@@ -43,20 +55,36 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         return (self.reward_file,) if self.reward_file else ()
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        workspace = evidence.workspace
+        workspace, about = await working_copy(evidence, self.takes)
         if self.reward_file:
             await asyncio.to_thread(_clear, workspace.folder, self.reward_file)
         launch = Command(("/bin/bash", "-c", RUN, "bash", self.command))
-        exit_ = await evidence.run(workspace, "the evaluator's command", launch)
-        detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds}
+        step = "the evaluator's command"
+        end = await run_program(
+            evidence,
+            workspace,
+            step,
+            launch,
+            self.reward_files,
+            starts_code=not self.reads_only,
+            own_copy=bool(self.takes),
+            source=self.command,
+        )
+        exit_ = end.exit
+        detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds, **about, **end.detail}
+        with end.blamed():
+            value = await self._value(evidence, workspace, exit_, step)
+        return Verdict((Score(value),), detail)
+
+    async def _value(self, evidence: Evidence, workspace: Workspace, exit_: Exit, step: str) -> float:
         if not self.reward_file:
-            return Verdict((Score(float(verdict_status(exit_, "the evaluator's command") == 0)),), detail)
+            return float(verdict_status(exit_, step) == 0)
         text = await asyncio.to_thread(read_reward, workspace.folder, self.reward_file)
         if text is None:
             raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
-        check_survived(exit_, "the evaluator's command")
+        check_survived(exit_, step)
         evidence.seen.add(self.reward_file, text)
-        return Verdict((Score(parse_reward(text)),), detail)
+        return parse_reward(text)
 
 
 def read_reward(folder: Path, path: str) -> str | None:
@@ -72,14 +100,17 @@ def read_reward(folder: Path, path: str) -> str | None:
 
 
 def _clear(folder: Path, path: str) -> None:
-    """Removes whatever the agent made of the reward file, or of a folder in its path."""
+    """Removes whatever the agent made of the reward file; what stands for a folder in its path becomes an empty one,
+    and folders can be written again."""
     step = folder
-    for part in Path(path).parts:
+    for part in Path(path).parts[:-1]:
         step = step / part
-        if step.is_symlink() or not step.is_dir():
+        if os.path.lexists(step) and (step.is_symlink() or not step.is_dir()):
             remove(step)
-            return
-    remove(step)
+            step.mkdir()
+        if step.is_dir():
+            step.chmod(step.stat().st_mode | stat.S_IRWXU)
+    remove(folder / path)
 
 
 def parse_reward(text: str) -> float:

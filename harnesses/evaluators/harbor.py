@@ -19,9 +19,10 @@ import msgspec
 from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.command import parse_reward, read_reward
 from rolltap.harnesses.evaluators.exit_status import check_survived
+from rolltap.harnesses.evaluators.programs import run_program, working_copy
 from rolltap.harnesses.output import Transcript, last_line
 from rolltap.harnesses.removal import remove
 from rolltap.harnesses.sources import located
@@ -31,13 +32,20 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
     """`tests` is the task's folder of that name; `env` is added to the environment of `test.sh`.
 
     `reward_key` is the key of `reward.json` that counts. It is needed if there are several and none is `reward`.
+    With `takes` (patterns of paths) `test.sh` runs in a clean copy of the task with only those changes of the agent.
     """
 
     example = '{"kind": "harbor", "tests": "tests"}'
+    code_place = CodePlace.APART
 
     tests: str
     env: dict[str, str] = msgspec.field(default_factory=dict)
     reward_key: str = ""
+    takes: tuple[str, ...] = ()
+
+    @property
+    def needs_clean_workspace(self) -> bool:
+        return bool(self.takes)
 
     def resolve_paths(self, base: Path) -> HarborCheck:
         return msgspec.structs.replace(self, tests=str(located(base, self.tests).absolute()))
@@ -52,19 +60,23 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
         return self
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
+        workspace, about = await working_copy(evidence, self.takes)
         scratch = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="rollout-harbor-"))
         try:
             logs, tests = scratch / "logs", scratch / "tests"
             (logs / "verifier").mkdir(parents=True)
             await asyncio.to_thread(shutil.copytree, self.tests, tests, symlinks=True)
             launch = Command(("/bin/bash", "/tests/test.sh"), env=self.env, mounts={"/tests": tests, "/logs": logs})
-            exit_ = await evidence.run(evidence.workspace, "test.sh", launch)
-            check_survived(exit_, "test.sh")
-            parts = read_rewards(logs / "verifier", exit_.output, evidence.seen)
-            value = chosen_reward(parts, self.reward_key)
+            source = await asyncio.to_thread((tests / "test.sh").read_text, encoding="utf-8", errors="replace")
+            end = await run_program(evidence, workspace, "test.sh", launch, own_copy=bool(self.takes), source=source)
+            exit_ = end.exit
+            with end.blamed():
+                check_survived(exit_, "test.sh")
+                parts = read_rewards(logs / "verifier", exit_.output, evidence.seen)
+                value = chosen_reward(parts, self.reward_key)
         finally:
             await asyncio.to_thread(remove, scratch)
-        return Verdict((Score(value),), {"code": exit_.code, "parts": parts})
+        return Verdict((Score(value),), {"code": exit_.code, "parts": parts, **about, **end.detail})
 
 
 def read_rewards(folder: Path, output: str, seen: Transcript) -> dict[str, float]:

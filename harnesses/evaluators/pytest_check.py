@@ -21,7 +21,8 @@ from pathlib import Path, PurePosixPath
 from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace
 from rolltap.harnesses.changes import TEST_FILES, apply_changes, changes
-from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
+from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.output import last_line
 from rolltap.harnesses.untrusted import read_untrusted
@@ -71,17 +72,20 @@ SETTINGS = {
 
 
 class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
-    """`must_pass` and `keep_passing` are pytest node ids; a file means all its tests. `python` runs them.
+    """`must_pass` and `keep_passing` are pytest node ids; a file means all its tests. `python` runs them. Of the
+    agent's changes those that `takes` (patterns of paths) matches are tested, but no test file or configuration.
 
     Raises `ValueError` if neither names a test: without one every run would be rewarded.
     """
 
     example = '{"kind": "pytest", "must_pass": ["tests/test_calc.py"]}'
+    code_place = CodePlace.TESTS
 
     must_pass: tuple[str, ...]
     keep_passing: tuple[str, ...] = ()
     test_patch: str = ""
     python: str = "python3"
+    takes: tuple[str, ...] = ("*",)
 
     def __post_init__(self) -> None:
         if not self.must_pass and not self.keep_passing:
@@ -112,10 +116,9 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         configuration = await asyncio.to_thread(find_configuration, clean.folder, files)
         protected = (*TEST_FILES, *map(_literal, {*files, *patched}))
         dropped = await asyncio.to_thread(
-            apply_changes, all_changes, evidence.workspace.folder, clean.folder, protected
+            apply_changes, all_changes, evidence.workspace.folder, clean.folder, protected, self.takes
         )
-        lines = [f"{each.kind.value} {each.path}{' (dropped)' if each in dropped else ''}" for each in all_changes]
-        evidence.seen.add("the agent's changes", "\n".join(lines))
+        evidence.seen.add("the agent's changes", "\n".join(listed(all_changes, dropped)))
         chosen = clean.workdir / configuration if configuration else clean.home / CONFIGURATION
         options = ("-q", "-p", "no:cacheprovider", "-c", str(chosen), f"--rootdir={clean.workdir}")
         arguments = (str(clean.home / RESULTS), *options, *dict.fromkeys(test.split("[")[0] for test in tests))

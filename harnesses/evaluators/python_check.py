@@ -19,7 +19,9 @@ import msgspec
 from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Evidence, Score, Verdict
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
+from rolltap.harnesses.logs.files import LeftFiles
+from rolltap.harnesses.runtimes.traps import remove_traps
 from rolltap.harnesses.sources import located
 
 Check = Callable[[Path], float | Mapping[str, float]]
@@ -30,6 +32,7 @@ class PythonTable(EvaluatorTable, tag="python", frozen=True):
     """`callable` names a `Check`: `module:function` on the runner's path, or `FILE.py:function`."""
 
     example = '{"kind": "python", "callable": "os.path:getsize"}'
+    code_place = CodePlace.RUNNER
 
     callable: str
 
@@ -75,7 +78,10 @@ class PythonTable(EvaluatorTable, tag="python", frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PythonCheck:
-    """Runs `check` in a thread. An exception in it fails the evaluation, not the runner."""
+    """Runs `check` in a thread. An exception in it fails the evaluation, not the runner.
+
+    Links that lead out of the working copy are removed before, as are pipes: the runner reads what only it may.
+    """
 
     check: Check
     name: str = "python"
@@ -83,8 +89,11 @@ class PythonCheck:
     reward_files: tuple[str, ...] = ()
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
+        folder = evidence.workspace.folder
+        if removed := await asyncio.to_thread(remove_traps, LeftFiles(folder), folder, ()):
+            evidence.seen.add("removed from the working copy", "\n".join(removed))
         try:
-            result = await asyncio.to_thread(self.check, evidence.workspace.folder)
+            result = await asyncio.to_thread(self.check, folder)
             values = result if isinstance(result, Mapping) else {"rollout": result}
             scores = tuple(Score(float(value), scope) for scope, value in values.items())
         except Exception as error:  # the task's own code may raise anything

@@ -36,7 +36,7 @@ from rolltap.harnesses.output import last_line
 from rolltap.harnesses.result import Result
 from rolltap.harnesses.specs import SAMPLE_JOB, parse_spec
 from rolltap.harnesses.tasks import harbor_task, task_folders
-from rolltap.types import Cause, RolloutStatus, Task
+from rolltap.types import UNPROTECTED, Cause, RolloutStatus, Task
 
 SETUP_S = 360.0
 """Seconds that Harbor allows for installing an agent. The key is created before that, so it lives longer by them."""
@@ -80,7 +80,8 @@ class Grader:
         if not rewards:
             return None
         values = {name: float(value) for name, value in rewards.items()}
-        return Verdict((Score(chosen_reward(values, self.reward_key)),), {"parts": values, "trial": result.trial_name})
+        detail = {"parts": values, "trial": result.trial_name, UNPROTECTED: "Harbor runs test.sh beside what it starts"}
+        return Verdict((Score(chosen_reward(values, self.reward_key)),), detail)
 
 
 @dataclass(frozen=True, slots=True)

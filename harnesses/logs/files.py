@@ -6,6 +6,7 @@ import io
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -85,6 +86,22 @@ class LeftFiles:
         file.close()
         return None
 
+    def link(self, path: str) -> str:
+        """Where the link `path` leads. Raises `OSError`, also for a link on the way."""
+        folder = self._folder(path.rpartition("/")[0])
+        try:
+            return os.readlink(path.rpartition("/")[2], dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def unlink(self, path: str) -> None:
+        """Removes the file or link `path`. Raises `OSError`, also for a link on the way."""
+        folder = self._folder(path.rpartition("/")[0])
+        try:
+            os.unlink(path.rpartition("/")[2], dir_fd=folder)
+        finally:
+            os.close(folder)
+
     def json(self, path: str) -> Any:
         """The file's JSON object. Raises `LogUnreadable` if it is none."""
         return _object(self.read(path), path)
@@ -122,7 +139,8 @@ class LeftFiles:
         try:
             with os.scandir(descriptor) as entries:
                 for entry in entries:
-                    yield f"{path}/{entry.name}", entry.stat(follow_symlinks=False)
+                    with suppress(FileNotFoundError):  # gone meanwhile
+                        yield f"{path}/{entry.name}", entry.stat(follow_symlinks=False)
         finally:
             os.close(descriptor)
 

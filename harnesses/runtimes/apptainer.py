@@ -9,29 +9,30 @@ from typing import ClassVar, Self
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.base import Command, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.runtimes.container import HOME, WORKDIR, ContainerWorkspace, require_client, require_image
-from rolltap.harnesses.runtimes.folders import make_folders
+from rolltap.harnesses.runtimes.folders import Folders, make_folders
 from rolltap.harnesses.runtimes.process import limited
 
 SCHEMES = ("docker", "oras", "library", "shub", "docker-archive", "oci")
 
 
 class ApptainerWorkspace(ContainerWorkspace):
-    client = "apptainer"
+    runtime = client = "apptainer"
     loopback_host = "127.0.0.1"
     """The container uses the machine's network: apptainer isolates it only for root."""
 
     def command_line(self, launch: Command, env: dict[str, str], limits: Limits) -> list[str]:
         argv = ["apptainer", "--quiet", "exec", "--containall", "--cleanenv", "--writable-tmpfs", "--no-eval"]
-        binds = [(self.folder, WORKDIR), (self.tmp_folder, Path("/tmp"))]
-        binds += [(folder, Path(inside)) for inside, folder in launch.mounts.items()]
         argv += ["--home", f"{self.home_folder}:{HOME}"]
-        for folder, inside in binds:
-            argv += ["--bind", f"{folder}:{inside}"]
+        for binding in self.bindings(launch):
+            argv += ["--bind", binding]
         return [*argv, "--pwd", str(WORKDIR), self.image, *limited(launch.argv, limits)]
 
     def client_environment(self, env: dict[str, str]) -> dict[str, str]:
         """apptainer sets `APPTAINERENV_X` as `X` in the container."""
         return {f"APPTAINERENV_{name}": value for name, value in env.items() if name != "HOME"}
+
+    def another(self, folders: Folders) -> ApptainerWorkspace:
+        return ApptainerWorkspace(folders, self.image)
 
     async def remove_container(self) -> None:
         """Does nothing: the container's processes have the run's mark and are killed with the client."""

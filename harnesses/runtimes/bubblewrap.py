@@ -28,6 +28,7 @@ from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source
 from rolltap.harnesses.private_files import check_shown
 from rolltap.harnesses.refusals import refuse_image
+from rolltap.harnesses.runtimes.code_sandbox import Pipes
 from rolltap.harnesses.runtimes.disk import is_full, limited_disk
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.machine import task_limit
@@ -70,12 +71,16 @@ STATUS_AT_END = b'"exit-code"'
 
 
 class BubblewrapWorkspace(FolderWorkspace):
+    runtime = "bubblewrap"
+    interpreter = f"{INTERPRETER} -ISB"
+
     def __init__(self, folders: Folders, path: str, shown: Sequence[Path]) -> None:
         super().__init__(folders, WORKDIR, HOME)
         self._path = path
         self._shown = shown
         self.hidden: Sequence[Path] = ()  # files and folders of the working copy that look empty, relative to it
         self.read_only: Sequence[Mount] = ()  # places of the working copy
+        self.pipes: Pipes | None = None  # of its commands, in place of a file
         self._mark = secrets.token_hex(8)
 
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
@@ -116,6 +121,7 @@ class BubblewrapWorkspace(FolderWorkspace):
                 stdin=launch.stdin,
                 pass_fds=descriptors,
                 terminal=launch.terminal,
+                pipes=self.pipes,
             )
             share = Share(limits, (self.folder, self._folders.home, *launch.mounts.values()))
             stack.callback(remove_places, self.folder, self.read_only)
@@ -133,6 +139,11 @@ class BubblewrapWorkspace(FolderWorkspace):
                 "(sysctl kernel.unprivileged_userns_clone, user.max_user_namespaces), or use the runtime 'process'"
             )
         return Exit(ending or launch.ending(code), seconds, code, output, excess)
+
+    def beside(self, folders: Folders, pipes: Pipes, hidden: Sequence[str]) -> BubblewrapWorkspace:
+        inner = BubblewrapWorkspace(folders, self._path, self._shown)
+        inner.folder, inner.pipes, inner.hidden = self.folder, pipes, [Path(each) for each in hidden]
+        return inner
 
     def _walls(self, mounts: Mapping[str, Path], limits: Limits) -> list[str]:
         argv = [shutil.which("bwrap") or "bwrap", *WALLS, *SYSTEM]  # never a harness's own copy of bwrap

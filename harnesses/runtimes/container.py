@@ -10,12 +10,14 @@ import secrets
 import shutil
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits
+from rolltap.harnesses.runtimes.code_sandbox import Pipes
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace
 from rolltap.harnesses.runtimes.process import clean_environment
 from rolltap.harnesses.runtimes.tree import MARK, Share, TreeCommand, run_tree
@@ -44,6 +46,7 @@ def require_image(name: str, image: str) -> None:
 class ContainerWorkspace(FolderWorkspace):
     """One subclass per engine builds the command line and removes the container."""
 
+    interpreter = "/usr/bin/env -S python3 -ISB"
     client: str
     loopback_host: str
     """The host name of the machine inside a container."""
@@ -51,6 +54,8 @@ class ContainerWorkspace(FolderWorkspace):
     def __init__(self, folders: Folders, image: str) -> None:
         super().__init__(folders, WORKDIR, HOME)
         self.image = image
+        self.hidden: Sequence[Path] = ()  # files of the working copy that are empty and read-only
+        self.pipes: Pipes | None = None  # of its commands, in place of a file
         self.container = f"rolltap-{secrets.token_hex(8)}"
 
     @abstractmethod
@@ -64,6 +69,26 @@ class ContainerWorkspace(FolderWorkspace):
     @abstractmethod
     def client_environment(self, env: dict[str, str]) -> dict[str, str]:
         """The client's variables that pass `env` to the container."""
+
+    def bindings(self, launch: Command) -> list[str]:
+        """What of this machine is mounted besides HOME, as both engines write it: `SOURCE:TARGET`, or with `:ro`."""
+        folders = [(self.folder, WORKDIR), (self.tmp_folder, Path("/tmp"))]
+        folders += [(folder, Path(inside)) for inside, folder in launch.mounts.items()]
+        bindings = [f"{folder}:{inside}" for folder, inside in folders]
+        if self.hidden:
+            empty = self._folders.root / "empty"
+            empty.touch()
+            bindings += [f"{empty}:{WORKDIR / path}:ro" for path in self.hidden]
+        return bindings
+
+    def beside(self, folders: Folders, pipes: Pipes, hidden: Sequence[str]) -> ContainerWorkspace:
+        inner = self.another(folders)
+        inner.folder, inner.pipes, inner.hidden = self.folder, pipes, [Path(each) for each in hidden]
+        return inner
+
+    @abstractmethod
+    def another(self, folders: Folders) -> ContainerWorkspace:
+        """A workspace of the same image, without a network where the engine can do that."""
 
     @property
     def tmp_folder(self) -> Path:
@@ -90,6 +115,7 @@ class ContainerWorkspace(FolderWorkspace):
             env={**client_env, **self.client_environment(inside), MARK: self.container},
             cwd=self._folders.root,
             stdin=launch.stdin,
+            pipes=self.pipes,
         )
         share = Share(limits, (self.folder, self.home_folder))
         started = time.monotonic()

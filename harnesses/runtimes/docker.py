@@ -17,7 +17,7 @@ PULL_S = 1800.0
 
 
 class DockerWorkspace(ContainerWorkspace):
-    client = "docker"
+    runtime = client = "docker"
     loopback_host = "host.docker.internal"
 
     def __init__(self, folders: Folders, image: str, network: str) -> None:
@@ -26,25 +26,28 @@ class DockerWorkspace(ContainerWorkspace):
 
     def command_line(self, launch: Command, env: dict[str, str], limits: Limits) -> list[str]:
         argv = ["docker", "run", "--rm", "--init", "--name", self.container, "--pull", "never"]
-        argv += ["--network", self.network, "--add-host", f"{self.loopback_host}:host-gateway"]
+        argv += ["--network", self.network]
+        if self.network != "none":
+            argv += ["--add-host", f"{self.loopback_host}:host-gateway"]
         argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{os.getuid()}:{os.getgid()}"]
         argv += ["--pids-limit", str(limits.processes), "--ulimit", f"nofile={limits.open_files}"]
         argv += ["--memory", f"{limits.memory_mb}m"]
         argv += ["--ulimit", f"fsize={limits.file_mb << 20}", "--ulimit", "core=0"]
-        for folder, inside in ((self.folder, WORKDIR), (self.home_folder, HOME), (self.tmp_folder, Path("/tmp"))):
-            argv += ["--volume", f"{folder}:{inside}"]
-        for inside, folder in launch.mounts.items():
-            argv += ["--volume", f"{folder}:{inside}"]
+        for binding in (f"{self.home_folder}:{HOME}", *self.bindings(launch)):
+            argv += ["--volume", binding]
         argv += ["--env", f"HOME={HOME}"]
         for name in self.client_environment(env):
             argv += ["--env", name]  # the client takes the value from its environment, hidden from other users
-        if launch.stdin:
+        if launch.stdin or self.pipes:
             argv.append("--interactive")
         return [*argv, "--workdir", str(WORKDIR), "--entrypoint", "", self.image, *launch.argv]
 
     def client_environment(self, env: dict[str, str]) -> dict[str, str]:
         """All of `env` except HOME, which is set in argv, and PATH, which is the image's: the client has its own."""
         return {name: value for name, value in env.items() if name not in ("PATH", "HOME")}
+
+    def another(self, folders: Folders) -> DockerWorkspace:
+        return DockerWorkspace(folders, self.image, "none")
 
     async def remove_container(self) -> None:
         await _docker("rm", "--force", self.container)

@@ -7,18 +7,35 @@ The working copy of a repository is an overlay over its base if it can be mounte
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from rolltap.errors import RolltapError, RuntimeFailed
-from rolltap.harnesses.base import Endpoint, Source
+from rolltap.errors import RolltapError, RuntimeFailed, Unreadable
+from rolltap.harnesses.base import OWN_CONFIGURATION, CodeHelper, Command, Endpoint, Limits, Source, Workspace
+from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.output import read_output
 from rolltap.harnesses.removal import remove
+from rolltap.harnesses.runtimes.code_sandbox import (
+    CodeRequest,
+    CodeSandbox,
+    CoveredFiles,
+    DirectHelper,
+    Pipes,
+    folder_inside,
+)
 from rolltap.harnesses.runtimes.disk import disks_work, mount_disk, unmount_disk
 from rolltap.harnesses.runtimes.overlay import mount, overlay_works, unmount
+from rolltap.harnesses.runtimes.traps import remove_traps
 from rolltap.harnesses.sources import GitCommit, inside
+
+MOST_REMOVED = 1000
+"""The most removed files that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +89,10 @@ class Folders:
 class FolderWorkspace:
     """The base of all workspaces: folders of this machine, which the agent sees at `workdir` and `home`."""
 
+    runtime: ClassVar[str] = "of a plugin"
+    interpreter: ClassVar[str] = ""
+    """A Python in its sandboxes, as a script's first line has it; "" without sandboxes."""
+
     def __init__(self, folders: Folders, workdir: Path | None = None, home: Path | None = None) -> None:
         self._folders = folders
         self.folder = folders.work
@@ -86,12 +107,83 @@ class FolderWorkspace:
         """The output of the last run; of a stopped run, the output until then."""
         return self._folders.output()
 
+    @asynccontextmanager
+    async def code_helper(
+        self, limits: Limits, deadline: float, hidden: Sequence[str] = (), *, own_copy: bool = False
+    ) -> AsyncIterator[CodeHelper]:
+        if not self.interpreter:
+            yield DirectHelper(f"the runtime {self.runtime!r} has no sandbox for it")
+            return
+        root = self._folders.root / "code"
+        await asyncio.to_thread(empty_folder, root)
+        helper = root / "helper"
+        helper.mkdir()
+
+        removed, failures = list[str](), list[Unreadable]()
+        folder = root / "work" if own_copy else self.folder
+        covered = CoveredFiles(folder, () if own_copy else hidden)
+        copying = asyncio.Lock()
+
+        async def remove_all_traps() -> None:
+            found = await asyncio.to_thread(remove_traps, LeftFiles(self.folder), self.workdir)
+            removed.extend(found if len(removed) < MOST_REMOVED else ())
+
+        async def run(request: CodeRequest, pipes: Pipes) -> int:
+            folders = await asyncio.to_thread(_make_code_folders, root)
+            try:
+                async with copying:
+                    if own_copy and not folder.exists():
+                        await asyncio.to_thread(_copy, self.folder, folder)
+                inner = self.beside(folders, pipes, () if own_copy else hidden)
+                inner.folder = folder
+                inside = str(folder_inside(request.cwd, self.workdir))
+                argv = ("/bin/sh", "-c", 'cd -- "$0" && exec "$@"', inside, *request.argv)
+                launch = Command(argv, env=OWN_CONFIGURATION)
+                with covered:
+                    end = await inner.run(launch, limits, max(0.0, deadline - time.monotonic()))
+                if not own_copy:
+                    await remove_all_traps()
+                return sandbox.end_of(end)
+            except Unreadable as error:
+                failures.append(error)
+                raise
+            finally:
+                await asyncio.to_thread(remove, folders.root)
+
+        try:
+            await remove_all_traps()
+            sandbox = CodeSandbox(helper, self.interpreter, run, deadline, removed)
+            async with sandbox:
+                yield sandbox
+            if failures:
+                raise failures[0]
+        finally:
+            await asyncio.to_thread(remove, root)
+
+    def beside(self, folders: Folders, pipes: Pipes, hidden: Sequence[str]) -> Workspace:
+        """A workspace with the same working copy in a sandbox of its own, for one command with these `pipes`."""
+        raise NotImplementedError
+
     async def clear_home(self) -> None:
         await asyncio.to_thread(self._folders.clear_home)
 
     async def close(self) -> None:
         """Removes everything, including folders that the agent made unwritable."""
         await asyncio.to_thread(_remove, self._folders.root)
+
+
+def _copy(source: Path, target: Path) -> None:
+    command = ["cp", "-a", "--reflink=auto", "--", f"{source}/.", str(target)]
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if result.returncode:
+        raise Unreadable(f"the working copy can't be copied: {result.stderr.strip()[:300]}")
+
+
+def _make_code_folders(root: Path) -> Folders:
+    folders = Folders(Path(tempfile.mkdtemp(prefix="run-", dir=root)))
+    folders.home.mkdir(mode=0o700)
+    folders.tmp.mkdir(mode=0o700)
+    return folders
 
 
 def empty_folder(path: Path) -> None:

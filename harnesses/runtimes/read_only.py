@@ -2,8 +2,9 @@
 
 Git runs hooks and what its configuration names; editors, shells, package managers, version managers and other agents
 run what their settings name. A place that is not there yet is an empty, read-only one while the agent runs, and is
-removed afterwards. The folders of agents are copies that are thrown away: agents write their own at a start, and end
-where they can't.
+removed afterwards: bubblewrap can cover a name, not forbid it, and to remove what an agent made there at its end would
+be too late for a shell that looks meanwhile. So a listing shows the agent empty places that are not the person's. The
+folders of agents are copies that are thrown away: agents write their own at a start, and end where they can't.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ GRACE_S = 5.0
 
 
 class ThreadWorkspace(FolderWorkspace):
+    runtime = "thread"
+
     def __init__(self, folders: Folders, threads: ThreadPoolExecutor) -> None:
         super().__init__(folders)
         self._threads = threads

@@ -38,7 +38,8 @@ class Share:
 @dataclass(frozen=True, slots=True)
 class TreeCommand:
     """The first process of a tree: its command, exactly its environment (with `MARK`), its folder, the text of its
-    standard input, and the descriptors that it inherits. With `terminal` it has this process's input and output."""
+    standard input, and the descriptors that it inherits. With `terminal` it has this process's input and output, with
+    `pipes` those: input, output and error."""
 
     argv: Sequence[str]
     env: Mapping[str, str]
@@ -46,6 +47,7 @@ class TreeCommand:
     stdin: str = ""
     pass_fds: tuple[int, ...] = ()
     terminal: bool = False
+    pipes: tuple[int, int, int] | None = None
 
 
 class TreeEnd(NamedTuple):
@@ -66,13 +68,15 @@ async def run_tree(command: TreeCommand, share: Share, *, out: Path, timeout: fl
     group = run_group(share.limits)
     try:
         with out.open("wb") as output, _readable(command.stdin) as standard_input:
+            streams = (standard_input, output, output) if command.pipes is None else command.pipes
+            stdin, stdout, stderr = (None, None, None) if command.terminal else streams
             process = await asyncio.create_subprocess_exec(
                 *(group.enter(command.argv) if group else command.argv),
                 env=dict(command.env),
                 cwd=command.cwd,
-                stdin=None if command.terminal else standard_input,
-                stdout=None if command.terminal else output,
-                stderr=None if command.terminal else output,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
                 start_new_session=True,
                 pass_fds=command.pass_fds,
             )

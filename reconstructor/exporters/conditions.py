@@ -47,6 +47,10 @@ def _tampering(item: ExportItem) -> int:
     return sum(item.rollout.tampering.values()) if item.rollout else 0
 
 
+def _unprotected(item: ExportItem) -> int:
+    return int(item.rollout is not None and bool(item.rollout.unprotected))
+
+
 def _tools(item: ExportItem) -> list[str]:
     return sorted({tool["function"]["name"] for text in item.texts.values() for tool in text.tools})
 
@@ -67,6 +71,7 @@ ITEM_FIELDS: Mapping[str, Field] = {
     "reward": Field("number", lambda item: item.reward, "sum of the rollout-scope rewards"),
     "tampering": Field("number", _tampering, "attempts of its agent to tamper, of any kind"),
     "tampered": Field("list", lambda item: list(item.rollout.tampering) if item.rollout else [], "their kinds"),
+    "unprotected": Field("number", _unprotected, "1 if code of its agent could have written its reward, else 0"),
     "date": Field("date", lambda item: item.session.created_at, "when the session was opened (UTC)"),
     "calls": Field("number", lambda item: len(item.calls), "calls of the session"),
     "finish": Field("text", _last_finish, "how the agent's last reply ended"),

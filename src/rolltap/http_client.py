@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import io
 import logging
 import urllib.error
 import urllib.request
@@ -43,6 +44,9 @@ from rolltap.decoding import from_json
 from rolltap.errors import EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 
 T = TypeVar("T")
+
+WHOLE_BYTES = 1 << 20
+"""A larger body is written in parts, or it would hold up the event loop."""
 
 log = logging.getLogger("rolltap.http_client")
 
@@ -198,8 +202,10 @@ class AsyncHttpClient(_Target):
 
     async def _once(self, session: aiohttp.ClientSession, request: Request[Any]) -> bytes:
         limit = aiohttp.ClientTimeout(total=self.timeout + request.wait)
+        content = request.content
+        data = io.BytesIO(content) if content and len(content) > WHOLE_BYTES else content  # sent in parts
         async with session.request(
-            request.method, self.url + request.target, data=request.content, timeout=limit, allow_redirects=False
+            request.method, self.url + request.target, data=data, timeout=limit, allow_redirects=False
         ) as response:
             body = await response.read()
             if response.status >= 300:

@@ -345,6 +345,10 @@ class Task:
     tags: tuple[str, ...] = ()
 
 
+UNPROTECTED = "unprotected"
+"""The key of a reward's detail that says why code that the agent wrote could have written the reward."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reward:
     """An appended fact about a rollout.
@@ -395,6 +399,11 @@ class Rollout:
     rewards: tuple[Reward, ...] = ()
     cause: Cause | None = None
     tampering: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def unprotected(self) -> str:
+        """Why code that the agent wrote could have written its rewards; "" if it could not."""
+        return next((str(each.detail[UNPROTECTED]) for each in self.rewards if UNPROTECTED in each.detail), "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,18 @@ MUTANTS = (
            "unit/harnesses/test_hostile.py::test_a_run_takes_no_more_than_its_share[process-disk by deleted files]"),
     Mutant(33, "harnesses/logs/opencode.py", "if not stored.issuperset(TABLES) or any(column[6] for column in columns):", "if False:",
            "contract/test_harness_logs.py::test_a_database_that_would_run_sql_of_its_own_is_refused"),
+    Mutant(34, "harnesses/runtimes/bubblewrap.py", "inner.folder, inner.pipes, inner.hidden = self.folder, pipes, [Path(each) for each in hidden]", "inner.folder, inner.pipes = self.folder, pipes",
+           "unit/harnesses/test_code_sandbox.py::test_code_under_test_writes_no_reward[reward_file]"),
+    Mutant(35, "harnesses/runtimes/traps.py", "if not target or not _stays(target, path, (PurePosixPath(workdir), *system)):", "if not target:",
+           "unit/harnesses/test_code_sandbox.py::test_code_under_test_writes_no_reward[link_to_the_answer]"),
+    Mutant(36, "harnesses/changes.py", "is_taken = matches(change.path, takes) and not", "is_taken = not",
+           "unit/harnesses/test_code_sandbox.py::test_with_takes_only_named_changes_count"),
+    Mutant(37, "harnesses/evaluators/command.py", "        file = LeftFiles(folder).open(path)\n", "        file = (folder / path).open('rb')\n",
+           "unit/harnesses/test_code_sandbox.py::test_a_link_that_the_verifier_left_is_no_reward"),
+    Mutant(38, "harnesses/runtimes/bubblewrap.py", '    *("--disable-userns", "--cap-drop",', '    *("--cap-drop",',
+           "unit/harnesses/test_bubblewrap.py::test_no_user_namespace_can_be_made_by_any_call"),
+    Mutant(39, "harnesses/evaluators/command.py", "        file = LeftFiles(folder).open(path)\n", "        file = (folder / path).open('rb')\n",
+           "unit/house/test_left_files.py::test_no_other_way_leads_into_what_an_agent_left"),
 )  # fmt: skip
 
 

@@ -20,8 +20,10 @@ from rolltap.cli.harness import NOT_INSTALLED, TESTED_RELEASE, installed
 from rolltap.cli.screen import Screen
 from rolltap.errors import RolltapError
 from rolltap.extras import install_line
+from rolltap.harnesses import protection
 from rolltap.harnesses.base import Harness
 from rolltap.harnesses.registry import get_harness, harness_names
+from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.cgroup import own_cgroup
 from rolltap.harnesses.runtimes.machine import limits_here
 from rolltap.harnesses.tested import release_results
@@ -54,7 +56,7 @@ EXTRAS = {
 
 async def check(config: Path | None) -> bool:
     """Prints the table; True if nothing that is configured is broken."""
-    findings = [_python(), *_extras(), *_programs(), _limits(), *await _harnesses()]
+    findings = [_python(), *_extras(), *_programs(), _limits(), _rewards(), *await _harnesses()]
     if config is not None:
         findings += await _configured(config)
     else:
@@ -157,6 +159,14 @@ def _programs() -> list[Finding]:
 def _limits() -> Finding:
     state, advice = limits_here(own_cgroup(), os.getuid(), platform.release())
     return Finding("limits of runs", state, advice)
+
+
+def _rewards() -> Finding:
+    """What code of an agent can reach while its reward is made, in the runtime that this machine has for commands."""
+    refusal = bubblewrap.refusal()
+    runtime = "process" if refusal else "bubblewrap"
+    advice = f"no sandbox here ({refusal.splitlines()[0]}): apt install bubblewrap" if refusal else ""
+    return Finding(f"code under evaluation ({runtime})", f"reaches: {protection.described(runtime)}", advice)
 
 
 async def _harnesses() -> list[Finding]:

@@ -9,6 +9,7 @@ import typer
 
 from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors
 from rolltap.cli.screen import say
+from rolltap.types import UNPROTECTED
 
 
 @one_line_errors
@@ -33,9 +34,16 @@ def describe(rollout: dict[str, Any]) -> str:
         f"session {rollout['session_id'] or 'none'}",
         *(f"reward {reward['value']:g} ({reward['scope']}, by {reward['source']})" for reward in rollout["rewards"]),
         *tampering_lines(rollout["tampering"]),
+        *unprotected_lines(rollout["rewards"]),
     ]
     tried = [f"  {act['kind']}: {act['detail']}" for act in rollout["tampering_acts"]]
     return "\n".join([*lines, *tried, "", rollout["evaluation"] or "its evaluator saw nothing"])
+
+
+def unprotected_lines(rewards: list[dict[str, Any]]) -> list[str]:
+    """Why code of the agent could have written the rewards, in a line; none if it could not."""
+    reasons = [each["detail"][UNPROTECTED] for each in rewards if UNPROTECTED in each["detail"]]
+    return [f"unprotected: code of the agent could have written its reward, as {reason}" for reason in reasons[:1]]
 
 
 def tampering_lines(counts: dict[str, int]) -> list[str]:

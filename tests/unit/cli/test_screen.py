@@ -82,7 +82,7 @@ def test_lines_and_tabs_stay() -> None:
 
 
 def test_a_rollout_says_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    reward = {"value": 1.0, "scope": f"role:{HOSTILE}", "source": HOSTILE}
+    reward = {"value": 1.0, "scope": f"role:{HOSTILE}", "source": HOSTILE, "detail": {"unprotected": HOSTILE}}
     fields = ("cause", "reason", "id", "task_id", "status", "session_id", "evaluation")
     tried = {"tampering": {"tests": 1}, "tampering_acts": [{"kind": "tests", "detail": HOSTILE}]}
     say(describe({**dict.fromkeys(fields, HOSTILE), "attempt": 1, "rewards": [reward], **tried}))

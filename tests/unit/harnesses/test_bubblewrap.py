@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Ending, Endpoint, Exit, Limits, PythonCall
-from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace, refusal
+from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime, BubblewrapWorkspace, refusal
 from rolltap.harnesses.runtimes.docker import DockerRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.registry import runtime_for
@@ -119,6 +120,24 @@ async def test_a_hostile_script_finds_nothing_of_the_machine(
 async def test_what_the_walls_forbid(workspace: BubblewrapWorkspace, script: str) -> None:
     exit_ = await attempt(workspace, script.replace("$$PARENT", str(os.getpid())))
     assert exit_.ending is Ending.CRASHED, exit_.output
+
+
+CLONE = {"x86_64": 56, "aarch64": 220}
+NEW_NAMESPACE = """
+import ctypes, os, sys
+made = ctypes.CDLL(None).syscall(int(sys.argv[1]), 0x10000000 | 17, 0, 0, 0, 0)  # CLONE_NEWUSER, SIGCHLD
+if made == 0:
+    os._exit(0)
+sys.exit(made > 0)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in CLONE, reason="the number of the call is not known here")
+async def test_no_user_namespace_can_be_made_by_any_call(workspace: BubblewrapWorkspace) -> None:
+    """seccomp refuses `unshare`; `clone` it can't, as every fork is one."""
+    command = (INTERPRETER, "-I", "-S", "-c", NEW_NAMESPACE, str(CLONE[platform.machine()]))
+    exit_ = await workspace.run(Command(command), LIMITS, 20)
+    assert exit_.code == 0, exit_.output
 
 
 async def test_only_the_proxy_can_be_reached(workspace: BubblewrapWorkspace) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +73,7 @@ async def test_docker_runs_one_contained_container(client: Client, tmp_path: Pat
     assert options(argv, "--cap-drop") == ["ALL"]
     assert options(argv, "--pids-limit") == ["99"]
     assert options(argv, "--workdir") == ["/workspace"]
-    assert [volume.split(":")[1] for volume in options(argv, "--volume")] == ["/workspace", "/home/agent", "/tmp"]
+    assert [volume.split(":")[1] for volume in options(argv, "--volume")] == ["/home/agent", "/workspace", "/tmp"]
     assert "API_KEY" in options(argv, "--env")
     assert "the-key" not in " ".join(argv)
     assert env["API_KEY"] == "the-key"
@@ -127,3 +130,34 @@ def test_images_that_cannot_be(image: str, message: str) -> None:
 def test_a_command_in_a_container_returns_no_code_of_the_engines(code: int, seen: int) -> None:
     ended = subprocess.run(["/bin/sh", "-c", RUN, "sh", "/bin/sh", "-c", f"exit {code}"], check=False)
     assert ended.returncode == seen
+
+
+@pytest.mark.parametrize("client", ["docker", "apptainer"], indirect=True)
+async def test_code_under_test_gets_a_container_beside_the_judges(client: Client, tmp_path: Path) -> None:
+    """The same working copy with the reward covered, another HOME, no mount of the judge's; with docker no network."""
+    image = tmp_path / "image.sif"
+    image.touch()
+    places = tmp_path / "places"
+    is_docker = client.path.name == "docker"
+    made = DockerRuntime("python:3", places) if is_docker else ApptainerRuntime(str(image), places)
+    workspace = await made.prepare(Files({"solution.sh": ""}))
+    async with workspace.code_helper(Limits(), time.monotonic() + 60, ("out/reward.txt",)) as helper:
+        (place,) = helper.mounts.values()
+        judge = replace(LAUNCH, env=helper.env, mounts={"/logs": tmp_path, **helper.mounts})
+        await workspace.run(judge, Limits(), 60)
+        running = await asyncio.create_subprocess_exec(sys.executable, place / "sandboxed", "./solution", cwd=tmp_path)
+        assert await running.wait() == 0
+        assert helper.runs == 1
+    judges, code = [argv for argv, _ in client.calls() if argv[0] in ("run", "--quiet")]
+    bindings = [options(argv, "--volume") + options(argv, "--bind") for argv in (judges, code)]
+    seen, hidden = [{each.split(":")[1]: each for each in some} for some in bindings]
+    assert {"/logs", "/run/rolltap", "/workspace"} <= seen.keys()
+    assert hidden.keys() & {"/logs", "/run/rolltap"} == set()
+    assert hidden["/workspace/out/reward.txt"].endswith(":ro")
+    assert hidden["/workspace"] == seen["/workspace"]
+    if is_docker:
+        assert options(code, "--network") == ["none"]
+        assert "--interactive" in code
+    assert code[-1] == "./solution"
+    assert not (workspace.folder / "out").exists()
+    await workspace.close()

@@ -307,7 +307,7 @@ async def test_links_that_an_agent_left_lead_no_evaluator_out(runtime: Runtime, 
         await write_outside(CommandCheck("true", "out/reward.txt"))
     with pytest.raises(EvaluatorFailed, match="wrote no reward"):
         await write_outside(CommandCheck("true", "reward.txt"))
-    assert (await write_outside(CommandCheck("mkdir out && echo 0.5 > out/reward.txt", "out/reward.txt"))).scores[
+    assert (await write_outside(CommandCheck("mkdir -p out && echo 0.5 > out/reward.txt", "out/reward.txt"))).scores[
         0
     ].value == 0.5
     assert (await write_outside(CHECK)).scores[0].value == 0.0

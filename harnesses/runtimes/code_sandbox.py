@@ -1,0 +1,326 @@
+"""The second sandbox of an evaluation: where an evaluator's program runs the code that it judges.
+
+The program itself (the judge) shares its sandbox with the reward, the task's tests and its own memory. What the agent
+wrote must share nothing with it. The judge starts such code by `$ROLLTAP_SANDBOXED COMMAND ...`: a helper that asks the
+runner, over a socket, for a sandbox beside its own. That one shows the working copy, an empty HOME and an empty scratch
+folder, and nothing else of the judge's: no process, no file, no variable. Input and outputs go through pipes, so that
+no file of the judge's is open there. The helper ends with the code's exit code, 128 + n after signal n; 125 if there
+was no sandbox. Code whose helper has ended is killed. Of each output 64 MiB pass, then its pipe is closed.
+
+Whoever can reach the socket may run code in such a sandbox, nothing else: what the helper sends is data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import stat
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from rolltap.decoding import from_json
+from rolltap.errors import RolltapError, Unreadable
+from rolltap.harnesses.base import Exit
+
+VARIABLE = "ROLLTAP_SANDBOXED"
+"""Environment variable of a judge: the helper."""
+PLACE = "/run/rolltap"
+"""The folder of the helper and its socket, in the judge's sandbox."""
+HELPER = "sandboxed"
+DIRECT = "/usr/bin/env"
+"""The helper of a runtime without sandboxes: it runs the command as the judge does."""
+AT_ONCE = 4
+"""The most commands of one judge at a time: each may take what a run may."""
+ENDING_S = 1.0
+"""What it takes to end processes whose time is over."""
+REQUEST_BYTES = 1 << 20
+REQUEST_S = 10.0
+COULD_NOT_RUN = 125
+
+SCRIPT = """\
+import json, os, socket, sys, threading
+
+def pump(source, target, left=1 << 62):
+    try:
+        while left > 0 and (data := os.read(source, min(65536, left))):
+            left -= len(data)
+            while data:
+                data = data[os.write(target, data):]
+    except OSError:
+        pass
+    os.close(source if target in (1, 2) else target)
+
+def fail(reason):
+    print("sandboxed: " + reason, file=sys.stderr, flush=True)
+    os._exit(125)
+
+if len(sys.argv) < 2:
+    fail("usage: $ROLLTAP_SANDBOXED COMMAND [ARGUMENT ...]")
+channel = socket.socket(socket.AF_UNIX)
+try:
+    channel.connect(os.path.join(os.path.dirname(os.path.realpath(__file__)), "socket"))
+    channel.sendall(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd()}).encode() + b"\\n")
+    _, pipes, _, _ = socket.recv_fds(channel, 1, 3)
+except (OSError, ValueError) as error:
+    fail(f"the runner does not answer: {error}")
+if len(pipes) == 3:
+    threading.Thread(target=pump, args=(0, pipes[0]), daemon=True).start()
+    outputs = [threading.Thread(target=pump, args=(pipes[each], each, 64 << 20)) for each in (1, 2)]
+    for each in outputs:
+        each.start()
+    for each in outputs:
+        each.join()
+with channel.makefile("rb") as file:
+    answer = file.readline()
+if not answer:
+    fail("the runner has ended")
+end = json.loads(answer)
+if end["error"]:
+    fail(end["error"])
+os._exit(end["code"])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRequest:
+    """A command for the second sandbox. `cwd`: the judge's, taken if it is in the working copy."""
+
+    argv: tuple[str, ...]
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodeEnd:
+    code: int = COULD_NOT_RUN
+    error: str = ""
+
+
+Pipes = tuple[int, int, int]
+"""Descriptors of a command's standard input, output and error."""
+RunCode = Callable[[CodeRequest, Pipes], Awaitable[int]]
+"""Runs a command with these pipes. Returns its exit code. Raises `RolltapError` if there is no sandbox for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectHelper:
+    """Runs code beside the judge, for the reason `shared`."""
+
+    shared: str
+    runs: int = 0
+    excess: str = ""
+    removed: tuple[str, ...] = ()
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {VARIABLE: DIRECT}
+
+    @property
+    def mounts(self) -> dict[str, Path]:
+        return {}
+
+
+class CoveredFiles:
+    """Files of the working copy that the second sandbox covers: they exist while code runs there.
+
+    They and the folders made for them are removed again if nobody wrote them. Raises `Unreadable` if one can't be made,
+    and at the end of a run that replaced a folder on the way to one. The evaluator may write in these folders again.
+    """
+
+    def __init__(self, folder: Path, paths: Sequence[str]) -> None:
+        self._folder = folder
+        self._paths = paths
+        self._running = 0
+        self._made: list[Path] = []
+        self._ways: dict[Path, tuple[int, int]] = {folder: _identity(folder)} if folder.exists() else {}
+
+    def __enter__(self) -> None:
+        if self._running == 0:
+            self._made.clear()
+            try:
+                for path in self._paths:
+                    self._make(self._folder / path)
+            except OSError as error:
+                raise Unreadable(f"a file for the evaluator can't be made: {error}") from error
+        self._running += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running -= 1
+        replaced = next((each for each, known in self._ways.items() if _identity(each) != known), None)
+        if replaced is not None:
+            raise Unreadable(f"the folder {replaced.name} was replaced, in which the evaluator writes")
+        for each in self._ways:
+            each.chmod(stat.S_IMODE(each.lstat().st_mode) | stat.S_IRWXU)
+        if self._running == 0:
+            for each in reversed(self._made):
+                with suppress(OSError):
+                    if stat.S_ISDIR(each.lstat().st_mode):
+                        each.rmdir()
+                    elif each.lstat().st_size == 0:
+                        each.unlink()
+
+    def _make(self, path: Path) -> None:
+        ways = [each for each in reversed(path.parents) if each.is_relative_to(self._folder)]
+        missing = [each for each in (*ways, path) if not os.path.lexists(each)]
+        for each in missing:
+            if each == path:
+                os.close(os.open(each, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+            else:
+                each.mkdir()
+        self._made += missing
+        self._ways |= {each: _identity(each) for each in ways}
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return (0, 0)
+    return status.st_dev, status.st_ino
+
+
+class CodeSandbox:
+    """Serves the helper in `folder`, which the judge sees at `PLACE`, until the context ends. `runs`: so far."""
+
+    def __init__(self, folder: Path, interpreter: str, run: RunCode, deadline: float, removed: Sequence[str]) -> None:
+        self.folder = folder
+        self.runs = 0
+        self._deadline = deadline
+        self._excess = ""
+        self._ended_at = 0.0
+        self.removed = removed
+        self._interpreter = interpreter
+        self._run = run
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._accepting: asyncio.Task[None] | None = None
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {VARIABLE: f"{PLACE}/{HELPER}"}
+
+    @property
+    def mounts(self) -> dict[str, Path]:
+        return {PLACE: self.folder}
+
+    @property
+    def shared(self) -> str:
+        return ""
+
+    @property
+    def excess(self) -> str:
+        late = self._deadline - ENDING_S
+        ran_late = time.monotonic() >= late and (bool(self._tasks) or self._ended_at >= late)
+        return self._excess or ("the evaluator's time" if ran_late else "")
+
+    def end_of(self, exit_: Exit) -> int:
+        """The exit code that the helper ends with."""
+        self._excess = self._excess or exit_.excess
+        if exit_.code is None or exit_.excess:
+            return 128 + signal.SIGKILL
+        return 128 - exit_.code if exit_.code < 0 else exit_.code
+
+    async def __aenter__(self) -> Self:
+        helper = self.folder / HELPER
+        helper.write_text(f"#!{self._interpreter}\n{SCRIPT}")
+        helper.chmod(0o755)
+        descriptor = os.open(self.folder, os.O_PATH | os.O_DIRECTORY)
+        try:  # by its descriptor, as a socket's path has 107 bytes at most
+            self._listener.bind(f"/proc/self/fd/{descriptor}/socket")
+        finally:
+            os.close(descriptor)
+        self._listener.listen(AT_ONCE)
+        self._accepting = asyncio.create_task(self._accept())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._accepting is not None
+        tasks = [self._accepting, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._slots.acquire()
+            connection, _ = await loop.sock_accept(self._listener)
+            task = asyncio.create_task(self._serve(connection))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda _: self._slots.release())
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            connection.setblocking(False)
+            with suppress(OSError, TimeoutError, msgspec.MsgspecError):
+                end = await self._end_of(connection)
+                if end is not None:
+                    await asyncio.get_running_loop().sock_sendall(connection, msgspec.json.encode(end) + b"\n")
+
+    async def _end_of(self, connection: socket.socket) -> CodeEnd | None:
+        """How the asked command ended; None if its helper has ended before."""
+        async with asyncio.timeout(REQUEST_S):
+            request = from_json(await _line(connection), CodeRequest)
+        if not request.argv or any("\0" in each for each in (*request.argv, request.cwd)):
+            return CodeEnd(error="no command that can be run")
+        self.runs += 1
+        pipes = [os.pipe() for _ in range(3)]
+        theirs, ours = (pipes[0][1], pipes[1][0], pipes[2][0]), (pipes[0][0], pipes[1][1], pipes[2][1])
+        try:
+            socket.send_fds(connection, [b"x"], theirs)
+        finally:
+            _close(theirs)
+        running = asyncio.ensure_future(self._code_of(request, ours))
+        leaving = asyncio.ensure_future(asyncio.get_running_loop().sock_recv(connection, 1))
+        try:
+            await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+            return running.result() if running.done() else None
+        finally:
+            for each in (running, leaving):
+                each.cancel()
+            await asyncio.gather(running, leaving, return_exceptions=True)
+
+    async def _code_of(self, request: CodeRequest, pipes: Pipes) -> CodeEnd:
+        try:
+            return CodeEnd(await self._run(request, pipes))
+        except RolltapError as error:
+            return CodeEnd(error=error.message)
+        finally:
+            self._ended_at = time.monotonic()
+            _close(pipes)
+
+
+async def _line(connection: socket.socket) -> bytes:
+    loop, data = asyncio.get_running_loop(), b""
+    while not data.endswith(b"\n"):
+        part = await loop.sock_recv(connection, 1 << 16)
+        if not part or len(data) > REQUEST_BYTES:
+            raise OSError("no whole request")
+        data += part
+    return data
+
+
+def _close(pipes: Pipes) -> None:
+    for each in pipes:
+        os.close(each)
+
+
+def folder_inside(cwd: str, workdir: Path) -> Path:
+    """`cwd` if it is in the working copy, else the working copy itself."""
+    path = Path(cwd)
+    return path if path.is_relative_to(workdir) and ".." not in path.parts else workdir

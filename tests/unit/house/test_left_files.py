@@ -1,0 +1,83 @@
+"""What an agent left is opened and listed by `LeftFiles` alone, which follows no link and reads no pipe."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+HARNESSES = ROOT / "harnesses"
+PLACES = (
+    *sorted((HARNESSES / "evaluators").glob("*.py")),
+    *sorted((HARNESSES / "logs").glob("*.py")),
+    *(HARNESSES / name for name in ("attempts.py", "changes.py", "copying.py", "lifecycle.py", "tampering.py")),
+    *(HARNESSES / "runtimes" / name for name in ("traps.py", "code_sandbox.py")),
+)
+"""The modules that get a working copy or HOME after an agent ran."""
+READS = {
+    *("open", "read_text", "read_bytes", "walk", "fwalk", "listdir", "scandir", "iterdir", "glob", "rglob", "connect"),
+    *("copy", "copy2", "copyfile", "copytree", "cmp", "dircmp", "write_text", "write_bytes", "touch", "mkdir"),
+}
+ALLOWED = {
+    "changes.py:_files": "lists folders, and no links to folders",
+    "changes.py:_same": "compares what is a regular file on both sides, once no process is left",
+    "changes.py:apply_changes": "makes folders in a clean workspace, not through links; copies by `LeftFiles`",
+    "code_sandbox.py:CodeSandbox.__aenter__": "its own folder",
+    "code_sandbox.py:CoveredFiles._make": "makes new files and folders only, while no code runs",
+    "command.py:_clear": "an empty folder in place of what the agent put there, once no process is left",
+    "copying.py:CopyBudget.copy": "its target, new",
+    "harbor.py:HarborCheck.evaluate": "the task's own tests, and its own folder",
+    "opencode.py:_rows": "a copy that `LeftFiles` made, in the reader process",
+    "pytest_check.py:_identities": "a clean workspace before the agent's changes",
+    "pytest_check.py:_is_python_prefix": "this machine's Python",
+    "pytest_check.py:find_configuration": "the same",
+    "tampering.py:_walk": "lists folders, no links to folders",
+}
+"""Where something else is done, and why it can be: `module:function`."""
+
+
+def reads(source: str, name: str) -> Iterator[str]:
+    """`module:function` of each call that opens, lists, copies or makes files without `LeftFiles`."""
+
+    def visit(node: ast.AST, function: str) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            inner = function
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                inner = f"{function}.{child.name}".lstrip(".")
+            if isinstance(child, ast.Call) and _called(child) in READS and not _by_helper(child):
+                yield f"{name}:{function}"
+            yield from visit(child, inner)
+
+    return visit(ast.parse(source), "")
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _by_helper(call: ast.Call) -> bool:
+    """`LeftFiles(...).open(...)`, a method of what is named so for one, or of a parser."""
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    owner = call.func.value
+    if isinstance(owner, ast.Call):
+        return _called(owner) == "LeftFiles"
+    name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+    return name in {"left", "source", "budget", "home", "work", "ast"}
+
+
+def test_no_other_way_leads_into_what_an_agent_left() -> None:
+    found = {
+        each
+        for path in PLACES
+        if path.name != "files.py"  # LeftFiles itself
+        for each in reads(path.read_text(encoding="utf-8"), path.name)
+    }
+    assert found == set(ALLOWED)
+
+
+def test_the_lint_finds_reads() -> None:
+    source = "def f(workspace):\n    return (workspace.folder / 'x').read_text() + open(workspace.folder).read()\n"
+    assert list(reads(source, "m.py")) == ["m.py:f", "m.py:f"]
+    assert list(reads("def f(folder):\n    LeftFiles(folder).open('x')\n", "m.py")) == []
