@@ -13,16 +13,19 @@ from types import MappingProxyType
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from rolltap.contract.notes import NOTE_CHARS, NewNote, NoteKind
 from rolltap.errors import Forbidden, InvalidRequest, NotFound, RolltapError
-from rolltap.proxy.reading_process.asking import AskRecord
+from rolltap.ledger.reading import GroupQuery
+from rolltap.proxy.reading_process.asking import Answer, AskRecord
 from rolltap.proxy.viewer.access import COOKIE_S, Access, Viewers
+from rolltap.proxy.viewer.listing import address_of
 from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.proxy.viewer.run import EngineLine
-from rolltap.proxy.viewer.selection import Selections, selection_query
+from rolltap.proxy.viewer.selection import Selections
 from rolltap.proxy.viewer.templating import ASSETS, ASSETS_HASH, render
 from rolltap.tenants import DEFAULT_TENANT, NOBODY, act_for, current_tenant
 
@@ -41,6 +44,8 @@ TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 OPEN_PATHS = ("/open", "/assets/")
 NOTES = "/notes"
 MOST_IDS = 1_000_000
+MOST_PICKED = 200
+GZIP_LEVEL = 4
 FORM_HEADER = "x-rolltap-form"
 EnginesOf = Callable[[str], Sequence[EngineLine]]
 AppendNote = Callable[[NewNote], Awaitable[object]]
@@ -50,6 +55,7 @@ PagePath = Annotated[str, Query(max_length=256, pattern=r"^(\w[\w/-]*)?$")]
 """A page below `/view/`, of letters, digits, _, - and /: it leads nowhere else."""
 
 Position = Annotated[int, Query(ge=0, lt=2**31)]
+Picked = Annotated[Sequence[str], Query(max_length=MOST_PICKED)]
 Start = Annotated[int, Query(alias="from", ge=0, lt=2**31)]
 
 
@@ -61,6 +67,7 @@ def viewer_app(
     app = FastAPI(title="rolltap viewer", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(RolltapError, _error_page)
     app.middleware("http")(_guard(access, viewers))
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=GZIP_LEVEL)
     _add_entrance(app, access)
     _add_notes(app, access, viewers, append)
     _add_session_pages(app, ask)
@@ -163,7 +170,7 @@ async def _is_admitted(request: Request, access: Access, viewers: Viewers) -> bo
 
 async def _error_page(_: Request, error: Exception) -> Response:
     assert isinstance(error, RolltapError)
-    page = render("message.html", heading="This can't be shown", text=error.message, command="")
+    page = render("message.html", heading="This can't be shown", text=error.message, command="", store="", section="")
     return HTMLResponse(page, error.status)
 
 
@@ -232,10 +239,27 @@ def _number(text: str) -> float:
         raise InvalidRequest(f"a score is a number, not {text[:40]!r}", param="value") from None
 
 
+async def _is_known(request: Request, state: Callable[[], Awaitable[Answer]]) -> bool:
+    """True if the page that asks has this state of the record already. The pages' scripts ask with `If-None-Match`."""
+    known = request.headers.get("if-none-match")
+    if known is None:
+        return False
+    return known == (await (await state()).read()).decode()
+
+
 def _add_session_pages(app: FastAPI, ask: AskRecord) -> None:
     @app.get("/", response_class=HTMLResponse)
-    async def sessions(q: str = "", where: str = "", sort: str = "created_at", offset: Position = 0) -> Response:
-        return (await ask(Pages.sessions, q, where, sort, offset)).response()
+    async def sessions(
+        request: Request, q: str = "", where: str = "", sort: str = "", order: str = "", offset: Position = 0
+    ) -> Response:
+        address = address_of(q, where, sort, order, offset)
+        if await _is_known(request, lambda: ask(Pages.state, texts=bool(q.strip()))):
+            return Response(status_code=304)
+        return (await ask(Pages.sessions, address)).response()
+
+    @app.get("/facets", response_class=HTMLResponse)
+    async def facets(q: str = "", where: str = "", sort: str = "", order: str = "") -> Response:
+        return (await ask(Pages.facets, address_of(q, where, sort, order))).response()
 
     @app.get("/sessions/{session_id}", response_class=HTMLResponse)
     async def session(session_id: str, start: Start = 0) -> Response:
@@ -282,13 +306,22 @@ def _add_files(app: FastAPI, ask: AskRecord) -> None:
         return response
 
     @app.get("/selection/sessions.txt")
-    async def selected_ids(q: str = "", where: str = "", sort: str = "created_at") -> Response:
-        text = await (await ask(Selections.ids, selection_query(q, where, sort), MOST_IDS)).read()
+    async def selected_ids(
+        q: str = "", where: str = "", sort: str = "", order: str = "", picked: Picked = ()
+    ) -> Response:
+        if picked:
+            return Response(
+                "".join(f"{id}\n" for id in picked), media_type="text/plain", headers=_download("sessions.txt")
+            )
+        text = await (await ask(Selections.ids, address_of(q, where, sort, order).query, MOST_IDS)).read()
         return Response(text, media_type="text/plain", headers=_download("sessions.txt"))
 
     @app.get("/selection/dataset.zip")
-    async def selected_dataset(q: str = "", where: str = "", sort: str = "created_at", format: str = "sft") -> Response:
-        response = (await ask(Selections.dataset, selection_query(q, where, sort), format)).response()
+    async def selected_dataset(
+        q: str = "", where: str = "", sort: str = "", order: str = "", format: str = "sft", picked: Picked = ()
+    ) -> Response:
+        query = address_of(q, where, sort, order).query
+        response = (await ask(Selections.dataset, query, format, list(picked))).response()
         response.headers.update(_download("dataset.zip"))
         return response
 
@@ -307,15 +340,32 @@ def _add_files(app: FastAPI, ask: AskRecord) -> None:
 
 def _add_group_pages(app: FastAPI, ask: AskRecord, engines: EnginesOf) -> None:
     @app.get("/groups", response_class=HTMLResponse)
-    async def groups(policy: str = "", before: str = "") -> Response:
-        return (await ask(Pages.groups, policy, before)).response()
+    async def groups(
+        request: Request,
+        words: Name = "",
+        policy: Name = "",
+        purpose: Name = "",
+        status: Name = "",
+        spread: bool = False,
+        sort: Name = "created_at",
+        order: Name = "",
+        offset: Position = 0,
+    ) -> Response:
+        if await _is_known(request, lambda: ask(Pages.state)):
+            return Response(status_code=304)
+        query = GroupQuery(policy, words.strip(), purpose, status, spread, sort, order != "asc", offset)
+        return (await ask(Pages.groups, query)).response()
 
     @app.get("/groups/{group_id}", response_class=HTMLResponse)
-    async def group(group_id: str) -> Response:
+    async def group(request: Request, group_id: str) -> Response:
+        if await _is_known(request, lambda: ask(Pages.state)):
+            return Response(status_code=304)
         return (await ask(Pages.group, group_id)).response()
 
     @app.get("/runs", response_class=HTMLResponse)
-    async def runs() -> Response:
+    async def runs(request: Request) -> Response:
+        if await _is_known(request, lambda: ask(Pages.state)):
+            return Response(status_code=304)
         return (await ask(Pages.runs)).response()
 
     @app.get("/runs/{policy}/compare", response_class=HTMLResponse)
@@ -323,5 +373,8 @@ def _add_group_pages(app: FastAPI, ask: AskRecord, engines: EnginesOf) -> None:
         return (await ask(Pages.compare, policy, first, second, task)).response()
 
     @app.get("/runs/{policy}", response_class=HTMLResponse)
-    async def run(policy: str) -> Response:
-        return (await ask(Pages.run, policy, list(engines(policy)))).response()
+    async def run(request: Request, policy: str) -> Response:
+        lines = list(engines(policy))
+        if await _is_known(request, lambda: ask(Pages.run_state, policy, lines)):
+            return Response(status_code=304)
+        return (await ask(Pages.run, policy, lines)).response()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -16,10 +17,12 @@ import numpy as np
 from cachetools import LRUCache
 
 from rolltap.errors import DatasetError, InvalidRequest, NotFound, RolltapError
-from rolltap.proxy.viewer.compare import first_and_last, reach_of, tone
+from rolltap.ledger.reading import GroupQuery
+from rolltap.proxy.viewer.compare import reach_of, tone
 from rolltap.proxy.viewer.group import lanes_of, spread
+from rolltap.proxy.viewer.listing import PAGE, ListAddress, facet_links
 from rolltap.proxy.viewer.run import EngineLine, run_curves
-from rolltap.proxy.viewer.selection import MOST_SESSIONS, query_page, selection_query
+from rolltap.proxy.viewer.selection import MOST_SESSIONS
 from rolltap.proxy.viewer.session import (
     BREAKS,
     MASKS,
@@ -46,10 +49,12 @@ from rolltap.reading.types import (
 from rolltap.reconstructor.exporters import EXPORTERS
 from rolltap.reconstructor.exporters.select import parse_where
 
-PAGE = 50
+QUIET_S = 600.0
+"""A store by itself in which nothing happened for so long is not asked for news."""
+
 IDS_FILE = "sessions.txt"
 DEFAULT_FORMAT = "sft"
-ORDERS = {
+ORDER_NAMES = {
     "created_at": "Newest",
     "last_call_at": "Last active",
     "reward": "Reward",
@@ -65,55 +70,68 @@ LONG = 300
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "effort", "thinking")
 """Sampling parameters of a call that are shown if set."""
 
-EXAMPLES = ("harness=codex", "reward>=0.5", "breaks>=1", "calls>=10", "policy=default", "errors>=1")
+EXAMPLES = ("harness=codex", "reward>=0.5", "breaks>=1", "calls>=10", "purpose=evaluation", "errors>=1")
 
 
 @dataclass(eq=False)
 class Pages:
-    """Renders the pages. `store` is shown in every page's head."""
+    """Renders the pages. `store` is shown in every page's head. `standalone`: there is no server that writes it."""
 
     reader: RecordReader
     store: str
+    standalone: bool = False
     _read: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(4))
     _transcripts: LRUCache[tuple[object, ...], tuple[CallTurn, ...]] = field(default_factory=lambda: LRUCache(4))
 
     async def _render(self, template: str, section: str, **values: Any) -> str:
         shared = {"store": self.store, "spread": spread, "breaks": BREAKS, "masks": MASKS, "offline": False}
-        shared["calls"] = "/view/calls/"
-        return await render_page(template, section=section, **shared, **values)
+        shared |= {"calls": "/view/calls/", "record": ""}
+        return await render_page(template, section=section, **(shared | values))
 
-    async def sessions(self, search: str, where: str, sort: str, offset: int) -> str:
-        selected = selection_query(search, where, sort)
-        query = query_page(selected, max(0, offset), PAGE)
-        problem = ""
+    async def state(self, *, texts: bool = False, extra: str = "") -> str:
+        """Returns the state of the record that a list, a group or a run shows: their pages ask for news with it.
+
+        Empty if no news can come: the pages are those of a store by itself, in which nothing has happened for a while.
+        `extra`: what else the page shows.
+        """
+        position, changed_at = await self.reader.position(texts=texts)
+        if self.standalone and time.time() > changed_at + QUIET_S:
+            return ""
+        return hashlib.sha256(f"{position} {extra}".encode()).hexdigest()[:16]
+
+    async def sessions(self, address: ListAddress) -> str:
+        query, problem = address.query, ""
+        state = await self.state(texts=bool(query.search))
         try:
             page = await self.reader.sessions(query)
         except RolltapError as error:
             page, problem = SessionPage((), 0, 1.0), error.message
-
-        def at(position: int) -> str:
-            query = {"q": search, "where": where, "sort": sort, "offset": position}
-            return "/view/?" + urlencode({name: value for name, value in query.items() if value})
-
+        rewards = [each.reward for each in page.sessions if each.reward is not None]
         return await self._render(
             "sessions.html",
             "Sessions",
+            record=state or ("reading" if page.indexed < 1 else ""),
             page=page,
-            query=query,
-            where=where,
-            sort=query.sort,
-            orders=ORDERS.items(),
+            a=address,
+            orders=ORDER_NAMES.items(),
             examples=EXAMPLES,
             problem=problem,
-            filtered=bool(query.search or query.where),
-            previous=at(max(0, query.offset - PAGE)) if query.offset else None,
-            following=at(query.offset + PAGE) if query.offset + PAGE < page.total else None,
-            export=_export_command(selected),
-            selection=urlencode({"q": search, "where": where, "sort": query.sort}),
+            reach=(min([0.0, *rewards]), max([1.0, *rewards])),
+            previous=address.at(query.offset - PAGE) if query.offset else None,
+            following=address.at(query.offset + PAGE) if query.offset + PAGE < page.total else None,
+            export=_export_command(query),
             formats=EXPORTERS,
             format=DEFAULT_FORMAT,
             most=MOST_SESSIONS,
         )
+
+    async def facets(self, address: ListAddress) -> str:
+        """Renders the facets beside the list, as a fragment of its page."""
+        try:
+            facets = await self.reader.facets(address.query)
+        except RolltapError:
+            facets = ()
+        return await self._render("facets.html", "Sessions", a=address, facets=facet_links(address, facets))
 
     async def session(self, session_id: str, start: int) -> str:
         """Renders the transcript; for a long session a page that loads it, so that something shows at once."""
@@ -236,17 +254,49 @@ class Pages:
         shared = {"tab": tab, "detail": detail, "s": detail.summary, "news": ""}
         return await self._render(template, "Sessions", **(shared | values))
 
-    async def groups(self, policy: str, before: str) -> str:
-        groups = await self.reader.groups(policy=policy or None, limit=PAGE, before=before or None)
-        following = ""
-        if len(groups) == PAGE:
-            query = {"policy": policy, "before": groups[-1].id}
-            following = "/view/groups?" + urlencode({name: value for name, value in query.items() if value})
-        return await self._render("groups.html", "Groups", groups=groups, policy=policy, following=following)
+    async def groups(self, query: GroupQuery) -> str:
+        state = await self.state()
+        groups = await self.reader.groups(query, PAGE)
+        counts = await self.reader.group_counts(query)
+        others = await self.reader.group_counts(replace(query, purpose=""))
+
+        def link(**changes: Any) -> str:
+            changed = replace(query, **{"offset": 0, **changes})
+            values = {name: value for name, value in asdict(changed).items() if value}
+            values.pop("descending", None)
+            values |= {} if changed.descending else {"order": "asc"}
+            return "/view/groups?" + urlencode(values)
+
+        def number(rows: Sequence[tuple[str, str, bool, int]], **wanted: Any) -> int:
+            names = ("policy", "status", "measures")
+            return sum(
+                row[-1] for row in rows if all(row[names.index(name)] == value for name, value in wanted.items())
+            )
+
+        total = number(counts)
+        return await self._render(
+            "groups.html",
+            "Groups",
+            record=state,
+            groups=groups,
+            query=query,
+            link=link,
+            total=total,
+            tabs=[
+                ("", "All", number(others)),
+                ("training", "Training", number(others, measures=False)),
+                ("evaluation", "Evaluation", number(others, measures=True)),
+            ],
+            policies=sorted({row[0] for row in counts}),
+            statuses=sorted({row[1] for row in counts}),
+            previous=link(offset=max(0, query.offset - PAGE)) if query.offset else None,
+            following=link(offset=query.offset + PAGE) if query.offset + PAGE < total else None,
+        )
 
     async def group(self, group_id: str) -> str:
         group = await self.reader.group(group_id)
-        return await self._render("group.html", "Groups", **(await self.group_values(group)))
+        state = await self.state()
+        return await self._render("group.html", "Groups", record=state, **(await self.group_values(group)))
 
     async def group_values(self, group: GroupDetail) -> dict[str, Any]:
         """Returns the values of a group's template."""
@@ -263,11 +313,18 @@ class Pages:
         return {"g": group, "lanes": lanes, "parting": parting}
 
     async def runs(self) -> str:
-        return await self._render("runs.html", "Runs", runs=await self.reader.runs())
+        state = await self.state()
+        return await self._render("runs.html", "Runs", record=state, runs=await self.reader.runs())
 
     async def run(self, policy: str, engines: Sequence[EngineLine]) -> str:
         """Renders a run's page. `engines`: those that serve the policy, as a running server knows them."""
-        return await self._render("run.html", "Runs", **await self.run_values(policy, engines))
+        state = await self.run_state(policy, engines)
+        return await self._render("run.html", "Runs", record=state, **await self.run_values(policy, engines))
+
+    async def run_state(self, policy: str, engines: Sequence[EngineLine]) -> str:
+        """Returns the state of a run's page: see `state`."""
+        now, mismatch = await asyncio.gather(self.reader.run_state(policy), self.reader.mismatch(policy))
+        return await self.state(extra=repr((now, mismatch, list(engines))))
 
     async def run_values(self, policy: str, engines: Sequence[EngineLine]) -> dict[str, Any]:
         """Returns the values of `run_body.html`. Raises `NotFound` if the policy is unknown."""
@@ -276,7 +333,7 @@ class Pages:
             read.policies(), read.run(policy), read.run_state(policy), read.mismatch(policy), read.efforts(policy)
         )
         states = {state.name: state for state in policies}
-        first, second = first_and_last(points)
+        ranges = await read.comparable(policy)
         if policy not in states and not points:
             raise NotFound(f"no policy {policy!r}", param="policy")
         return {
@@ -285,17 +342,20 @@ class Pages:
             "engines": engines,
             "now": now,
             "mismatch": mismatch,
-            "first": first,
-            "second": second,
+            "first": ranges and str(ranges[0]),
+            "second": ranges and str(ranges[1]),
             "curves": run_curves(points, efforts),
         }
 
     async def compare(self, policy: str, first: str, second: str, task: str) -> str:
         """Compares two ranges of weight versions (`0-3`, `10`) on the same tasks. With `task`, lists its rollouts."""
         problem, comparison, sides = "", None, []
-        if not (first and second):
-            first, second = first_and_last(await self.reader.run(policy))
+        offered = await self.reader.comparable(policy)
+        if not (first and second) and offered is not None:
+            first, second = map(str, offered)
         try:
+            if not (first or second):
+                raise InvalidRequest("no two weight versions of this run share a task: evaluate both on the same tasks")
             ranges = version_range(first, "first"), version_range(second, "second")
             comparison = await self.reader.compare(policy, *ranges)
             if task:
@@ -313,6 +373,7 @@ class Pages:
             first=first,
             second=second,
             problem=problem,
+            offered=offered and tuple(map(str, offered)),
             c=comparison,
             sides=sides,
             here=f"/view/runs/{quote(policy, safe='')}/compare?{query}",

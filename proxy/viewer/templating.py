@@ -49,7 +49,7 @@ def _sign(match: re.Match[str]) -> str:
 
 
 def ago(at: float | None, now: float | None = None) -> str:
-    """Returns how long ago a time was, in one unit; after 60 days the date."""
+    """Says how long ago a time was, in one unit; after 60 days the date."""
     if at is None:
         return ""
     age = (time.time() if now is None else now) - at
@@ -57,7 +57,7 @@ def ago(at: float | None, now: float | None = None) -> str:
         return "now"
     for size, unit in ((60, "s"), (3600, "min"), (86_400, "h"), (86_400 * 60, "d")):
         if age < size:
-            return f"{age / UNIT_S[unit]:.0f} {unit}"
+            return f"{age / UNIT_S[unit]:.0f} {unit} ago"
     return moment(at)[:10]
 
 
@@ -104,6 +104,12 @@ def signed(number: float) -> str:
 def place(number: float, reach: float) -> str:
     """Returns the position of a value on an axis from -100 to 100 that spans `reach` on each side."""
     return f"{number / reach * 100:.1f}"
+
+
+def share(value: float, reach: tuple[float, float], size: float) -> str:
+    """Returns how much of `size` lies between 0, or the lower end of `reach` if that is over 0, and a value."""
+    low, high = reach
+    return f"{abs(value - max(low, 0.0)) / (high - low) * size:.1f}"
 
 
 def token_text(text: str) -> str:
@@ -155,7 +161,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     filters = {"ago": ago, "moment": moment, "duration": duration, "count": count, "decimal": decimal}
-    filters |= {"figure": figure, "signed": signed, "place": place}
+    filters |= {"figure": figure, "signed": signed, "place": place, "share": share}
     env.filters.update(filters)
     env.filters["counted"] = counted
     env.filters["arguments"] = lambda text: arguments_of(text)

@@ -145,7 +145,7 @@ async def _serve(store: str, named: Sequence[str], settings: Settings, port: int
     vocabularies = TokenizerFolders(named, settings)
     rules = policy_rules(settings, ())
     async with opened_reader(store, rules=rules, vocabulary=vocabularies.of_policy) as reader:
-        ask = AskHere(Pages(reader, reader.log.database.name), SavedPages(reader), Selections(reader))
+        ask = AskHere(Pages(reader, reader.log.database.name, standalone=True), SavedPages(reader), Selections(reader))
         access = Access(secrets.token_hex(16))
         socket = bind("127.0.0.1", port)
         link = f"http://127.0.0.1:{socket.getsockname()[1]}/view/open?token={access.new_link()}"
