@@ -108,8 +108,10 @@ async def converse(home: House) -> str:
 
 @contextmanager
 def viewing(store: Path) -> Iterator[str]:
-    """`rolltap view STORE`; the link that lets a browser in."""
+    """`rolltap view STORE`, with its trainer's steps if it is a demo's; the link that lets a browser in."""
     command = [sys.executable, "-m", "rolltap", "view", str(store), "--no-browser", "--tokenizer", str(FOLDER)]
+    steps = store.parent.parent / "train" / "metrics.jsonl"
+    command += ["--metrics", f"tiny={steps}"] if steps.exists() else []
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

@@ -24,7 +24,7 @@ from rolltap.proxy.viewer.access import COOKIE_S, Access, Viewers
 from rolltap.proxy.viewer.listing import address_of
 from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
-from rolltap.proxy.viewer.run import EngineLine
+from rolltap.proxy.viewer.run import MOST_RUNS, EngineLine
 from rolltap.proxy.viewer.selection import Selections
 from rolltap.proxy.viewer.templating import ASSETS, ASSETS_HASH, render
 from rolltap.tenants import DEFAULT_TENANT, NOBODY, act_for, current_tenant
@@ -40,7 +40,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 OPEN_PATHS = ("/open", "/assets/")
 NOTES = "/notes"
 MOST_IDS = 1_000_000
@@ -55,6 +55,7 @@ PagePath = Annotated[str, Query(max_length=256, pattern=r"^(\w[\w/-]*)?$")]
 """A page below `/view/`, of letters, digits, _, - and /: it leads nowhere else."""
 
 Position = Annotated[int, Query(ge=0, lt=2**31)]
+Others = Annotated[Sequence[str], Query(alias="with", max_length=MOST_RUNS)]
 Picked = Annotated[Sequence[str], Query(max_length=MOST_PICKED)]
 Start = Annotated[int, Query(alias="from", ge=0, lt=2**31)]
 
@@ -261,6 +262,10 @@ def _add_session_pages(app: FastAPI, ask: AskRecord) -> None:
     async def facets(q: str = "", where: str = "", sort: str = "", order: str = "") -> Response:
         return (await ask(Pages.facets, address_of(q, where, sort, order))).response()
 
+    @app.get("/diff", response_class=HTMLResponse)
+    async def diff(first: Name, second: Name) -> Response:
+        return (await ask(Pages.diff, first, second)).response()
+
     @app.get("/sessions/{session_id}", response_class=HTMLResponse)
     async def session(session_id: str, start: Start = 0) -> Response:
         return (await ask(Pages.session, session_id, start)).response()
@@ -373,8 +378,8 @@ def _add_group_pages(app: FastAPI, ask: AskRecord, engines: EnginesOf) -> None:
         return (await ask(Pages.compare, policy, first, second, task)).response()
 
     @app.get("/runs/{policy}", response_class=HTMLResponse)
-    async def run(request: Request, policy: str) -> Response:
+    async def run(request: Request, policy: str, others: Others = ()) -> Response:
         lines = list(engines(policy))
         if await _is_known(request, lambda: ask(Pages.run_state, policy, lines)):
             return Response(status_code=304)
-        return (await ask(Pages.run, policy, lines)).response()
+        return (await ask(Pages.run, policy, lines, list(others))).response()

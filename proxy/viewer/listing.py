@@ -102,7 +102,7 @@ def _bare(condition: str) -> str:
 
 def address_of(search: str, where: str, sort: str, order: str = "", offset: int = 0) -> ListAddress:
     """Returns the address for the parameters of a request; an unknown order is the newest first."""
-    known = next((name for name in ORDERS if name == sort), "created_at")
+    known: SessionOrder = next((name for name in ORDERS if name == sort), "created_at")
     return ListAddress(search, where, known, order == "asc", max(0, offset))
 
 

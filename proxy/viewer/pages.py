@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -19,9 +20,10 @@ from cachetools import LRUCache
 from rolltap.errors import DatasetError, InvalidRequest, NotFound, RolltapError
 from rolltap.ledger.reading import GroupQuery
 from rolltap.proxy.viewer.compare import reach_of, tone
+from rolltap.proxy.viewer.differences import CALLS, compared_calls
 from rolltap.proxy.viewer.group import lanes_of, spread
 from rolltap.proxy.viewer.listing import PAGE, ListAddress, facet_links
-from rolltap.proxy.viewer.run import EngineLine, run_curves
+from rolltap.proxy.viewer.run import MOST_RUNS, EngineLine, Run, chart_data, last_values, read_steps
 from rolltap.proxy.viewer.selection import MOST_SESSIONS
 from rolltap.proxy.viewer.session import (
     BREAKS,
@@ -75,11 +77,15 @@ EXAMPLES = ("harness=codex", "reward>=0.5", "breaks>=1", "calls>=10", "purpose=e
 
 @dataclass(eq=False)
 class Pages:
-    """Renders the pages. `store` is shown in every page's head. `standalone`: there is no server that writes it."""
+    """Renders the pages. `store` is shown in every page's head. `standalone`: there is no server that writes it.
+
+    `metrics`: files with a trainer's steps (`metrics.jsonl`) by policy; that of "" is of every other policy.
+    """
 
     reader: RecordReader
     store: str
     standalone: bool = False
+    metrics: Mapping[str, Path] = field(default_factory=dict)
     _read: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(4))
     _transcripts: LRUCache[tuple[object, ...], tuple[CallTurn, ...]] = field(default_factory=lambda: LRUCache(4))
 
@@ -190,6 +196,24 @@ class Pages:
         if state not in self._transcripts:
             self._transcripts[state] = await self.reader.transcript(summary.id)
         return self._transcripts[state]
+
+    async def diff(self, first: str, second: str) -> str:
+        """Renders the differences of two sessions. Raises `NotFound` for an unknown one."""
+        details = [await self.reader.session(first), await self.reader.session(second)]
+        turns = [turns_of(entries_of(each), await self.transcript(each), 0, CALLS) for each in details]
+        calls = await compared_calls(*turns)
+        summaries = [each.summary for each in details]
+        groups = {each.group_id for each in summaries}
+        return await self._render(
+            "diff.html",
+            "Sessions",
+            first=summaries[0],
+            second=summaries[1],
+            calls_compared=calls,
+            differing=sum(not call.same for call in calls),
+            group=groups.pop() if len(groups) == 1 else None,
+            more=any(len(each.calls) > CALLS for each in details),
+        )
 
     async def timeline(self, session_id: str) -> str:
         detail = await self.reader.session(session_id)
@@ -316,17 +340,22 @@ class Pages:
         state = await self.state()
         return await self._render("runs.html", "Runs", record=state, runs=await self.reader.runs())
 
-    async def run(self, policy: str, engines: Sequence[EngineLine]) -> str:
-        """Renders a run's page. `engines`: those that serve the policy, as a running server knows them."""
+    async def run(self, policy: str, engines: Sequence[EngineLine], others: Sequence[str] = ()) -> str:
+        """Renders a run's page, with the curves of the `others` laid over its own.
+
+        `engines`: those that serve the policy, as a running server knows them.
+        """
         state = await self.run_state(policy, engines)
-        return await self._render("run.html", "Runs", record=state, **await self.run_values(policy, engines))
+        return await self._render("run.html", "Runs", record=state, **await self.run_values(policy, engines, others))
 
     async def run_state(self, policy: str, engines: Sequence[EngineLine]) -> str:
         """Returns the state of a run's page: see `state`."""
         now, mismatch = await asyncio.gather(self.reader.run_state(policy), self.reader.mismatch(policy))
         return await self.state(extra=repr((now, mismatch, list(engines))))
 
-    async def run_values(self, policy: str, engines: Sequence[EngineLine]) -> dict[str, Any]:
+    async def run_values(
+        self, policy: str, engines: Sequence[EngineLine], others: Sequence[str] = (), *, links: bool = True
+    ) -> dict[str, Any]:
         """Returns the values of `run_body.html`. Raises `NotFound` if the policy is unknown."""
         read = self.reader
         policies, points, now, mismatch, efforts = await asyncio.gather(  # reads the record and its index concurrently
@@ -336,16 +365,28 @@ class Pages:
         ranges = await read.comparable(policy)
         if policy not in states and not points:
             raise NotFound(f"no policy {policy!r}", param="policy")
+        known = [line.policy for line in await read.runs()]
+        laid_over = [name for name in dict.fromkeys(others) if name in known and name != policy][: MOST_RUNS - 1]
+        runs = [Run(policy, points, efforts, await self._steps(policy))]
+        for name in laid_over:
+            runs.append(Run(name, await read.run(name), await read.efforts(name), await self._steps(name)))
+        data = chart_data(runs, links=links)
         return {
             "policy": policy,
+            "runs": known,
+            "others": laid_over,
+            "data": data,
+            "told": last_values(data),
             "state": states.get(policy),
             "engines": engines,
             "now": now,
             "mismatch": mismatch,
             "first": ranges and str(ranges[0]),
             "second": ranges and str(ranges[1]),
-            "curves": run_curves(points, efforts),
         }
+
+    async def _steps(self, policy: str) -> list[dict[str, float]]:
+        return await asyncio.to_thread(read_steps, self.metrics.get(policy, self.metrics.get("")))
 
     async def compare(self, policy: str, first: str, second: str, task: str) -> str:
         """Compares two ranges of weight versions (`0-3`, `10`) on the same tasks. With `task`, lists its rollouts."""

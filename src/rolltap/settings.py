@@ -234,6 +234,11 @@ class PolicySettings(Section):
     train: tuple[MaskedByDefault, ...] = Field(
         default=(), description="mask rules to switch off, so that such calls carry loss; see docs/reconstruction.md"
     )
+    metrics: str = Field(
+        default="",
+        description="file with the steps of the policy's trainer, `metrics.jsonl` in its folder: the viewer draws "
+        "loss, KL, entropy and gradient norm beside the reward",
+    )
     history_thinking: Literal["tool_cycle", "keep"] = Field(
         default="tool_cycle",
         description="`tool_cycle`: keep sampled thinking during a tool cycle, then follow the template; `keep`: always "

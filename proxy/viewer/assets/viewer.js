@@ -40,6 +40,7 @@ async function load(place) {
     startFollowing();
     settleOutline();
     offerNotes();
+    offerTools();
     if (location.hash.startsWith("#call-") && place.parentElement?.id !== "turns") $(location.hash)?.scrollIntoView();
   } catch (error) {
     place.textContent = `could not be loaded (${error.message}); click to try again`;
@@ -164,6 +165,11 @@ function addTurns(turns, fresh) {
   turns.append(...fresh.childNodes);
   watchLazy();
 }
+
+function offerTools() {
+  if ($("#tools-bar")) $("#tools-bar").hidden = false;
+}
+offerTools();
 
 let following = false, wait = EVERY_MS, timer = 0;
 async function keepFollowing() {
@@ -337,7 +343,9 @@ document.addEventListener("keydown", (event) => {
     p: () => $("a[rel=prev]")?.click(),
     u: () => $("a[rel=up]")?.click(),
     t: () => { const href = turnInView()?.dataset.tokens; if (href) location.href = href; },
-    b: () => nextBreak(),
+    b: nextBreak,
+    e: nextError,
+    f: () => { if ($("#turns")) fold(); },
     l: () => { const place = $("form[data-note]:not([hidden]) input[name=name]"); if (place) { event.preventDefault(); place.focus(); } },
     "/": () => $("input[type=search]")?.focus(),
     "?": () => keys?.showModal(),
@@ -349,8 +357,33 @@ document.addEventListener("keydown", (event) => {
   act();
 });
 
-function nextBreak() {
-  const breaks = $$("[data-break]");
-  const next = breaks.find((one) => one.getBoundingClientRect().top > 130) ?? breaks[0];
+// To the next of what is marked below the middle of the window; after the last to the first.
+function goToNext(selector, what) {
+  const found = $$(selector), below = innerHeight / 2 + 8;
+  const next = found.find((one) => one.getBoundingClientRect().top > below) ?? found[0];
   next?.scrollIntoView({ block: "center" });
+  if ($("#said")) $("#said").textContent = next ? "" : `no ${what} ${$("#turns .lazy") ? "so far: more calls are loaded as you scroll" : "in this session"}`;
+}
+const nextBreak = () => goToNext("[data-break]", "break");
+const nextError = () => goToNext("#turns .message.error, #turns .turn > header .chip.bad", "error");
+
+function fold() {
+  const folded = $("#turns")?.classList.toggle("folded");
+  $("#fold")?.setAttribute("aria-pressed", String(folded));
+}
+document.addEventListener("click", (event) => {
+  const act = { fold, "next-error": nextError, "next-break": nextBreak }[event.target.id];
+  if (act) act();
+  const copied = event.target.closest("[data-copy]");
+  if (copied) copy(copied).catch(() => { copied.textContent = "can't copy"; });
+});
+
+async function copy(button) {
+  const body = $(".body", button.closest(".message"));
+  for (const details of $$("details", body)) details.open = true; // what is folded has no text to copy
+  const text = body.innerText || body.textContent;
+  if (navigator.clipboard) await navigator.clipboard.writeText(text);
+  else getSelection().selectAllChildren(body); // without HTTPS: it is selected, to be copied by the keyboard
+  button.textContent = navigator.clipboard ? "copied" : "selected";
+  setTimeout(() => { button.textContent = "copy"; }, 1500);
 }

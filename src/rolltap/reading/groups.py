@@ -11,7 +11,7 @@ from rolltap.calllog.mismatch import MismatchSums
 from rolltap.ledger.reading import GroupRow, PolicyCounts
 from rolltap.ledger.rows import total_reward
 from rolltap.reading.types import GroupEffort, GroupLine, HarnessMismatch, RunLine, RunPoint
-from rolltap.types import NO_VERSION, Trajectory
+from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Trajectory
 
 
 def group_line(group_row: GroupRow, sampled: tuple[int, int] | None = None) -> GroupLine:
@@ -73,6 +73,7 @@ def run_point(row: Any, sums: MismatchSums | None = None, effort: GroupEffort | 
         staleness=None if oldest is None or newest is None else newest - oldest,
         step=row.acked_step,
         mismatch=None if sums is None else _share(sums.mismatch_sum, sums.compared),
+        evaluation=f"{PURPOSE_TAG}={EVALUATION}" in row.tags,
     )
 
 

@@ -353,6 +353,7 @@ class RunPoint:
 
     Versions are those of the trained tokens; without any (an evaluation), those of all sampled tokens; None if they
     are not known. `mismatch`: the mean |log(trainer / engine)| of its annotated tokens; None without annotations.
+    `evaluation`: the group measures (`purpose=eval`).
     """
 
     group_id: str
@@ -366,6 +367,7 @@ class RunPoint:
     staleness: int | None
     step: int | None
     mismatch: float | None = None
+    evaluation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
