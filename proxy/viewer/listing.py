@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import cast, get_args
 from urllib.parse import urlencode
 
 from rolltap.errors import DatasetError
@@ -102,7 +102,7 @@ def _bare(condition: str) -> str:
 
 def address_of(search: str, where: str, sort: str, order: str = "", offset: int = 0) -> ListAddress:
     """Returns the address for the parameters of a request; an unknown order is the newest first."""
-    known: SessionOrder = next((name for name in ORDERS if name == sort), "created_at")
+    known = cast(SessionOrder, sort) if sort in ORDERS else "created_at"
     return ListAddress(search, where, known, order == "asc", max(0, offset))
 
 
