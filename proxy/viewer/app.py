@@ -13,8 +13,10 @@ from types import MappingProxyType
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from starlette.exceptions import HTTPException
 
 from rolltap.contract.notes import NOTE_CHARS, NewNote, NoteKind
 from rolltap.errors import Forbidden, InvalidRequest, NotFound, RolltapError
@@ -67,6 +69,8 @@ def viewer_app(
     server knows them. `append` stores a note."""
     app = FastAPI(title="rolltap viewer", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(RolltapError, _error_page)
+    app.add_exception_handler(HTTPException, _error_page)
+    app.add_exception_handler(RequestValidationError, _error_page)
     app.middleware("http")(_guard(access, viewers))
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=GZIP_LEVEL)
     _add_entrance(app, access)
@@ -170,9 +174,15 @@ async def _is_admitted(request: Request, access: Access, viewers: Viewers) -> bo
 
 
 async def _error_page(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RolltapError)
-    page = render("message.html", heading="This can't be shown", text=error.message, command="", store="", section="")
-    return HTMLResponse(page, error.status)
+    match error:
+        case RolltapError():
+            text, status = error.message, error.status
+        case HTTPException():
+            text, status = f"{error.detail}: no such page", error.status_code
+        case _:
+            text, status = "a value of the address can't be read", 422
+    page = render("message.html", heading="This can't be shown", text=text, command="", store="", section="")
+    return HTMLResponse(page, status)
 
 
 def _add_entrance(app: FastAPI, access: Access) -> None:
@@ -254,7 +264,7 @@ def _add_session_pages(app: FastAPI, ask: AskRecord) -> None:
         request: Request, q: str = "", where: str = "", sort: str = "", order: str = "", offset: Position = 0
     ) -> Response:
         address = address_of(q, where, sort, order, offset)
-        if await _is_known(request, lambda: ask(Pages.state, texts=bool(q.strip()))):
+        if await _is_known(request, lambda: ask(Pages.state, bool(q.strip()))):
             return Response(status_code=304)
         return (await ask(Pages.sessions, address)).response()
 

@@ -94,11 +94,11 @@ class Pages:
         shared |= {"calls": "/view/calls/", "record": ""}
         return await render_page(template, section=section, **(shared | values))
 
-    async def state(self, *, texts: bool = False, extra: str = "") -> str:
+    async def state(self, texts: bool = False, extra: str = "") -> str:
         """Returns the state of the record that a list, a group or a run shows: their pages ask for news with it.
 
         Empty if no news can come: the pages are those of a store by itself, in which nothing has happened for a while.
-        `extra`: what else the page shows.
+        `texts`: it shows what a search found. `extra`: what else it shows.
         """
         position, changed_at = await self.reader.position(texts=texts)
         if self.standalone and time.time() > changed_at + QUIET_S:
@@ -107,7 +107,7 @@ class Pages:
 
     async def sessions(self, address: ListAddress) -> str:
         query, problem = address.query, ""
-        state = await self.state(texts=bool(query.search))
+        state = await self.state(bool(query.search))
         try:
             page = await self.reader.sessions(query)
         except RolltapError as error:
