@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import re
-import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from html import escape
@@ -23,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from rolltap.counted import counted
-from rolltap.moments import utc_text
+from rolltap.moments import ago, utc_text
 from rolltap.proxy.viewer.highlight import CodePiece, arguments_of, highlighted
 
 HERE = Path(__file__).parent
@@ -46,22 +45,6 @@ def _sign(match: re.Match[str]) -> str:
     if code < 0x20:
         return chr(0x2400 + code)
     return "\u2421" if code == 0x7F else f"⟨{code:04X}⟩"
-
-
-def ago(at: float | None, now: float | None = None) -> str:
-    """Says how long ago a time was, in one unit; after 60 days the date."""
-    if at is None:
-        return ""
-    age = (time.time() if now is None else now) - at
-    if age < 10:
-        return "now"
-    for size, unit in ((60, "s"), (3600, "min"), (86_400, "h"), (86_400 * 60, "d")):
-        if age < size:
-            return f"{age / UNIT_S[unit]:.0f} {unit} ago"
-    return moment(at)[:10]
-
-
-UNIT_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
 
 def moment(at: float | None) -> str:
