@@ -110,7 +110,7 @@ function draw(chart) {
   const options = {
     width: Math.max(200, body.clientWidth), height: HEIGHT, series: [{ label: axisName(chart).split(",")[0], value: (_, value) => text(value) }, ...series.map((each) => ({ spanGaps: true, value: (_, value) => text(value), ...each }))],
     axes: axes(chart), scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
-    cursor: { sync: { key: sync.key, scales: ["x", null] }, drag: { x: true, y: false }, focus: { prox: 24 }, points: { size: 7 } },
+    cursor: { sync: { key: sync.key, scales: ["x", null] }, drag: { x: true, y: false }, points: { size: 7 } },
     legend: { live: true },
   };
   const plot = new uPlot(options, joined, body);
