@@ -223,10 +223,14 @@ class Pages:
         )
 
     async def session_tokens(self, session_id: str) -> str:
-        """Returns the address of the tokens to show first: those of the first call that sampled any."""
+        """Returns the address of the tokens to show first: at the first break, else those of the first that sampled."""
         detail = await self.reader.session(session_id)
-        line = next((line for line in detail.calls if line.output_tokens), None) or next(iter(detail.calls), None)
-        return f"/view/calls/{quote(line.id, safe='')}" if line else f"/view/sessions/{quote(session_id, safe='')}"
+        broken = next((entry.line for entry in entries_of(detail) if entry.broken), None)
+        sampled = next((line for line in detail.calls if line.output_tokens), None)
+        line = broken or sampled or next(iter(detail.calls), None)
+        if line is None:
+            return f"/view/sessions/{quote(session_id, safe='')}"
+        return f"/view/calls/{quote(line.id, safe='')}{'#break' if line is broken else ''}"
 
     async def call(self, call_id: str) -> str:
         session_id, requested = await self.reader.sampling(call_id)

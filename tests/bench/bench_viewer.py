@@ -177,7 +177,7 @@ async def started(path: Path) -> SqlCallLog:
 
 async def write_record(log: SqlCallLog, many: int) -> None:
     first = Rows()
-    first.add(policies, POLICY, 0, "", 0, None, None, None, BEGAN)
+    first.add(policies, name=POLICY, version=0, tokenizer_hash="", given=0, created_at=BEGAN)
     for number in range(500):
         first.add(tasks, f"digest-{number}", f"task-{number}", f"Do {number}.", "{}", "[]")
     await first.write(log.database)

@@ -236,6 +236,35 @@ async def test_a_key_that_reads_makes_links(viewed: Viewed, role: str, status: i
             assert response.status == 200
 
 
+async def test_the_tokens_tab_opens_at_a_break_and_the_legend_knows_every_bar(viewed: Viewed):
+    talk = await viewed.reading.talk()
+    history = await talk.two_turns()
+    plain = await viewed.get(f"/sessions/{talk.session_id}/timeline")
+    edited = [*history[:3], {**history[3], "content": "cut"}, history[4], {"role": "user", "content": "Sure?"}]
+    await talk.ask(*edited)
+    calls = (await viewed.reading.reader.session(talk.session_id)).calls
+    broken = next(call for call in calls[1:] if call.break_ is not None)
+    async with viewed.browser.get(
+        f"{viewed.admin}/view/sessions/{talk.session_id}/tokens", allow_redirects=False
+    ) as response:
+        assert response.headers["location"] == f"/view/calls/{broken.id}#break"
+    assert 'class="swatch bad"' not in plain
+    for kind, page in (("bad", await viewed.get(f"/sessions/{await flawed(viewed)}/timeline")),):
+        assert f'class="bar {kind}"' in page
+        assert f'class="swatch {kind}"' in page
+
+
+async def flawed(viewed: Viewed) -> str:
+    """A session whose call was refused."""
+    talk = await viewed.reading.talk()
+    headers = {"Authorization": f"Bearer {talk.key}"}
+    async with talk.http.post(
+        f"{talk.url}/v1/chat/completions", json={"model": "nobody", "messages": [QUESTION]}, headers=headers
+    ) as response:
+        assert response.status == 404
+    return talk.session_id
+
+
 async def test_what_is_unknown_is_said(viewed: Viewed):
     for path in ("/sessions/nope", "/calls/nope", "/groups/nope", "/runs/nope"):
         assert "no " in await viewed.get(path, 404)
