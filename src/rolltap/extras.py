@@ -1,4 +1,4 @@
-"""How to install an extra of this installation of rolltap, whichever way it was installed.
+"""How to install an extra of this installation of rolltap, whichever way it was installed, and where its pages are.
 
 rolltap is on no package index, so a bare `pip install 'rolltap[tokens]'` would find nothing, or a stranger's package.
 """
@@ -9,10 +9,13 @@ import json
 import shlex
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 DISTRIBUTION = "rolltap"
+CHECKOUT = Path(__file__).parents[2]
+"""The checkout, where rolltap runs from one."""
 
 
 def install_line(extra: str) -> str:
@@ -39,6 +42,12 @@ def _origin() -> dict[str, Any]:
     except PackageNotFoundError:
         return {}
     return json.loads(text) if text else {}
+
+
+def page(name: str) -> str:
+    """Names a page of the documentation: its path in a checkout, else its address, as a wheel has no pages."""
+    path = f"docs/{name}.md"
+    return path if (CHECKOUT / path).is_file() else f"{documentation()}/{name}.md"
 
 
 def documentation() -> str:
