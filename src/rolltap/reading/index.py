@@ -70,6 +70,11 @@ CREATE INDEX by_calls ON sessions (calls, id);
 CREATE INDEX by_output ON sessions (output_tokens, id);
 CREATE INDEX by_rollout ON sessions (rollout_id);
 CREATE INDEX by_group ON sessions (group_id);
+CREATE INDEX facets ON sessions
+    (purpose, status, harness, policy, reward, breaks, errors, flaws, tampering, log_check);
+CREATE INDEX efforts ON sessions
+    (policy, group_id, calls, output_tokens, first_call_at, last_call_at, oldest_version, newest_version);
+CREATE INDEX task_versions ON sessions (policy, task_id, reward, oldest_version, newest_version);
 CREATE TABLE stale (session_id TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE open_calls (call_id TEXT PRIMARY KEY, session_id TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE unread (call_id TEXT PRIMARY KEY) WITHOUT ROWID;
