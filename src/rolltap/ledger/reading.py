@@ -148,7 +148,8 @@ class GroupQuery:
 
 
 ALL_GROUPS = GroupQuery()
-_MEASURES = sa.cast(groups.c.tags, sa.Text).contains(f'"{PURPOSE_TAG}={EVALUATION}"')
+_MEASURES = sa.cast(groups.c.tags, sa.Text).like(sa.literal_column(f"'%\"{PURPOSE_TAG}={EVALUATION}\"%'"))
+"""A literal, not a parameter: Postgres takes two parameters for different expressions, and so rejects the grouping."""
 
 
 def _matching(query: GroupQuery) -> list[sa.ColumnElement[bool]]:
