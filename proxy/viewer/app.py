@@ -7,8 +7,10 @@ text run: scripts and styles come only from this server's files.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Annotated
 
@@ -26,9 +28,11 @@ from rolltap.proxy.viewer.access import COOKIE_S, Access, Viewers
 from rolltap.proxy.viewer.listing import address_of
 from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
+from rolltap.proxy.viewer.replay import MOST_SAMPLES, RecordedPrompt, Replays
 from rolltap.proxy.viewer.run import MOST_RUNS, EngineLine
 from rolltap.proxy.viewer.selection import Selections
 from rolltap.proxy.viewer.templating import ASSETS, ASSETS_HASH, render
+from rolltap.reading import RecordReader
 from rolltap.tenants import DEFAULT_TENANT, NOBODY, act_for, current_tenant
 
 HEADERS = {
@@ -45,6 +49,7 @@ HEADERS = {
 TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 OPEN_PATHS = ("/open", "/assets/")
 NOTES = "/notes"
+REPLAYS = "/replays"
 MOST_IDS = 1_000_000
 MOST_PICKED = 200
 GZIP_LEVEL = 4
@@ -56,6 +61,8 @@ Text = Annotated[str, Query(max_length=NOTE_CHARS)]
 PagePath = Annotated[str, Query(max_length=256, pattern=r"^(\w[\w/-]*)?$")]
 """A page below `/view/`, of letters, digits, _, - and /: it leads nowhere else."""
 
+Temperature = Annotated[float | None, Query(ge=0, le=2)]
+Samples = Annotated[int, Query(ge=1, le=MOST_SAMPLES)]
 Position = Annotated[int, Query(ge=0, lt=2**31)]
 Others = Annotated[Sequence[str], Query(alias="with", max_length=MOST_RUNS)]
 Picked = Annotated[Sequence[str], Query(max_length=MOST_PICKED)]
@@ -63,10 +70,15 @@ Start = Annotated[int, Query(alias="from", ge=0, lt=2**31)]
 
 
 def viewer_app(
-    ask: AskRecord, access: Access, viewers: Viewers, append: AppendNote, engines: EnginesOf = lambda policy: ()
+    ask: AskRecord,
+    access: Access,
+    viewers: Viewers,
+    append: AppendNote,
+    engines: EnginesOf = lambda policy: (),
+    replays: Replays | None = None,
 ) -> FastAPI:
     """Returns the pages, for cookies of `access` and keys of `viewers`. `engines` returns a policy's engines, as the
-    server knows them. `append` stores a note."""
+    server knows them. `append` stores a note. `replays` ask the engines; without a server there are none."""
     app = FastAPI(title="rolltap viewer", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(RolltapError, _error_page)
     app.add_exception_handler(HTTPException, _error_page)
@@ -75,6 +87,7 @@ def viewer_app(
     app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=GZIP_LEVEL)
     _add_entrance(app, access)
     _add_notes(app, access, viewers, append)
+    _add_replays(app, ask, viewers, replays)
     _add_session_pages(app, ask)
     _add_group_pages(app, ask, engines)
     _add_files(app, ask)
@@ -152,8 +165,8 @@ def _link_required() -> Response:
 async def _is_admitted(request: Request, access: Access, viewers: Viewers) -> bool:
     """True if the request has a valid key, whose id is kept for the route, or a cookie whose key still works.
 
-    A cookie may read. To add a note, the request also needs the cookie's form token. Raises `Forbidden` if the cookie's
-    link only reads.
+    A cookie may read. To add a note or to replay a call, the request also needs the cookie's form token. Raises
+    `Forbidden` if the cookie's link only reads.
     """
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and (key_id := await viewers.key_id(key.strip())) is not None:
@@ -166,9 +179,11 @@ async def _is_admitted(request: Request, access: Access, viewers: Viewers) -> bo
     request.state.holder = holder
     if request.method in ("GET", "HEAD"):
         return True
-    if request.scope["path"].endswith(NOTES) and access.is_form(cookie, request.headers.get(FORM_HEADER, "")):
+    if request.scope["path"].endswith((NOTES, REPLAYS)) and access.is_form(
+        cookie, request.headers.get(FORM_HEADER, "")
+    ):
         if not await viewers.may_note(holder):
-            raise Forbidden("this link only reads; `rolltap view` with an admin's key makes one that may add notes")
+            raise Forbidden("this link only reads; `rolltap view` with an admin's key makes one that may do more")
         return True
     return False
 
@@ -241,6 +256,23 @@ def _add_notes(app: FastAPI, access: Access, viewers: Viewers, append: AppendNot
         except RolltapError as error:
             return JSONResponse({"error": error.message}, error.status)
         return JSONResponse({})
+
+
+def _add_replays(app: FastAPI, ask: AskRecord, viewers: Viewers, replays: Replays | None) -> None:
+    @app.post(REPLAYS)
+    async def replay(request: Request, call_id: Name, temperature: Temperature = None, n: Samples = 1) -> Response:
+        """Samples the call's prompt from its policy now. Nothing of it is recorded or trained."""
+        holder = getattr(request.state, "holder", getattr(request.state, "key_id", None))
+        try:
+            if holder is None or not await viewers.may_note(holder):
+                raise Forbidden("a replay costs the engine's time: it needs an admin's key")
+            if replays is None:
+                raise InvalidRequest("a replay asks the policy's engine: it needs the running server, not a store")
+            prompt = RecordedPrompt(**json.loads(await (await ask(RecordReader.prompt, call_id)).read()))
+            then, samples = await replays.samples(prompt, temperature, n)
+        except RolltapError as error:
+            return JSONResponse({"error": error.message}, error.status)
+        return JSONResponse({"then": then, "samples": [asdict(sample) for sample in samples]})
 
 
 def _number(text: str) -> float:

@@ -140,15 +140,18 @@ def _lines(first: str, second: str) -> list[DiffLine]:
             found.append(("left out", ""))
         for kind, start, end, other_start, other_end in group:
             if kind == "equal":
-                found += [("same", line) for line in ours[start:end]]
+                found += _marked("same", ours[start:end])
             else:
-                found += [("first", line) for line in ours[start:end]]
-                found += [("second", line) for line in theirs[other_start:other_end]]
+                found += _marked("first", ours[start:end])
+                found += _marked("second", theirs[other_start:other_end])
     return found
 
 
 def _whole(first: str, second: str) -> list[DiffLine]:
     if first == second:
         return []
-    whole: list[DiffLine] = [("first", line) for line in first.splitlines()]
-    return whole + [("second", line) for line in second.splitlines()]
+    return _marked("first", first.splitlines()) + _marked("second", second.splitlines())
+
+
+def _marked(side: Side, lines: Sequence[str]) -> list[DiffLine]:
+    return [(side, line) for line in lines]

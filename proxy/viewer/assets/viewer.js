@@ -217,6 +217,40 @@ try {
   }
 } catch { /* a browser without storage goes to the whole list */ }
 
+// A call's prompt, sampled again from the policy as it is now, beside what was sampled then.
+const replay = $("#replay");
+async function offerReplay() {
+  await findFormToken();
+  replay.hidden = !formToken;
+}
+if (replay) offerReplay().catch(() => {});
+replay?.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const fields = new URLSearchParams([...new FormData(replay)].filter(([, value]) => value !== "")), said = $("[role=status]", replay);
+  fields.set("call_id", replay.dataset.call);
+  said.textContent = "sampling …";
+  const reply = await fetch(`/view/replays?${fields}`, { method: "POST", headers: { "x-rolltap-form": formToken } });
+  const answer = await reply.json().catch(() => ({}));
+  said.textContent = reply.ok ? "" : answer.error ?? `the server answers ${reply.status}`;
+  if (!reply.ok) return;
+  const figures = (each) => [`${each.tokens} tokens`, each.finish, each.logprob === null ? "" : `mean log-prob ${each.logprob.toFixed(3)}`, `version ${each.version}`].filter(Boolean).join(", ");
+  const lanes = answer.samples.map((each, at) => lane(`now, sample ${at + 1}`, figures(each), each.text));
+  $("#replayed").replaceChildren(lane("then", "as recorded", answer.then), ...lanes);
+});
+
+function lane(title, figures, text) {
+  const section = document.createElement("section"), head = document.createElement("header"), note = document.createElement("span"), body = document.createElement("pre");
+  section.className = "panel";
+  head.textContent = title;
+  note.className = "dim";
+  note.textContent = figures;
+  body.className = "pad";
+  body.textContent = text;
+  head.append(note);
+  section.append(head, body);
+  return section;
+}
+
 // Rows that are picked, for notes and files.
 const picked = $("#picked");
 const boxes = () => $$("input[name=picked]");

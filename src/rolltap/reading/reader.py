@@ -200,6 +200,16 @@ class RecordReader:
             notes=tuple(note for note in notes if note.call_id == call_id),
         )
 
+    async def prompt(self, call_id: str) -> dict[str, Any]:
+        """Returns what a call's replay needs: its policy, prompt ids, output ids and sampling. Raises `NotFound`."""
+        row = (await self._decode_of(call_id)).rows[call_id]
+        return {
+            "policy": row.intent.policy,
+            "prompt_ids": row.prompt_ids.tolist(),
+            "output_ids": row.completion.output_ids.tolist() if row.completion is not None else [],
+            "sampling": plain(row.intent.sampling_sent),
+        }
+
     async def sampling(self, call_id: str) -> tuple[str, dict[str, Any]]:
         """Returns a call's session id, and the sampling parameters that the engine got. Reads no messages."""
         decoded = await self._decode_of(call_id)
