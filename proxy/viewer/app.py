@@ -18,6 +18,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from rolltap.contract.notes import NOTE_CHARS, NewNote, NoteKind
@@ -67,6 +68,25 @@ Position = Annotated[int, Query(ge=0, lt=2**31)]
 Others = Annotated[Sequence[str], Query(alias="with", max_length=MOST_RUNS)]
 Picked = Annotated[Sequence[str], Query(max_length=MOST_PICKED)]
 Start = Annotated[int, Query(alias="from", ge=0, lt=2**31)]
+
+
+class GroupParameters(BaseModel):
+    """The parameters of the list of groups: see `GroupQuery`."""
+
+    words: str = Field(default="", max_length=256)
+    policy: str = Field(default="", max_length=256)
+    purpose: str = Field(default="", max_length=256)
+    status: str = Field(default="", max_length=256)
+    spread: bool = False
+    sort: str = Field(default="created_at", max_length=256)
+    order: str = Field(default="", max_length=256)
+    offset: int = Field(default=0, ge=0, lt=2**31)
+
+    @property
+    def query(self) -> GroupQuery:
+        descending = self.order != "asc"
+        chosen = self.policy, self.words.strip(), self.purpose, self.status, self.spread, self.sort
+        return GroupQuery(*chosen, descending, self.offset)
 
 
 def viewer_app(
@@ -387,21 +407,10 @@ def _add_files(app: FastAPI, ask: AskRecord) -> None:
 
 def _add_group_pages(app: FastAPI, ask: AskRecord, engines: EnginesOf) -> None:
     @app.get("/groups", response_class=HTMLResponse)
-    async def groups(
-        request: Request,
-        words: Name = "",
-        policy: Name = "",
-        purpose: Name = "",
-        status: Name = "",
-        spread: bool = False,
-        sort: Name = "created_at",
-        order: Name = "",
-        offset: Position = 0,
-    ) -> Response:
+    async def groups(request: Request, chosen: Annotated[GroupParameters, Query()]) -> Response:
         if await _is_known(request, lambda: ask(Pages.state)):
             return Response(status_code=304)
-        query = GroupQuery(policy, words.strip(), purpose, status, spread, sort, order != "asc", offset)
-        return (await ask(Pages.groups, query)).response()
+        return (await ask(Pages.groups, chosen.query)).response()
 
     @app.get("/groups/{group_id}", response_class=HTMLResponse)
     async def group(request: Request, group_id: str) -> Response:
