@@ -313,6 +313,8 @@ async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(driver
         for path in paths:
             await asyncio.to_thread(browser.open, f"/view{path}")
             assert browser.run("return document.documentElement.scrollWidth") <= 390, path
+            if path in (f"/sessions/{session_id}", paths[-1]):
+                assert await asyncio.to_thread(browser.problems) == [], path
             if path == "/":
                 assert (
                     browser.run("return document.querySelector('td.bars .reward').getBoundingClientRect().right") < 390
