@@ -23,7 +23,7 @@ from rolltap.proxy.viewer.compare import reach_of, tone
 from rolltap.proxy.viewer.differences import CALLS, compared_calls
 from rolltap.proxy.viewer.group import lanes_of, spread
 from rolltap.proxy.viewer.listing import PAGE, ListAddress, facet_links
-from rolltap.proxy.viewer.run import MOST_RUNS, EngineLine, Run, chart_data, last_values, read_steps
+from rolltap.proxy.viewer.run import MOST_RUNS, EngineLine, Run, changed_at, chart_data, last_values, read_steps
 from rolltap.proxy.viewer.selection import MOST_SESSIONS
 from rolltap.proxy.viewer.session import (
     BREAKS,
@@ -355,7 +355,8 @@ class Pages:
     async def run_state(self, policy: str, engines: Sequence[EngineLine]) -> str:
         """Returns the state of a run's page: see `state`."""
         now, mismatch = await asyncio.gather(self.reader.run_state(policy), self.reader.mismatch(policy))
-        return await self.state(extra=repr((now, mismatch, list(engines))))
+        steps_at = await asyncio.to_thread(changed_at, self._steps_file(policy))
+        return await self.state(extra=repr((now, mismatch, list(engines), steps_at)))
 
     async def run_values(
         self, policy: str, engines: Sequence[EngineLine], others: Sequence[str] = (), *, links: bool = True
@@ -390,7 +391,10 @@ class Pages:
         }
 
     async def _steps(self, policy: str) -> list[dict[str, float]]:
-        return await asyncio.to_thread(read_steps, self.metrics.get(policy, self.metrics.get("")))
+        return await asyncio.to_thread(read_steps, self._steps_file(policy))
+
+    def _steps_file(self, policy: str) -> Path | None:
+        return self.metrics.get(policy, self.metrics.get(""))
 
     async def compare(self, policy: str, first: str, second: str, task: str) -> str:
         """Compares two ranges of weight versions (`0-3`, `10`) on the same tasks. With `task`, lists its rollouts."""

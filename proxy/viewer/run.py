@@ -136,6 +136,14 @@ def metrics_of(settings: Settings) -> dict[str, Path]:
     return {name: Path(policy.metrics).expanduser() for name, policy in settings.policies.items() if policy.metrics}
 
 
+def changed_at(path: Path | None) -> float | None:
+    """Returns when a file last changed; None if there is none."""
+    try:
+        return path.stat().st_mtime if path is not None else None
+    except OSError:
+        return None
+
+
 def read_steps(path: Path | None) -> list[dict[str, float]]:
     """Returns the numbers of a trainer's steps, from the lines of its `metrics.jsonl`. Empty if there is no such file.
 
