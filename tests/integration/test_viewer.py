@@ -338,3 +338,9 @@ async def test_one_file_works_without_a_server(driver: webdriver.Chrome, home: H
 
         await asyncio.to_thread(look)
         assert await asyncio.to_thread(browser.problems) == []
+    page = tmp_path / "run.html"
+    page.write_text(await one_file(home.reader, "tiny"), encoding="utf-8")
+    browser = Browser(driver, page.as_uri())
+    await asyncio.to_thread(browser.open, "")
+    await asyncio.to_thread(browser.wait, "#charts canvas")
+    assert await asyncio.to_thread(browser.problems) == []

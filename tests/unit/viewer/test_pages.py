@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -89,6 +90,13 @@ async def every_page(viewed: Viewed, session_id: str) -> list[str]:
     calls = (await viewed.reading.reader.session(session_id)).calls
     paths = ["/", "/groups", "/runs", "/runs/tiny", f"/sessions/{session_id}", f"/sessions/{session_id}/timeline"]
     paths += [f"/sessions/{session_id}/turns?from=1", *(f"/calls/{call.id}" for call in calls)]
+    paths += ["/facets", f"/diff?first={session_id}&second={session_id}", "/runs/tiny/compare", "/groups?words=x"]
+    paths += [
+        f"/?q={quote(HOSTILE)}",
+        f"/?where={quote(HOSTILE)}",
+        f"/groups?words={quote(HOSTILE)}&policy={quote(HOSTILE)}",
+    ]
+    paths += [f"/runs/tiny?with={quote(HOSTILE)}"]
     return [await viewed.get(path) for path in paths]
 
 
