@@ -192,6 +192,12 @@ def annotated_flow(browser: Browser, call_id: str) -> None:
     browser.press(Keys.ESCAPE)
     browser.click("#places [data-place=trainer]")
     assert "0.607 trainer / engine" in browser.text("#tip"), "where the two differ most"
+    browser.until(lambda: browser.seen("#replay"))
+    browser.click("#replay button")
+    browser.until(lambda: browser.count("#replayed section") == 3)
+    then, *now = browser.texts("#replayed pre")
+    assert "Three files. <script>" in then, "recorded text is text here, too"
+    assert all(now)
 
 
 def label_flow(browser: Browser, session_id: str) -> None:
