@@ -62,6 +62,7 @@ from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
 from rolltap.proxy.viewer.access import Access, Viewers
 from rolltap.proxy.viewer.app import mount, viewer_app
 from rolltap.proxy.viewer.engines import engines_of
+from rolltap.proxy.viewer.replay import Replays
 from rolltap.settings import LimitSettings, Settings, with_keys
 from rolltap.tenants import DEFAULT_TENANT, act_for, acting_for
 
@@ -272,7 +273,7 @@ def _build(
     secret = "\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer))
     view_access = Access(secret, clock, used_links=settings.data / "used-links")
     append = partial(append_note, call_log.database)
-    viewer = viewer_app(reading, view_access, Viewers(keyring), append, engines_of(policies))
+    viewer = viewer_app(reading, view_access, Viewers(keyring), append, engines_of(policies), Replays(policies))
     admin, trainer = admin_app(services, keyring), trainer_app(services, keyring)
     mount(admin, viewer, {"admin": admin, "trainer": trainer})
     queries = Queries(admission, policies, responses)

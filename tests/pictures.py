@@ -108,8 +108,10 @@ async def converse(home: House) -> str:
 
 @contextmanager
 def viewing(store: Path) -> Iterator[str]:
-    """`rolltap view STORE`; the link that lets a browser in."""
+    """`rolltap view STORE`, with its trainer's steps if it is a demo's; the link that lets a browser in."""
     command = [sys.executable, "-m", "rolltap", "view", str(store), "--no-browser", "--tokenizer", str(FOLDER)]
+    steps = store.parent.parent / "train" / "metrics.jsonl"
+    command += ["--metrics", f"tiny={steps}"] if steps.exists() else []
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
@@ -182,19 +184,25 @@ def run_pictures(browser: Browser, clipped: list[str]) -> None:
     resize(browser, 700)
     browser.open("/view/")
     browser.until(lambda: "reading" not in browser.text(".title"))
-    browser.open("/view/?where=policy%3Dtiny&sort=breaks")
+    browser.open("/view/?where=policy%3Dtiny&sort=output_tokens")
+    browser.wait(".facet a")
     take(browser, "list")
-    browser.open("/view/runs/tiny-frozen/compare?first=0&second=36")
+    browser.open("/view/runs/tiny-frozen/compare")
     take(browser, "compare")
+    resize(browser, 850)
+    browser.open("/view/runs/tiny?with=tiny-frozen")
+    browser.wait("#charts canvas")
+    take(browser, "runs", "#charts")
+    resize(browser, 1200)
     browser.open("/view/runs/tiny")
+    browser.wait("#charts canvas")
     take(browser, "run")
     resize(browser, 850)
-    browser.open("/view/groups?policy=tiny")
-    spreads = browser.texts("tbody tr td:nth-child(6)")
-    states = browser.texts("tbody tr td:nth-child(5)")
-    mixed = next(at for at, spread in enumerate(spreads) if len(set(spread)) > 1 and states[at] == "acknowledged")
-    browser.open(browser.attributes("tbody tr", "data-href")[mixed] or "")
+    browser.open("/view/groups?policy=tiny&status=acknowledged&spread=true")
+    browser.open(browser.attributes("tbody tr", "data-href")[0] or "")
     take(browser, "group")
+    browser.open(browser.attributes("a[href^='/view/diff']", "href")[-1] or "")
+    take(browser, "diff")
     for call_id in clipped:
         browser.open(f"/view/calls/{call_id}")
         browser.wait("#flow .tok.s")

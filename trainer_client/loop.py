@@ -24,6 +24,7 @@ from rolltap.contract.leases import LeasedGroup
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.counted import counted
 from rolltap.errors import AlignmentError, EngineUnavailable, TrainerError, TrainerFenced, VersionTaken
+from rolltap.extras import page
 from rolltap.trainer_client import architectures, planning, weights
 from rolltap.trainer_client.annotating import call_annotations
 from rolltap.trainer_client.checkpoint import Checkpoints
@@ -344,7 +345,7 @@ class Trainer:
                 raise TrainerError(
                     f"step {self.step + 1}: log-probs of engine and trainer differ by {mean:.2f} in the mean over the "
                     f"tokens {tokens}, and report.mismatch_stop is {limit:g}. They compute different models or sample "
-                    "differently (docs/trainer.md), or the policy moves too fast. The groups were given back"
+                    f"differently ({page('trainer')}), or the policy moves too fast. The groups were given back"
                 )
 
     def _apply(self, plan: StepPlan) -> float:

@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rolltap.errors import ConfigError
+from rolltap.extras import page
 from rolltap.settings import read_settings_file
 from rolltap.settings_keys import check_environment, check_file
 
-PAGE = "docs/trainer.md"
+PAGE = page("trainer")
 
 
 class TrainerSection(BaseModel):
@@ -180,9 +181,9 @@ class TrainerSettings(BaseSettings):
     model: Path = Field(description="folder of the model to start from")
     out: Path = Field(description="folder of checkpoints, pushed weights and metrics; with `disk`, engines must see it")
     recipe: str = Field(
-        "grpo", description="method: a recipe of docs/recipes.md, one of an installed package, or FILE.py"
+        "grpo", description=f"method: a recipe of {page('recipes')}, one of an installed package, or FILE.py"
     )
-    options: dict[str, Any] = Field({}, description="the recipe's options, as docs/recipes.md lists them")
+    options: dict[str, Any] = Field({}, description=f"the recipe's options, as {page('recipes')} lists them")
     recipe_changed: bool = Field(
         False, description="go on from a checkpoint that another recipe made, or this one with other options or code"
     )

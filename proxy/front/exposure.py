@@ -7,6 +7,7 @@ from typing import get_args
 
 from rolltap.addresses import is_loopback
 from rolltap.errors import ConfigError
+from rolltap.extras import page
 from rolltap.settings import PlaneName, Settings
 
 log = logging.getLogger("rolltap.front")
@@ -38,7 +39,8 @@ def check_exposure(settings: Settings) -> None:
         planes = " and ".join(exposed)
         log.warning(
             "keys and prompts are sent unencrypted to the %s plane on %s: set listen.tls_certificate, or put a TLS "
-            "proxy in front (docs/security.md)",
+            "proxy in front (%s)",
             planes,
             host,
+            page("security"),
         )

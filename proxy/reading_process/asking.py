@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from inspect import isfunction
 from typing import Any, Concatenate, ParamSpec, Protocol
 
 import msgspec
@@ -69,7 +70,11 @@ def name_of(question: Callable[..., Any]) -> str:
 
 def names_of(kind: type) -> dict[str, Callable[..., Any]]:
     """Returns the questions that a class answers, by name."""
-    return {name_of(method): method for name, method in vars(kind).items() if not name.startswith("_")}
+    return {
+        name_of(method): method
+        for name, method in vars(kind).items()
+        if isfunction(method) and not name.startswith("_")
+    }
 
 
 def encode(value: Any) -> tuple[str, bytes]:

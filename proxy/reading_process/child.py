@@ -30,6 +30,7 @@ from rolltap.proxy.reading_process.session_views import SessionViews
 from rolltap.proxy.reading_process.vocabularies import Vocabularies
 from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
+from rolltap.proxy.viewer.run import metrics_of
 from rolltap.proxy.viewer.selection import Selections
 from rolltap.reading.opening import opened_readers
 from rolltap.reconstructor.reconstruct import reconstruct
@@ -171,7 +172,8 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
         def make_answering() -> QuestionApp:
             reader, database = readers.own(), readers.log.database
             views, rebuilder = SessionViews(readers.log, trajectories), LocalRebuilder(database, trajectories)
-            pages, saved, selections = Pages(reader, database.name), SavedPages(reader), Selections(reader)
+            pages = Pages(reader, database.name, metrics=metrics_of(settings))
+            saved, selections = SavedPages(reader, pages.metrics), Selections(reader)
             return QuestionApp(reader, pages, saved, selections, views, rebuilder)
 
         await _serve(TenantRouter(make_answering), socket_fd, stop)

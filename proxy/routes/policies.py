@@ -19,6 +19,7 @@ from rolltap.contract.trainer import (
     ServedVersion,
 )
 from rolltap.errors import EngineUnavailable, InvalidRequest, UnknownPolicy, WeightsLost
+from rolltap.extras import page
 from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.routes.answers import fields_of
 from rolltap.proxy.routes.services import Services
@@ -179,7 +180,7 @@ def check_temperature(policy: Policy, temperature: float) -> None:
     elif temperature != 1.0 and policy.logprobs_mode != "processed":
         problem = (
             f"its engine's log-probs ({policy.logprobs_mode}) are not at the sampling temperature, so a trainer could "
-            "not use them (docs/engines.md)"
+            f"not use them ({page('engines')})"
         )
     if problem:
         raise InvalidRequest(f"temperature {temperature} for policy {policy.name!r}: {problem}", param="temperature")

@@ -14,6 +14,7 @@ from fastapi import APIRouter, Query, Response
 
 from rolltap.calllog.notes import Note, append_note
 from rolltap.contract.notes import NewNote
+from rolltap.ledger.reading import GroupQuery
 from rolltap.proxy.front.access import By
 from rolltap.proxy.reading_process.asking import AskRecord
 from rolltap.proxy.routes.answers import packed
@@ -123,7 +124,7 @@ def _groups(routes: APIRouter, ask: AskRecord) -> None:
     @routes.get("/groups", response_model=tuple[GroupLine, ...])
     async def list_groups(policy: str | None = None, limit: Page = 50, before: str | None = None) -> Response:
         """Lists groups, newest first. `before` is the last id of the previous page."""
-        return (await ask(RecordReader.groups, policy, limit, before)).response()
+        return (await ask(RecordReader.groups, GroupQuery(policy=policy or ""), limit, before)).response()
 
     @routes.get("/groups/{group_id}", response_model=GroupDetail)
     async def show_group(group_id: str) -> Response:

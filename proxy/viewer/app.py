@@ -7,23 +7,33 @@ text run: scripts and styles come only from this server's files.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
 from rolltap.contract.notes import NOTE_CHARS, NewNote, NoteKind
 from rolltap.errors import Forbidden, InvalidRequest, NotFound, RolltapError
-from rolltap.proxy.reading_process.asking import AskRecord
+from rolltap.ledger.reading import GroupQuery
+from rolltap.proxy.reading_process.asking import Answer, AskRecord
 from rolltap.proxy.viewer.access import COOKIE_S, Access, Viewers
+from rolltap.proxy.viewer.listing import address_of
 from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
-from rolltap.proxy.viewer.run import EngineLine
-from rolltap.proxy.viewer.selection import Selections, selection_query
+from rolltap.proxy.viewer.replay import MOST_SAMPLES, RecordedPrompt, Replays
+from rolltap.proxy.viewer.run import MOST_RUNS, EngineLine
+from rolltap.proxy.viewer.selection import Selections
 from rolltap.proxy.viewer.templating import ASSETS, ASSETS_HASH, render
+from rolltap.reading import RecordReader
 from rolltap.tenants import DEFAULT_TENANT, NOBODY, act_for, current_tenant
 
 HEADERS = {
@@ -37,10 +47,13 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 OPEN_PATHS = ("/open", "/assets/")
 NOTES = "/notes"
+REPLAYS = "/replays"
 MOST_IDS = 1_000_000
+MOST_PICKED = 200
+GZIP_LEVEL = 4
 FORM_HEADER = "x-rolltap-form"
 EnginesOf = Callable[[str], Sequence[EngineLine]]
 AppendNote = Callable[[NewNote], Awaitable[object]]
@@ -49,20 +62,52 @@ Text = Annotated[str, Query(max_length=NOTE_CHARS)]
 PagePath = Annotated[str, Query(max_length=256, pattern=r"^(\w[\w/-]*)?$")]
 """A page below `/view/`, of letters, digits, _, - and /: it leads nowhere else."""
 
+Temperature = Annotated[float | None, Query(ge=0, le=2)]
+Samples = Annotated[int, Query(ge=1, le=MOST_SAMPLES)]
 Position = Annotated[int, Query(ge=0, lt=2**31)]
+Others = Annotated[Sequence[str], Query(alias="with", max_length=MOST_RUNS)]
+Picked = Annotated[Sequence[str], Query(max_length=MOST_PICKED)]
 Start = Annotated[int, Query(alias="from", ge=0, lt=2**31)]
 
 
+class GroupParameters(BaseModel):
+    """The parameters of the list of groups: see `GroupQuery`."""
+
+    words: str = Field(default="", max_length=256)
+    policy: str = Field(default="", max_length=256)
+    purpose: str = Field(default="", max_length=256)
+    status: str = Field(default="", max_length=256)
+    spread: bool = False
+    sort: str = Field(default="created_at", max_length=256)
+    order: str = Field(default="", max_length=256)
+    offset: int = Field(default=0, ge=0, lt=2**31)
+
+    @property
+    def query(self) -> GroupQuery:
+        descending = self.order != "asc"
+        chosen = self.policy, self.words.strip(), self.purpose, self.status, self.spread, self.sort
+        return GroupQuery(*chosen, descending, self.offset)
+
+
 def viewer_app(
-    ask: AskRecord, access: Access, viewers: Viewers, append: AppendNote, engines: EnginesOf = lambda policy: ()
+    ask: AskRecord,
+    access: Access,
+    viewers: Viewers,
+    append: AppendNote,
+    engines: EnginesOf = lambda policy: (),
+    replays: Replays | None = None,
 ) -> FastAPI:
     """Returns the pages, for cookies of `access` and keys of `viewers`. `engines` returns a policy's engines, as the
-    server knows them. `append` stores a note."""
+    server knows them. `append` stores a note. `replays` ask the engines; without a server there are none."""
     app = FastAPI(title="rolltap viewer", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_exception_handler(RolltapError, _error_page)
+    app.add_exception_handler(HTTPException, _error_page)
+    app.add_exception_handler(RequestValidationError, _error_page)
     app.middleware("http")(_guard(access, viewers))
+    app.add_middleware(GZipMiddleware, minimum_size=1000, compresslevel=GZIP_LEVEL)
     _add_entrance(app, access)
     _add_notes(app, access, viewers, append)
+    _add_replays(app, ask, viewers, replays)
     _add_session_pages(app, ask)
     _add_group_pages(app, ask, engines)
     _add_files(app, ask)
@@ -140,8 +185,8 @@ def _link_required() -> Response:
 async def _is_admitted(request: Request, access: Access, viewers: Viewers) -> bool:
     """True if the request has a valid key, whose id is kept for the route, or a cookie whose key still works.
 
-    A cookie may read. To add a note, the request also needs the cookie's form token. Raises `Forbidden` if the cookie's
-    link only reads.
+    A cookie may read. To add a note or to replay a call, the request also needs the cookie's form token. Raises
+    `Forbidden` if the cookie's link only reads.
     """
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and (key_id := await viewers.key_id(key.strip())) is not None:
@@ -154,17 +199,25 @@ async def _is_admitted(request: Request, access: Access, viewers: Viewers) -> bo
     request.state.holder = holder
     if request.method in ("GET", "HEAD"):
         return True
-    if request.scope["path"].endswith(NOTES) and access.is_form(cookie, request.headers.get(FORM_HEADER, "")):
+    if request.scope["path"].endswith((NOTES, REPLAYS)) and access.is_form(
+        cookie, request.headers.get(FORM_HEADER, "")
+    ):
         if not await viewers.may_note(holder):
-            raise Forbidden("this link only reads; `rolltap view` with an admin's key makes one that may add notes")
+            raise Forbidden("this link only reads; `rolltap view` with an admin's key makes one that may do more")
         return True
     return False
 
 
 async def _error_page(_: Request, error: Exception) -> Response:
-    assert isinstance(error, RolltapError)
-    page = render("message.html", heading="This can't be shown", text=error.message, command="")
-    return HTMLResponse(page, error.status)
+    match error:
+        case RolltapError():
+            text, status = error.message, error.status
+        case HTTPException():
+            text, status = f"{error.detail}: no such page", error.status_code
+        case _:
+            text, status = "a value of the address can't be read", 422
+    page = render("message.html", heading="This can't be shown", text=text, command="", store="", section="")
+    return HTMLResponse(page, status)
 
 
 def _add_entrance(app: FastAPI, access: Access) -> None:
@@ -225,6 +278,23 @@ def _add_notes(app: FastAPI, access: Access, viewers: Viewers, append: AppendNot
         return JSONResponse({})
 
 
+def _add_replays(app: FastAPI, ask: AskRecord, viewers: Viewers, replays: Replays | None) -> None:
+    @app.post(REPLAYS)
+    async def replay(request: Request, call_id: Name, temperature: Temperature = None, n: Samples = 1) -> Response:
+        """Samples the call's prompt from its policy now. Nothing of it is recorded or trained."""
+        holder = getattr(request.state, "holder", getattr(request.state, "key_id", None))
+        try:
+            if holder is None or not await viewers.may_note(holder):
+                raise Forbidden("a replay costs the engine's time: it needs an admin's key")
+            if replays is None:
+                raise InvalidRequest("a replay asks the policy's engine: it needs the running server, not a store")
+            prompt = RecordedPrompt(**json.loads(await (await ask(RecordReader.prompt, call_id)).read()))
+            then, samples = await replays.samples(prompt, temperature, n)
+        except RolltapError as error:
+            return JSONResponse({"error": error.message}, error.status)
+        return JSONResponse({"then": then, "samples": [asdict(sample) for sample in samples]})
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -232,10 +302,31 @@ def _number(text: str) -> float:
         raise InvalidRequest(f"a score is a number, not {text[:40]!r}", param="value") from None
 
 
+async def _is_known(request: Request, state: Callable[[], Awaitable[Answer]]) -> bool:
+    """True if the page that asks has this state of the record already. The pages' scripts ask with `If-None-Match`."""
+    known = request.headers.get("if-none-match")
+    if known is None:
+        return False
+    return known == (await (await state()).read()).decode()
+
+
 def _add_session_pages(app: FastAPI, ask: AskRecord) -> None:
     @app.get("/", response_class=HTMLResponse)
-    async def sessions(q: str = "", where: str = "", sort: str = "created_at", offset: Position = 0) -> Response:
-        return (await ask(Pages.sessions, q, where, sort, offset)).response()
+    async def sessions(
+        request: Request, q: str = "", where: str = "", sort: str = "", order: str = "", offset: Position = 0
+    ) -> Response:
+        address = address_of(q, where, sort, order, offset)
+        if await _is_known(request, lambda: ask(Pages.state, bool(q.strip()))):
+            return Response(status_code=304)
+        return (await ask(Pages.sessions, address)).response()
+
+    @app.get("/facets", response_class=HTMLResponse)
+    async def facets(q: str = "", where: str = "", sort: str = "", order: str = "") -> Response:
+        return (await ask(Pages.facets, address_of(q, where, sort, order))).response()
+
+    @app.get("/diff", response_class=HTMLResponse)
+    async def diff(first: Name, second: Name) -> Response:
+        return (await ask(Pages.diff, first, second)).response()
 
     @app.get("/sessions/{session_id}", response_class=HTMLResponse)
     async def session(session_id: str, start: Start = 0) -> Response:
@@ -282,13 +373,22 @@ def _add_files(app: FastAPI, ask: AskRecord) -> None:
         return response
 
     @app.get("/selection/sessions.txt")
-    async def selected_ids(q: str = "", where: str = "", sort: str = "created_at") -> Response:
-        text = await (await ask(Selections.ids, selection_query(q, where, sort), MOST_IDS)).read()
+    async def selected_ids(
+        q: str = "", where: str = "", sort: str = "", order: str = "", picked: Picked = ()
+    ) -> Response:
+        if picked:
+            return Response(
+                "".join(f"{id}\n" for id in picked), media_type="text/plain", headers=_download("sessions.txt")
+            )
+        text = await (await ask(Selections.ids, address_of(q, where, sort, order).query, MOST_IDS)).read()
         return Response(text, media_type="text/plain", headers=_download("sessions.txt"))
 
     @app.get("/selection/dataset.zip")
-    async def selected_dataset(q: str = "", where: str = "", sort: str = "created_at", format: str = "sft") -> Response:
-        response = (await ask(Selections.dataset, selection_query(q, where, sort), format)).response()
+    async def selected_dataset(
+        q: str = "", where: str = "", sort: str = "", order: str = "", format: str = "sft", picked: Picked = ()
+    ) -> Response:
+        query = address_of(q, where, sort, order).query
+        response = (await ask(Selections.dataset, query, format, list(picked))).response()
         response.headers.update(_download("dataset.zip"))
         return response
 
@@ -307,15 +407,21 @@ def _add_files(app: FastAPI, ask: AskRecord) -> None:
 
 def _add_group_pages(app: FastAPI, ask: AskRecord, engines: EnginesOf) -> None:
     @app.get("/groups", response_class=HTMLResponse)
-    async def groups(policy: str = "", before: str = "") -> Response:
-        return (await ask(Pages.groups, policy, before)).response()
+    async def groups(request: Request, chosen: Annotated[GroupParameters, Query()]) -> Response:
+        if await _is_known(request, lambda: ask(Pages.state)):
+            return Response(status_code=304)
+        return (await ask(Pages.groups, chosen.query)).response()
 
     @app.get("/groups/{group_id}", response_class=HTMLResponse)
-    async def group(group_id: str) -> Response:
+    async def group(request: Request, group_id: str) -> Response:
+        if await _is_known(request, lambda: ask(Pages.state)):
+            return Response(status_code=304)
         return (await ask(Pages.group, group_id)).response()
 
     @app.get("/runs", response_class=HTMLResponse)
-    async def runs() -> Response:
+    async def runs(request: Request) -> Response:
+        if await _is_known(request, lambda: ask(Pages.state)):
+            return Response(status_code=304)
         return (await ask(Pages.runs)).response()
 
     @app.get("/runs/{policy}/compare", response_class=HTMLResponse)
@@ -323,5 +429,8 @@ def _add_group_pages(app: FastAPI, ask: AskRecord, engines: EnginesOf) -> None:
         return (await ask(Pages.compare, policy, first, second, task)).response()
 
     @app.get("/runs/{policy}", response_class=HTMLResponse)
-    async def run(policy: str) -> Response:
-        return (await ask(Pages.run, policy, list(engines(policy)))).response()
+    async def run(request: Request, policy: str, others: Others = ()) -> Response:
+        lines = list(engines(policy))
+        if await _is_known(request, lambda: ask(Pages.run_state, policy, lines)):
+            return Response(status_code=304)
+        return (await ask(Pages.run, policy, lines, list(others))).response()

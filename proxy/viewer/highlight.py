@@ -35,6 +35,12 @@ READERS = ReaderServer((__name__,))
 
 _FENCE = re.compile(r"```([\w+-]*+)[^\n]*+\n?")
 _DIFF = re.compile(r"^(diff --git |\*\*\* Begin Patch|--- [^\s][^\n]*\n\+\+\+ |@@ -\d)", re.MULTILINE)
+_MARKDOWN = re.compile(
+    r"(?P<heading>^#{1,6} [^\n]{1,400})|(?P<strong>\*\*[^\s*][^*\n]{0,200}\*\*)|(?P<code>`[^`\n]{1,200}`)"
+    r"|(?P<mark>^ {0,8}(?:[-*+]|\d{1,3}[.)]) )|(?P<quote>^> [^\n]{0,400})",
+    re.MULTILINE,
+)
+_HAS_MARKDOWN = re.compile(r"^#{1,6} |\*\*[^\s*]|`[^`\n]{1,200}`|^ {0,8}(?:[-*+]|\d{1,3}[.)]) |^> ", re.MULTILINE)
 _FORMATTER = HtmlFormatter(nowrap=True)
 
 
@@ -51,8 +57,9 @@ class CodePiece:
         """True if highlighting would only escape it."""
         if len(self.text) > LONGEST:
             return True
-        has_code = "```" in self.text if self.is_prose else _lexer(self.language) is not None
-        return not has_code and not _is_diff(self.text)
+        if self.is_prose:
+            return _HAS_MARKDOWN.search(self.text) is None and not _is_diff(self.text)
+        return _lexer(self.language) is None and not _is_diff(self.text)
 
     def render(self) -> str:
         return highlight_text(self.text) if self.is_prose else highlight_code(self.text, self.language)
@@ -103,7 +110,8 @@ def highlight_code(text: str, language: str = "") -> str:
 
 
 def highlight_text(text: str) -> str:
-    """Renders prose as HTML, its fenced blocks as code."""
+    """Renders prose as HTML: its fenced blocks as code, and its Markdown with its marks, so that every character of the
+    text stays in view. Links are not made: whatever an agent writes leads nowhere."""
     if _is_diff(text) and "```" not in text:
         return highlight_code(text, "diff")
     return "".join(_blocks(text.splitlines(keepends=True))) if len(text) <= LONGEST else escape(text)
@@ -116,7 +124,7 @@ def _blocks(lines: Iterable[str]) -> Iterator[str]:
         if not fence:
             opening = _FENCE.fullmatch(line)
             if opening is None or not line.endswith("\n"):
-                yield escape(line)
+                yield _markdown(line)
             else:
                 fence, language, inner = line, opening[1], []
         elif line.rstrip() == "```":
@@ -127,6 +135,29 @@ def _blocks(lines: Iterable[str]) -> Iterator[str]:
             inner.append(line)
     if fence:
         yield escape(fence + "".join(inner))
+
+
+def _markdown(line: str) -> str:
+    """A line with its heading, strong words, code, list mark or quotation set off. Takes time linear in its length."""
+    return "".join(_marked_up(line))
+
+
+def _marked_up(line: str) -> Iterator[str]:
+    at = 0
+    for match in _MARKDOWN.finditer(line):
+        yield escape(line[at : match.start()])
+        at = match.end()
+        text = escape(match[0])
+        match match.lastgroup:
+            case "heading":
+                yield f'<b class="h">{text}</b>'
+            case "strong":
+                yield f"<b>{text}</b>"
+            case "code":
+                yield f"<code>{text}</code>"
+            case _:
+                yield f'<span class="md">{text}</span>'
+    yield escape(line[at:])
 
 
 def arguments_of(text: str) -> list[tuple[str, str, str]]:

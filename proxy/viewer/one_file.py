@@ -8,7 +8,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from markupsafe import Markup
@@ -25,17 +28,21 @@ from rolltap.reading.types import SessionDetail
 
 @dataclass(frozen=True)
 class SavedPages:
-    """Answers questions for whole sessions, groups and runs as files."""
+    """Answers questions for whole sessions, groups and runs as files. `metrics`: see `Pages`."""
 
     reader: RecordReader
+    metrics: Mapping[str, Path] = field(default_factory=dict)
 
     async def saved(self, what: str) -> str:
-        return await one_file(self.reader, what)
+        return await one_file(self.reader, what, self.metrics)
 
 
-async def one_file(reader: RecordReader, what: str) -> str:
-    """Returns the file of a session or a group, by its id, or of a run, by its policy. Raises `NotFound`."""
-    pages = Pages(reader, reader.log.database.name)
+async def one_file(reader: RecordReader, what: str, metrics: Mapping[str, Path] = MappingProxyType({})) -> str:
+    """Returns the file of a session or a group, by its id, or of a run, by its policy. Raises `NotFound`.
+
+    `metrics`: files of the trainers' steps, by policy.
+    """
+    pages = Pages(reader, reader.log.database.name, metrics=metrics)
     try:
         detail = await reader.session(what)
     except NotFound:
@@ -70,7 +77,7 @@ async def _group(pages: Pages, group_id: str) -> str:
 
 async def _run(pages: Pages, policy: str) -> str:
     try:
-        values = await pages.run_values(policy, ())
+        values = await pages.run_values(policy, (), links=False)
     except NotFound:
         raise NotFound(f"no session, no group and no policy {policy!r}") from None
     return await _file(f"Run of {policy}", pages.store, "run", None, **values)
@@ -96,7 +103,10 @@ async def _tokens(reader: RecordReader, details: list[SessionDetail]) -> dict[st
 
 async def _file(heading: str, store: str, shows: str, tokens: dict[str, Any] | None, **values: Any) -> str:
     style = ASSETS["viewer.css"].decode()
-    scripts = [ASSETS[name].decode() for name in ("viewer.js", "tokens.js")[: 1 if tokens is None else 2]]
+    scripts = [ASSETS["viewer.js"].decode(), ASSETS["tokens.js"].decode()]
+    if shows == "run":
+        style += ASSETS["uplot.css"].decode()
+        scripts[1] = f"{ASSETS['uplot.js'].decode()}\n{ASSETS['charts.js'].decode()}"
     hashes = " ".join(map(_hash, scripts))
     return await render_page(
         "file.html",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,10 +18,13 @@ import numpy as np
 from cachetools import LRUCache
 
 from rolltap.errors import DatasetError, InvalidRequest, NotFound, RolltapError
-from rolltap.proxy.viewer.compare import first_and_last, reach_of, tone
+from rolltap.ledger.reading import GroupQuery
+from rolltap.proxy.viewer.compare import reach_of, tone
+from rolltap.proxy.viewer.differences import CALLS, compared_calls
 from rolltap.proxy.viewer.group import lanes_of, spread
-from rolltap.proxy.viewer.run import EngineLine, run_curves
-from rolltap.proxy.viewer.selection import MOST_SESSIONS, query_page, selection_query
+from rolltap.proxy.viewer.listing import PAGE, ListAddress, facet_links
+from rolltap.proxy.viewer.run import MOST_RUNS, EngineLine, Run, changed_at, chart_data, last_values, read_steps
+from rolltap.proxy.viewer.selection import MOST_SESSIONS
 from rolltap.proxy.viewer.session import (
     BREAKS,
     MASKS,
@@ -46,10 +51,12 @@ from rolltap.reading.types import (
 from rolltap.reconstructor.exporters import EXPORTERS
 from rolltap.reconstructor.exporters.select import parse_where
 
-PAGE = 50
+QUIET_S = 600.0
+"""A store by itself in which nothing happened for so long is not asked for news."""
+
 IDS_FILE = "sessions.txt"
 DEFAULT_FORMAT = "sft"
-ORDERS = {
+ORDER_NAMES = {
     "created_at": "Newest",
     "last_call_at": "Last active",
     "reward": "Reward",
@@ -65,55 +72,72 @@ LONG = 300
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "effort", "thinking")
 """Sampling parameters of a call that are shown if set."""
 
-EXAMPLES = ("harness=codex", "reward>=0.5", "breaks>=1", "calls>=10", "policy=default", "errors>=1")
+EXAMPLES = ("harness=codex", "reward>=0.5", "breaks>=1", "calls>=10", "purpose=evaluation", "errors>=1")
 
 
 @dataclass(eq=False)
 class Pages:
-    """Renders the pages. `store` is shown in every page's head."""
+    """Renders the pages. `store` is shown in every page's head. `standalone`: there is no server that writes it.
+
+    `metrics`: files with a trainer's steps (`metrics.jsonl`) by policy; that of "" is of every other policy.
+    """
 
     reader: RecordReader
     store: str
+    standalone: bool = False
+    metrics: Mapping[str, Path] = field(default_factory=dict)
     _read: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(4))
     _transcripts: LRUCache[tuple[object, ...], tuple[CallTurn, ...]] = field(default_factory=lambda: LRUCache(4))
 
     async def _render(self, template: str, section: str, **values: Any) -> str:
         shared = {"store": self.store, "spread": spread, "breaks": BREAKS, "masks": MASKS, "offline": False}
-        shared["calls"] = "/view/calls/"
-        return await render_page(template, section=section, **shared, **values)
+        shared |= {"calls": "/view/calls/", "record": ""}
+        return await render_page(template, section=section, **(shared | values))
 
-    async def sessions(self, search: str, where: str, sort: str, offset: int) -> str:
-        selected = selection_query(search, where, sort)
-        query = query_page(selected, max(0, offset), PAGE)
-        problem = ""
+    async def state(self, texts: bool = False, extra: str = "") -> str:
+        """Returns the state of the record that a list, a group or a run shows: their pages ask for news with it.
+
+        Empty if no news can come: the pages are those of a store by itself, in which nothing has happened for a while.
+        `texts`: it shows what a search found. `extra`: what else it shows.
+        """
+        position, changed_at = await self.reader.position(texts=texts)
+        if self.standalone and time.time() > changed_at + QUIET_S:
+            return ""
+        return hashlib.sha256(f"{position} {extra}".encode()).hexdigest()[:16]
+
+    async def sessions(self, address: ListAddress) -> str:
+        query, problem = address.query, ""
+        state = await self.state(bool(query.search))
         try:
             page = await self.reader.sessions(query)
         except RolltapError as error:
             page, problem = SessionPage((), 0, 1.0), error.message
-
-        def at(position: int) -> str:
-            query = {"q": search, "where": where, "sort": sort, "offset": position}
-            return "/view/?" + urlencode({name: value for name, value in query.items() if value})
-
+        rewards = [each.reward for each in page.sessions if each.reward is not None]
         return await self._render(
             "sessions.html",
             "Sessions",
+            record=state or ("reading" if page.indexed < 1 else ""),
             page=page,
-            query=query,
-            where=where,
-            sort=query.sort,
-            orders=ORDERS.items(),
+            a=address,
+            orders=ORDER_NAMES.items(),
             examples=EXAMPLES,
             problem=problem,
-            filtered=bool(query.search or query.where),
-            previous=at(max(0, query.offset - PAGE)) if query.offset else None,
-            following=at(query.offset + PAGE) if query.offset + PAGE < page.total else None,
-            export=_export_command(selected),
-            selection=urlencode({"q": search, "where": where, "sort": query.sort}),
+            reach=(min([0.0, *rewards]), max([1.0, *rewards])),
+            previous=address.at(query.offset - PAGE) if query.offset else None,
+            following=address.at(query.offset + PAGE) if query.offset + PAGE < page.total else None,
+            export=_export_command(query),
             formats=EXPORTERS,
             format=DEFAULT_FORMAT,
             most=MOST_SESSIONS,
         )
+
+    async def facets(self, address: ListAddress) -> str:
+        """Renders the facets beside the list, as a fragment of its page."""
+        try:
+            facets = await self.reader.facets(address.query)
+        except RolltapError:
+            facets = ()
+        return await self._render("facets.html", "Sessions", a=address, facets=facet_links(address, facets))
 
     async def session(self, session_id: str, start: int) -> str:
         """Renders the transcript; for a long session a page that loads it, so that something shows at once."""
@@ -173,6 +197,24 @@ class Pages:
             self._transcripts[state] = await self.reader.transcript(summary.id)
         return self._transcripts[state]
 
+    async def diff(self, first: str, second: str) -> str:
+        """Renders the differences of two sessions. Raises `NotFound` for an unknown one."""
+        details = [await self.reader.session(first), await self.reader.session(second)]
+        turns = [turns_of(entries_of(each), await self.transcript(each), 0, CALLS) for each in details]
+        calls = await compared_calls(*turns)
+        summaries = [each.summary for each in details]
+        groups = {each.group_id for each in summaries}
+        return await self._render(
+            "diff.html",
+            "Sessions",
+            first=summaries[0],
+            second=summaries[1],
+            calls_compared=calls,
+            differing=sum(not call.same for call in calls),
+            group=groups.pop() if len(groups) == 1 else None,
+            more=any(len(each.calls) > CALLS for each in details),
+        )
+
     async def timeline(self, session_id: str) -> str:
         detail = await self.reader.session(session_id)
         entries, now = entries_of(detail), time.time()
@@ -181,10 +223,14 @@ class Pages:
         )
 
     async def session_tokens(self, session_id: str) -> str:
-        """Returns the address of the tokens to show first: those of the first call that sampled any."""
+        """Returns the address of the tokens to show first: at the first break, else those of the first that sampled."""
         detail = await self.reader.session(session_id)
-        line = next((line for line in detail.calls if line.output_tokens), None) or next(iter(detail.calls), None)
-        return f"/view/calls/{quote(line.id, safe='')}" if line else f"/view/sessions/{quote(session_id, safe='')}"
+        broken = next((entry.line for entry in entries_of(detail) if entry.broken), None)
+        sampled = next((line for line in detail.calls if line.output_tokens), None)
+        line = broken or sampled or next(iter(detail.calls), None)
+        if line is None:
+            return f"/view/sessions/{quote(session_id, safe='')}"
+        return f"/view/calls/{quote(line.id, safe='')}{'#break' if line is broken else ''}"
 
     async def call(self, call_id: str) -> str:
         session_id, requested = await self.reader.sampling(call_id)
@@ -236,17 +282,49 @@ class Pages:
         shared = {"tab": tab, "detail": detail, "s": detail.summary, "news": ""}
         return await self._render(template, "Sessions", **(shared | values))
 
-    async def groups(self, policy: str, before: str) -> str:
-        groups = await self.reader.groups(policy=policy or None, limit=PAGE, before=before or None)
-        following = ""
-        if len(groups) == PAGE:
-            query = {"policy": policy, "before": groups[-1].id}
-            following = "/view/groups?" + urlencode({name: value for name, value in query.items() if value})
-        return await self._render("groups.html", "Groups", groups=groups, policy=policy, following=following)
+    async def groups(self, query: GroupQuery) -> str:
+        state = await self.state()
+        groups = await self.reader.groups(query, PAGE)
+        counts = await self.reader.group_counts(query)
+        others = await self.reader.group_counts(replace(query, purpose=""))
+
+        def link(**changes: Any) -> str:
+            changed = replace(query, **{"offset": 0, **changes})
+            values = {name: value for name, value in asdict(changed).items() if value}
+            values.pop("descending", None)
+            values |= {} if changed.descending else {"order": "asc"}
+            return "/view/groups?" + urlencode(values)
+
+        def number(rows: Sequence[tuple[str, str, bool, int]], **wanted: Any) -> int:
+            names = ("policy", "status", "measures")
+            return sum(
+                row[-1] for row in rows if all(row[names.index(name)] == value for name, value in wanted.items())
+            )
+
+        total = number(counts)
+        return await self._render(
+            "groups.html",
+            "Groups",
+            record=state,
+            groups=groups,
+            query=query,
+            link=link,
+            total=total,
+            tabs=[
+                ("", "All", number(others)),
+                ("training", "Training", number(others, measures=False)),
+                ("evaluation", "Evaluation", number(others, measures=True)),
+            ],
+            policies=sorted({row[0] for row in counts}),
+            statuses=sorted({row[1] for row in counts}),
+            previous=link(offset=max(0, query.offset - PAGE)) if query.offset else None,
+            following=link(offset=query.offset + PAGE) if query.offset + PAGE < total else None,
+        )
 
     async def group(self, group_id: str) -> str:
         group = await self.reader.group(group_id)
-        return await self._render("group.html", "Groups", **(await self.group_values(group)))
+        state = await self.state()
+        return await self._render("group.html", "Groups", record=state, **(await self.group_values(group)))
 
     async def group_values(self, group: GroupDetail) -> dict[str, Any]:
         """Returns the values of a group's template."""
@@ -263,39 +341,70 @@ class Pages:
         return {"g": group, "lanes": lanes, "parting": parting}
 
     async def runs(self) -> str:
-        return await self._render("runs.html", "Runs", runs=await self.reader.runs())
+        state = await self.state()
+        return await self._render("runs.html", "Runs", record=state, runs=await self.reader.runs())
 
-    async def run(self, policy: str, engines: Sequence[EngineLine]) -> str:
-        """Renders a run's page. `engines`: those that serve the policy, as a running server knows them."""
-        return await self._render("run.html", "Runs", **await self.run_values(policy, engines))
+    async def run(self, policy: str, engines: Sequence[EngineLine], others: Sequence[str] = ()) -> str:
+        """Renders a run's page, with the curves of the `others` laid over its own.
 
-    async def run_values(self, policy: str, engines: Sequence[EngineLine]) -> dict[str, Any]:
+        `engines`: those that serve the policy, as a running server knows them.
+        """
+        state = await self.run_state(policy, engines)
+        return await self._render("run.html", "Runs", record=state, **await self.run_values(policy, engines, others))
+
+    async def run_state(self, policy: str, engines: Sequence[EngineLine]) -> str:
+        """Returns the state of a run's page: see `state`."""
+        now, mismatch = await asyncio.gather(self.reader.run_state(policy), self.reader.mismatch(policy))
+        steps_at = await asyncio.to_thread(changed_at, self._steps_file(policy))
+        return await self.state(extra=repr((now, mismatch, list(engines), steps_at)))
+
+    async def run_values(
+        self, policy: str, engines: Sequence[EngineLine], others: Sequence[str] = (), *, links: bool = True
+    ) -> dict[str, Any]:
         """Returns the values of `run_body.html`. Raises `NotFound` if the policy is unknown."""
         read = self.reader
         policies, points, now, mismatch, efforts = await asyncio.gather(  # reads the record and its index concurrently
             read.policies(), read.run(policy), read.run_state(policy), read.mismatch(policy), read.efforts(policy)
         )
         states = {state.name: state for state in policies}
-        first, second = first_and_last(points)
+        ranges = await read.comparable(policy)
         if policy not in states and not points:
             raise NotFound(f"no policy {policy!r}", param="policy")
+        known = [line.policy for line in await read.runs()]
+        laid_over = [name for name in dict.fromkeys(others) if name in known and name != policy][: MOST_RUNS - 1]
+        runs = [Run(policy, points, efforts, await self._steps(policy))]
+        for name in laid_over:
+            runs.append(Run(name, await read.run(name), await read.efforts(name), await self._steps(name)))
+        data = chart_data(runs, links=links)
         return {
             "policy": policy,
+            "runs": known,
+            "others": laid_over,
+            "data": data,
+            "told": last_values(data),
             "state": states.get(policy),
             "engines": engines,
             "now": now,
             "mismatch": mismatch,
-            "first": first,
-            "second": second,
-            "curves": run_curves(points, efforts),
+            "first": ranges and str(ranges[0]),
+            "second": ranges and str(ranges[1]),
         }
+
+    async def _steps(self, policy: str) -> list[dict[str, float]]:
+        return await asyncio.to_thread(read_steps, self._steps_file(policy))
+
+    def _steps_file(self, policy: str) -> Path | None:
+        return self.metrics.get(policy, self.metrics.get(""))
 
     async def compare(self, policy: str, first: str, second: str, task: str) -> str:
         """Compares two ranges of weight versions (`0-3`, `10`) on the same tasks. With `task`, lists its rollouts."""
         problem, comparison, sides = "", None, []
-        if not (first and second):
-            first, second = first_and_last(await self.reader.run(policy))
+        offered = await self.reader.comparable(policy)
+        if not (first and second) and offered is not None:
+            first, second = map(str, offered)
         try:
+            if not (first or second):
+                raise InvalidRequest("no two weight versions of this run share a task: evaluate both on the same tasks")
             ranges = version_range(first, "first"), version_range(second, "second")
             comparison = await self.reader.compare(policy, *ranges)
             if task:
@@ -313,6 +422,7 @@ class Pages:
             first=first,
             second=second,
             problem=problem,
+            offered=offered and tuple(map(str, offered)),
             c=comparison,
             sides=sides,
             here=f"/view/runs/{quote(policy, safe='')}/compare?{query}",

@@ -1,13 +1,23 @@
-"""A run's page: its curves by group, and the engines that serve its policy."""
+"""The curves of runs as data for the page's charts: a run's groups, its evaluations, and its trainer's steps."""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
+from pathlib import Path
+from typing import Any
 
-from rolltap.proxy.viewer.curves import Curve, Sample, curve_of
 from rolltap.reading.types import GroupEffort, RunPoint
+from rolltap.settings import Settings
+
+MAX_METRICS_BYTES = 32 << 20
+"""Bytes at the end of a trainer's file of steps that are read."""
+
+MAX_STEPS = 20_000
+MOST_RUNS = 6
+"""Runs that are laid over each other; more colours can't be told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,35 +29,101 @@ class EngineLine:
     version: int | None
 
 
-def run_curves(points: Sequence[RunPoint], efforts: Mapping[str, GroupEffort]) -> list[Curve]:
-    """Returns the curves. A point is a group, in order of completion; groups without a reward are left out."""
-    rewarded_points = [point for point in points if point.reward_mean is not None]
-    hrefs = [f"/view/groups/{quote(point.group_id, safe='')}" for point in rewarded_points]
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart. `of`: "group" or "step", which its values belong to. `log`: it is of a size that spans powers of ten."""
 
-    def curve(title: str, unit: str, values: Sequence[float | None], window: int = 0) -> Curve | None:
-        samples = [
-            Sample(index, value, href, f"group {point.group_id}: {value:g}")
-            for index, (point, href, value) in enumerate(zip(rewarded_points, hrefs, values, strict=True), 1)
-            if value is not None
-        ]
-        return curve_of(title, unit, samples, window=window)
+    name: str
+    title: str
+    unit: str
+    of: str = "group"
+    log: bool = False
 
-    group_efforts = [efforts.get(point.group_id) for point in rewarded_points]
-    curves = [
-        curve("Reward", "mean of a group", [point.reward_mean for point in rewarded_points]),
-        curve("Length", "tokens sampled a rollout", [e and e.output_tokens / e.sessions for e in group_efforts]),
-        curve("Calls", "a rollout", [e and e.calls / e.sessions for e in group_efforts]),
-        curve("Speed", "sampled tokens a second", [e and _speed(e) for e in group_efforts]),
-        curve("Staleness", "weight versions within a group", [_number(point.staleness) for point in rewarded_points]),
-        curve("Mismatch", "mean |log(trainer / engine)|", [point.mismatch for point in rewarded_points]),
-        curve(
-            "Weight version",
-            "newest of a group",
-            [_number(point.newest_version) for point in rewarded_points],
-            window=1,
-        ),
-    ]
-    return [each for each in curves if each is not None]
+
+CHARTS = (
+    Chart("reward", "Reward", "mean of a group"),
+    Chart("length", "Length", "tokens sampled a rollout"),
+    Chart("calls", "Calls", "a rollout"),
+    Chart("speed", "Speed", "sampled tokens a second"),
+    Chart("staleness", "Staleness", "weight versions within a group"),
+    Chart("mismatch", "Mismatch", "mean |log(trainer / engine)|"),
+    Chart("version", "Weight version", "newest of a group"),
+    Chart("loss", "Loss", "of a step", "step"),
+    Chart("kl", "KL", "of a step, to the reference", "step"),
+    Chart("entropy", "Entropy", "of a step, per token", "step"),
+    Chart("grad_norm", "Gradient norm", "of a step", "step", log=True),
+    Chart("mismatch_mean", "Trainer's mismatch", "mean of a step", "step", log=True),
+    Chart("clip_fraction", "Clipped", "share of a step's tokens", "step"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the charts show of a policy."""
+
+    policy: str
+    points: Sequence[RunPoint]
+    efforts: Mapping[str, GroupEffort]
+    steps: Sequence[Mapping[str, float]]
+
+
+def chart_data(runs: Sequence[Run], *, links: bool) -> dict[str, Any]:
+    """Returns the data of the charts that have values, as JSON. `links`: points lead to their groups."""
+    series = [_series(run) for run in runs]
+    shown = [chart for chart in CHARTS if any(_has_values(one[f"{chart.of}s"][chart.name]) for one in series)]
+    return {
+        "links": links,
+        "runs": series,
+        "charts": [
+            {"name": chart.name, "title": chart.title, "unit": chart.unit, "of": chart.of, "log": chart.log}
+            for chart in shown
+        ],
+    }
+
+
+def last_values(data: Mapping[str, Any]) -> list[tuple[str, str, int]]:
+    """Returns title, last value and number of values of each chart of the first run, for those who see no chart."""
+    told = []
+    for chart in data["charts"]:
+        values = [value for value in data["runs"][0][f"{chart['of']}s"][chart["name"]] if value is not None]
+        told.append((f"{chart['title']}, {chart['unit']}", f"{values[-1]:.3g}" if values else "none", len(values)))
+    return told
+
+
+def _has_values(values: Sequence[float | None]) -> bool:
+    return any(value is not None for value in values)
+
+
+def _series(run: Run) -> dict[str, Any]:
+    """Groups without a reward are left out. Times are hours since the run's first group."""
+    points = [point for point in run.points if point.reward_mean is not None]
+    efforts = [run.efforts.get(point.group_id) for point in points]
+    began = points[0].at if points else 0.0
+    return {
+        "name": run.policy,
+        "groups": {
+            "id": [point.group_id for point in points],
+            "hours": [_rounded((point.at - began) / 3600) for point in points],
+            "step": [point.step for point in points],
+            "evaluation": [int(point.evaluation) for point in points],
+            "reward": [_rounded(point.reward_mean) for point in points],
+            "length": [_rounded(each.output_tokens / each.sessions) if each else None for each in efforts],
+            "calls": [_rounded(each.calls / each.sessions) if each else None for each in efforts],
+            "speed": [_rounded(_speed(each)) if each else None for each in efforts],
+            "staleness": [point.staleness for point in points],
+            "mismatch": [_rounded(point.mismatch) for point in points],
+            "version": [point.newest_version for point in points],
+        },
+        "steps": {
+            name: [_rounded(step.get(name)) for step in run.steps]
+            for name in ("step", "version", *(chart.name for chart in CHARTS if chart.of == "step"))
+        },
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Returns the value with six digits, which no chart tells from more; None for what can't be drawn."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
 def _speed(effort: GroupEffort) -> float | None:
@@ -55,5 +131,38 @@ def _speed(effort: GroupEffort) -> float | None:
     return effort.output_tokens / seconds if seconds > 0 else None
 
 
-def _number(value: int | None) -> float | None:
-    return None if value is None else float(value)
+def metrics_of(settings: Settings) -> dict[str, Path]:
+    """Returns the trainers' files of steps by policy, as the settings name them."""
+    return {name: Path(policy.metrics).expanduser() for name, policy in settings.policies.items() if policy.metrics}
+
+
+def changed_at(path: Path | None) -> float | None:
+    """Returns when a file last changed; None if there is none."""
+    try:
+        return path.stat().st_mtime if path is not None else None
+    except OSError:
+        return None
+
+
+def read_steps(path: Path | None) -> list[dict[str, float]]:
+    """Returns the numbers of a trainer's steps, from the lines of its `metrics.jsonl`. Empty if there is no such file.
+
+    Of a step that was made again, the last attempt counts.
+    """
+    if path is None:
+        return []
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - MAX_METRICS_BYTES))
+            lines = file.read(MAX_METRICS_BYTES).splitlines()
+    except OSError:
+        return []
+    by_step: dict[float, dict[str, float]] = {}
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # cut off: the file is being written, or it is longer than what is read
+        if isinstance(row, dict) and isinstance(step := row.get("step"), int | float) and math.isfinite(step):
+            by_step[step] = {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
+    return [by_step[step] for step in sorted(by_step)][-MAX_STEPS:]

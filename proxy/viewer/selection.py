@@ -6,15 +6,15 @@ import asyncio
 import io
 import tempfile
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
 
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.datasets.record import ReadOptions, chosen_groups
 from rolltap.errors import InvalidRequest
 from rolltap.reading import RecordReader
-from rolltap.reading.types import SessionOrder, SessionQuery
+from rolltap.reading.types import SessionQuery
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.grouping import Grouping
@@ -35,9 +35,12 @@ class Selections:
         """Returns the ids of all sessions that the query finds, at most `most`, one per line."""
         return "".join(f"{id}\n" for id in await self._ids(query, most))
 
-    async def dataset(self, query: SessionQuery, format: str) -> bytes:
-        """Returns a zip of the dataset with its manifest. Raises `InvalidRequest` for 0 or over `MOST_SESSIONS`."""
-        ids = await self._ids(query, MOST_SESSIONS + 1)
+    async def dataset(self, query: SessionQuery, format: str, picked: Sequence[str] = ()) -> bytes:
+        """Returns a zip of the dataset with its manifest: of the sessions `picked`, else of those that the query finds.
+
+        Raises `InvalidRequest` for 0 or over `MOST_SESSIONS`.
+        """
+        ids = list(picked) or await self._ids(query, MOST_SESSIONS + 1)
         if not ids:
             raise InvalidRequest("no session matches: there is nothing to export")
         if len(ids) > MOST_SESSIONS:
@@ -57,22 +60,11 @@ class Selections:
         await self.reader.settle(texts=bool(query.search))
         ids: list[str] = []
         while len(ids) < most:
-            page = await self.reader.sessions(query_page(query, len(ids), min(PAGE, most - len(ids))))
+            page = await self.reader.sessions(replace(query, offset=len(ids), limit=min(PAGE, most - len(ids))))
             ids += [session.id for session in page.sessions]
             if not page.sessions:
                 break
         return ids
-
-
-def selection_query(search: str, where: str, sort: str) -> SessionQuery:
-    """Returns the query for the parameters of a page of the list."""
-    order: SessionOrder = next((name for name in get_args(SessionOrder) if name == sort), "created_at")
-    conditions = tuple(part.strip() for part in where.split(" and ") if part.strip())
-    return SessionQuery(search=search.strip(), where=conditions, sort=order)
-
-
-def query_page(query: SessionQuery, offset: int, limit: int) -> SessionQuery:
-    return SessionQuery(query.search, query.where, query.sort, query.descending, limit, offset)
 
 
 def _zip_folder(folder: Path) -> bytes:

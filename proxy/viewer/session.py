@@ -171,13 +171,21 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`engine_s`: seconds that the main agent waited for the engine. `harness_s`: seconds between its calls."""
+    """`engine_s`: seconds that the main agent waited for the engine. `harness_s`: seconds between its calls.
+
+    `kinds`: the looks of its bars, for the legend; those of all side calls are one.
+    """
 
     lanes: Sequence[Lane]
     seconds: float
     engine_s: float
     harness_s: float
     slowest: Sequence[OutlineEntry]
+
+    @property
+    def kinds(self) -> set[str]:
+        known = ("engine", "harness", "bad")
+        return {bar.kind if bar.kind in known else "auxiliary" for lane in self.lanes for bar in lane.bars}
 
 
 def timeline_of(entries: Sequence[OutlineEntry], now: float) -> Timeline | None:

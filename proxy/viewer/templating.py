@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import re
-import time
 from collections.abc import Mapping
 from contextvars import ContextVar
 from html import escape
@@ -23,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from rolltap.counted import counted
-from rolltap.moments import utc_text
+from rolltap.moments import ago, utc_text
 from rolltap.proxy.viewer.highlight import CodePiece, arguments_of, highlighted
 
 HERE = Path(__file__).parent
@@ -46,22 +45,6 @@ def _sign(match: re.Match[str]) -> str:
     if code < 0x20:
         return chr(0x2400 + code)
     return "\u2421" if code == 0x7F else f"⟨{code:04X}⟩"
-
-
-def ago(at: float | None, now: float | None = None) -> str:
-    """Returns how long ago a time was, in one unit; after 60 days the date."""
-    if at is None:
-        return ""
-    age = (time.time() if now is None else now) - at
-    if age < 10:
-        return "now"
-    for size, unit in ((60, "s"), (3600, "min"), (86_400, "h"), (86_400 * 60, "d")):
-        if age < size:
-            return f"{age / UNIT_S[unit]:.0f} {unit}"
-    return moment(at)[:10]
-
-
-UNIT_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
 
 
 def moment(at: float | None) -> str:
@@ -104,6 +87,12 @@ def signed(number: float) -> str:
 def place(number: float, reach: float) -> str:
     """Returns the position of a value on an axis from -100 to 100 that spans `reach` on each side."""
     return f"{number / reach * 100:.1f}"
+
+
+def share(value: float, reach: tuple[float, float], size: float) -> str:
+    """Returns how much of `size` lies between 0, or the lower end of `reach` if that is over 0, and a value."""
+    low, high = reach
+    return f"{abs(value - max(low, 0.0)) / (high - low) * size:.1f}"
 
 
 def token_text(text: str) -> str:
@@ -155,7 +144,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     filters = {"ago": ago, "moment": moment, "duration": duration, "count": count, "decimal": decimal}
-    filters |= {"figure": figure, "signed": signed, "place": place}
+    filters |= {"figure": figure, "signed": signed, "place": place, "share": share}
     env.filters.update(filters)
     env.filters["counted"] = counted
     env.filters["arguments"] = lambda text: arguments_of(text)

@@ -1,5 +1,5 @@
-"""The optional packages: how to install an extra of this installation of rolltap, whichever way it was installed, and
-the import of the one that many need.
+"""The optional packages: how to install an extra of this installation of rolltap, whichever way it was installed, the
+import of the one that many need, and where the pages are.
 
 rolltap is on no package index, so a bare `pip install 'rolltap[tokens]'` would find nothing, or a stranger's package.
 """
@@ -11,6 +11,7 @@ import shlex
 import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from threading import Lock
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,8 @@ from urllib.parse import unquote, urlsplit
 from rolltap.errors import ConfigError
 
 DISTRIBUTION = "rolltap"
+CHECKOUT = Path(__file__).parents[2]
+"""The checkout, where rolltap runs from one."""
 _import_lock = Lock()
 
 
@@ -68,6 +71,12 @@ def _origin() -> dict[str, Any]:
     except PackageNotFoundError:
         return {}
     return json.loads(text) if text else {}
+
+
+def page(name: str) -> str:
+    """Names a page of the documentation: its path in a checkout, else its address, as a wheel has no pages."""
+    path = f"docs/{name}.md"
+    return path if (CHECKOUT / path).is_file() else f"{documentation()}/{name}.md"
 
 
 def documentation() -> str:

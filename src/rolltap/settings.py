@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rolltap.errors import ConfigError
+from rolltap.extras import page
 from rolltap.settings_keys import check_environment, check_file
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME
 
@@ -25,7 +26,7 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-PAGE = "docs/settings.md"
+PAGE = page("settings")
 Effort = Literal["minimal", "low", "medium", "high", "xhigh", "max"]
 PlaneName = Literal["agent", "trainer", "admin"]
 
@@ -232,7 +233,12 @@ class PolicySettings(Section):
     )
     trainable: bool = Field(default=True, description="false for frozen helper models: their calls are auxiliary")
     train: tuple[MaskedByDefault, ...] = Field(
-        default=(), description="mask rules to switch off, so that such calls carry loss; see docs/reconstruction.md"
+        default=(), description=f"mask rules to switch off, so that such calls carry loss; see {page('reconstruction')}"
+    )
+    metrics: str = Field(
+        default="",
+        description="file with the steps of the policy's trainer, `metrics.jsonl` in its folder: the viewer draws "
+        "loss, KL, entropy and gradient norm beside the reward",
     )
     history_thinking: Literal["tool_cycle", "keep"] = Field(
         default="tool_cycle",

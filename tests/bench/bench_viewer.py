@@ -40,8 +40,10 @@ from rolltap.calllog.records import completion_row, intent_row, session_row
 from rolltap.calllog.schema import annotations, call_completions, call_intents, parts, sessions
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.ids import first_id_at
+from rolltap.ledger.reading import GroupQuery
 from rolltap.ledger.schema import groups, policies, rewards, rollouts, tasks
 from rolltap.proxy.conversation.chat import Message, Text
+from rolltap.proxy.viewer.listing import ListAddress
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import RecordReader, opened_reader
 from rolltap.types import Finish, Outcome, Session, VersionSpan
@@ -175,7 +177,7 @@ async def started(path: Path) -> SqlCallLog:
 
 async def write_record(log: SqlCallLog, many: int) -> None:
     first = Rows()
-    first.add(policies, POLICY, 0, "", 0, None, None, None, BEGAN)
+    first.add(policies, name=POLICY, version=0, tokenizer_hash="", given=0, created_at=BEGAN)
     for number in range(500):
         first.add(tasks, f"digest-{number}", f"task-{number}", f"Do {number}.", "{}", "[]")
     await first.write(log.database)
@@ -242,12 +244,15 @@ async def look_at_many(store: Path, looks: Looks, log: SqlCallLog, times: int, m
         middle = many // GROUP // 2
         session = session_id(middle, 3)
         for name, page in {
-            "sessions": lambda: pages.sessions("", "", "created_at", 0),
-            "sessions, filtered and sorted": lambda: pages.sessions("", "harness=codex and reward>=1", "reward", 0),
-            "sessions, searched": lambda: pages.sessions(session, "", "created_at", 0),
+            "sessions": lambda: pages.sessions(ListAddress()),
+            "sessions, filtered and sorted": lambda: pages.sessions(
+                ListAddress(where="harness=codex and reward>=1", sort="reward")
+            ),
+            "sessions, searched": lambda: pages.sessions(ListAddress(session)),
+            "the list's facets": lambda: pages.facets(ListAddress()),
             "session": lambda: pages.session(session, 0),
             "a call's tokens": lambda: pages.call(call_id(session, 1)),
-            "groups": lambda: pages.groups("", ""),
+            "groups": lambda: pages.groups(GroupQuery()),
             "group": lambda: pages.group(group_id(middle)),
             "runs": lambda: pages.runs(),
             "run, first": lambda: pages.run(POLICY, []),
@@ -307,7 +312,7 @@ def pages_of_many(many: int) -> dict[str, tuple[str, str]]:
     return {
         "sessions": ("/view/", "j"),
         "sessions, filtered and sorted": ("/view/?where=harness%3Dcodex%20and%20reward%3E%3D1&sort=reward", "j"),
-        "sessions, searched": (f"/view/?search={session}", "j"),
+        "sessions, searched": (f"/view/?q={session}", "j"),
         "session": (f"/view/sessions/{session}", "j"),
         "a call's tokens": (f"/view/calls/{call_id(session, 1)}", "j"),
         "groups": ("/view/groups", "j"),

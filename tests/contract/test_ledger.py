@@ -18,6 +18,7 @@ from rolltap.errors import (
     UnknownPolicy,
 )
 from rolltap.ledger.groups import GroupSpec
+from rolltap.ledger.reading import GroupQuery, group_counts, group_rows
 from rolltap.types import Cause, GroupStatus, Rollout, RolloutStatus, Scoring, Task
 
 from ..unit.ledger.world import World, key, status, wants
@@ -450,3 +451,26 @@ async def test_a_defect_does_not_stop_the_sweeper(world: World, monkeypatch: pyt
     monkeypatch.setattr(world.ledger, "sweep", sweep)
     async with world.ledger.sweeping(every=0.01), asyncio.timeout(20):
         await third.wait()
+
+
+async def test_groups_are_found_by_words_and_purpose_and_counted(world: World) -> None:
+    for number, tags in enumerate([("x",), ("purpose=eval", "x"), ()]):
+        task = Task(f"task-{number}%", "Count the 50% of it" if number else "Sort it")
+        await world.ledger.groups.open(GroupSpec("policy", 1, task, tags), group_id=f"g{number}")
+
+    async def found(query: GroupQuery) -> list[str]:
+        rows = await world.database.query(lambda connection: group_rows(connection, query))
+        counts = await world.database.query(lambda connection: group_counts(connection, query))
+        assert sum(row[-1] for row in counts) == len(rows)
+        return [row.group.id for row in rows]
+
+    assert sorted(await found(GroupQuery())) == ["g0", "g1", "g2"]
+    assert await found(GroupQuery(purpose="evaluation")) == ["g1"]
+    assert sorted(await found(GroupQuery(purpose="training"))) == ["g0", "g2"]
+    assert await found(GroupQuery(words="sort")) == ["g0"]
+    assert sorted(await found(GroupQuery(words="50%"))) == ["g1", "g2"], "a sign of patterns stands for itself"
+    assert await found(GroupQuery(words="TASK-1%")) == ["g1"]
+    assert await found(GroupQuery(words="g2")) == ["g2"]
+    assert await found(GroupQuery(status="complete")) == []
+    assert len(await found(GroupQuery(sort="reward_mean", descending=False))) == 3
+    assert await found(GroupQuery(policy="other", spread=True)) == []

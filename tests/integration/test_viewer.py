@@ -30,6 +30,10 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]  # a browser cos
 
 HOSTILE = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'></script>\u202e\x1b[31m{{7*7}}"
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
+MIDDLE = """
+const box = document.querySelector('.u-over').getBoundingClientRect()
+return arguments[0] === 'left' ? box.left + box.width / 2 : box.top + box.height / 2
+"""
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -149,6 +153,18 @@ def flow(browser: Browser) -> None:
     browser.wait("tr[data-href]")
     browser.write("input[type=search]", "files", Keys.ENTER)
     browser.until(lambda: "found" in browser.text(".title"))
+    browser.run("document.querySelector('.scroll[data-live=rows]').focus()")
+    browser.press("j", Keys.ENTER)  # with the table focused, as by the tabulator
+    browser.wait("[data-turn]")
+    browser.press("e")
+    assert "no error" in browser.text("#said")
+    browser.press("f")
+    assert not browser.seen("#turns .body")
+    assert "How many files?" in browser.text("#turns .message.user .first-words")
+    browser.press("f")
+    browser.press("u")
+    browser.until(lambda: "found" in browser.text(".title"))
+    assert browser.run("return new URLSearchParams(location.search).get('q')") == "files", "the list is as it was"
 
 
 async def test_from_the_list_to_a_token_and_its_break(driver: webdriver.Chrome, home: House):
@@ -176,6 +192,12 @@ def annotated_flow(browser: Browser, call_id: str) -> None:
     browser.press(Keys.ESCAPE)
     browser.click("#places [data-place=trainer]")
     assert "0.607 trainer / engine" in browser.text("#tip"), "where the two differ most"
+    browser.until(lambda: browser.seen("#replay"))
+    browser.click("#replay button")
+    browser.until(lambda: browser.count("#replayed section") == 3)
+    then, *now = browser.texts("#replayed pre")
+    assert "Three files. <script>" in then, "recorded text is text here, too"
+    assert all(now)
 
 
 def label_flow(browser: Browser, session_id: str) -> None:
@@ -192,6 +214,13 @@ def label_flow(browser: Browser, session_id: str) -> None:
     browser.until(lambda: "a score is a number" in browser.text("form [role=status]"))
     browser.console()  # which tells of the 400
     browser.open("/view/?where=harness%3Dcodex")
+    browser.wait(".facet a[aria-current]")
+    browser.click("input[name=picked]")
+    browser.until(lambda: browser.seen("#picked-notes"))
+    assert browser.text("#picked-count") == "1 selected"
+    assert "picked=" in (browser.attributes("#picked-ids", "href")[0] or "")
+    browser.write("#picked [name=name]", "taken", Keys.ENTER)
+    browser.until(lambda: "taken" in browser.text("tr[data-href] .tags"))
     browser.click("#export summary")
     assert "--where harness=codex" in browser.text("#export code")
 
@@ -207,12 +236,26 @@ async def test_a_list_that_follows_the_record_keeps_a_readers_place(driver: webd
     )
     await talk(own_home.urls["agent"], (await own_home.open()).endpoint.key)
     await asyncio.to_thread(browser.until, lambda: browser.count("tr[data-href]") == 2)
-    await asyncio.to_thread(browser.until, lambda: browser.texts("tr[data-href] td:nth-child(7)") == ["3", "3"])
+    await asyncio.to_thread(browser.until, lambda: browser.texts("tr[data-href] td:nth-child(6)") == ["3", "3"])
     assert browser.run("return row.isConnected && [...row.children].every((cell, at) => cell === cells[at])")
     assert browser.run("return row.contains(document.activeElement)"), "the focus stays on its row"
     assert browser.run("return row === document.querySelectorAll('tr[data-href]')[1]"), "the new one stands above"
     assert browser.count("tr[data-current]") == 1
     assert browser.run("return 'current' in row.dataset"), "the row that j went to"
+    assert await asyncio.to_thread(browser.problems) == []
+
+
+async def test_a_page_that_has_all_news_gets_nothing(driver: webdriver.Chrome, own_home: House):
+    """What a page asks for while nothing happens has no body, and it asks less and less often."""
+    await talk(own_home.urls["agent"], (await own_home.open()).endpoint.key)
+    browser = await visit(driver, own_home)
+    await asyncio.to_thread(browser.wait, "tr[data-href]")
+    browser.run(
+        "const ask = window.fetch; window.replies = [];"
+        "window.fetch = async (...args) => { const reply = await ask(...args);"
+        " window.replies.push(reply.status); return reply }"
+    )
+    await asyncio.to_thread(browser.until, lambda: browser.run("return replies.slice(-2).join()") == "304,304")
     assert await asyncio.to_thread(browser.problems) == []
 
 
@@ -254,11 +297,18 @@ async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(driver
     browser = await visit(driver, own_home)
     paths = ["/", "/groups", f"/groups/{group_id}", "/runs", "/runs/tiny", f"/sessions/{session_id}"]
     paths += [f"/sessions/{session_id}/timeline", "/runs/tiny/compare?first=0&second=0&task=count"]
-    paths += [f"/calls/{calls[-1].id}"]
+    paths += [f"/diff?first={session_id}&second={session_id}", "/runs/tiny?with=tiny", f"/calls/{calls[-1].id}"]
 
     def look(path: str) -> list[str]:
         browser.open(f"/view{path}")
         browser.wait("h1")
+        if path.startswith("/runs/tiny") and "compare" not in path:
+            browser.wait("#charts canvas")
+            hover = {"bubbles": True, "clientX": browser.run(MIDDLE, "left"), "clientY": browser.run(MIDDLE, "top")}
+            browser.run(
+                "document.querySelector('.u-over').dispatchEvent(new MouseEvent('mousemove', arguments[0]))", hover
+            )
+            browser.until(lambda: "0.5" in browser.text(".u-legend"))
         return [f"{path}: {problem}" for problem in browser.problems()]
 
     for scheme in ("light", "dark"):
@@ -269,6 +319,12 @@ async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(driver
         for path in paths:
             await asyncio.to_thread(browser.open, f"/view{path}")
             assert browser.run("return document.documentElement.scrollWidth") <= 390, path
+            if path in (f"/sessions/{session_id}", paths[-1]):
+                assert await asyncio.to_thread(browser.problems) == [], path
+            if path == "/":
+                assert (
+                    browser.run("return document.querySelector('td.bars .reward').getBoundingClientRect().right") < 390
+                )
         assert not browser.seen(".outline a"), "a call's page: the outline is folded"
     await asyncio.to_thread(browser.until, lambda: browser.seen(".outline a"))
 
@@ -288,3 +344,9 @@ async def test_one_file_works_without_a_server(driver: webdriver.Chrome, home: H
 
         await asyncio.to_thread(look)
         assert await asyncio.to_thread(browser.problems) == []
+    page = tmp_path / "run.html"
+    page.write_text(await one_file(home.reader, "tiny"), encoding="utf-8")
+    browser = Browser(driver, page.as_uri())
+    await asyncio.to_thread(browser.open, "")
+    await asyncio.to_thread(browser.wait, "#charts canvas")
+    assert await asyncio.to_thread(browser.problems) == []

@@ -6,7 +6,8 @@ cheap. `call_words` reads the text that a call added to its session, for a text 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from rolltap.calllog.reading import CHUNK, fetch_parts
 from rolltap.calllog.records import CompletionDetail, IntentDetail, StoredRequest, readable_sessions, split_hashes
 from rolltap.calllog.schema import call_completions, call_intents, sessions
 from rolltap.decoding import json_decoder, msgpack_decoder
-from rolltap.types import Session
+from rolltap.types import NO_VERSION, Session
 
 HEAD_BYTES = 32
 """Bytes of a packed array that are read to find its length."""
@@ -29,10 +30,26 @@ LONGEST_WORDLESS = 256
 
 MAX_CALL_WORDS = 1 << 20
 
+OPENING_CHARS = 240
+"""Characters of a session's first user message that an outline keeps."""
+
+LONGEST_OPENING = 1 << 16
+"""Characters of a first message in which its own words are looked for, behind what the harness puts before them."""
+
+OPENING_ITEMS = 12
+"""Items of a request among which the first user message is looked for."""
+
+MAX_PREAMBLES = 20
+"""Blocks in tags before a user's own words that are left out: a harness's notes on its environment."""
+
 
 @dataclass(frozen=True, slots=True)
 class CallOutline:
-    """A call without tokens and text. `outcome`: None while it is open. Without ids, the counts are the upstream's."""
+    """A call without tokens and text. `outcome`: None while it is open. Without ids, the counts are the upstream's.
+
+    `tools`: how many tools its request offers; None if that is not on record. `versions`: the lowest and the highest
+    weight version of its sampled tokens; None if they are not known.
+    """
 
     id: str
     session_id: str
@@ -49,6 +66,8 @@ class CallOutline:
     outcome: str | None
     flaw: str | None
     error: str
+    tools: int | None
+    versions: tuple[int, int] | None
 
 
 class _Head(msgspec.Struct):
@@ -59,6 +78,10 @@ class _Head(msgspec.Struct):
 
 _intent_detail = json_decoder(IntentDetail)
 _completion_detail = json_decoder(CompletionDetail)
+INSTRUCTIONS = "# AGENTS.md instructions"
+"""How Codex begins the message with a repository's instructions; they follow in tags."""
+
+_TAG = re.compile(r"<([A-Za-z][\w.-]{0,63})(?: [^<>]{0,200})?>")
 _stored_request = msgpack_decoder(StoredRequest)
 _head = json_decoder(_Head)
 
@@ -101,7 +124,15 @@ def _outline(row: tuple[Any, ...]) -> CallOutline:
         outcome=outcome,
         flaw=flaw,
         error=done.error,
+        tools=detail.shape.get("tools"),
+        versions=version_bounds(done.versions),
     )
+
+
+def version_bounds(spans: Sequence[tuple[int, int, int]]) -> tuple[int, int] | None:
+    """The lowest and the highest weight version of a completion's spans; None if no version is known."""
+    known = [version for version, _, _ in spans if version != NO_VERSION]
+    return (min(known), max(known)) if known else None
 
 
 def model_of(head: bytes) -> str:
@@ -126,6 +157,83 @@ def fetch_summarized(connection: sa.Connection, session_ids: Sequence[str]) -> l
     return summarized
 
 
+def openings(connection: sa.Connection, calls: Mapping[str, Sequence[CallOutline]]) -> dict[str, str]:
+    """The beginning of each session's first user message, in the user's own words.
+
+    It is that of the first call that offers tools (a title's call offers none), else of the first call. Sessions
+    without one are left out.
+    """
+    chosen = {call.id: session_id for session_id, some in calls.items() if (call := _opening_call(some)) is not None}
+    columns = call_intents.c
+    query = sa.select(columns.id, columns.request, columns.part_hashes)
+    found: dict[str, str] = {}
+    for some in _chunks(list(chosen)):
+        requests: dict[str, tuple[list[bytes], dict[int, bytes]]] = {}
+        for row in connection.execute(query.where(columns.id.in_(some))):
+            stored = _stored_request.decode(unpack_bytes(row.request))
+            hashes = dict(zip(stored.item_refs, split_hashes(row.part_hashes), strict=False))
+            large = {at: digest for at, digest in hashes.items() if at < OPENING_ITEMS}
+            requests[row.id] = (stored.items[:OPENING_ITEMS], large)
+        parts = fetch_parts(connection, {digest for _, large in requests.values() for digest in large.values()})
+        for call_id, (items, large) in requests.items():
+            whole = [parts.get(large[at], b"") if at in large else item for at, item in enumerate(items)]
+            if text := opening_of(whole):
+                found[chosen[call_id]] = text
+    return found
+
+
+def _opening_call(calls: Sequence[CallOutline]) -> CallOutline | None:
+    roots = [call for call in calls if call.parent_id is None]
+    return next((call for call in roots if call.tools), roots[0] if roots else None)
+
+
+def opening_of(items: Iterable[bytes]) -> str:
+    """The beginning of the first user message among a request's items, on one line, without what a harness puts before
+    it in tags. Of texts that are nothing else, the first one."""
+    first = ""
+    for text in _user_texts(items):
+        own = " ".join(_own_words(text[:LONGEST_OPENING])[: 4 * OPENING_CHARS].split())[:OPENING_CHARS]
+        if own:
+            return own
+        first = first or " ".join(text[: 4 * OPENING_CHARS].split())[:OPENING_CHARS]
+    return first
+
+
+def _user_texts(items: Iterable[bytes]) -> Iterator[str]:
+    """The texts of the user's messages before the first reply, in any dialect."""
+    for item in items:
+        try:
+            value = msgspec.json.decode(item) if item else None
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+        if isinstance(value, str):  # a prompt that is no list of messages
+            yield value
+        if not isinstance(value, dict):
+            continue
+        role = value.get("role", "user" if "parts" in value else None)
+        if role in ("assistant", "model"):
+            return
+        content = value.get("content", value.get("parts")) if role == "user" else None
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                yield text
+
+
+def _own_words(text: str) -> str:
+    """The text behind its leading blocks in tags, and behind the heading of a repository's instructions."""
+    for _ in range(MAX_PREAMBLES):
+        text = text.lstrip()
+        if text.startswith(INSTRUCTIONS):
+            text = text.partition("\n")[2].lstrip()
+        opening = _TAG.match(text)
+        end = text.find(f"</{opening[1]}>") if opening is not None else -1
+        if opening is None or end < 0:
+            return text
+        text = text[end + len(opening[1]) + 3 :]
+    return text
+
+
 def sampled_versions(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     """The lowest and highest weight version of each session's tokens. Sessions without known versions are left out."""
     query = sa.select(call_intents.c.session_id, call_completions.c.detail).join(
@@ -134,8 +242,9 @@ def sampled_versions(connection: sa.Connection, session_ids: Sequence[str]) -> d
     seen: dict[str, list[int]] = {}
     for some in _chunks(session_ids):
         for row in connection.execute(query.where(call_intents.c.session_id.in_(some))):
-            versions = [version for version, _, _ in _completion_detail.decode(row.detail).versions]
-            seen.setdefault(row.session_id, []).extend(versions)
+            seen.setdefault(row.session_id, []).extend(
+                version_bounds(_completion_detail.decode(row.detail).versions) or ()
+            )
     return {session_id: (min(versions), max(versions)) for session_id, versions in seen.items() if versions}
 
 

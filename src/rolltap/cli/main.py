@@ -16,7 +16,7 @@ from rolltap import __version__
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
 from rolltap.cli.logs import LogFormat, LogLevel, set_up_logging
 from rolltap.cli.screen import say
-from rolltap.extras import documentation
+from rolltap.extras import documentation, page
 
 START, AGENTS, RECORD, TRAIN, OPERATE = "Start", "Run agents", "The record", "Train", "Operate"
 """The panels of `rolltap --help`, in their order."""
@@ -191,7 +191,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="folder to write; an earlier demo's output is replaced")] = Path("demo-out"),
     steps: Annotated[int, typer.Option(help="training steps; 0: the default")] = 0,
     held_out: Annotated[int, typer.Option(help="tasks to measure on before and after; 0: the default")] = 0,
-    recipe: Annotated[str, typer.Option(help="method: a name of docs/recipes.md, or FILE.py")] = "grpo",
+    recipe: Annotated[str, typer.Option(help=f"method: a name of {page('recipes')}, or FILE.py")] = "grpo",
     shuffle_rewards: Annotated[bool, typer.Option(help="the control experiment: rewards are shuffled")] = False,
     report: Annotated[Path | None, typer.Option(help="file of the figures; default report.json in --out")] = None,
 ) -> None:

@@ -80,7 +80,7 @@ def run(
 
     rolltap run codex -- "fix the failing test"  (without a prompt: in this terminal)
     rolltap run tasks.jsonl --harness codex --n 8
-    rolltap run verifiers:gsm8k --n 8  (docs/environments.md)  ·  rolltap run --harbor DATASET -a claude-code --n 8
+    rolltap run verifiers:gsm8k --n 8  ·  rolltap run --harbor DATASET -a claude-code --n 8
     """
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends as with Ctrl-C: in order
     if harbor:

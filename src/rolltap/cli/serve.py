@@ -17,6 +17,7 @@ from rolltap.cli.listening import Listening
 from rolltap.cli.logs import json_only
 from rolltap.cli.screen import Screen
 from rolltap.errors import ConfigError
+from rolltap.extras import page
 from rolltap.settings import PlaneName, Settings, hide_password, load_settings
 
 log = logging.getLogger("rolltap.serve")
@@ -55,7 +56,7 @@ def settings_from(path: Path | None, quick: dict[str, Any], data: Path | None, *
     elif path is None:
         raise ConfigError(
             "nothing to serve: give --engine URL --tokenizer FOLDER, or --capture to record calls to the vendors, "
-            "or write a rolltap.toml (see docs/settings.md)"
+            f"or write a rolltap.toml: `rolltap config init` ({page('settings')})"
         )
     return load_settings(path, **overrides)
 

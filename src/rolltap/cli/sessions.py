@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -23,12 +24,22 @@ from rolltap.cli.screen import Screen, say
 from rolltap.errors import ConfigError
 from rolltap.ids import ID_LENGTH
 from rolltap.log_check import LogVerdict
+from rolltap.moments import ago
 
 NEWEST = 1000
 """Sessions that are searched for the beginning of an id."""
 
 WIDE_ENOUGH = 100
 """Columns of a screen on which the list has day and time in one line."""
+
+ALL_COLUMNS = 120
+"""Columns of a screen on which the list has all that the viewer's has."""
+
+OPENING_CHARS = 120
+"""Characters of a session's first user message in the list."""
+
+BAR = 5
+"""Columns of a reward's bar."""
 
 WIDE_MISMATCH = 0.2
 """Mean |log(trainer / engine)| of a call that is shown as a warning."""
@@ -115,22 +126,61 @@ def list_(
     if as_json:
         say(json.dumps(page["sessions"]))
         return
-    session = Column("session", no_wrap=True)  # ids are whole, to be copied
-    numbers = [Column(name, justify="right", no_wrap=True) for name in ("calls", "sampled")]
-    policy, state = Column("policy, tags", min_width=len("policy, tags")), Column("state", min_width=len("tampering"))
     screen = Screen()
-    table = Table(session, Column("began", no_wrap=True), policy, *numbers, state)
-    clock = "%m-%d %H:%M" if screen.width >= WIDE_ENOUGH else "%m-%d\n%H:%M"
-    for row in page["sessions"]:
-        began = time.strftime(clock, time.localtime(row["created_at"]))
-        tags = [f"{name}={value}" for name, value in row["tags"].items() if name != "harness"]
-        about = "\n".join(filter(None, (row["policy"], row["harness"], *tags)))
-        table.add_row(row["id"], began, about, str(row["calls"]), str(row["output_tokens"]), _state(row))
-    screen.print(table)
+    screen.print(wide_table(page["sessions"]) if screen.width >= ALL_COLUMNS else narrow_table(page, screen.width))
     if page["total"] > len(page["sessions"]):
         say(f"{len(page['sessions'])} of {page['total']}; --limit shows more, --where and words choose")
     if page["indexed"] < 1:
-        say(f"the list of a large record is being made, {page['indexed']:.0%} so far: ask again")
+        what = "this search is not complete" if words else "the list of a large record is being made"
+        say(f"{what}, {page['indexed']:.0%} so far: ask again")
+
+
+def wide_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The columns of the viewer's list: what a session is about, its reward as a bar, its age and its numbers."""
+    session = Column("session", no_wrap=True)  # ids are whole, to be copied
+    numbers = [Column(name, justify="right", no_wrap=True) for name in ("calls", "sampled", "breaks")]
+    reward, started = Column("reward", no_wrap=True), Column("started", no_wrap=True)
+    table = Table(
+        session, Column("what it is about", ratio=1), reward, started, *numbers, Column("state", no_wrap=True)
+    )
+    for row in rows:
+        about = Text(row["opening"][:OPENING_CHARS] or "no user message")
+        task = [f"task {row['task_id']}"] if row["task_id"] else []
+        about.append("\n" + " · ".join([row["harness"] or row["policy"], *task, *_tags(row)]), "bright_black")
+        counts = [str(row[name] or "") for name in ("calls", "output_tokens", "breaks")]
+        state = "\n".join(line for line in _state(row).splitlines() if not line.startswith("reward "))
+        table.add_row(row["id"], about, reward_bar(row["reward"]), ago(row["created_at"]), *counts, state)
+    return table
+
+
+def narrow_table(page: dict[str, Any], width: int) -> Table:
+    """What fits in 80 columns: the first words stand below the id, the reward among the states."""
+    session = Column("session", no_wrap=True, overflow="ellipsis")
+    numbers = [Column(name, justify="right", no_wrap=True) for name in ("calls", "sampled")]
+    policy, state = Column("policy, tags", min_width=len("policy, tags")), Column("state", min_width=len("tampering"))
+    table = Table(session, Column("began", no_wrap=True), policy, *numbers, state)
+    clock = "%m-%d %H:%M" if width >= WIDE_ENOUGH else "%m-%d\n%H:%M"
+    for row in page["sessions"]:
+        began = time.strftime(clock, time.localtime(row["created_at"]))
+        about = "\n".join(filter(None, (row["policy"], row["harness"], *_tags(row))))
+        first_words = textwrap.wrap(row["opening"], ID_LENGTH, max_lines=2, placeholder="…")
+        named = "\n".join([row["id"], *first_words])
+        table.add_row(named, began, about, str(row["calls"]), str(row["output_tokens"]), _state(row))
+    return table
+
+
+def _tags(row: dict[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in row["tags"].items() if name != "harness"]
+
+
+def reward_bar(reward: float | None) -> Text:
+    """A reward between 0 and 1 as a bar of `BAR` columns, and as a number."""
+    if reward is None:
+        return Text("")
+    eighths = round(min(1.0, max(0.0, reward)) * BAR * 8)
+    bar = "█" * (eighths // 8) + (" ▏▎▍▌▋▊▉"[eighths % 8] if eighths % 8 else "")
+    colour = "green" if reward > 0.5 else "red" if reward <= 0 else "yellow"
+    return Text.assemble((f"{bar:{BAR}}", colour), f" {reward:.2f}")
 
 
 def _state(row: dict[str, Any]) -> str:

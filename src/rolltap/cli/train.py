@@ -11,7 +11,7 @@ import typer
 from rolltap.cli.client import kept_key
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors, plane_url
 from rolltap.errors import ConfigError
-from rolltap.extras import install_line
+from rolltap.extras import install_line, page
 from rolltap.settings import load_settings, read_settings_file
 
 
@@ -32,7 +32,7 @@ def train(
     steps: Annotated[int | None, typer.Option(help="step to train to, counted from the start of the run")] = None,
     groups: Annotated[int | None, typer.Option(help="groups a step")] = None,
     max_staleness: Annotated[int | None, typer.Option(help="maximum staleness of a group, in weight versions")] = None,
-    recipe: Annotated[str | None, typer.Option(help="method: a name of docs/recipes.md, or FILE.py [grpo]")] = None,
+    recipe: Annotated[str | None, typer.Option(help=f"method: a name of {page('recipes')}, or FILE.py [grpo]")] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
     epochs: Annotated[int | None, typer.Option(help="passes over a step's tokens")] = None,
     token_budget: Annotated[int | None, typer.Option(help="tokens of one forward pass")] = None,
@@ -42,7 +42,7 @@ def train(
 ) -> None:
     """Trains a policy on leased groups, pushing each step's weights. Started again on the same --out, it resumes.
 
-    Everything else is under `trainer` in the settings file: see docs/trainer.md. On SIGTERM or Ctrl-C it finishes the
+    Everything else is under `trainer` in the settings file. On SIGTERM or Ctrl-C it finishes the
     step, checkpoints and ends.
     """
     url, key = _plane(config_path(config), url, key)

@@ -7,7 +7,7 @@ import importlib.util
 import secrets
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,6 +36,10 @@ def view(
     tokenizer: Annotated[
         list[str] | None, typer.Option(help="POLICY=FOLDER, or FOLDER for all; default the settings' tokenizers")
     ] = None,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(help="POLICY=FILE, or FILE for all: a trainer's metrics.jsonl; default the settings' files"),
+    ] = None,
     port: Annotated[int, typer.Option(help="with a store: the port; 0 takes a free one")] = 0,
     browser: Annotated[bool, typer.Option(help="open the page in a browser")] = True,
     url: UrlOption = None,
@@ -63,11 +67,15 @@ def view(
         if html.exists():
             raise ConfigError(f"--html: {html} exists; choose another name")
         settings = load_settings(config_path(config))
-        page = asyncio.run(_page(store_url(store) if store else settings.store_url, tokenizer or (), settings, what))
+        files = metrics_files(metrics or (), settings)
+        url_of_store = store_url(store) if store else settings.store_url
+        page = asyncio.run(_page(url_of_store, tokenizer or (), settings, what, files))
         html.write_text(page, encoding="utf-8")
         say(f"{html} ({html.stat().st_size / 1e6:.1f} MB)")
     elif what is not None:
-        asyncio.run(_serve(store_url(what), tokenizer or (), load_settings(config_path(config)), port, browser))
+        settings = load_settings(config_path(config))
+        files = metrics_files(metrics or (), settings)
+        asyncio.run(_serve(store_url(what), tokenizer or (), settings, files, port, browser))
     else:
         plane = connect("admin", config, url)
         _show(plane.url + plane.call("POST", "/view/links")["path"], browser)
@@ -130,7 +138,23 @@ class TokenizerFolders:
         return self._known.get(folder)
 
 
-async def _serve(store: str, named: Sequence[str], settings: Settings, port: int, browser: bool) -> None:
+def metrics_files(named: Sequence[str], settings: Settings) -> dict[str, Path]:
+    """The files of the trainers' steps by policy: those that the command names, else those of the settings."""
+    from rolltap.proxy.viewer.run import metrics_of
+
+    files = {} if named else metrics_of(settings)
+    for text in named:
+        policy, _, file = text.rpartition("=")
+        path = Path(file).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"--metrics: no file {file}; a trainer of rolltap writes OUT/metrics.jsonl")
+        files[policy] = path
+    return files
+
+
+async def _serve(
+    store: str, named: Sequence[str], settings: Settings, metrics: Mapping[str, Path], port: int, browser: bool
+) -> None:
     """Serves the pages of a store on the loopback address until interrupted."""
     from rolltap.cli.export import policy_rules
     from rolltap.proxy.reading_process.asking import AskHere
@@ -145,7 +169,11 @@ async def _serve(store: str, named: Sequence[str], settings: Settings, port: int
     vocabularies = TokenizerFolders(named, settings)
     rules = policy_rules(settings, ())
     async with opened_reader(store, rules=rules, vocabulary=vocabularies.of_policy) as reader:
-        ask = AskHere(Pages(reader, reader.log.database.name), SavedPages(reader), Selections(reader))
+        ask = AskHere(
+            Pages(reader, reader.log.database.name, standalone=True, metrics=metrics),
+            SavedPages(reader, metrics),
+            Selections(reader),
+        )
         access = Access(secrets.token_hex(16))
         socket = bind("127.0.0.1", port)
         link = f"http://127.0.0.1:{socket.getsockname()[1]}/view/open?token={access.new_link()}"
@@ -153,11 +181,11 @@ async def _serve(store: str, named: Sequence[str], settings: Settings, port: int
         await serve({"viewer": (standalone_app(ask, access, reader.note), socket)}, asyncio.Event())
 
 
-async def _page(store: str, named: Sequence[str], settings: Settings, what: str) -> str:
+async def _page(store: str, named: Sequence[str], settings: Settings, what: str, metrics: Mapping[str, Path]) -> str:
     from rolltap.cli.export import policy_rules
     from rolltap.proxy.viewer.one_file import one_file
     from rolltap.reading import opened_reader
 
     vocabularies = TokenizerFolders(named, settings)
     async with opened_reader(store, rules=policy_rules(settings, ()), vocabulary=vocabularies.of_policy) as reader:
-        return await one_file(reader, what)
+        return await one_file(reader, what, metrics)

@@ -21,7 +21,7 @@ from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
-from rolltap.types import RolloutStatus, Task
+from rolltap.types import EVALUATION, PURPOSE_TAG, RolloutStatus, Task
 
 POLICY, FROZEN = "tiny", "tiny-frozen"
 """The policy that is trained, and the same engine under a name whose calls are never trained (to measure with)."""
@@ -158,7 +158,7 @@ class SeedRunner:
 
         assignments = [self._assignment(task, when) for task in tasks]
         runner = RolloutRunner(client, SLOTS, progress=progress)
-        await run_groups(runner, assignments, policy=FROZEN, n=1, tags=(when,))
+        await run_groups(runner, assignments, policy=FROZEN, n=1, tags=(when, f"{PURPOSE_TAG}={EVALUATION}"))
         if len(failures) == len(tasks):
             raise DemoFailed(f"the agent failed on every task: {failures[0].reason}")
         return sum(rewards) / len(rewards)

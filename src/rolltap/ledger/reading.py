@@ -15,9 +15,19 @@ import sqlalchemy as sa
 from rolltap.calllog.codec import unpack_bytes
 from rolltap.errors import NotFound
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward
-from rolltap.ledger.schema import attempts, evaluations, events, groups, policies, rewards, rollouts, tampering
+from rolltap.ledger.schema import (
+    attempts,
+    evaluations,
+    events,
+    groups,
+    policies,
+    rewards,
+    rollouts,
+    tampering,
+    tasks,
+)
 from rolltap.ledger.unit_of_work import Tx
-from rolltap.types import NO_VERSION, Group, Rollout, Scoring, Task
+from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Group, Rollout, Scoring, Task
 
 EVENT_MARGIN_S = 30.0
 LAST_ACTS = 1000
@@ -86,6 +96,14 @@ def ledger_changes_since(connection: sa.Connection, at: float, seen: Collection[
     return LedgerChanges(frozenset(subjects), last, frozenset(numbers))
 
 
+def last_event(connection: sa.Connection) -> tuple[int, float]:
+    """The number of the ledger's last event and its time; 0 and 0 without any."""
+    if not has_ledger(connection):
+        return 0, 0.0
+    row = connection.execute(sa.select(events.c.seq, events.c.at).order_by(events.c.seq.desc()).limit(1)).first()
+    return (row.seq, row.at) if row is not None else (0, 0.0)
+
+
 def tampered_since(connection: sa.Connection, at: float) -> set[str]:
     """The sessions with acts of tampering since `EVENT_MARGIN_S` before `at`, among the last `LAST_ACTS` acts."""
     if not has_ledger(connection):
@@ -111,22 +129,73 @@ class GroupRow:
     row: Any
 
 
+@dataclass(frozen=True, slots=True)
+class GroupQuery:
+    """Chooses and orders groups; empty values choose all. `words`: a part of the task's id or instruction.
+
+    `purpose`: "training" or "evaluation". `spread`: only groups whose rewards differ. `sort`: "created_at" or
+    "reward_mean".
+    """
+
+    policy: str = ""
+    words: str = ""
+    purpose: str = ""
+    status: str = ""
+    spread: bool = False
+    sort: str = "created_at"
+    descending: bool = True
+    offset: int = 0
+
+
+ALL_GROUPS = GroupQuery()
+_MEASURES = sa.cast(groups.c.tags, sa.Text).like(sa.literal_column(f"'%\"{PURPOSE_TAG}={EVALUATION}\"%'"))
+"""A literal, not a parameter: Postgres takes two parameters for different expressions, and so rejects the grouping."""
+
+
+def _matching(query: GroupQuery) -> list[sa.ColumnElement[bool]]:
+    conditions: list[sa.ColumnElement[bool]] = []
+    if query.policy:
+        conditions.append(groups.c.policy == query.policy)
+    if query.status:
+        conditions.append(groups.c.status == query.status)
+    if query.purpose:
+        conditions.append(_MEASURES if query.purpose == "evaluation" else ~_MEASURES)
+    if query.spread:
+        conditions.append(groups.c.zero_variance.is_(False))
+    if query.words:
+        told = sa.select(tasks.c.digest).where(tasks.c.instruction.icontains(query.words, autoescape=True))
+        in_id = groups.c.task_id.icontains(query.words, autoescape=True)
+        conditions.append(sa.or_(in_id, groups.c.task_digest.in_(told), groups.c.id == query.words))
+    return conditions
+
+
 def group_rows(
-    connection: sa.Connection, *, policy: str | None = None, limit: int = 50, before: str | None = None
+    connection: sa.Connection, query: GroupQuery = ALL_GROUPS, limit: int = 50, before: str | None = None
 ) -> list[GroupRow]:
-    """A page of groups, the newest first. `before` is the last id of the previous page."""
+    """A page of groups. `before` is the last id of the previous page, for the newest first."""
     if not has_ledger(connection):
         return []
-    newest = sa.select(groups).order_by(groups.c.created_at.desc(), groups.c.id.desc()).limit(limit)
-    if policy is not None:
-        newest = newest.where(groups.c.policy == policy)
+    column = groups.c.reward_mean if query.sort == "reward_mean" else groups.c.created_at
+    order = column.desc().nulls_last() if query.descending else column.asc().nulls_last()
+    found = sa.select(groups).where(*_matching(query)).order_by(order, groups.c.id.desc()).limit(limit)
+    found = found.offset(query.offset)
     if before is not None:
         last = sa.select(groups.c.created_at).where(groups.c.id == before).scalar_subquery()
-        newest = newest.where(sa.tuple_(groups.c.created_at, groups.c.id) < sa.tuple_(last, sa.literal(before)))
+        found = found.where(sa.tuple_(groups.c.created_at, groups.c.id) < sa.tuple_(last, sa.literal(before)))
     tx = Tx(connection, 0.0)
-    rows = tx.all(newest)
+    rows = tx.all(found)
     loaded = {group.id: group for group in load_groups(tx, [row.id for row in rows])}
     return [GroupRow(loaded[row.id], row) for row in rows]
+
+
+def group_counts(connection: sa.Connection, query: GroupQuery) -> list[tuple[str, str, bool, int]]:
+    """How many groups of the query there are, by policy, status, and whether they measure."""
+    if not has_ledger(connection):
+        return []
+    measures = sa.case((_MEASURES, 1), else_=0)
+    columns = groups.c.policy, groups.c.status, measures
+    counted = sa.select(*columns, sa.func.count()).where(*_matching(query)).group_by(*columns)
+    return [(policy, status, bool(measures), count) for policy, status, measures, count in connection.execute(counted)]
 
 
 def group_row(connection: sa.Connection, group_id: str) -> tuple[GroupRow, Task]:

@@ -18,12 +18,19 @@ SOLVED = 0.5
 """A rollout with a reward over this has solved its task."""
 
 
+SHARE = 3
+"""By default, the first third of a run's versions is compared with the last."""
+
+
 @dataclass(frozen=True, slots=True)
 class VersionRange:
     """Weight versions `first` to `last`, both included."""
 
     first: int
     last: int
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,32 @@ class VersionComparison:
     difference: float | None
     interval: Interval | None
     left_out: int
+
+
+def default_ranges(
+    tasks: Sequence[tuple[int, int]], versions: Sequence[int]
+) -> tuple[VersionRange, VersionRange] | None:
+    """Returns two ranges of versions, an early and a late one, that share a task; None if no two do.
+
+    `tasks` has the lowest version with which a rollout of each task ends, and the highest with which one begins;
+    `versions` are all of them in order. The ranges are the first and the last third; if these share no task, all
+    versions before and from one of them on: where most tasks are shared, the most even cut of several such.
+    """
+    third = max(1, len(versions) // SHARE)
+
+    def shared(last: int, first: int) -> int:
+        return sum(lowest <= last < first <= highest for lowest, highest in tasks)
+
+    cuts = [(third, len(versions) - third)] if len(versions) > 1 else []
+    if not any(shared(versions[one - 1], versions[other]) for one, other in cuts):
+        cuts = [(at, at) for at in range(1, len(versions))]
+    counts = [
+        (shared(versions[one - 1], versions[other]), -abs(one - len(versions) / 2), one, other) for one, other in cuts
+    ]
+    if not counts or not max(counts)[0]:
+        return None
+    _, _, one, other = max(counts)
+    return VersionRange(versions[0], versions[one - 1]), VersionRange(versions[other], versions[-1])
 
 
 def version_range(text: str, name: str) -> VersionRange:

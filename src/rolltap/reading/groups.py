@@ -10,12 +10,14 @@ import numpy as np
 from rolltap.calllog.mismatch import MismatchSums
 from rolltap.ledger.reading import GroupRow, PolicyCounts
 from rolltap.ledger.rows import total_reward
-from rolltap.reading.types import GroupLine, HarnessMismatch, RunLine, RunPoint
-from rolltap.types import Trajectory
+from rolltap.reading.types import GroupEffort, GroupLine, HarnessMismatch, RunLine, RunPoint
+from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Trajectory
 
 
-def group_line(group_row: GroupRow) -> GroupLine:
+def group_line(group_row: GroupRow, sampled: tuple[int, int] | None = None) -> GroupLine:
+    """Makes a line from a group's row. `sampled`: versions that stand in for those of trained tokens."""
     group, row = group_row.group, group_row.row
+    oldest, newest = _versions(row, sampled)
     return GroupLine(
         id=group.id,
         task_id=group.task_id,
@@ -25,8 +27,8 @@ def group_line(group_row: GroupRow) -> GroupLine:
         created_at=group.created_at,
         completed_at=row.completed_at,
         rewards=tuple(total_reward(rollout) for rollout in group.rollouts),
-        oldest_version=row.oldest_version,
-        newest_version=row.newest_version,
+        oldest_version=oldest,
+        newest_version=newest,
         step=row.acked_step,
         failures=group.failures,
         tags=group.tags,
@@ -48,9 +50,17 @@ def run_line(counts: PolicyCounts) -> RunLine | None:
     )
 
 
-def run_point(row: Any, sums: MismatchSums | None = None) -> RunPoint:
-    """Makes a point from a completed group's row and the sums of its annotations, if any."""
-    oldest, newest = row.oldest_version, row.newest_version
+def _versions(row: Any, sampled: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+    """Returns a group's oldest and newest version: of its trained tokens, else the `sampled` ones, else None."""
+    if row.newest_version is not None and row.newest_version != NO_VERSION:
+        return row.oldest_version, row.newest_version
+    return sampled or (None, None)
+
+
+def run_point(row: Any, sums: MismatchSums | None = None, effort: GroupEffort | None = None) -> RunPoint:
+    """Makes a point from a completed group's row, the sums of its annotations, and its effort, if it has any."""
+    sampled = (effort.oldest_version, effort.newest_version) if effort is not None else None
+    oldest, newest = _versions(row, sampled)
     return RunPoint(
         group_id=row.id,
         at=row.completed_at,
@@ -63,6 +73,7 @@ def run_point(row: Any, sums: MismatchSums | None = None) -> RunPoint:
         staleness=None if oldest is None or newest is None else newest - oldest,
         step=row.acked_step,
         mismatch=None if sums is None else _share(sums.mismatch_sum, sums.compared),
+        evaluation=f"{PURPOSE_TAG}={EVALUATION}" in row.tags,
     )
 
 

@@ -21,11 +21,12 @@ from typing import Any
 from rolltap.calllog.outline import CallWords
 from rolltap.errors import StoreUnavailable
 from rolltap.log_check import LogVerdict
-from rolltap.reading.types import GroupEffort, SessionQuery, SessionSummary
+from rolltap.reading.facets import facets_of
+from rolltap.reading.types import Facet, GroupEffort, SessionQuery, SessionSummary
 from rolltap.reconstructor.exporters.conditions import FilterCondition, Kind
 from rolltap.reconstructor.exporters.select import parse_conditions
 
-LAYOUT = "3"
+LAYOUT = "4"
 """Version of the file's layout and of what its summaries say. A file of another version is rebuilt."""
 
 BUSY_S = 10.0
@@ -41,6 +42,7 @@ FIELDS: Mapping[str, Kind] = {
     "harness": "text",
     "model": "text",
     "status": "text",
+    "purpose": "text",
     "label": "text",
     "log_check": "text",
     "reward": "number",
@@ -57,8 +59,8 @@ _SCHEMA = f"""
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE sessions (
     id TEXT PRIMARY KEY, policy TEXT, created_at REAL, expires_at REAL, closed_at REAL, rollout_id TEXT, group_id TEXT,
-    task_id TEXT, status TEXT, harness TEXT, models TEXT, dialects TEXT, tags TEXT,
-    {" INTEGER, ".join(_NUMBERS)} INTEGER, log_check TEXT,
+    task_id TEXT, status TEXT, harness TEXT, models TEXT, dialects TEXT, tags TEXT, purpose TEXT, opening TEXT,
+    {" INTEGER, ".join(_NUMBERS)} INTEGER, log_check TEXT, oldest_version INTEGER, newest_version INTEGER,
     first_call_at REAL, last_call_at REAL, reward REAL, scores TEXT, labels TEXT, group_tags TEXT
 ) WITHOUT ROWID;
 CREATE INDEX by_created ON sessions (created_at, id);
@@ -68,12 +70,20 @@ CREATE INDEX by_calls ON sessions (calls, id);
 CREATE INDEX by_output ON sessions (output_tokens, id);
 CREATE INDEX by_rollout ON sessions (rollout_id);
 CREATE INDEX by_group ON sessions (group_id);
+CREATE INDEX facets ON sessions
+    (purpose, status, harness, policy, reward, breaks, errors, flaws, tampering, log_check);
+CREATE INDEX efforts ON sessions
+    (policy, group_id, calls, output_tokens, first_call_at, last_call_at, oldest_version, newest_version);
+CREATE INDEX task_versions ON sessions (policy, task_id, reward, oldest_version, newest_version);
 CREATE TABLE stale (session_id TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE open_calls (call_id TEXT PRIMARY KEY, session_id TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE unread (call_id TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE calls (at INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, session_id TEXT NOT NULL);
 CREATE VIRTUAL TABLE texts USING fts5(text, content='', tokenize="unicode61 tokenchars '_'");
 """
+_COUNT_CHANGE = (
+    "INSERT INTO meta VALUES ('changes', '1') ON CONFLICT (name) DO UPDATE SET value = CAST(value AS INTEGER) + 1"
+)
 _SUMMARY_COLUMNS = [field.name for field in fields(SessionSummary)]
 _ALL_COLUMNS = [*_SUMMARY_COLUMNS, "group_tags"]
 
@@ -151,14 +161,32 @@ class SessionIndex:
                 unknown = [row[0] for row in rows]
         return set(unknown)
 
+    def position(self) -> tuple[int, float]:
+        """Returns how often the file has changed, and when a session's last call was (0 without any)."""
+        with closing(self._connect()) as connection:
+            changes = connection.execute("SELECT value FROM meta WHERE name = 'changes'").fetchone()
+            last = connection.execute("SELECT max(last_call_at) FROM sessions").fetchone()[0]
+            return int(changes[0]) if changes else 0, last or 0.0
+
     def efforts(self, policy: str) -> dict[str, GroupEffort]:
         """Returns the effort of each group of a policy, by group id."""
         query = (
-            "SELECT group_id, count(*), sum(calls), sum(output_tokens), min(first_call_at), max(last_call_at) "
-            "FROM sessions WHERE policy = ? AND group_id IS NOT NULL AND calls > 0 GROUP BY group_id"
+            "SELECT group_id, count(*), sum(calls), sum(output_tokens), min(first_call_at), max(last_call_at), "
+            "min(oldest_version), max(newest_version) FROM sessions "
+            "WHERE policy = ? AND group_id IS NOT NULL AND calls > 0 GROUP BY group_id"
         )
         with closing(self._connect()) as connection:
             return {row[0]: GroupEffort(*row) for row in connection.execute(query, [policy])}
+
+    def group_versions(self, group_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """Returns the lowest and highest weight version that sampled in each of the groups, where they are known."""
+        query = (
+            "SELECT group_id, min(oldest_version), max(newest_version) FROM sessions "
+            "WHERE group_id IN (SELECT value FROM json_each(?)) AND newest_version IS NOT NULL GROUP BY group_id"
+        )
+        with closing(self._connect()) as connection:
+            rows = connection.execute(query, [json.dumps(list(group_ids))]).fetchall()
+            return {group_id: (oldest, newest) for group_id, oldest, newest in rows}
 
     def sampled_tokens(self, policy: str) -> dict[str, int]:
         """Returns how many tokens each session of a policy's groups sampled."""
@@ -229,6 +257,7 @@ class SessionIndex:
             ended_rows = [(id, id) for session_calls in calls.values() for id, open_ in session_calls if not open_]
             insert_unread = "INSERT OR IGNORE INTO unread SELECT ? WHERE NOT EXISTS (SELECT 1 FROM calls WHERE id = ?)"
             connection.executemany(insert_unread, ended_rows)
+            connection.execute(_COUNT_CHANGE)
             connection.execute("COMMIT")
 
     def put_texts(self, read: Sequence[str], words: Sequence[CallWords]) -> None:
@@ -242,6 +271,7 @@ class SessionIndex:
                 )
                 if cursor.rowcount:
                     connection.execute("INSERT INTO texts (rowid, text) VALUES (?, ?)", [cursor.lastrowid, call.text])
+            connection.execute(_COUNT_CHANGE)
             connection.execute("COMMIT")
 
     # Queries.
@@ -256,6 +286,25 @@ class SessionIndex:
             total = connection.execute(f"SELECT count(*) FROM sessions WHERE {where}", values).fetchone()[0]
             rows = connection.execute(page, [*values, query.limit, query.offset]).fetchall()
         return [_summary(row) for row in rows], total
+
+    def facets(self, query: SessionQuery) -> tuple[Facet, ...]:
+        """Returns what the sessions that the query matches have in common, with their numbers."""
+        where, values = _conditions(query)
+        with closing(self._connect()) as connection:
+            return facets_of(connection, where, values)
+
+    def task_versions(self, policy: str) -> tuple[list[tuple[int, int]], list[int]]:
+        """Returns what tells which versions of a policy share tasks, over its rewarded rollouts with known versions.
+
+        A pair for each task: the lowest version with which a rollout ends, and the highest with which one begins. And
+        every version with which one begins or ends, in order.
+        """
+        chosen = "FROM sessions WHERE policy = ? AND task_id IS NOT NULL AND reward IS NOT NULL AND newest_version >= 0"
+        tasks = f"SELECT min(newest_version), max(oldest_version) {chosen} GROUP BY task_id"
+        versions = f"SELECT oldest_version {chosen} UNION SELECT newest_version {chosen} ORDER BY 1"
+        with closing(self._connect()) as connection:
+            pairs = connection.execute(tasks, [policy]).fetchall()
+            return pairs, [row[0] for row in connection.execute(versions, [policy, policy])]
 
     def some(self, session_ids: Sequence[str]) -> dict[str, SessionSummary]:
         """Returns the summaries of those of these sessions that the index knows."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from rolltap.calllog.changes import ReaderPosition, calls_by_session, changes_since, session_ids
 from rolltap.calllog.database import Database
 from rolltap.calllog.notes import notes_of
-from rolltap.calllog.outline import call_words, fetch_summarized
+from rolltap.calllog.outline import call_words, fetch_summarized, openings
 from rolltap.errors import StoreError
 from rolltap.ledger.reading import ledger_changes_since, origins, tampered_since, tampering_counts
 from rolltap.reading.index import SessionIndex
@@ -145,6 +145,8 @@ class Indexer:
         rollout_origins = await self._database.query(lambda connection: origins(connection, rollouts))
         notes = await self._database.query(lambda connection: notes_of(connection, waiting))
         tampering = await self._database.query(lambda connection: tampering_counts(connection, waiting))
+        outlines = {session.id: calls for session, calls in read}
+        first_words = await self._database.query(lambda connection: openings(connection, outlines))
         summaries = [
             summary_of(
                 session,
@@ -152,8 +154,9 @@ class Indexer:
                 rollout_origins.get(session.rollout_id or ""),
                 notes.get(session.id, ()),
                 tampering.get(session.id, 0),
+                first_words.get(session.id, ""),
             )
             for session, calls in read
         ]
-        calls = {session.id: [(call.id, call.outcome is None) for call in outlines] for session, outlines in read}
+        calls = {session.id: [(call.id, call.outcome is None) for call in some] for session, some in read}
         await asyncio.to_thread(self.index.put, waiting, summaries, calls)

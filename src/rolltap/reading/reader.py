@@ -19,15 +19,16 @@ from rolltap.calllog.mismatch import NO_SUMS, PolicySums, updated_sums
 from rolltap.calllog.notes import Note, append_note, append_note_beside, notes_of
 from rolltap.calllog.one_session import Fingerprint, fetch_session, fingerprint, session_of_call
 from rolltap.calllog.open import LogWithDatabase
-from rolltap.calllog.outline import fetch_summarized, sampled_versions
+from rolltap.calllog.outline import fetch_summarized, openings, sampled_versions
 from rolltap.contract.notes import NewNote
 from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import reading as ledger
+from rolltap.ledger.reading import ALL_GROUPS, GroupQuery
 from rolltap.ledger.run_state import RunState, run_state
 from rolltap.proxy.conversation.chat import Message
 from rolltap.proxy.dialects.base import RecordedCall
-from rolltap.reading.comparing import ComparedRollout, VersionComparison, VersionRange, compared, within
+from rolltap.reading.comparing import ComparedRollout, VersionComparison, VersionRange, compared, default_ranges, within
 from rolltap.reading.conversations import common_prefix, parse_call, plain, recalled, refused_view, turns, view
 from rolltap.reading.decoded import DecodedSession
 from rolltap.reading.groups import common_tokens, group_line, harness_mismatch, run_line, run_point
@@ -39,6 +40,7 @@ from rolltap.reading.types import (
     CallDetail,
     CallTokens,
     CallTurn,
+    Facet,
     GroupDetail,
     GroupEffort,
     GroupLine,
@@ -103,6 +105,21 @@ class RecordReader:
         lines, total = await asyncio.to_thread(self._indexer.index.page, query)
         return SessionPage(tuple(lines), total, indexed)
 
+    async def facets(self, query: SessionQuery = NEWEST) -> tuple[Facet, ...]:
+        """Returns the values that the sessions of the query share, with their numbers, as far as they are indexed."""
+        await self._indexer.refresh(texts=bool(query.search.strip()))
+        return await asyncio.to_thread(self._indexer.index.facets, query)
+
+    async def position(self, *, texts: bool = False) -> tuple[str, float]:
+        """Returns a text that differs whenever a list of sessions, groups or runs may, and the time of the last change.
+
+        `texts`: also whenever a search may find more.
+        """
+        share = await self._indexer.refresh(texts=texts)
+        changes, called_at = await asyncio.to_thread(self._indexer.index.position)
+        event, happened_at = await self._query(ledger.last_event)
+        return f"{changes}.{share:.4f}.{event}", max(called_at, happened_at)
+
     async def settle(self, *, texts: bool = False, show: Callable[[float], None] = lambda share: None) -> None:
         """Brings the index up to date, however long that takes. Passes the share that is done to `show`."""
         share = await self._indexer.refresh(texts=texts, now=True)
@@ -129,6 +146,9 @@ class RecordReader:
         origins = await self._query(lambda connection: ledger.origins(connection, rollouts))
         notes = await self._query(lambda connection: notes_of(connection, session_ids))
         tampering = await self._query(lambda connection: ledger.tampering_counts(connection, session_ids))
+        first_words = await self._query(
+            lambda connection: openings(connection, {session.id: calls for session, calls in read})
+        )
         return {
             session.id: summary_of(
                 session,
@@ -136,6 +156,7 @@ class RecordReader:
                 origins.get(session.rollout_id or ""),
                 notes.get(session.id, ()),
                 tampering.get(session.id, 0),
+                first_words.get(session.id, ""),
             )[0]
             for session, calls in read
         }
@@ -178,6 +199,16 @@ class RecordReader:
             readable=readable,
             notes=tuple(note for note in notes if note.call_id == call_id),
         )
+
+    async def prompt(self, call_id: str) -> dict[str, Any]:
+        """Returns what a call's replay needs: its policy, prompt ids, output ids and sampling. Raises `NotFound`."""
+        row = (await self._decode_of(call_id)).rows[call_id]
+        return {
+            "policy": row.intent.policy,
+            "prompt_ids": row.prompt_ids.tolist(),
+            "output_ids": row.completion.output_ids.tolist() if row.completion is not None else [],
+            "sampling": plain(row.intent.sampling_sent),
+        }
 
     async def sampling(self, call_id: str) -> tuple[str, dict[str, Any]]:
         """Returns a call's session id, and the sampling parameters that the engine got. Reads no messages."""
@@ -249,13 +280,24 @@ class RecordReader:
     # Groups, rollouts, runs.
 
     async def groups(
-        self, policy: str | None = None, limit: int = 50, before: str | None = None
+        self, query: GroupQuery = ALL_GROUPS, limit: int = 50, before: str | None = None
     ) -> tuple[GroupLine, ...]:
-        """Returns the newest groups first. `before` is the last id of the previous page."""
-        rows = await self._query(
-            lambda connection: ledger.group_rows(connection, policy=policy, limit=limit, before=before)
-        )
-        return tuple(group_line(row) for row in rows)
+        """Returns the newest groups of the query first. `before` is the last id of the previous page."""
+        rows = await self._query(lambda connection: ledger.group_rows(connection, query, limit, before))
+        return await self._group_lines(rows)
+
+    async def group_counts(self, query: GroupQuery = ALL_GROUPS) -> list[tuple[str, str, bool, int]]:
+        """Returns the numbers of the query's groups by policy, status, and whether they measure (evaluations)."""
+        return await self._query(lambda connection: ledger.group_counts(connection, query))
+
+    async def _group_lines(self, rows: Sequence[ledger.GroupRow]) -> tuple[GroupLine, ...]:
+        """Groups without trained tokens have the versions that their sessions sampled."""
+        untrained = [row.group.id for row in rows if row.row.newest_version == NO_VERSION]
+        sampled: dict[str, tuple[int, int]] = {}
+        if untrained:
+            await self._indexer.refresh()
+            sampled = await asyncio.to_thread(self._indexer.index.group_versions, untrained)
+        return tuple(group_line(row, sampled.get(row.group.id)) for row in rows)
 
     async def group(self, group_id: str) -> GroupDetail:
         """Returns the group with its rollouts, the best reward first. Raises `NotFound`."""
@@ -263,7 +305,8 @@ class RecordReader:
         rollouts = await self._rollouts([rollout.id for rollout in row.group.rollouts])
         rollouts.sort(key=lambda each: (each.reward is None, -(each.reward or 0.0), each.rollout.index))
         trajectories = await self._trajectories([each.session.id for each in rollouts if each.session is not None])
-        return GroupDetail(group_line(row), task, tuple(rollouts), common_tokens(trajectories))
+        (line,) = await self._group_lines([row])
+        return GroupDetail(line, task, tuple(rollouts), common_tokens(trajectories))
 
     async def rollout(self, rollout_id: str) -> RolloutDetail:
         """Returns the rollout. Raises `NotFound` for an unknown one."""
@@ -311,7 +354,9 @@ class RecordReader:
             raise InvalidRequest("limit is 1 or more", param="limit")
         rows = await self._query(lambda connection: ledger.completed_groups(connection, policy, limit))
         by_group = (await self._sums_of(policy)).by_group
-        return tuple(run_point(row, by_group.get(row.id)) for row in rows)
+        untrained = {row.id for row in rows if row.newest_version == NO_VERSION}
+        efforts = await self.efforts(policy) if untrained else {}
+        return tuple(run_point(row, by_group.get(row.id), efforts.get(row.id)) for row in rows)
 
     async def mismatch(self, policy: str) -> tuple[HarnessMismatch, ...]:
         """Returns the difference of trainer and engine by harness, from the last annotations of the policy's calls."""
@@ -329,6 +374,12 @@ class RecordReader:
         """Compares the policy's rewarded rollouts of two ranges of weight versions, task by task."""
         sides = {versions: await self.rollouts_of(policy, versions) for versions in (first, second)}
         return compared(policy, sides, first, second)
+
+    async def comparable(self, policy: str) -> tuple[VersionRange, VersionRange] | None:
+        """Returns two ranges of the policy's weight versions with rewarded rollouts of a common task, if any."""
+        await self._indexer.refresh()
+        tasks, versions = await asyncio.to_thread(self._indexer.index.task_versions, policy)
+        return default_ranges(tasks, versions)
 
     async def rollouts_of(
         self, policy: str, versions: VersionRange, task_id: str | None = None

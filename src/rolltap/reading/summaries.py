@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rolltap.calllog.notes import Note, tags_after
 from rolltap.calllog.outline import CallOutline
 from rolltap.ledger.reading import SessionOrigin
 from rolltap.reading.types import SessionSummary
-from rolltap.types import Outcome, Session, Task
+from rolltap.types import EVALUATION, PURPOSE_TAG, Outcome, Session, Task
 
 
 def summary_of(
@@ -17,6 +17,7 @@ def summary_of(
     origin: SessionOrigin | None,
     notes: Sequence[Note],
     tampering: int = 0,
+    opening: str = "",
 ) -> tuple[SessionSummary, tuple[str, ...]]:
     """Returns the summary, and the tags of the session's group and task.
 
@@ -38,6 +39,8 @@ def summary_of(
         models=tuple(dict.fromkeys(call.model for call in calls if call.model)),
         dialects=tuple(dict.fromkeys(call.dialect for call in calls)),
         tags=tags,
+        purpose=_purpose(tags, origin),
+        opening=opening,
         calls=len(calls),
         open_calls=sum(call.outcome is None for call in calls),
         prompt_tokens=sum(call.prompt_tokens for call in calls),
@@ -48,6 +51,8 @@ def summary_of(
         agents=len({call.agent for call in calls}),
         tampering=tampering,
         log_check=session.log_check.verdict,
+        oldest_version=min((call.versions[0] for call in calls if call.versions), default=None),
+        newest_version=max((call.versions[1] for call in calls if call.versions), default=None),
         first_call_at=min((call.created_at for call in calls), default=None),
         last_call_at=max((call.finished_at or call.created_at for call in calls), default=None),
         reward=origin.reward if origin and is_last_attempt else None,
@@ -56,6 +61,14 @@ def summary_of(
     )
     group_tags = (*origin.group.tags, *origin.task.tags) if origin else ()
     return summary, group_tags
+
+
+def _purpose(tags: Mapping[str, str], origin: SessionOrigin | None) -> str:
+    """Returns what a session is for: an evaluation, training if it is a rollout, else nothing ("")."""
+    of_group = origin.group.tags if origin is not None else ()
+    if tags.get(PURPOSE_TAG) == EVALUATION or f"{PURPOSE_TAG}={EVALUATION}" in of_group:
+        return "evaluation"
+    return "training" if origin is not None else ""
 
 
 def harness_of(tag: str | None, task: Task | None) -> str:

@@ -39,6 +39,8 @@ class SessionQuery:
 class SessionSummary:
     """A line of the list of sessions. `reward`: the sum of the rollout-scope rewards, None while there is none.
 
+    `opening`: the beginning of the first user message. `purpose`: "evaluation", "training" for other rollouts, else "".
+    `oldest_version`, `newest_version`: the weight versions that sampled in it, None if they are not known.
     `tampering`: number of the agent's tampering acts in it. `log_check`: whether the harness's own log agrees.
     Numbers of tokens are the upstream's own counts for calls without token ids.
     """
@@ -56,6 +58,8 @@ class SessionSummary:
     models: tuple[str, ...] = ()
     dialects: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
+    purpose: str = ""
+    opening: str = ""
     calls: int = 0
     open_calls: int = 0
     prompt_tokens: int = 0
@@ -66,6 +70,8 @@ class SessionSummary:
     agents: int = 0
     tampering: int = 0
     log_check: LogVerdict = LogVerdict.NONE
+    oldest_version: int | None = None
+    newest_version: int | None = None
     first_call_at: float | None = None
     last_call_at: float | None = None
     reward: float | None = None
@@ -80,6 +86,23 @@ class SessionPage:
     sessions: tuple[SessionSummary, ...]
     total: int
     indexed: float
+
+
+@dataclass(frozen=True, slots=True)
+class FacetValue:
+    """A value that sessions of a list have, how many have it, and the conditions that choose them (as in `where`)."""
+
+    text: str
+    count: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """The values of a field among the sessions of a query, the most frequent first."""
+
+    name: str
+    values: tuple[FacetValue, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +351,9 @@ class RunLine:
 class RunPoint:
     """A group on the curve of its run. `staleness`: updates between the group's oldest and newest sampled version.
 
-    `mismatch`: the mean |log(trainer / engine)| of its annotated tokens; None if no trainer has annotated any.
+    Versions are those of the trained tokens; without any (an evaluation), those of all sampled tokens; None if they
+    are not known. `mismatch`: the mean |log(trainer / engine)| of its annotated tokens; None without annotations.
+    `evaluation`: the group measures (`purpose=eval`).
     """
 
     group_id: str
@@ -342,6 +367,7 @@ class RunPoint:
     staleness: int | None
     step: int | None
     mismatch: float | None = None
+    evaluation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +390,8 @@ class HarnessMismatch:
 
 @dataclass(frozen=True, slots=True)
 class GroupEffort:
-    """The effort of a group: its sessions that made calls, those calls, and their sampled tokens."""
+    """The effort of a group: its sessions that made calls, those calls, their sampled tokens, and the weight versions
+    that sampled them (None if they are not known)."""
 
     group_id: str
     sessions: int
@@ -372,3 +399,5 @@ class GroupEffort:
     output_tokens: int
     first_call_at: float
     last_call_at: float
+    oldest_version: int | None = None
+    newest_version: int | None = None

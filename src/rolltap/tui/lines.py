@@ -25,6 +25,10 @@ ID_CHARS = 6
 HARNESS_CHARS = 14
 LEAST_POLICY_CHARS = 8
 """So wide is a policy's column in 80 columns beside long names of harnesses; else it gets what is left."""
+NEEDED, MOST_POLICY_CHARS = 82, 22
+"""Columns of all but the policy and the first message; what a wide screen gives a policy before it shows messages."""
+LEAST_OPENING_CHARS = 18
+"""A narrower screen has no column for the first user messages."""
 FOLDED_CHARS, FOLDED_LINES = 1000, 20
 """A part of a message that is longer is folded."""
 BEGINNING_CHARS, BEGINNING_LINES = 400, 5
@@ -41,12 +45,20 @@ def plain(text: str) -> Text:
 def session_cells(sessions: Sequence[SessionSummary], width: int) -> tuple[Sequence[str], list[list[Text]]]:
     """The columns and rows of a list of sessions in `width` columns of text. A policy that all share has none."""
     harness_chars = max((len(session.harness) for session in sessions), default=0)
-    spare = max(0, width - 80) + HARNESS_CHARS - min(HARNESS_CHARS, max(harness_chars, len("harness")))
+    shared = len({session.policy for session in sessions}) < 2
+    about = width - (NEEDED if shared else NEEDED + MOST_POLICY_CHARS)
+    about = about if about >= LEAST_OPENING_CHARS else 0
+    spare = HARNESS_CHARS - min(HARNESS_CHARS, max(harness_chars, len("harness")))
+    spare += min(max(0, width - 80), MOST_POLICY_CHARS if about else width)
     rows = [_session_row(session, LEAST_POLICY_CHARS + spare) for session in sessions]
-    if len({session.policy for session in sessions}) > 1:
-        return SESSION_COLUMNS, rows
-    at = SESSION_COLUMNS.index("policy")
-    return [*SESSION_COLUMNS[:at], *SESSION_COLUMNS[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows]
+    columns: Sequence[str] = SESSION_COLUMNS
+    if shared:
+        at = SESSION_COLUMNS.index("policy")
+        columns, rows = [*columns[:at], *columns[at + 1 :]], [[*row[:at], *row[at + 1 :]] for row in rows]
+    if not about:
+        return columns, rows
+    openings = [_cut(session.opening, about) for session in sessions]
+    return [*columns, "about"], [[*row, opening] for row, opening in zip(rows, openings, strict=True)]
 
 
 def _session_row(session: SessionSummary, policy_chars: int) -> list[Text]:

@@ -57,31 +57,59 @@ def test_the_list_shows_tampering_and_a_log_that_differs_in_80_columns(monkeypat
         "created_at": 0.0,
         "closed_at": 1.0,
         "calls": 1234,
+        "breaks": 2,
+        "task_id": None,
+        "opening": "",
     }
     honest |= {"output_tokens": 123456, "reward": None, "tampering": 0, "log_check": "match"}
-    odd = {**honest, "reward": 0.5, "tampering": 12, "log_check": "mismatch"}
+    odd = {**honest, "reward": 0.5, "tampering": 12, "log_check": "mismatch", "opening": "Fix the parser's tests now"}
     page = {"sessions": [{"id": IDS[0], **honest}, {"id": IDS[1], **odd}], "total": 9, "indexed": 0.5}
     query = "limit=2&search=fix+it&where=calls%3E%3D2&where=reward%3C1"
     chosen = ("fix it", "--limit", "2", "--where", "calls>=2", "--where", "reward<1")
     with stub_plane({f"GET /read/sessions?{query}": page}) as plane:
         text = CliRunner().invoke(app, ["sessions", "list", *chosen, "--url", plane.url]).output
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
-    assert [row[0] for row in rows if row[0]] == list(IDS[:2]), text
+    assert [row[0] for row in rows if row[0].startswith("01")] == list(IDS[:2]), text
     assert {row[2] for row in rows} == {"default", "claude-code", "a=b", ""}, text
     assert len(rows[0]) == 6, text
     assert "calls ┃ sampled" in text
-    assert {tuple(row[3:5]) for row in rows if row[0]} == {("1234", "123456")}
+    assert {tuple(row[3:5]) for row in rows if row[0].startswith("01")} == {("1234", "123456")}
     states = " ".join(row[5] for row in rows).split()
     assert states == ["closed", "closed", "reward", "0.5", "tampering", "12", "log", "differs"]
     assert "2 of 9" in text
-    assert "50% so far" in text
+    assert "this search is not complete, 50% so far" in text
+    assert "│ Fix the parser's     │" in text, "the first words stand below the id"
+
+
+@pytest.mark.usefixtures("here")
+def test_a_wide_screen_has_the_columns_of_the_viewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    row = {"policy": "default", "harness": "codex", "tags": {"harness": "codex", "a": "b"}, "task_id": "parser-1"}
+    row |= {"created_at": time.time() - 300, "closed_at": None, "calls": 3, "output_tokens": 36, "breaks": 0}
+    row |= {"tampering": 0, "log_check": "match", "opening": "Fix the \x1b[2Jfailing parser test"}
+    rows = [{"id": IDS[0], **row, "reward": 0.5}, {"id": IDS[1], **row, "reward": None}]
+    with stub_plane({"GET /read/sessions?limit=100": {"sessions": rows, "total": 2, "indexed": 1}}) as plane:
+        text = CliRunner().invoke(app, ["sessions", "list", "--url", plane.url]).output
+    assert "Fix the ␛[2Jfailing" in text
+    assert "codex · task parser-1 · a=b" in text
+    assert "██▌   0.50" in text
+    assert "5 min ago" in text
+    assert "closed" not in text
 
 
 @pytest.mark.usefixtures("here")
 def test_the_list_has_day_and_time_in_one_line_of_100_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     row = {"policy": "a-policy-with-quite-a-long-name", "harness": "claude-code", "tags": {"batch": "of-the-morning"}}
-    row |= {"created_at": 0.0, "closed_at": None, "calls": 1234, "output_tokens": 123456, "reward": 0.5, "tampering": 1}
+    row |= {
+        "opening": "",
+        "created_at": 0.0,
+        "closed_at": None,
+        "calls": 1234,
+        "output_tokens": 123456,
+        "reward": 0.5,
+        "tampering": 1,
+    }
     page = {"sessions": [{"id": IDS[0], **row, "log_check": "mismatch"}], "total": 1, "indexed": 1}
     began = time.strftime("%m-%d %H:%M", time.localtime(0.0))
     with stub_plane({"GET /read/sessions?limit=100": page}) as plane:

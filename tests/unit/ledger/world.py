@@ -111,6 +111,7 @@ class World:
     """A ledger over a database, with sessions that sample one token of the policy's version each."""
 
     def __init__(self, database: Database, *, clock: Clock | None = None, **settings: Any) -> None:
+        self.database = database
         self.clock = clock or Clock()
         self.versions: dict[str, tuple[int, ...]] = {}
         self.closed: set[str] = set()

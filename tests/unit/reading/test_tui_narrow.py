@@ -44,6 +44,7 @@ SESSION = SessionSummary(
     output_tokens=456_789,
     breaks=123,
     reward=-1 / 3,
+    opening="Fix the failing parser test and say what was wrong with it",
     last_call_at=YESTERDAY,
 )
 CALL = CallLine(
@@ -148,6 +149,10 @@ async def test_every_column_of_the_list_fits(other_policy: str | None) -> None:
         await pilot.pause()
         if other_policy:
             assert other_policy in str(table.get_row_at(1)[2]), "a wider terminal shows more of a policy"
+        await pilot.resize_terminal(150, 24)
+        await pilot.pause()
+        assert str(table.get_row_at(0)[-1]).startswith("Fix the failing parser"), "and what a session is about"
+        assert table.max_scroll_x == 0, table.virtual_size
 
 
 async def test_a_list_that_is_drawn_anew_keeps_its_cursor() -> None:

@@ -10,9 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from rolltap.cli.main import app
+from rolltap.cli.view import metrics_files
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
+from rolltap.proxy.viewer.run import metrics_of
+from rolltap.settings import Settings
 from rolltap.store_urls import store_url
+from rolltap.types import Task
 
 from .conftest import Viewed
 
@@ -84,3 +88,31 @@ async def test_a_session_is_written_beside_the_server_and_never_over_a_file(view
     result = await asyncio.to_thread(CliRunner().invoke, app, command)
     assert result.exit_code == 1
     assert "exists" in result.output
+
+
+async def test_a_trainers_steps_are_drawn_from_the_file_that_is_named(viewed: Viewed, tmp_path: Path):
+    await viewed.reading.home.client.open_group(Task("zebra", "Find it."), policy="tiny", n=1)
+    store = str(viewed.reading.home.app.settings.store_url)
+    steps = tmp_path / "metrics.jsonl"
+    steps.write_text('{"step": 1, "version": 1, "loss": 0.125, "grad_norm": 2}\n')
+    out = tmp_path / "run.html"
+    command = ["view", "--html", str(out), "tiny", "--store", store]
+    result = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--metrics", "tiny=nowhere.jsonl"])
+    assert result.exit_code == 1
+    assert "no file nowhere.jsonl" in result.output
+    result = await asyncio.to_thread(CliRunner().invoke, app, [*command, "--metrics", f"tiny={steps}"])
+    assert result.exit_code == 0, result.output
+    page = out.read_text(encoding="utf-8")
+    assert '"loss":[0.125]' in page
+    assert "Gradient norm, of a step" in page
+
+
+def test_the_settings_name_a_policys_steps(tmp_path: Path):
+    engine = {"kind": "vllm", "url": "http://127.0.0.1:1"}
+    policies = {"a": {"engine": "main", "metrics": "~/train/metrics.jsonl"}, "b": {"engine": "main"}}
+    settings = Settings.model_validate({"data": tmp_path, "engines": {"main": engine}, "policies": policies})
+    assert metrics_of(settings) == {"a": Path.home() / "train" / "metrics.jsonl"}
+    named = tmp_path / "steps.jsonl"
+    named.touch()
+    assert metrics_files([f"b={named}"], settings) == {"b": named}
+    assert metrics_files([str(named)], settings) == {"": named}, "of every policy"

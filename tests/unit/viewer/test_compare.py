@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from dataclasses import replace
 
@@ -23,10 +24,10 @@ from .conftest import HOSTILE, Viewed
 TASK = f"count{HOSTILE[:24]}"
 
 
-async def played(viewed: Viewed, task_id: str, *rewards: float) -> str:
+async def played(viewed: Viewed, task_id: str, *rewards: float, tags: tuple[str, ...] = ()) -> str:
     """A group of the policy's version now."""
     home = viewed.reading.home
-    group = await home.client.open_group(Task(task_id, "Find the zebra."), policy="tiny", n=len(rewards))
+    group = await home.client.open_group(Task(task_id, "Find the zebra."), policy="tiny", n=len(rewards), tags=tags)
     for reward, rollout_id in zip(rewards, group.rollout_ids, strict=True):
         opened = await home.client.start_rollout(ClaimedRollout(rollout_id, ""), ttl=60)
         await Talk(opened.session_id, opened.endpoint.key, home.urls["agent"], viewed.reading.http).two_turns()
@@ -58,6 +59,34 @@ async def test_a_run_leads_to_a_comparison_and_that_to_rollouts(viewed: Viewed):
     assert f"/view/groups/{after}" in rollouts
     assert rollouts.count('data-href="/view/sessions/') == 4
     assert "a weight version (7) or a range" in await viewed.get("/runs/tiny/compare?first=x&second=1")
+
+
+async def test_evaluations_have_the_versions_that_sampled_them_and_are_compared_by_default(viewed: Viewed):
+    home = viewed.reading.home
+    before = await played(viewed, "held-out", 0.0, 0.0, tags=("purpose=eval",))
+    await viewed.reading.reader.settle()
+    assert 'action="/view/runs/tiny/compare"' not in await viewed.get("/runs/tiny"), "one version has none to compare"
+    assert "no two weight versions of this run share a task" in await viewed.get("/runs/tiny/compare")
+    await home.app.ledger.policies.set_version("tiny", 1)
+    home.app.policies["tiny"].version = 1
+    home.engine.weights.version = "1"
+    after = await played(viewed, "held-out", 1.0, 1.0, tags=("purpose=eval",))
+    await viewed.reading.reader.settle()
+    for path in ("/groups", f"/groups/{before}", f"/groups/{after}", "/runs/tiny"):
+        page = await viewed.get(path)
+        assert not re.search(r">\s*-1\s*<|-1 to|[,:\[]-1[,\]]", page), f"{path} shows a version -1"
+    points = await viewed.reading.reader.run("tiny")
+    assert [(point.newest_version, point.staleness, point.evaluation) for point in points] == [
+        (0, 0, True),
+        (1, 0, True),
+    ]
+    run = await viewed.get("/runs/tiny")
+    assert 'name="first" value="0"' in run
+    assert 'name="second" value="1"' in run
+    assert "+1.00" in await viewed.get("/runs/tiny/compare"), "these two are compared unless others are asked for"
+    too_narrow = await viewed.get("/runs/tiny/compare?first=0&second=7")
+    assert "share tasks" in too_narrow
+    assert "Take wider ranges" not in too_narrow
 
 
 def rollout(task: str, version: int, reward: float, tokens: int = 10) -> ComparedRollout:

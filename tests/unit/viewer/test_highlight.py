@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
-from html import escape
+from html import escape, unescape
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rolltap.proxy.viewer import highlight
 from rolltap.proxy.viewer.highlight import LONGEST, CodePiece, arguments_of, highlight_text, highlighted
@@ -47,6 +50,56 @@ def test_fences_take_time_in_proportion(line: str) -> None:
 )
 def test_a_fenced_block_is_code(text: str, html: str) -> None:
     assert highlight_text(text) == html
+
+
+@pytest.mark.parametrize(
+    ("text", "html"),
+    [
+        ("# A <b>heading</b>\n", '<b class="h"># A &lt;b&gt;heading&lt;/b&gt;</b>\n'),
+        ("so **very <i>bold** it is", "so <b>**very &lt;i&gt;bold**</b> it is"),
+        ("run `rm <x>` now", "run <code>`rm &lt;x&gt;`</code> now"),
+        ("- one\n  2. two", '<span class="md">- </span>one\n<span class="md">  2. </span>two'),
+        ("> said", '<span class="md">&gt; said</span>'),
+        ("[here](javascript:alert(1)) ![x](http://evil/x.png) <http://evil>", None),
+        ("a * b ** c, snake_case_name, #no heading, 3.5 and **  **", None),
+    ],
+)
+def test_markdown_keeps_its_marks_and_makes_no_link(text: str, html: str | None) -> None:
+    assert highlight_text(text) == (escape(text) if html is None else html)
+
+
+MARKS = st.sampled_from(["**", "`", "```", "\n", "# ", "- ", "1. ", "> ", "<b>", "a", " ", "[x](y)", "&", "<script>"])
+
+
+@given(st.lists(MARKS, max_size=40).map("".join))
+def test_whatever_is_marked_up_its_text_is_what_was_recorded(text: str) -> None:
+    """No tag is made but our own, and without the tags the text is all there."""
+    html = highlight_text(text)
+    tags = set(re.findall(r"<[^>]*>", html))
+    assert tags <= {
+        "<b>",
+        "</b>",
+        '<b class="h">',
+        "<code>",
+        "</code>",
+        '<span class="md">',
+        '<span class="hl">',
+        "</span>",
+    }
+    shown = unescape(re.sub(r"<[^>]*>", "", html))
+    assert shown == text or "```" in text  # a block's fences are not shown
+    if not CodePiece(text, is_prose=True).is_plain:
+        return
+    assert html == escape(text), "what needs no reader process is shown as it is"
+
+
+@pytest.mark.parametrize("part", ["**", "`", "**a", "`a", "# ", "- ", "1.", "> ", "**a*", "``"])
+def test_markdown_takes_time_in_proportion(part: str) -> None:
+    began = time.process_time()
+    for text in (part * (LONGEST // len(part)), f"{part}\n" * (LONGEST // (len(part) + 1))):
+        highlight_text(text)
+        assert isinstance(CodePiece(text, is_prose=True).is_plain, bool)
+    assert time.process_time() - began < 1
 
 
 def test_arguments_that_are_nested_deeply_are_shown_as_they_are() -> None:

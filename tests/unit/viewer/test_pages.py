@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -89,6 +90,13 @@ async def every_page(viewed: Viewed, session_id: str) -> list[str]:
     calls = (await viewed.reading.reader.session(session_id)).calls
     paths = ["/", "/groups", "/runs", "/runs/tiny", f"/sessions/{session_id}", f"/sessions/{session_id}/timeline"]
     paths += [f"/sessions/{session_id}/turns?from=1", *(f"/calls/{call.id}" for call in calls)]
+    paths += ["/facets", f"/diff?first={session_id}&second={session_id}", "/runs/tiny/compare", "/groups?words=x"]
+    paths += [
+        f"/?q={quote(HOSTILE)}",
+        f"/?where={quote(HOSTILE)}",
+        f"/groups?words={quote(HOSTILE)}&policy={quote(HOSTILE)}",
+    ]
+    paths += [f"/runs/tiny?with={quote(HOSTILE)}"]
     return [await viewed.get(path) for path in paths]
 
 
@@ -234,6 +242,35 @@ async def test_a_key_that_reads_makes_links(viewed: Viewed, role: str, status: i
             path = (await response.json())["path"]
         async with holder.get(f"{viewed.admin}{path}") as response:
             assert response.status == 200
+
+
+async def test_the_tokens_tab_opens_at_a_break_and_the_legend_knows_every_bar(viewed: Viewed):
+    talk = await viewed.reading.talk()
+    history = await talk.two_turns()
+    plain = await viewed.get(f"/sessions/{talk.session_id}/timeline")
+    edited = [*history[:3], {**history[3], "content": "cut"}, history[4], {"role": "user", "content": "Sure?"}]
+    await talk.ask(*edited)
+    calls = (await viewed.reading.reader.session(talk.session_id)).calls
+    broken = next(call for call in calls[1:] if call.break_ is not None)
+    async with viewed.browser.get(
+        f"{viewed.admin}/view/sessions/{talk.session_id}/tokens", allow_redirects=False
+    ) as response:
+        assert response.headers["location"] == f"/view/calls/{broken.id}#break"
+    assert 'class="swatch bad"' not in plain
+    for kind, page in (("bad", await viewed.get(f"/sessions/{await flawed(viewed)}/timeline")),):
+        assert f'class="bar {kind}"' in page
+        assert f'class="swatch {kind}"' in page
+
+
+async def flawed(viewed: Viewed) -> str:
+    """A session whose call was refused."""
+    talk = await viewed.reading.talk()
+    headers = {"Authorization": f"Bearer {talk.key}"}
+    async with talk.http.post(
+        f"{talk.url}/v1/chat/completions", json={"model": "nobody", "messages": [QUESTION]}, headers=headers
+    ) as response:
+        assert response.status == 404
+    return talk.session_id
 
 
 async def test_what_is_unknown_is_said(viewed: Viewed):

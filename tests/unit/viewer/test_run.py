@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,13 +13,21 @@ from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import NotFound
 from rolltap.harnesses.client import ClaimedRollout
-from rolltap.proxy.viewer.curves import Sample, curve_of
 from rolltap.proxy.viewer.group import spread
 from rolltap.proxy.viewer.one_file import one_file
+from rolltap.proxy.viewer.run import Run, chart_data, last_values, read_steps
+from rolltap.reading.types import GroupEffort, RunPoint
 from rolltap.types import RolloutStatus, Task
 
 from ..reading.conftest import Talk
 from .conftest import Viewed
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """The data of a page's charts."""
+    found = re.search(r'id="chart-data"[^>]*>(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
 
 
 async def test_a_run_shows_leases_waiting_rollouts_and_curves_that_lead_to_groups(viewed: Viewed):
@@ -36,39 +47,68 @@ async def test_a_run_shows_leases_waiting_rollouts_and_curves_that_lead_to_group
     page = await viewed.get("/runs/tiny")
     assert "grpo-7" in page
     assert "serving" in page, "the engine is up"
-    for title in ("Reward", "Length", "Calls", "Speed"):
-        assert f'aria-label="{title} by group"' in page
-    assert page.count(f'href="/view/groups/{group.id}"') >= 4
+    data = data_of(page)
+    assert {"Reward", "Length", "Calls", "Speed"} <= {chart["title"] for chart in data["charts"]}
+    assert data["runs"][0]["groups"]["id"] == [group.id]
+    assert data["links"]
+    for told in ("Reward, mean of a group", "Length, tokens sampled a rollout"):
+        assert told in page, "the last values are told in words, too"
     shown = await viewed.get(f"/groups/{group.id}")
     assert shown.index("1.00</span>") < shown.index("0.00</span>"), "the best first"
     assert "What the evaluator saw" in shown
     assert waiting.id in await viewed.get("/groups")
 
     saved = await viewed.get("/runs/tiny/file")
-    for title in ("Reward", "Length", "Calls", "Speed"):
-        assert f'aria-label="{title} by group"' in saved
-    assert f"group {group.id}: " in saved
+    assert data_of(saved)["runs"][0]["groups"]["reward"] == [0.5]
+    assert not data_of(saved)["links"]
+    assert "var uPlot" in saved
     shown_parts = re.sub(r"<script.*?</script>", "", saved, flags=re.DOTALL)
     assert re.findall(r'(?:href|src)="(?!data:)[^"]*"', shown_parts) == [], "nothing is fetched, no link leads nowhere"
     with pytest.raises(NotFound, match="no session, no group and no policy 'nobody'"):
         await one_file(viewed.reading.reader, "nobody")
 
 
-def test_a_curve_has_its_points_in_its_frame():
-    curve = curve_of("Reward", "", [Sample(x, x * x, f"#{x}", "") for x in range(5000)])
-    assert curve is not None
-    assert len(curve.points) <= 700
-    assert all(0 <= x <= 560 and 0 <= y <= 200 for x, y, _ in curve.points)
-    assert curve_of("Reward", "", [Sample(1, float("nan"), "", "")]) is None
-    flat = curve_of("Reward", "", [Sample(1, 3.0, "", "")])
-    assert flat is not None
-    assert flat.last == 3.0
+def point(at: float, reward: float | None, **values: Any) -> RunPoint:
+    fields = {"status": "complete", "rollouts": 4, "zero_variance": False, "oldest_version": 0, "newest_version": 0}
+    return RunPoint(
+        **{"group_id": f"g{at:g}", "at": at, "reward_mean": reward, "staleness": 0, "step": None, **fields, **values}
+    )
 
 
-def test_a_curve_of_versions_ends_at_the_last_version():
-    curve = curve_of("Weight version", "", [Sample(x, float(x // 9), "", "") for x in range(100)], window=1)
-    assert curve is not None
-    assert curve.last == 11.0
+def test_curves_of_several_runs_have_their_groups_evaluations_and_steps():
+    effort = GroupEffort("g0", 4, 8, 100, 0.0, 10.0)
+    measured = point(7200.0, 1.0, evaluation=True, newest_version=None)
+    one = Run("one", [point(0.0, 0.5), point(3600.0, None), measured], {"g0": effort}, [])
+    two = Run(
+        "two", [point(9.0, float("nan"))], {}, [{"step": 1.0, "version": 1.0, "loss": 0.25, "grad_norm": float("inf")}]
+    )
+    data = chart_data([one, two], links=True)
+    first, second = data["runs"]
+    assert first["groups"]["id"] == ["g0", "g7200"], "a group without a reward has no place on the curves"
+    assert first["groups"]["hours"] == [0.0, 2.0]
+    assert first["groups"]["evaluation"] == [0, 1]
+    assert first["groups"]["version"] == [0, None]
+    assert (first["groups"]["length"], first["groups"]["speed"]) == ([25.0, None], [10.0, None])
+    assert second["groups"]["reward"] == [None]
+    assert second["steps"]["loss"] == [0.25]
+    assert second["steps"]["grad_norm"] == [None], "what can't be drawn"
+    titles = {chart["title"] for chart in data["charts"]}
+    assert {"Reward", "Loss"} <= titles
+    assert "Gradient norm" not in titles, "without a value there is no chart"
+    json.dumps(data, allow_nan=False)
+    assert ("Reward, mean of a group", "1", 2) in last_values(data)
+
+
+def test_a_trainers_steps_are_read_as_far_as_they_can_be(tmp_path: Path):
+    path = tmp_path / "metrics.jsonl"
+    assert read_steps(path) == read_steps(None) == []
+    rows = [{"step": 2, "loss": 1.0}, {"step": 1, "loss": 3.0, "name": "x"}, {"step": 2, "loss": 2.0, "attempt": 2}]
+    junk = ['{"step": "<script>"}', "[1]", "nothing", '{"loss": 1}', '{"step": NaN}', '{"step": 3, "los']
+    path.write_text("\n".join([*map(json.dumps, rows), *junk]), encoding="utf-8")
+    assert [(step["step"], step["loss"]) for step in read_steps(path)] == [(1.0, 3.0), (2.0, 2.0)], (
+        "the last attempt counts"
+    )
+    assert "name" not in read_steps(path)[0]
 
 
 def test_rewards_are_marks_with_the_best_first():

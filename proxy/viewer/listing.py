@@ -1,0 +1,130 @@
+"""The list of sessions as an address: words, conditions, order and page, and the links that change one of them.
+
+Everything that the list shows is in its address, so a bookmark keeps it and a link shares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast, get_args
+from urllib.parse import urlencode
+
+from rolltap.errors import DatasetError
+from rolltap.reading.index import FIELDS
+from rolltap.reading.types import Facet, SessionOrder, SessionQuery
+from rolltap.reconstructor.exporters.select import parse_conditions
+
+PAGE = 50
+ORDERS: tuple[SessionOrder, ...] = get_args(SessionOrder)
+
+
+@dataclass(frozen=True, slots=True)
+class ListAddress:
+    """An address of the list. `where`: conditions joined by `and`."""
+
+    search: str = ""
+    where: str = ""
+    sort: SessionOrder = "created_at"
+    ascending: bool = False
+    offset: int = 0
+
+    @property
+    def query(self) -> SessionQuery:
+        """Returns the query of its page."""
+        conditions = (self.where.strip(),) if self.where.strip() else ()
+        return SessionQuery(self.search.strip(), conditions, self.sort, not self.ascending, PAGE, self.offset)
+
+    @property
+    def filtered(self) -> bool:
+        return bool(self.search.strip() or self.where.strip())
+
+    @property
+    def selection(self) -> str:
+        """Returns the part of the address that names the sessions and their order, as a query string."""
+        order = "asc" if self.ascending else ""
+        values = {"q": self.search, "where": self.where, "sort": self.sort, "order": order}
+        return urlencode({name: value for name, value in values.items() if value})
+
+    @property
+    def href(self) -> str:
+        values = {"q": self.search, "where": self.where, "sort": self.sort if self.sort != "created_at" else ""}
+        values |= {"order": "asc" if self.ascending else "", "offset": str(self.offset or "")}
+        query = urlencode({name: value for name, value in values.items() if value})
+        return f"/view/?{query}" if query else "/view/"
+
+    def at(self, offset: int) -> str:
+        return replace(self, offset=max(0, offset)).href
+
+    def sorted_by(self, sort: SessionOrder) -> str:
+        """Returns the link of a column's heading: the largest first, and the other way round at the second click."""
+        return replace(self, sort=sort, ascending=self.sort == sort and not self.ascending, offset=0).href
+
+    def aria_sort(self, sort: str) -> str:
+        return ("ascending" if self.ascending else "descending") if self.sort == sort else ""
+
+    def conditions(self) -> list[str]:
+        """Returns its conditions, one by one. Empty if they can't be read."""
+        try:
+            return [each.text for each in parse_conditions([self.where], FIELDS)]
+        except DatasetError:
+            return []
+
+    def has(self, condition: str) -> bool:
+        return set(_parts(condition)) <= set(map(_bare, self.conditions()))
+
+    def toggled(self, condition: str) -> str:
+        """Returns the link that adds a condition, or takes it away if the address has it."""
+        parts = _parts(condition)
+        kept = [each for each in self.conditions() if _bare(each) not in parts]
+        added = [] if self.has(condition) else [condition]
+        return replace(self, where=" and ".join([*kept, *added]), offset=0).href
+
+    def without(self, condition: str) -> str:
+        """Returns the link without one of its `conditions`."""
+        kept = [each for each in self.conditions() if each != condition]
+        return replace(self, where=" and ".join(kept), offset=0).href
+
+    def only(self, field: str, condition: str) -> str:
+        """Returns the link with this condition on the field instead of others; none for an empty one."""
+        kept = [each for each in self.conditions() if not _bare(each).startswith(f"{field}=")]
+        return replace(self, where=" and ".join([*kept, *filter(None, [condition])]), offset=0).href
+
+
+def _parts(condition: str) -> list[str]:
+    return [_bare(each.text) for each in parse_conditions([condition], FIELDS)]
+
+
+def _bare(condition: str) -> str:
+    """A condition without the spaces that a user may write around its operator."""
+    return condition.replace(" ", "")
+
+
+def address_of(search: str, where: str, sort: str, order: str = "", offset: int = 0) -> ListAddress:
+    """Returns the address for the parameters of a request; an unknown order is the newest first."""
+    known = cast(SessionOrder, sort) if sort in ORDERS else "created_at"
+    return ListAddress(search, where, known, order == "asc", max(0, offset))
+
+
+@dataclass(frozen=True, slots=True)
+class FacetLink:
+    """A value of a facet as a link that adds or takes away its condition."""
+
+    text: str
+    count: int
+    href: str
+    chosen: bool
+
+
+def facet_links(address: ListAddress, facets: Sequence[Facet]) -> list[tuple[str, list[FacetLink]]]:
+    """Returns the facets by name."""
+    return [
+        (
+            facet.name,
+            [
+                FacetLink(each.text, each.count, address.toggled(each.where), address.has(each.where))
+                for each in facet.values
+            ],
+        )
+        for facet in facets
+    ]
