@@ -29,7 +29,7 @@ ELSEWHERE = {
     "cancel": (AGENTS, "tasks", "cancel"),
     "rollout": (AGENTS, "rollouts", "rollout"),
     "node": (AGENTS, "node", "node"),
-    "up": (AGENTS, "node", "up"),
+    "up": (START, "up", "up"),
     "harness": (AGENTS, "harness", "app"),
     "view": (RECORD, "view", "view"),
     "export": (RECORD, "export", "export"),
