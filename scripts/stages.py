@@ -92,7 +92,7 @@ CORE: tuple[Command | Tests, ...] = (
     Command("docs", ("make", "docs")),
     Command("audit", ("make", "audit")),
     Command("demo", ("make", "demo")),
-    Tests("packaging", "packaging", paths=("tests/unit/house/test_packaging.py",), needs=("PyPI",)),
+    Tests("packaging", "packaging", paths=("tests/unit/house",), needs=("PyPI",)),
     Tests("faults", "faults and not long", options=("-n", "2", "--dist", "worksteal"), prepare=SERVERS),
     Tests("acceptance", "acceptance and not long", options=("-n", "2", "--dist", "worksteal"), prepare=SERVERS),
 )
