@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test ci ci-all test-faults test-acceptance test-packaging test-learning test-harnesses test-families test-engines \
-  test-trainers test-hostile test-recipes test-soak test-sources learning-table faults bench docs audit lint types clean help environments engines trainers
+  test-trainers test-hostile test-recipes test-soak test-sources learning-table faults soak bench docs audit lint types clean help environments engines trainers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -93,6 +93,10 @@ trainers: | .cache
 faults: $(VENV)/.test  ## every fault over 20 seeds, 1,000 kills; prints the table of docs/faults.md
 	@scripts/servers.sh
 	@nice $(BIN)/python -m tests.faults.run $(ARGS)
+
+soak: $(VENV)/.test  ## a whole deployment, broken for an hour (ARGS="--seconds 600 --seed 2"), and checked
+	@scripts/servers.sh
+	@nice $(BIN)/python -m tests.soak.run $(ARGS)
 
 bench: $(VENV)/.test  ## the call log and the whole proxy beside a durable floor (half an hour on a quiet machine)
 	@scripts/servers.sh

@@ -156,6 +156,7 @@ LONG: tuple[Tests, ...] = (
         "soak",
         "long",
         paths=(
+            "tests/soak",
             "tests/contract",
             "tests/integration",
             "tests/acceptance/test_trainer_killed.py",
@@ -164,7 +165,10 @@ LONG: tuple[Tests, ...] = (
         ),
         options=("-n", "2"),
         prepare=SERVERS,
-        folders=("src/rolltap/ledger", "src/rolltap/calllog", "trainer_client", "harnesses", "examples"),
+        folders=(
+            *("src/rolltap/ledger", "src/rolltap/calllog", "src/rolltap/deployment", "proxy", "tests/faults"),
+            *("trainer_client", "harnesses", "examples"),
+        ),
     ),
     Tests(
         "sources",

@@ -69,7 +69,7 @@ http {{
 class LocalOptions:
     """What may be chosen. `config`: settings with engines and policies of the user's; None: an engine of the
     deployment's own, which answers from `script` if there is one. `elsewhere` has other addresses of services, by
-    proxy: a relay before the store, say.
+    proxy (a relay before the store, say), `environment` more variables of the proxies.
     """
 
     folder: Path
@@ -79,6 +79,7 @@ class LocalOptions:
     redis: bool = True
     pinned: bool = True
     elsewhere: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -155,7 +156,7 @@ class LocalDeployment:
         )
         if own_engine and layout.addresses["engine"] != self.layout.addresses["engine"]:
             environment["ROLLTAP_ENGINES__MAIN__URL"] = layout.url("engine")
-        return environment
+        return {**environment, **self.options.environment}
 
     # Files
 
