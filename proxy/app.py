@@ -20,7 +20,7 @@ from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallLog
 from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
-from rolltap.calllog.peers import KeysMark, check_peers
+from rolltap.calllog.peers import KeysMark, PeersCheck
 from rolltap.calllog.separation import check_separation
 from rolltap.errors import ConfigError
 from rolltap.ledger.audit import Audit
@@ -112,8 +112,9 @@ class Rolltap:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
             http = await stack.enter_async_context(_http())
-            call_log = await _started_log(settings, (spool or settings.data / "spool", *spools_beside), stack)
-            app = _build(settings, call_log, http, _started_spans(settings, stack))
+            spools = (spool or settings.data / "spool", *spools_beside)
+            call_log, peers = await _started_log(settings, spools, stack)
+            app = _build(settings, call_log, peers, http, _started_spans(settings, stack))
             if len(app.policies.tenants) > 1:
                 await call_log.database.query(check_separation)
             app.services.check_task = check_task
@@ -131,6 +132,7 @@ class Rolltap:
         recorder = self.services.recorder
         self._start(watch_loop(recorder.metrics.loop_lag))
         self._start(self.accounts.saving())
+        self._start(self.services.peers.watch())
         aborted = await self.call_log.abort_orphans([recorder.process], at=time.time())
         if aborted:
             log.warning("%d calls that a former process left open are recorded as aborted", aborted)
@@ -189,11 +191,13 @@ async def _http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def _started_log(settings: Settings, spools: Sequence[Path], stack: AsyncExitStack) -> LogWithDatabase:
+async def _started_log(
+    settings: Settings, spools: Sequence[Path], stack: AsyncExitStack
+) -> tuple[LogWithDatabase, PeersCheck]:
     """`spools`: this process's own first."""
     store = settings.store
     url = settings.store_url
-    mark = KeysMark.of(settings.keys)
+    mark = KeysMark.of(settings.keys, settings.policies)
     call_log = open_call_log(
         url,
         spools=spools if store.spool_mb else (),
@@ -208,8 +212,9 @@ async def _started_log(settings: Settings, spools: Sequence[Path], stack: AsyncE
         )
     await call_log.start()
     stack.push_async_callback(call_log.close)
-    await check_peers(call_log.database, mark)
-    return call_log
+    peers = PeersCheck(call_log.database, mark)
+    await peers.check_start()
+    return call_log, peers
 
 
 def _started_spans(settings: Settings, stack: AsyncExitStack) -> CallTracer | None:
@@ -221,7 +226,11 @@ def _started_spans(settings: Settings, stack: AsyncExitStack) -> CallTracer | No
 
 
 def _build(
-    settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSession, spans: CallTracer | None
+    settings: Settings,
+    call_log: LogWithDatabase,
+    peers: PeersCheck,
+    http: aiohttp.ClientSession,
+    spans: CallTracer | None,
 ) -> Rolltap:
     SHARED.limit = int(settings.limits.cache_mb * 1_000_000)
     handles = Handles(settings.keys.secret.encode())
@@ -258,6 +267,8 @@ def _build(
     services = Services(
         ledger=ledger,
         call_log=call_log,
+        peers=peers,
+        settings=settings,
         sessions=sessions,
         policies=policies,
         recorder=recorder,

@@ -10,6 +10,7 @@ A connection carries one exchange at a time. It is reused only if its reply was 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import time
 from collections.abc import Mapping
@@ -24,6 +25,10 @@ IDLE_S = 60.0
 """Seconds that an idle connection is kept. The server may close it earlier."""
 
 MAX_HEAD_BYTES = 64 << 10
+DEAD_AFTER_S = 20
+"""A server's machine that acknowledges nothing for so long is gone. Without this, a call over a connection that a
+firewall has dropped in silence would wait as long as for a first token."""
+
 READ_AHEAD_BYTES = 1 << 20
 """The connection stops reading from the server while more than this waits for the reader."""
 
@@ -198,6 +203,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if (connected := transport.get_extra_info("socket")) is not None:
+            notice_death(connected)
 
     def data_received(self, data: bytes) -> None:
         if not self._busy or self._complete:  # no request is waiting for it
@@ -284,6 +291,17 @@ class _Connection(asyncio.Protocol):
             self._failure = ConnectionBroken(reason)
             self._pool.forget(self)
         self._wake()
+
+
+def notice_death(connected: socket.socket) -> None:
+    """The kernel ends the connection if the other machine acknowledges nothing for `DEAD_AFTER_S`, data or probes."""
+    if connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": DEAD_AFTER_S * 1000}
+    for name, value in options.items():
+        if (option := getattr(socket, name, None)) is not None:  # macOS lacks some
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _header_lines(headers: Mapping[str, str]) -> bytes:

@@ -11,9 +11,10 @@ from contextlib import suppress
 from rolltap.deployment.child import Child
 from rolltap.deployment.description import PROXIES
 
+from ..faults.processes import children_of
 from ..faults.relay import Relay
 from .people import Trainer
-from .world import LINKS, Variant, World, children_of
+from .world import LINKS, World
 
 Inject = Callable[[World, Trainer], Awaitable[None]]
 UP_WITHIN_S = 120.0
@@ -145,8 +146,8 @@ INJECTIONS: Sequence[Inject] = (
 )
 
 
-def injections_of(variant: Variant) -> list[Inject]:
-    return [one for one in INJECTIONS if variant.redis or "redis" not in one.__name__]
+def needs_redis(inject: Inject) -> bool:
+    return "redis" in inject.__name__
 
 
 def _proxy(world: World) -> Child:

@@ -1,9 +1,9 @@
 """`make soak`: the whole deployment, broken for an hour, and checked. `python -m tests.soak.run --seconds N --seed N`.
 
 It runs in rounds of up to 150 seconds, each a deployment of its own: with and without stickiness and Redis in turn,
-with faults in an order that the seed decides. Rounds that `reports/soak.json` holds for the seed are not run again, so a
-soak that was stopped goes on; `--anew` forgets them. It fails if a round has a violation; the deployment's logs of such
-a round are kept beside the report.
+with faults in an order that the seed decides. Rounds that `reports/soak.json` holds for the seed are not run again, so
+a soak that was stopped goes on; `--anew` forgets them. It fails if a round has a violation; the deployment's logs of
+such a round are kept beside the report.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .checker import check_running, check_stopped
-from .injections import Inject, calm, injections_of
+from .injections import INJECTIONS, Inject, calm, needs_redis
 from .people import Agents, Trainer
 from .world import VARIANTS, Variant, World, a_world
 
@@ -53,12 +53,16 @@ class Round(msgspec.Struct):
 
 
 def order_of(seed: int, number: int, variant: Variant) -> list[Inject]:
-    """The injections of a round. Two rounds of a variant after one another have all of them, in another order each."""
-    rng = random.Random(f"{seed} {number // len(VARIANTS)}")
-    order = injections_of(variant)
-    rng.shuffle(order)
-    half = (number % 2) * (len(order) // 2)
-    return order[half:] + order[:half]
+    """The injections of a round. An even round and the next one begin with one half of all each; those of Redis belong
+    to the round that has one."""
+    order = list(INJECTIONS)
+    random.Random(f"{seed} {number // 2}").shuffle(order)
+    halves = order[: len(order) // 2], order[len(order) // 2 :]
+    mine, others = halves[number % 2], halves[1 - number % 2]
+    if variant.redis:
+        mine = [*mine, *(one for one in others if needs_redis(one))]
+        others = [one for one in others if not needs_redis(one)]
+    return [one for one in (*mine, *others) if variant.redis or not needs_redis(one)]
 
 
 async def run_round(seed: int, number: int, seconds: float, agents: int) -> Round:

@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,18 +181,3 @@ async def _collect(world: World) -> None:
     while True:
         await world.collect()
         await asyncio.sleep(COLLECT_EVERY_S)
-
-
-def children_of(pid: int) -> Iterator[int]:
-    """The processes that `pid` started, and those that they did."""
-    by_parent: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                by_parent.setdefault(int(fields[1]), []).append(int(entry.name))
-    waiting = list(by_parent.get(pid, ()))
-    while waiting:
-        child = waiting.pop()
-        yield child
-        waiting += by_parent.get(child, ())

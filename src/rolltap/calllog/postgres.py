@@ -122,6 +122,7 @@ class PostgresBackend:
         )
         event.listen(engine.sync_engine, "checkout", self._check_out)
         event.listen(engine.sync_engine, "handle_error", self._note_error)
+        event.listen(engine.sync_engine.pool, "invalidate", _end)
         return engine
 
     def _check_out(self, connection: Any, record: Any, *_: Any) -> None:
@@ -270,6 +271,14 @@ class PostgresBackend:
         if self._inserter is not None:
             self._inserter.invalidate()
             self._inserter = None
+
+
+def _end(connection: Any, *_: Any) -> None:
+    """Ends a connection that is given up, at once: its server may be silent. SQLAlchemy would wait for a graceful end
+    in a task, and nobody would take that task's error."""
+    driver = getattr(connection, "driver_connection", None)
+    if driver is not None and not driver.is_closed():
+        driver.terminate()
 
 
 @contextmanager
