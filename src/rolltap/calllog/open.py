@@ -24,6 +24,7 @@ class LogWithDatabase(CallLog, Protocol):
     """A call log whose database the ledger shares."""
 
     database: Database
+    refused: int
 
     async def settled(self) -> None:
         """Waits until all appended facts can be read from the store. Raises `StoreUnavailable` if that takes long."""

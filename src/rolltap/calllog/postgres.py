@@ -255,6 +255,11 @@ class PostgresBackend:
             return False
         return True
 
+    @property
+    def connections(self) -> tuple[int, int]:
+        pools: list[Any] = [self._engine.pool, self._singles.pool]
+        return sum(pool.checkedout() for pool in pools), self._connections
+
     def time(self) -> float:
         return self._check.time()
 

@@ -73,6 +73,11 @@ class SqlCallLog:
         """The number of facts that are durable in the spool or the ingest stream and not in the store yet."""
         return self._writer.waiting
 
+    @property
+    def refused(self) -> int:
+        """The number of acknowledged facts that the store refused. They are kept beside the spool, or in Redis."""
+        return self._writer.refused
+
     async def start(self) -> None:
         async with AsyncExitStack() as stack:
             await self.database.start()
@@ -105,7 +110,7 @@ class SqlCallLog:
         ahead = round(self.database.clock_ahead_s, 1)
         if spool is None:
             return Condition(answers, None, ahead)
-        return Condition(answers and not spool.in_use, spool.room, ahead)
+        return Condition(answers and not spool.in_use, spool.room, ahead, spool.seconds)
 
     async def open_session(self, session: Session) -> None:
         await self._commits.append(session)

@@ -38,6 +38,10 @@ async def diagnosis(app: Rolltap) -> Findings:
     return {finding["what"]: finding for finding in response.json()["findings"]}
 
 
+def indexes(folder: Path) -> list[Path]:
+    return list(folder.glob("*.index"))
+
+
 async def test_a_server_that_is_well_has_nothing_to_advise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "DISHONEST_S", 0.0)
     monkeypatch.setattr(machine, "IN_MEMORY", frozenset())  # where the tests run, /tmp may be memory
@@ -74,6 +78,11 @@ async def test_connections_that_postgres_cannot_give_are_said_with_the_setting(
         found = await diagnosis(app)
         assert found["connections"]["healthy"], found["connections"]
         assert found["proxies and workers on this store"]["state"] == "1"
+        key = {"authorization": f"Bearer {app.settings.keys.viewer}"}
+        transport = httpx.ASGITransport(app.planes["admin"])
+        async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
+            assert (await admin.get("/read/sessions", headers=key)).status_code == 200
+        assert indexes(tmp_path), "the index of a Postgres store lies under `data`"
         monkeypatch.setattr(server, "postgres_facts", few)
         found = await diagnosis(app)
     assert "store.connections = 17" in found["connections"]["advice"]
