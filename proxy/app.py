@@ -140,6 +140,7 @@ class Rolltap:
             engines = ", ".join(self.settings.engines) or "one of [engines.NAME]"
             log.warning("no policy is set, so no model is served: add [policies.NAME] with its engine (%s)", engines)
         for policy in self.policies.all:
+            recorder.metrics.serve(policy.name)
             with acting_for(policy.settings.tenant):
                 state = await self.ledger.policies.register(policy.name, tokenizer_hash=policy.source.vocabulary)
             policy.learn_state(state)

@@ -65,6 +65,12 @@ async def test_every_series_that_is_asked_for_is_served(tmp_path: Path):
     assert f'rolltap_groups{{policy="{POLICY}",status="open"}} 1.0' in text
     assert f'rolltap_rollouts{{policy="{POLICY}",status="pending"}} 1.0' in text
     assert "rolltap_store_up 1.0" in text
+    for rare in (
+        f'rolltap_calls_total{{outcome="unrecorded",policy="{POLICY}"}} 0.0',
+        f'rolltap_parents_not_read_total{{policy="{POLICY}",result="planned"}} 0.0',
+        f'rolltap_weights_pushed_again_total{{policy="{POLICY}"}} 0.0',
+    ):
+        assert rare in text, "an alert on its increase would miss the first one"
     assert "rolltap_tasks_queued 0.0" in text
 
 
@@ -88,5 +94,6 @@ def test_prometheus_takes_the_rules_and_they_fire_in_a_recorded_incident(command
 def test_every_rule_has_a_case() -> None:
     rules = {rule["alert"] for rule in yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"][0]["rules"]}
     tests = yaml.safe_load((FOLDER / "alerts.test.yaml").read_text())["tests"]
-    fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case.get("exp_alerts")}
+    cases = [case for test in tests for case in test["promql_expr_test"] if case["exp_samples"]]
+    fired = {name for case in cases for name in re.findall(r'alertname="(\w+)"', case["expr"])}
     assert fired == rules

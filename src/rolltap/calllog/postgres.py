@@ -34,7 +34,7 @@ from sqlalchemy.util import greenlet_spawn
 from rolltap.calllog.database import Connection, Durability, Parameters, Work, database_clock
 from rolltap.calllog.dberrors import RETRY_AFTER_S, store_errors
 from rolltap.calllog.insert import Insert, Row, columns, together
-from rolltap.calllog.postgres_server import ServerCheck, sql_state
+from rolltap.calllog.postgres_server import ServerCheck, driver_errors, sql_state
 from rolltap.calllog.separation import set_tenant
 from rolltap.crash import crash_point
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
@@ -295,7 +295,7 @@ def _driver_errors(name: str, refused: type[Exception]) -> Iterator[None]:
         yield
     except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, ValueError) as error:
         raise RecordCorrupt(f"{name} refused a row: {error}") from error
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, refused) as error:
+    except (*driver_errors(), refused) as error:
         raise StoreUnavailable(f"{name}: {error}", retry_after=RETRY_AFTER_S) from error
 
 
