@@ -130,8 +130,8 @@ class ServerCheck:
 
 
 def driver_errors() -> tuple[type[Exception], ...]:
-    """What asyncpg raises where a statement fails, or a connection broke off in the middle of another one: the last kind
-    is asyncpg's word for a fault of its own, and comes when a server is shut down under load."""
+    """What asyncpg raises where a statement fails, or a connection broke off in the middle of one. The last kind is its
+    word for a fault of its own, and comes when a server is shut down under load."""
     import asyncpg
 
     return asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError

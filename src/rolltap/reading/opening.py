@@ -20,8 +20,8 @@ from rolltap.tenants import DEFAULT_TENANT, current_tenant
 
 
 def index_path(database: Database, folder: Path | None = None) -> Path:
-    """Returns the path of a store's index for this tenant: beside a SQLite file, else in `folder`, or without one in the
-    user's cache."""
+    """Returns the path of a store's index for this tenant: beside a SQLite file, else in `folder`, or without one in
+    the user's cache."""
     if database.dialect_name == "sqlite" and database.url.database:
         database_file = Path(database.url.database).absolute()
         if os.access(database_file.parent, os.W_OK):
