@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,11 @@ from fastapi import FastAPI
 
 from rolltap.addresses import is_loopback
 from rolltap.calllog import open_call_log
-from rolltap.calllog.base import CallLog
 from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.peers import KeysMark, PeersCheck
 from rolltap.calllog.separation import check_separation
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, StoreError
 from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
@@ -73,7 +72,7 @@ class Rolltap:
     """A running proxy: its parts and the three planes' applications."""
 
     settings: Settings
-    call_log: CallLog
+    call_log: LogWithDatabase
     ledger: Ledger
     policies: Policies
     sessions: SessionCache
@@ -123,16 +122,17 @@ class Rolltap:
                 metrics = app.services.recorder.metrics
                 metrics.scraped, written = summed(counts, metrics.registry)
                 app._start(written.writing())
-            await app._prepare()
+            await app._prepare(spools[0].with_suffix(".process"))
             stack.push_async_callback(app._stop)
             yield app
 
-    async def _prepare(self) -> None:
-        """Aborts the open calls of a previous process, and probes the engines."""
+    async def _prepare(self, name_of_process: Path) -> None:
+        """Aborts the open calls of a previous process, and probes the engines. The file has that process's name."""
         recorder = self.services.recorder
         self._start(watch_loop(recorder.metrics.loop_lag))
         self._start(self.accounts.saving())
         self._start(self.services.peers.watch())
+        self._start(self._end_predecessor(name_of_process))
         aborted = await self.call_log.abort_orphans([recorder.process], at=time.time())
         if aborted:
             log.warning("%d calls that a former process left open are recorded as aborted", aborted)
@@ -149,6 +149,14 @@ class Rolltap:
         self._start(watch_tokenizers(self.policies))
         weights = WeightsCheck(self.policies, self.ledger.policies, recorder.metrics)
         self._start(watch_weights(weights, self.policies.all))
+
+    async def _end_predecessor(self, name_of_process: Path) -> None:
+        """Peers wait for what a process may have left in its spool until its row is old. This one has emptied that
+        spool, so it ends their waiting."""
+        former = _renamed(name_of_process, self.services.recorder.process)
+        with suppress(StoreError):
+            if former and (count := await self.call_log.end_predecessor(former, at=time.time())):
+                log.warning("%d calls that the former process left open are recorded as aborted", count)
 
     def begin_stop(self) -> int:
         """`/ready` is 503 from now on. Returns the number of requests under way."""
@@ -177,6 +185,13 @@ class Rolltap:
         await self.accounts.save()
         for engine in {id(policy.engine): policy.engine for policy in self.policies.all}.values():
             await engine.close()
+
+
+def _renamed(path: Path, name: str) -> str:
+    """Writes this process's name; returns the name of the process that was there before, "" if there was none."""
+    former = path.read_text(encoding="utf-8") if path.exists() else ""
+    path.write_text(name, encoding="utf-8")
+    return former
 
 
 @asynccontextmanager

@@ -256,6 +256,11 @@ class SqlCallLog:
             await asyncio.sleep(POLL_S)
         return behind
 
+    async def end_predecessor(self, process: str, *, at: float) -> int:
+        """See `ProcessRegistry.end_predecessor`."""
+        await self._writer.settled()
+        return await self._registry.end_predecessor(process, at=at)
+
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
         if self.database.writable:
             self._registry.joined(live)
