@@ -226,10 +226,10 @@ class ProcessRegistry:
     async def _row_of(self, process: str) -> sa.Row[Any] | None:
         """A process's row with its `age` in seconds, by the database's clock."""
         clock = sa.literal_column(self.clock)
-        query: sa.Select[Any] = sa.select(processes.c.seen_at, (clock - processes.c.seen_at).label("age"))
+        query: Any = sa.select(processes.c.seen_at, (clock - processes.c.seen_at).label("age"))
+        query = query.where(processes.c.id == process)
         with acting_for(EVERY_TENANT):
-            rows = await self._database.select(query.where(processes.c.id == process))
-        return rows[0] if rows else None
+            return await self._database.query(lambda connection: connection.execute(query).first())
 
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
         """Completes the open calls of dead processes as aborted; returns their number."""
