@@ -10,7 +10,6 @@ A connection carries one exchange at a time. It is reused only if its reply was 
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import time
 from collections.abc import Mapping
@@ -20,15 +19,13 @@ import httptools
 from cachetools import LRUCache
 from yarl import URL
 
+from rolltap.dead_peers import notice_death
+
 CONNECT_S = 10.0
 IDLE_S = 60.0
 """Seconds that an idle connection is kept. The server may close it earlier."""
 
 MAX_HEAD_BYTES = 64 << 10
-DEAD_AFTER_S = 20
-"""A server's machine that acknowledges nothing for so long is gone. Without this, a call over a connection that a
-firewall has dropped in silence would wait as long as for a first token."""
-
 READ_AHEAD_BYTES = 1 << 20
 """The connection stops reading from the server while more than this waits for the reader."""
 
@@ -291,17 +288,6 @@ class _Connection(asyncio.Protocol):
             self._failure = ConnectionBroken(reason)
             self._pool.forget(self)
         self._wake()
-
-
-def notice_death(connected: socket.socket) -> None:
-    """The kernel ends the connection if the other machine acknowledges nothing for `DEAD_AFTER_S`, data or probes."""
-    if connected.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": DEAD_AFTER_S * 1000}
-    for name, value in options.items():
-        if (option := getattr(socket, name, None)) is not None:  # macOS lacks some
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _header_lines(headers: Mapping[str, str]) -> bytes:

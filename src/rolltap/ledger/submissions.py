@@ -29,6 +29,9 @@ from rolltap.types import Group, GroupStatus, Task
 
 MAX_TASKS = 10_000
 
+SUBMITTED_WITHIN_S = 300.0
+"""10,000 tasks take half a minute on a busy machine."""
+
 
 @dataclass(frozen=True, slots=True)
 class SubmissionSpec:
@@ -109,7 +112,7 @@ class Submissions:
                 )
             return _load(tx, id, self._uow.settings)
 
-        return await self._uow.transact(work)
+        return await self._uow.transact(work, within_s=SUBMITTED_WITHIN_S)
 
     async def get(self, submission_id: str) -> Submission:
         return await self._uow.query(lambda tx: _load(tx, submission_id, self._uow.settings))

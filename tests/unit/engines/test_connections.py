@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from rolltap.dead_peers import DEAD_AFTER_S, notice_death
 from rolltap.errors import EngineTimeout
 from rolltap.proxy.engines import connections
 from rolltap.proxy.engines.connections import ConnectionBroken, Connections
@@ -238,9 +239,9 @@ def test_no_header_brings_another_one():
 async def test_a_machine_that_acknowledges_nothing_is_given_up_soon() -> None:
     """What a firewall that drops packets looks like can't be made here; that the kernel is told can be seen."""
     with socket.socket() as connected:
-        connections.notice_death(connected)
+        notice_death(connected)
         assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == connections.DEAD_AFTER_S * 1000
+        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == DEAD_AFTER_S * 1000
 
 
 async def test_after_a_silent_connection_no_idle_one_is_trusted() -> None:
