@@ -260,6 +260,10 @@ class CallLog(Protocol):
         """All sessions, the oldest first, streamed."""
         ...
 
+    async def may_lack_facts(self) -> bool:
+        """Whether other processes may have durable facts that this one can't read now."""
+        ...
+
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
         """Completes the open calls of dead processes as aborted; returns their number.
 

@@ -42,6 +42,9 @@ WITHIN_S = 10.0
 """Timeout of a heartbeat."""
 
 GONE_S = 30.0
+AWAY_S = 3 * BEAT_S
+"""A process that has not renewed its row for so long may not reach the store."""
+
 SILENT_S = 4.0
 """A process whose data folder another one has taken over, and which has not renewed its row for so long, is dead."""
 
@@ -74,7 +77,7 @@ class ProcessRegistry:
         self.beats = True
         """Whether the last heartbeat could be written: a small write like those of calls."""
         self.waiting: Callable[[], int] = lambda: 0
-        """Returns the number of durable facts of this process that are not in the store."""
+        """Returns the number of durable facts of this process that no other process can read."""
         columns = "id, seen_at, complete_to, waiting_since"
         insert = f"INSERT INTO processes ({columns}) VALUES (:id, {self.clock}, :complete_to, {{}})"
         renewed = "seen_at = excluded.seen_at, complete_to = excluded.complete_to"
@@ -115,6 +118,17 @@ class ProcessRegistry:
             )
         )
         return [row.id for row in rows]
+
+    async def away(self) -> bool:
+        """Whether another process may have facts outside the store now: it says so, or has not renewed its row."""
+        clock = sa.literal_column(self.clock)
+        silent = clock - processes.c.seen_at > AWAY_S
+        query = sa.select(sa.func.count()).where(
+            processes.c.id.not_in(self._own), sa.or_(processes.c.waiting_since.is_not(None), silent)
+        )
+        with acting_for(EVERY_TENANT):
+            ((count,),) = await self._database.select(query)
+        return count > 0
 
     def joined(self, ids: Iterable[str]) -> None:
         """Notes processes of this log that have a row from now on, before their first call."""

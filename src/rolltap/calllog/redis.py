@@ -138,6 +138,15 @@ class IngestWriter:
         return sum(len(entry.facts) for entry in self._held) + self._store.waiting
 
     @property
+    def unseen(self) -> int:
+        """Other proxies sweep the stream when they read, so its facts are hidden only while Redis is away."""
+        return self._store.unseen + (sum(len(entry.facts) for entry in self._held) if self._away else 0)
+
+    @property
+    def blind(self) -> bool:
+        return self._away
+
+    @property
     def refused(self) -> int:
         return self._refused + self._store.refused
 

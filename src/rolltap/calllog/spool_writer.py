@@ -93,6 +93,14 @@ class SpoolWriter:
         return SpoolState(self._away, room, seconds)
 
     @property
+    def unseen(self) -> int:
+        return self._spool.count + self._store.unseen
+
+    @property
+    def blind(self) -> bool:
+        return self._store.blind
+
+    @property
     def refused(self) -> int:
         return self._refused + self._store.refused
 

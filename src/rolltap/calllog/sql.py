@@ -19,6 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, Condition, RequestParts
 from rolltap.calllog.commit import GroupCommit, PendingWrite
 from rolltap.calllog.database import Database
+from rolltap.calllog.dberrors import RETRY_AFTER_S
 from rolltap.calllog.fact_codec import EncodedFact, encode_fact
 from rolltap.calllog.facts import Delivery, Fact
 from rolltap.calllog.process_registry import ProcessRegistry, registry_of
@@ -64,7 +65,7 @@ class SqlCallLog:
         self.database = database
         self._registry = registry or registry_of(database)
         self._writer = wrap(FactWriter(database, self._registry))
-        self._registry.waiting = lambda: self.waiting
+        self._registry.waiting = lambda: self._writer.unseen
         self._commits: GroupCommit[Fact] = GroupCommit(self._write)
         self._seen: LRUCache[str, Session] = LRUCache(SEEN_SESSIONS)
 
@@ -168,7 +169,16 @@ class SqlCallLog:
             return self._seen[key_hash]
         if session is not None:
             self._seen[key_hash] = session
+        elif await self.may_lack_facts():
+            message = "the key is not known here, and a proxy that may know it can't be asked now"
+            raise StoreUnavailable(message, retry_after=RETRY_AFTER_S)
         return session
+
+    async def may_lack_facts(self) -> bool:
+        """Whether other processes may have durable facts that this one can't read now."""
+        if self.database.dialect_name == "sqlite":
+            return False
+        return self._writer.blind or await self._registry.away()
 
     async def session_of(self, call_id: str) -> Session | None:
         owner = sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id)

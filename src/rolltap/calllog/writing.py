@@ -88,6 +88,16 @@ class GroupWriter(Protocol):
         ...
 
     @property
+    def unseen(self) -> int:
+        """The number of durable facts that no other process can read: neither in the store nor in the stream."""
+        ...
+
+    @property
+    def blind(self) -> bool:
+        """Whether this process can't read the stream, in which other processes may have facts."""
+        ...
+
+    @property
     def refused(self) -> int:
         """The number of acknowledged facts that the store refused. They are kept elsewhere."""
         ...
@@ -102,6 +112,8 @@ class FactWriter:
     """Writes directly to the call log's tables. The only writer of them in a process."""
 
     waiting = 0
+    unseen = 0
+    blind = False
     refused = 0
     spool = None
 

@@ -12,6 +12,7 @@ from rolltap.calllog import process_registry
 from rolltap.calllog.database import Database
 from rolltap.calllog.process_registry import PostgresRegistry
 from rolltap.calllog.sql import SqlCallLog
+from rolltap.errors import StoreUnavailable
 from rolltap.types import Outcome
 
 from .facts import a_session, an_intent
@@ -83,3 +84,15 @@ async def test_nobody_waits_for_a_process_that_ended_well(postgres_url: str):
         async with process(postgres_url, "b"):
             pass
         assert await a.peers_behind(0) == []
+
+
+async def test_a_key_that_a_proxy_cut_off_from_the_store_may_know_is_not_refused_for_good(postgres_url: str) -> None:
+    async with process(postgres_url, "a") as a, process(postgres_url, "b") as b:
+        assert await a.session_by_key("unknown") is None
+        b._registry.waiting = lambda: 3
+        await b._registry._beat_once({})
+        with pytest.raises(StoreUnavailable, match="can't be asked now"):
+            await a.session_by_key("unknown")
+        b._registry.waiting = lambda: 0
+        await b._registry._beat_once({})
+        assert await a.session_by_key("unknown") is None
