@@ -1,6 +1,6 @@
 """What each service of the deployment is started with, wherever it runs.
 
-`Layout` says where the services find each other and their files: `COMPOSE` for containers, `local_layout` for the
+`DeploymentLayout` says where the services find each other and their files: `COMPOSE` for containers, `local_layout` for the
 processes of one machine. Everything else is the same for both.
 """
 
@@ -29,7 +29,7 @@ PASSWORDS = ("superuser", "store", "dump", "redis", "engine")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DeploymentLayout:
     """`addresses` are `host:port` by service, for `nginx` and the proxies by `service.plane`.
 
     `public_url` is where agents find nginx, `listen_host` the address that the services listen on. `key_file` and
@@ -58,10 +58,12 @@ def ports_from(first: int) -> dict[str, int]:
     return ports | {name: first + 30 + number for number, name in enumerate(beside)}
 
 
-def local_layout(ports: Mapping[str, int], folder: Path, rules: str = "") -> Layout:
+def local_layout(ports: Mapping[str, int], folder: Path, rules: str = "") -> DeploymentLayout:
     """Everything on the loopback of this machine, with its files in `folder`."""
     addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
-    return Layout(addresses, f"http://{addresses['nginx.agent']}", "127.0.0.1", str(folder / "viewer-key"), rules)
+    return DeploymentLayout(
+        addresses, f"http://{addresses['nginx.agent']}", "127.0.0.1", str(folder / "viewer-key"), rules
+    )
 
 
 def _compose_addresses() -> dict[str, str]:
@@ -72,7 +74,7 @@ def _compose_addresses() -> dict[str, str]:
     return {**{name: f"{name}:{port}" for name, port in own.items()}, **proxies, **balancer}
 
 
-COMPOSE = Layout(
+COMPOSE = DeploymentLayout(
     _compose_addresses(),
     public_url=f"http://127.0.0.1:{FIRST_PORT}",
     listen_host="0.0.0.0",
@@ -89,7 +91,13 @@ def new_secrets() -> dict[str, str]:
 
 
 def proxy_environment(
-    layout: Layout, proxy: str, data: str, known: Mapping[str, str], *, redis: bool = True, engine: bool = True
+    layout: DeploymentLayout,
+    proxy: str,
+    data: str,
+    known: Mapping[str, str],
+    *,
+    redis: bool = True,
+    engine: bool = True,
 ) -> dict[str, str]:
     """The environment of a `rolltap serve`, over the settings file that all proxies share. `engine`: the deployment has
     one of its own, which wants a key."""
@@ -106,7 +114,7 @@ def proxy_environment(
     return environment | {f"ROLLTAP_KEYS__{role.upper()}": known[role] for role in KeySettings.model_fields}
 
 
-def policy_settings(layout: Layout, *, kind: str, model: str, tokenizer: str) -> str:
+def policy_settings(layout: DeploymentLayout, *, kind: str, model: str, tokenizer: str) -> str:
     """The settings file of the proxies where the deployment has an engine of its own: one policy, `tiny`."""
     values: dict[str, dict[str, Any]] = {
         "engines.main": {"kind": kind, "url": layout.url("engine")},
@@ -119,7 +127,7 @@ def policy_settings(layout: Layout, *, kind: str, model: str, tokenizer: str) ->
     return "\n".join(sections)
 
 
-def nginx_settings(layout: Layout, *, pinned: bool = True) -> str:
+def nginx_settings(layout: DeploymentLayout, *, pinned: bool = True) -> str:
     """What is included in nginx's `http` block. `pinned`: a session stays with one proxy while that one is up."""
     planes = [
         {
@@ -132,7 +140,7 @@ def nginx_settings(layout: Layout, *, pinned: bool = True) -> str:
     return _filled("nginx.jinja", planes=planes, pinned=pinned)
 
 
-def prometheus_settings(layout: Layout) -> str:
+def prometheus_settings(layout: DeploymentLayout) -> str:
     targets = json.dumps([layout.addresses[f"{proxy}.admin"] for proxy in PROXIES])
     return _filled("prometheus.jinja", targets=targets, key_file=layout.key_file, rules=layout.rules)
 

@@ -32,7 +32,7 @@ from rolltap.deployment.description import (
     PROXIES,
     REDIS_SETTINGS,
     ROLES,
-    Layout,
+    DeploymentLayout,
     local_layout,
     new_secrets,
     nginx_settings,
@@ -91,7 +91,7 @@ class LocalDeployment:
     options: LocalOptions
     children: dict[str, Child] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
-    layout: Layout = field(init=False)
+    layout: DeploymentLayout = field(init=False)
 
     def __post_init__(self) -> None:
         self.folder = self.options.folder.absolute()
