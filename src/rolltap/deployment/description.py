@@ -1,7 +1,7 @@
 """What each service of the deployment is started with, wherever it runs.
 
-`DeploymentLayout` says where the services find each other and their files: `COMPOSE` for containers, `local_layout` for the
-processes of one machine. Everything else is the same for both.
+`DeploymentLayout` says where the services find each other and their files: `COMPOSE` for containers, `local_layout` for
+the processes of one machine. Everything else is the same for both.
 """
 
 from __future__ import annotations
