@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
+import subprocess
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from subprocess import Popen
@@ -16,7 +19,7 @@ import pytest
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.client import AdminClient
 
-from ..conftest import free_port
+from ..conftest import free_port, program
 from ..integration.service import SCRIPT, rolltap
 from .local import first_free_port, open_folder
 
@@ -52,6 +55,23 @@ async def started(folder: Path, *options: str) -> tuple[Popen[bytes], str]:
     return up, url
 
 
+def dumped(data: Path) -> str:
+    """A dump of the database by the role that docs/operating.md names."""
+    passwords = tomllib.loads((data / "passwords.toml").read_text())
+    settings = (data / "logs" / "postgres.log").read_text()
+    port = re.findall(r"port (\d+)", settings)[0]
+    command = [program("pg_dump"), "-h", "127.0.0.1", "-p", port, "-U", "rolltap_dump", "-d", "rolltap"]
+    env = {**os.environ, "PGPASSWORD": passwords["dump_password"]}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def doctored(folder: Path, url: str) -> str:
+    log = folder / "doctor.log"
+    env = {"ROLLTAP_DATA": str(folder / "data"), "COLUMNS": "200"}
+    rolltap("doctor", "--server", url, env=env, log=log).wait(60)
+    return log.read_text()
+
+
 async def test_what_dies_is_started_again_and_an_interrupt_ends_everything() -> None:
     """Takes about 15 CPU seconds: Postgres, Redis, nginx, an engine, two proxies, and most of them twice."""
     with open_folder() as folder:
@@ -64,6 +84,11 @@ async def test_what_dies_is_started_again_and_an_interrupt_ends_everything() -> 
         async with AdminClient(url, keys["admin"]) as client:
             session = await client.open_session(ttl=600)
         assert session.endpoint.base_url.startswith(url.rpartition(":")[0])
+
+        assert session.session_id in await asyncio.to_thread(dumped, data)
+        examined = await asyncio.to_thread(doctored, folder, url)
+        assert examined.count("rolltap 0.") == 2, examined  # both proxies, through nginx
+        assert "proxies and workers on this store │ 2" in examined
 
         before = processes(data)
         os.kill(before["proxy-1"], signal.SIGKILL)
