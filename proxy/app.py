@@ -37,6 +37,7 @@ from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
 from rolltap.proxy.call.weights_check import WeightsCheck, watch_weights
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.diagnosis.machine import warn_of_few_descriptors
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.proxy.front.access import plane_key_check
@@ -128,6 +129,7 @@ class Rolltap:
 
     async def _prepare(self, name_of_process: Path) -> None:
         """Aborts the open calls of a previous process, and probes the engines. The file has that process's name."""
+        warn_of_few_descriptors()
         recorder = self.services.recorder
         self._start(watch_loop(recorder.metrics.loop_lag))
         self._start(self.accounts.saving())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import shutil
@@ -12,8 +13,13 @@ from pathlib import Path
 
 from rolltap.contract.diagnosis import Finding
 
+log = logging.getLogger("rolltap.app")
+
 FEW_DESCRIPTORS = 4096
 """Each call in flight takes two, each idle client one."""
+
+TOO_FEW_DESCRIPTORS = 512
+"""Below this a server says at its start that it will run out of them."""
 
 LITTLE_ROOM = 1 << 30
 FSYNCS = 5
@@ -32,6 +38,18 @@ def descriptors() -> Finding:
     if most != resource.RLIM_INFINITY and used > 0.8 * most:
         return Finding("file descriptors", state, f"no client connects when they are used up; {advice}", healthy=False)
     return Finding("file descriptors", state, advice if most < FEW_DESCRIPTORS else "")
+
+
+def warn_of_few_descriptors() -> None:
+    """Without descriptors no connection to the store can be made, so that it looks as if the store were away."""
+    most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < TOO_FEW_DESCRIPTORS:
+        log.warning(
+            "this process may open %d files, which some dozen clients use up: raise the limit (LimitNOFILE=65536 in "
+            "systemd, `ulimit -n %d` in a shell)",
+            most,
+            hard,
+        )
 
 
 def room_at(what: str, folder: Path, *, needed: int = LITTLE_ROOM) -> Finding:

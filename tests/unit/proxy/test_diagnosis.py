@@ -103,8 +103,15 @@ async def test_the_redis_is_asked_for_its_settings(tmp_path: Path, postgres_url:
     assert "CONFIG SET appendfsync always" in found["advice"]
 
 
-def test_too_few_descriptors_are_said_with_the_way_to_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_descriptors_are_said_with_the_way_to_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.warn_of_few_descriptors()
+    assert not caplog.text
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 4096))
+    machine.warn_of_few_descriptors()
+    assert "may open 64 files" in caplog.text
+    assert "ulimit -n 4096" in caplog.text
     monkeypatch.setattr("os.listdir", lambda path: ["0"] * 60)
     found = machine.descriptors()
     assert (found.state, found.healthy) == ("60 of 64", False)
