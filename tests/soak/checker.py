@@ -84,12 +84,17 @@ async def _check_open(world: World, url: str) -> None:
 
 def _check_session(world: World, rows: Sequence[CallRow]) -> None:
     """Every turn after the first extends an earlier one token for token, but for counted refusals."""
-    seen = set(world.told.calls)
+    seen, cut_short = set(world.told.calls), world.cut_short
     ids = Counter(row.intent.id for row in rows)
     world.violations += [f"call {one} is on record {count} times" for one, count in ids.items() if count > 1]
     completed = [row for row in rows if row.completion is not None and row.completion.outcome is Outcome.COMPLETED]
     world.totals["calls on record"] += len(rows)
     world.totals["completed calls that no client saw complete"] += sum(row.intent.id not in seen for row in completed)
+    for row in completed:
+        assert row.completion is not None
+        begun = cut_short.get(row.intent.id, [])
+        if row.completion.output_ids[: len(begun)].tolist() != begun:
+            world.violations.append(f"call {row.intent.id} does not begin with what the engine had sampled")
     for row in rows[1:]:
         intent = row.intent
         phase = world.phase_at(intent.created_at)

@@ -120,7 +120,13 @@ class World:
 
     @property
     def journal(self) -> list[dict[str, Any]]:
-        return list(self._journal.values())
+        """The entries that are whole."""
+        return [entry for entry in self._journal.values() if entry["outcome"] != "running"]
+
+    @property
+    def cut_short(self) -> dict[str, list[int]]:
+        """By call, what an engine had sampled when it was last asked, before it was killed."""
+        return {entry["id"]: entry["output_ids"] for entry in self._journal.values() if entry["outcome"] == "running"}
 
     async def engine(self, method: str, path: str, body: Any = None) -> Any:
         """A request to the engine, past all proxies."""
