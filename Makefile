@@ -7,10 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test ci ci-all test-faults test-acceptance test-packaging test-learning test-harnesses test-families test-engines \
-  test-trainers test-hostile test-recipes test-soak test-sources learning-table faults bench measures docs audit lint types clean help environments engines trainers
-
-measures: $(VENV)/.test  ## files, lines, imports, circles, words
-	@$(BIN)/python scripts/measures.py
+  test-trainers test-hostile test-recipes test-soak test-sources learning-table faults soak bench measures docs audit lint types clean help environments engines trainers
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -97,12 +94,19 @@ faults: $(VENV)/.test  ## every fault over 20 seeds, 1,000 kills; prints the tab
 	@scripts/servers.sh
 	@nice $(BIN)/python -m tests.faults.run $(ARGS)
 
+soak: $(VENV)/.test  ## a whole deployment, broken for an hour (ARGS="--seconds 600 --seed 2"), and checked
+	@scripts/servers.sh
+	@nice $(BIN)/python -m tests.soak.run $(ARGS)
+
 bench: $(VENV)/.test  ## the call log and the whole proxy beside a durable floor (half an hour on a quiet machine)
 	@scripts/servers.sh
 	@$(BIN)/python -m tests.bench.bench_calllog
 	@$(BIN)/python -m tests.bench.bench_proxy
 	@$(BIN)/python -m tests.bench.bench_scale
 	@$(BIN)/python scripts/tables.py
+
+measures: $(VENV)/.test  ## files, lines, imports, circles, words
+	@$(BIN)/python scripts/measures.py
 
 docs: $(VENV)/.base  ## the documentation as a site in .cache/site; fails on a link that leads nowhere
 	@scripts/setup.sh $(PYTHON) $(VENV) docs

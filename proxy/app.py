@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,12 +17,11 @@ from fastapi import FastAPI
 
 from rolltap.addresses import is_loopback
 from rolltap.calllog import open_call_log
-from rolltap.calllog.base import CallLog
 from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
-from rolltap.calllog.peers import KeysMark, check_peers
+from rolltap.calllog.peers import KeysMark, PeersCheck
 from rolltap.calllog.separation import check_separation
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, StoreError
 from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
@@ -38,6 +37,7 @@ from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
 from rolltap.proxy.call.weights_check import WeightsCheck, watch_weights
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.handles import Handles
+from rolltap.proxy.diagnosis.machine import warn_of_few_descriptors
 from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.proxy.front.access import plane_key_check
@@ -74,7 +74,7 @@ class Rolltap:
     """A running proxy: its parts and the three planes' applications."""
 
     settings: Settings
-    call_log: CallLog
+    call_log: LogWithDatabase
     ledger: Ledger
     policies: Policies
     sessions: SessionCache
@@ -113,8 +113,9 @@ class Rolltap:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with AsyncExitStack() as stack:
             http = await stack.enter_async_context(_http())
-            call_log = await _started_log(settings, (spool or settings.data / "spool", *spools_beside), stack)
-            app = _build(settings, call_log, http, _started_spans(settings, stack))
+            spools = (spool or settings.data / "spool", *spools_beside)
+            call_log, peers = await _started_log(settings, spools, stack)
+            app = _build(settings, call_log, peers, http, _started_spans(settings, stack))
             if len(app.policies.tenants) > 1:
                 await call_log.database.query(check_separation)
             app.services.check_task = check_task
@@ -123,15 +124,18 @@ class Rolltap:
                 metrics = app.services.recorder.metrics
                 metrics.scraped, written = summed(counts, metrics.registry)
                 app._start(written.writing())
-            await app._prepare()
+            await app._prepare(spools[0].with_suffix(".process"))
             stack.push_async_callback(app._stop)
             yield app
 
-    async def _prepare(self) -> None:
-        """Aborts the open calls of a previous process, and probes the engines."""
+    async def _prepare(self, name_of_process: Path) -> None:
+        """Aborts the open calls of a previous process, and probes the engines. The file has that process's name."""
+        warn_of_few_descriptors()
         recorder = self.services.recorder
         self._start(watch_loop(recorder.metrics.loop_lag))
         self._start(self.accounts.saving())
+        self._start(self.services.peers.watch())
+        self._start(self._end_predecessor(name_of_process))
         aborted = await self.call_log.abort_orphans([recorder.process], at=time.time())
         if aborted:
             log.warning("%d calls that a former process left open are recorded as aborted", aborted)
@@ -139,6 +143,7 @@ class Rolltap:
             engines = ", ".join(self.settings.engines) or "one of [engines.NAME]"
             log.warning("no policy is set, so no model is served: add [policies.NAME] with its engine (%s)", engines)
         for policy in self.policies.all:
+            recorder.metrics.serve(policy.name)
             with acting_for(policy.settings.tenant):
                 state = await self.ledger.policies.register(policy.name, tokenizer_hash=policy.source.vocabulary)
             policy.learn_state(state)
@@ -147,6 +152,14 @@ class Rolltap:
         self._start(watch_tokenizers(self.policies))
         weights = WeightsCheck(self.policies, self.ledger.policies, recorder.metrics)
         self._start(watch_weights(weights, self.policies.all))
+
+    async def _end_predecessor(self, name_of_process: Path) -> None:
+        """Peers wait for what a process may have left in its spool until its row is old. This one has emptied that
+        spool, so it ends their waiting."""
+        former = _renamed(name_of_process, self.services.recorder.process)
+        with suppress(StoreError):
+            if former and (count := await self.call_log.end_predecessor(former, at=time.time())):
+                log.warning("%d calls that the former process left open are recorded as aborted", count)
 
     def begin_stop(self) -> int:
         """`/ready` is 503 from now on. Returns the number of requests under way."""
@@ -177,6 +190,13 @@ class Rolltap:
             await engine.close()
 
 
+def _renamed(path: Path, name: str) -> str:
+    """Writes this process's name; returns the name of the process that was there before, "" if there was none."""
+    former = path.read_text(encoding="utf-8") if path.exists() else ""
+    path.write_text(name, encoding="utf-8")
+    return former
+
+
 @asynccontextmanager
 async def _http() -> AsyncIterator[aiohttp.ClientSession]:
     """The process's only connection pool. Redirects are never followed."""
@@ -190,11 +210,13 @@ async def _http() -> AsyncIterator[aiohttp.ClientSession]:
         yield session
 
 
-async def _started_log(settings: Settings, spools: Sequence[Path], stack: AsyncExitStack) -> LogWithDatabase:
+async def _started_log(
+    settings: Settings, spools: Sequence[Path], stack: AsyncExitStack
+) -> tuple[LogWithDatabase, PeersCheck]:
     """`spools`: this process's own first."""
     store = settings.store
     url = settings.store_url
-    mark = KeysMark.of(settings.keys)
+    mark = KeysMark.of(settings.keys, settings.policies)
     call_log = open_call_log(
         url,
         spools=spools if store.spool_mb else (),
@@ -209,8 +231,9 @@ async def _started_log(settings: Settings, spools: Sequence[Path], stack: AsyncE
         )
     await call_log.start()
     stack.push_async_callback(call_log.close)
-    await check_peers(call_log.database, mark)
-    return call_log
+    peers = PeersCheck(call_log.database, mark)
+    await peers.check_start()
+    return call_log, peers
 
 
 def _started_spans(settings: Settings, stack: AsyncExitStack) -> CallTracer | None:
@@ -222,7 +245,11 @@ def _started_spans(settings: Settings, stack: AsyncExitStack) -> CallTracer | No
 
 
 def _build(
-    settings: Settings, call_log: LogWithDatabase, http: aiohttp.ClientSession, spans: CallTracer | None
+    settings: Settings,
+    call_log: LogWithDatabase,
+    peers: PeersCheck,
+    http: aiohttp.ClientSession,
+    spans: CallTracer | None,
 ) -> Rolltap:
     SHARED.limit = int(settings.limits.cache_mb * 1_000_000)
     handles = Handles(settings.keys.secret.encode())
@@ -259,6 +286,8 @@ def _build(
     services = Services(
         ledger=ledger,
         call_log=call_log,
+        peers=peers,
+        settings=settings,
         sessions=sessions,
         policies=policies,
         recorder=recorder,

@@ -17,6 +17,7 @@ from rolltap.proxy.front.access import guard
 from rolltap.proxy.front.policy_limits import limit_to_policies
 from rolltap.proxy.routes import (
     audit,
+    diagnosis,
     events,
     health,
     keys,
@@ -56,7 +57,7 @@ def admin_app(services: Services, keyring: Keyring) -> FastAPI:
     """Sessions, tasks, rollouts, rewards and keys."""
     app = _app("admin plane")
     guards = [Depends(_guard(services, keyring, access.ADMIN_PLANE)), Depends(check_values)]
-    for part in (audit, sessions, tasks, rollouts, nodes, events, metrics, reading):
+    for part in (audit, sessions, tasks, rollouts, nodes, events, metrics, diagnosis, reading):
         app.include_router(part.router(services), dependencies=guards)
     app.include_router(policies.admin_router(services), dependencies=guards)
     app.include_router(keys.router(services, keyring), dependencies=guards)

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# servers.sh: makes sure that the programs which the tests start are there (PostgreSQL, Redis, nginx, pgbouncer,
+# servers.sh: makes sure that the programs which the tests start are there (PostgreSQL, Redis, nginx, Prometheus, pgbouncer,
 # bubblewrap, strace, libfaketime, Chromium with its driver).
 set -euo pipefail
 missing=()
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || missing+=(postgresql)
 command -v redis-server >/dev/null || missing+=(redis-server)
 PATH=$PATH:/usr/sbin command -v nginx >/dev/null || missing+=(nginx-light)
+command -v promtool >/dev/null || missing+=(prometheus)
 PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null || missing+=(pgbouncer)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v strace >/dev/null || missing+=(strace)

@@ -93,7 +93,7 @@ CORE: tuple[Command | Tests, ...] = (
     Command("docs", ("make", "docs")),
     Command("audit", ("make", "audit")),
     Command("demo", ("make", "demo")),
-    Tests("packaging", "packaging", paths=("tests/unit/house/test_packaging.py",), needs=("PyPI",)),
+    Tests("packaging", "packaging", paths=("tests/unit/house",), needs=("PyPI",)),
     Tests("faults", "faults and not long", options=("-n", "2", "--dist", "worksteal"), prepare=SERVERS),
     Tests("acceptance", "acceptance and not long", options=("-n", "2", "--dist", "worksteal"), prepare=SERVERS),
 )
@@ -157,6 +157,7 @@ LONG: tuple[Tests, ...] = (
         "soak",
         "long",
         paths=(
+            "tests/soak",
             "tests/contract",
             "tests/integration",
             "tests/acceptance/test_trainer_killed.py",
@@ -165,7 +166,10 @@ LONG: tuple[Tests, ...] = (
         ),
         options=("-n", "2"),
         prepare=SERVERS,
-        folders=("src/rolltap/ledger", "src/rolltap/calllog", "trainer_client", "harnesses", "examples"),
+        folders=(
+            *("src/rolltap/ledger", "src/rolltap/calllog", "src/rolltap/deployment", "proxy", "tests/faults"),
+            *("trainer_client", "harnesses", "examples"),
+        ),
     ),
     Tests(
         "sources",

@@ -44,7 +44,7 @@ from rolltap.proxy.call.versions import Versions
 from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.dialects.base import Dialect, WireRequest
-from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, SessionCache
+from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, RETRY_S, SessionCache
 from rolltap.settings import LimitSettings
 from rolltap.types import BreakReason, Outcome
 
@@ -160,7 +160,8 @@ class CallPath:
         return flight
 
     async def _plan_anew(self, arrival: Arrival, plan: PromptPlan, call_id: str) -> PromptPlan:
-        """The plan after another process's calls were read, which may have recorded the parent.
+        """The plan after another process's calls were read, which may have recorded the parent. A proxy that is cut off
+        from the store may have it in its spool: then it is waited for.
 
         If they can't be read in time, a request that names a call of another process is refused before its engine is
         asked. Others go on; if they have a history, their break says that it was not compared with all calls.
@@ -169,8 +170,16 @@ class CallPath:
         continues = any(message.role == "assistant" for message in request.messages)
         try:
             within_s = self._limits.store_wait_s if continues else min(ANSWERS_WITHIN_S, self._limits.store_wait_s)
-            if await self._sessions.refresh(session, within_s):
-                return await source.plan(call_id, session.forest, request)
+            deadline = time.monotonic() + within_s
+            while True:
+                if await self._sessions.refresh(session, deadline - time.monotonic()):
+                    plan = await source.plan(call_id, session.forest, request)
+                lacks = continues and source.may_lack_parent(plan, session.forest, request)
+                if not lacks or not await self._sessions.may_lack_calls():
+                    return plan
+                if time.monotonic() > deadline - RETRY_S:
+                    raise StoreUnavailable("another proxy has calls outside the store", retry_after=1)
+                await asyncio.sleep(RETRY_S)
         except StoreUnavailable as error:
             named = self._handles.last_named(request)
             refused = any(call not in session.forest.nodes for call in named)

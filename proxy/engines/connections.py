@@ -19,6 +19,8 @@ import httptools
 from cachetools import LRUCache
 from yarl import URL
 
+from rolltap.dead_peers import notice_death
+
 CONNECT_S = 10.0
 IDLE_S = 60.0
 """Seconds that an idle connection is kept. The server may close it earlier."""
@@ -198,6 +200,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if (connected := transport.get_extra_info("socket")) is not None:
+            notice_death(connected)
 
     def data_received(self, data: bytes) -> None:
         if not self._busy or self._complete:  # no request is waiting for it

@@ -120,6 +120,7 @@ class EngineHttp:
                 finally:
                     response.release()
         except TimeoutError:
+            self._connections.close()  # whatever swallowed this one may have swallowed those as well
             raise EngineTimeout(f"engine {self.name}: {path} took over {limit:g} s") from None
         except ConnectionBroken as error:
             raise self._lost(error) from error
@@ -225,6 +226,7 @@ class EngineHttp:
             async with asyncio.timeout(self._first_byte_s):
                 response = await self._request("POST", path, body, headers)
         except TimeoutError:
+            self._connections.close()
             raise EngineTimeout(f"engine {self.name} did not begin within {self._first_byte_s:g} s") from None
         except ConnectionBroken as error:
             raise self._lost(error) from error

@@ -63,6 +63,7 @@ ADMIN_PLANE: Table = {
     "POST /policies/{name}/control": ADMIN,
     "GET /events": READ,
     "GET /metrics": READ,
+    "GET /diagnosis": READ,
     "GET /read/sessions": READ,
     "GET /read/sessions/{session_id}": READ,
     "GET /read/sessions/{session_id}/transcript": ("admin", "viewer", "runner"),
@@ -118,7 +119,7 @@ def plane_of(path: str) -> str | None:
     return next((name for name, patterns in _PATHS.items() if any(known.match(path) for known in patterns)), None)
 
 
-OF_DEPLOYMENT = frozenset({"GET /metrics"})
+OF_DEPLOYMENT = frozenset({"GET /metrics", "GET /diagnosis"})
 """Routes that show all tenants. Only keys of the default tenant may use them."""
 
 AUDITED = frozenset(

@@ -125,6 +125,14 @@ class Metrics:
     def _durations(self, name: str, what: str, label: str, bounds: Sequence[float] = QUICK_SECONDS) -> Durations:
         return Durations(self.registry, name, what, label, bounds)
 
+    def serve(self, policy: str) -> None:
+        """Shows a policy's rare counters as 0: `increase` sees no step from an absent series to 1, so an alert would
+        miss the first one."""
+        for labels in ((policy, "refused"), (policy, "planned")):
+            _ = self._parents_not_read[labels]
+        _ = self._pushed_again[(policy,)]
+        _ = self._calls[policy, "unrecorded"]
+
     def began(self, policy: str, break_reason: str | None) -> None:
         """Counts a call whose intent was written."""
         self._in_flight.inc()

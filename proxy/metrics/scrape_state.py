@@ -44,6 +44,9 @@ class ScrapeState(Collector):
 
     condition: Condition
     waiting: int
+    refused: int
+    connections: tuple[int, int] | None
+    differences: int
     forged: int
     versions: Mapping[str, int]
     engines: Mapping[str, bool]
@@ -53,6 +56,23 @@ class ScrapeState(Collector):
         yield _gauge("rolltap_store_up", "1 where the store answers and takes what is written.", self.condition.store)
         if self.condition.spool is not None:
             yield _gauge("rolltap_spool_room", "1 where the spool has room for a new call.", self.condition.spool)
+            what = "Seconds for which facts have gone to the spool, or waited in it; 0 where it is empty."
+            yield _gauge("rolltap_spool_seconds", what, self.condition.spool_s)
+        yield _gauge(
+            "rolltap_clock_ahead_seconds", "How far this clock is ahead of the store's.", self.condition.clock_ahead_s
+        )
+        if self.connections is not None:
+            used, most = self.connections
+            yield _gauge("rolltap_store_connections_used", "Connections to Postgres in use.", used)
+            yield _gauge("rolltap_store_connections_most", "Connections to Postgres that this process may open.", most)
+        yield _gauge(
+            "rolltap_proxies_differ",
+            "Things that another proxy of the store has otherwise: keys, policies.",
+            self.differences,
+        )
+        refused = CounterMetricFamily("rolltap_facts_refused_total", "Acknowledged facts that the store refused.")
+        refused.add_metric([], self.refused)
+        yield refused
         yield _gauge("rolltap_facts_waiting", "Facts in the spool or the stream, not in the store yet.", self.waiting)
         forged = CounterMetricFamily("rolltap_forged_handles_total", "Handles that another secret signed.")
         forged.add_metric([], self.forged)
@@ -88,6 +108,9 @@ class StateCollector:
         return ScrapeState(
             condition=await services.call_log.condition(),
             waiting=getattr(services.call_log, "waiting", 0),
+            refused=services.call_log.refused,
+            connections=services.call_log.database.connections,
+            differences=len(services.peers.differences),
             forged=services.handles.forged,
             versions={policy.name: policy.version for policy in policies},
             engines={name: up for policy in policies for name, up in engines_up(policy)},

@@ -152,6 +152,7 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
                 rules=rules,
                 vocabulary=vocabulary,
                 connections=settings.store.reading_connections,
+                indexes=settings.data,
             )
             readers = await stack.enter_async_context(opened)
         except RolltapError as error:  # the store is unavailable: the next question starts a new process

@@ -73,7 +73,8 @@ class Readiness:
     `models` is `missing` where an engine that is up did not list a policy's model, `unknown` where an engine is down.
     `weights` is `wrong` while an engine has other weights than a policy's: that policy's calls are refused.
     `tokenizers` is `differ` while an engine has another one than a policy, whose calls are refused then too.
-    `clock` is `off` if this machine's clock differs from the store's by over 2 s.
+    `clock` is `off` if this machine's clock differs from the store's by over 2 s. `proxies` is `differ` while another
+    proxy of the store has other keys or policies.
     """
 
     status: Literal["ready", "not ready", "stopping"]
@@ -84,6 +85,7 @@ class Readiness:
     weights: Literal["right", "wrong"] = "right"
     tokenizers: Literal["same", "differ"] = "same"
     clock: Literal["ok", "off"] = "ok"
+    proxies: Literal["same", "differ"] = "same"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ def router(services: Services) -> APIRouter:
             weights="wrong" if any(policy.wrong_weights for policy in services.policies.all) else "right",
             tokenizers="differ" if any(policy.wrong_tokenizer for policy in services.policies.all) else "same",
             clock="off" if condition.clock_is_off else "ok",
+            proxies="differ" if services.peers.differences else "same",
         )
 
     return routes

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from rolltap.calllog.open import LogWithDatabase
+from rolltap.calllog.peers import PeersCheck
 from rolltap.contract.admin import PolicyOrRoles
 from rolltap.ledger.ledger import Ledger
 from rolltap.proxy.call.policies import Policies
@@ -15,6 +16,7 @@ from rolltap.proxy.front.tampering import CountTampering, uncounted_acts
 from rolltap.proxy.reading_process.asking import AskRecord
 from rolltap.proxy.sessions.roles import trained_policy
 from rolltap.proxy.sessions.service import SessionService
+from rolltap.settings import Settings
 from rolltap.types import Task
 
 CheckTask = Callable[[Task, Collection[str]], None]
@@ -30,6 +32,8 @@ class Services:
 
     ledger: Ledger
     call_log: LogWithDatabase
+    peers: PeersCheck
+    settings: Settings
     sessions: SessionService
     policies: Policies
     recorder: Recorder

@@ -214,6 +214,10 @@ class SessionCache:
             raise StoreUnavailable(f"the session's calls can't be read: {problem}", retry_after=1) from None
         return live.forest.load(rows)
 
+    async def may_lack_calls(self) -> bool:
+        """Whether another proxy may have recorded calls that can't be read here now."""
+        return not self._single_process and await self._log.may_lack_facts()
+
     def forget(self, session: Session) -> None:
         """Ends a session that was closed through this process."""
         self._closed += 1

@@ -41,12 +41,14 @@ from tenacity import (
 from rolltap import errors
 from rolltap.addresses import server_url
 from rolltap.decoding import from_json
-from rolltap.errors import EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
+from rolltap.errors import EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 
 T = TypeVar("T")
 
 WHOLE_BYTES = 1 << 20
 """A larger body is written in parts, or it would hold up the event loop."""
+AWAY = (ServerUnreachable, StoreUnavailable, EngineUnavailable, EngineTimeout)
+"""Errors of a server that can't do its work now. To ask again is safe, and may help."""
 
 log = logging.getLogger("rolltap.http_client")
 
@@ -107,7 +109,7 @@ class Request(Generic[T]):
         """How tenacity repeats this call."""
         enough = stop_all(stop_before_delay(patience), stop_after_attempt(2))
         return {
-            "retry": retry_if_exception_type((*UNREACHABLE, ServerUnreachable, StoreUnavailable, EngineUnavailable)),
+            "retry": retry_if_exception_type((*UNREACHABLE, *AWAY)),
             "stop": stop_after_attempt(1) if self.once else enough,
             "wait": wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
             "reraise": True,

@@ -10,13 +10,15 @@ import pytest_asyncio
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
-from rolltap.contract.admin import ClaimRollouts, GroupRule
+from rolltap.contract.admin import ClaimRollouts, FinishRollout, GroupRule, NewReward
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Rewind
 from rolltap.errors import TrainerFenced, UnknownPolicy
+from rolltap.ids import new_id
+from rolltap.ledger.base import no_late_peers
 from rolltap.ledger.schema import groups
 from rolltap.ledger.submissions import SubmissionSpec
-from rolltap.types import Task
+from rolltap.types import RolloutStatus, Task
 
 from ..unit.ledger.world import World, empty
 
@@ -186,3 +188,18 @@ async def test_room_bounds_what_a_curriculum_opens(world: World) -> None:
     await submit(world, "policy", 1, ("a", ("easy",)), ("b", ("easy",)))
     await control(world, curriculum={"easy": 1.0})
     assert await claim(world, 9) == ["a"]
+
+
+async def test_a_submission_counts_the_rollouts_that_ended_late(world: World) -> None:
+    async def late_peers() -> list[str]:
+        return ["a-proxy"]
+
+    id = await submit(world, "policy", 2, ("a", ()))
+    claimed = await world.ledger.nodes.claim("node", ClaimRollouts(2))
+    for one, late in zip(claimed, (late_peers, no_late_peers), strict=True):
+        world.ledger._uow.late_peers = late
+        started = await world.ledger.rollouts.start(one.rollout_id, new_id(), node_token=one.token)
+        await world.ledger.rewards.append(NewReward(one.rollout_id, 1.0))
+        end = FinishRollout(RolloutStatus.SUCCEEDED, started.rollout.attempt, node_token=one.token)
+        await world.ledger.rollouts.finish(one.rollout_id, end)
+    assert (await world.ledger.submissions.get(id)).late == 1

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,21 @@ class Process:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+def children_of(pid: int) -> Iterator[int]:
+    """The processes that `pid` started, and those that they did."""
+    by_parent: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                by_parent.setdefault(int(fields[1]), []).append(int(entry.name))
+    waiting = list(by_parent.get(pid, ()))
+    while waiting:
+        child = waiting.pop()
+        yield child
+        waiting += by_parent.get(child, ())
 
 
 class Forker:

@@ -17,12 +17,17 @@ class Relay:
     piece: int = 65_536
     delay_s: float = 0.0
     own_port: int = 0
+    is_cut: bool = False
     _generation: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers = [one for one in self._writers if not one.is_closing()]
         self._writers.append(writer)
+        if self.is_cut:
+            writer.transport.abort()
+            return
         try:
             there_reader, there_writer = await asyncio.open_connection(self.host, self.port)
         except ConnectionError:
@@ -49,6 +54,12 @@ class Relay:
     def vanish(self) -> None:
         """Nothing passes over the connections of now any more, and nobody is told; new ones are made as before."""
         self._generation += 1
+
+    def cut(self) -> None:
+        """All connections are reset, and so is every new one, until `is_cut` is False again."""
+        self.is_cut = True
+        for writer in self._writers:
+            writer.transport.abort()
 
     async def end(self) -> None:
         for task in list(self._tasks):

@@ -218,6 +218,25 @@ async def test_what_is_held_for_a_store_that_is_away_has_a_bound(
     await writer.close()
 
 
+async def test_what_is_in_the_stream_is_seen_by_other_proxies_and_what_is_in_memory_is_not(
+    private_redis: Any, tmp_path: Path
+) -> None:
+    """Else the ends of rollouts would wait for every busy proxy."""
+    store = RememberingStore()
+    store.away = True
+    writer = SpoolWriter(IngestWriter(private_redis.url, store), Spool(tmp_path / "spool", 1_000_000), probe_s=0.05)
+    await writer.start()
+    await writer.write([encode_fact(an_intent("session"))])
+    assert (writer.waiting, writer.unseen, writer.blind) == (1, 0, False)
+    private_redis.signal(signal.SIGKILL)
+    await writer.write([encode_fact(an_intent("session"))])
+    assert (writer.waiting, writer.unseen, writer.blind) == (2, 2, True)
+    store.away = False
+    await asyncio.wait_for(writer.settled(), 20)
+    assert (writer.waiting, writer.unseen) == (0, 0)
+    await writer.close()
+
+
 async def test_a_store_that_is_slow_gets_smaller_batches(private_redis: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rolltap.calllog.redis.STORE_WITHIN_S", 0.2)
     store = RememberingStore()
@@ -236,6 +255,9 @@ class AwayStore:
     """A store that never answers a write."""
 
     waiting = 0
+    unseen = 0
+    blind = False
+    refused = 0
     spool = None
 
     async def start(self) -> None: ...

@@ -7,9 +7,11 @@ import logging
 import os
 import pwd
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -17,9 +19,14 @@ import pytest
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
+from rolltap.calllog.open import LogWithDatabase, open_call_log
+from rolltap.calllog.postgres import PostgresBackend
 from rolltap.errors import ConfigError, StoreUnavailable
+from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 
 from ..conftest import free_port
+from .relay import relayed
 
 
 async def test_a_process_opens_no_more_connections_than_it_may(postgres_url: str) -> None:
@@ -96,3 +103,49 @@ async def test_a_pooler_is_refused_in_words(tmp_path: Path, postgres_url: str, i
     async with pgbouncer(tmp_path, postgres_url, ignoring=ignoring) as url:
         with pytest.raises(ConfigError, match=r"through a pooler .*write Postgres' own address into store\.url"):
             await Database(url).start()
+
+
+async def test_a_connection_that_is_given_up_is_ended_without_asking_a_silent_server(postgres_url: str) -> None:
+    """A graceful end takes 2 s, in a task whose error came out as a traceback."""
+    address = urlsplit(postgres_url)
+    assert address.port is not None
+    async with relayed("127.0.0.1", address.port) as relay:
+        url = address._replace(netloc=f"{address.username}@127.0.0.1:{relay.own_port}").geturl()
+        backend = PostgresBackend(sa.make_url(url), writable=True, application="silent", connections=6)
+        await backend.start()
+        connection = await backend._engine.connect().start()
+        driver = (await connection.get_raw_connection()).driver_connection
+        assert driver is not None
+        relay.vanish()
+        began = time.monotonic()
+        await connection.invalidate()
+        assert time.monotonic() < began + 1.5
+        assert driver.is_closed()
+        await connection.close()
+        await backend.close()
+
+
+async def test_a_transaction_on_a_connection_that_went_silent_is_given_up(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = urlsplit(postgres_url)
+    assert address.port is not None
+    async with relayed("127.0.0.1", address.port) as relay:
+        url = address._replace(netloc=f"{address.username}@127.0.0.1:{relay.own_port}").geturl()
+        log = open_call_log(url)
+        assert isinstance(log, LogWithDatabase)
+        await log.start()
+        unused: Any = None
+        uow = UnitOfWork(log.database, rebuilder=unused, close_session=unused, settings=LedgerSettings())
+        began = time.monotonic()
+
+        def work(tx: Tx) -> None:
+            tx.run(sa.select(sa.func.pg_sleep(0.1)))
+            relay.vanish()
+            tx.run(sa.select(1))
+
+        with pytest.raises(StoreUnavailable, match=r"did not answer within 0\.5 s"):
+            await uow.transact(work, within_s=0.5)
+        assert time.monotonic() < began + 10
+        await uow.query(lambda tx: tx.run(sa.select(1)))  # over a new connection
+        await log.close()

@@ -26,6 +26,9 @@ class HeldWriter:
     """Acknowledges intents at once and writes them when it is let go, as the spool and the ingest stream do."""
 
     waiting = 0
+    unseen = 0
+    blind = False
+    refused = 0
     spool = None
 
     def __init__(self, store: GroupWriter) -> None:

@@ -114,6 +114,7 @@ async def _sessions(admin: CheckedPlane, home: House, http: aiohttp.ClientSessio
     assert "verdict" in await admin.post("/sessions/{session_id}/log", {"entries": entries}, **session)
     await admin.get("/events", after=0)
     assert b"rolltap_calls_total" in await admin.get("/metrics")
+    assert (await admin.get("/diagnosis"))["findings"]
     assert (await admin.get("/sessions/{session_id}", status=404, session_id="none"))["error"]["code"] == "not_found"
     assert (await admin.post("/sessions", {"ttl": "long"}, status=400))["error"]["param"] == "ttl"
 

@@ -86,7 +86,7 @@ MUTANTS = (
            "unit/proxy/test_front.py::test_away_from_loopback_keys_are_chosen_and_long"),
     Mutant(23, "harnesses/runtimes/bubblewrap.py", '("--unshare-all", "--unshare-user",', '("--unshare-all", "--share-net", "--unshare-user",',
            "unit/harnesses/test_bubblewrap.py::test_only_the_proxy_can_be_reached"),
-    Mutant(24, "src/rolltap/cli/node.py", 'or os.environ.get("RAY_AUTH_MODE") == "token"', "or True",
+    Mutant(24, "src/rolltap/cli/up.py", 'or os.environ.get("RAY_AUTH_MODE") == "token"', "or True",
            "unit/cli/test_mistakes.py::test_a_ray_cluster_on_other_machines_needs_tokens"),
     Mutant(25, "constraints.txt", "aiohttp==3.14.5", "aiohttp==3.14.2",
            "unit/house/test_security.py::test_pins_are_above_known_advisories"),

@@ -171,6 +171,7 @@ class Condition:
     store: bool  # the store answers and accepts writes
     spool: bool | None = None
     clock_ahead_s: float = field(default=0.0, compare=False)  # how far this machine's clock is ahead of the store's
+    spool_s: float = field(default=0.0, compare=False)  # how long facts have gone to the spool, or waited in it
 
     @property
     def clock_is_off(self) -> bool:
@@ -257,6 +258,10 @@ class CallLog(Protocol):
 
     def all_sessions(self) -> AsyncIterator[Session]:
         """All sessions, the oldest first, streamed."""
+        ...
+
+    async def may_lack_facts(self) -> bool:
+        """Whether other processes may have durable facts that this one can't read now."""
         ...
 
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:

@@ -104,6 +104,9 @@ class Backend(Protocol):
 
     def time(self) -> float: ...
 
+    @property
+    def connections(self) -> tuple[int, int] | None: ...
+
 
 def _sqlite(url: sa.URL, writable: bool, application: str, connections: int) -> Backend:
     from rolltap.calllog.sqlite import SqliteBackend
@@ -143,6 +146,11 @@ class Database:
     def dialect_name(self) -> str:
         """`sqlite` or `postgresql`."""
         return self._backend.dialect.name
+
+    @property
+    def connections(self) -> tuple[int, int] | None:
+        """Connections to Postgres that are in use, and the most that there may be. None on SQLite."""
+        return self._backend.connections
 
     async def start(self, metadata: sa.MetaData | None = None) -> None:
         """Connects and creates missing tables of `metadata`. Closes itself if that fails."""

@@ -131,6 +131,9 @@ class MemoryCallLog:
             items = extend_items(intent.id, items, intent.request)
         return replace(ancestors[0].request, items=items, items_shared=0)
 
+    async def may_lack_facts(self) -> bool:
+        return False
+
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
         orphans = [
             intent.id

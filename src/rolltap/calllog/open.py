@@ -24,6 +24,11 @@ class LogWithDatabase(CallLog, Protocol):
     """A call log whose database the ledger shares."""
 
     database: Database
+    refused: int
+
+    async def end_predecessor(self, process: str, *, at: float) -> int:
+        """Ends the process that had this one's spool before; returns the number of its calls that are aborted now."""
+        ...
 
     async def settled(self) -> None:
         """Waits until all appended facts can be read from the store. Raises `StoreUnavailable` if that takes long."""

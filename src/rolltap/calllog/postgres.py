@@ -34,9 +34,10 @@ from sqlalchemy.util import greenlet_spawn
 from rolltap.calllog.database import Connection, Durability, Parameters, Work, database_clock
 from rolltap.calllog.dberrors import RETRY_AFTER_S, store_errors
 from rolltap.calllog.insert import Insert, Row, columns, together
-from rolltap.calllog.postgres_server import ServerCheck, sql_state
+from rolltap.calllog.postgres_server import ServerCheck, driver_errors, sql_state
 from rolltap.calllog.separation import set_tenant
 from rolltap.crash import crash_point
+from rolltap.dead_peers import notice_death
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
 from rolltap.extras import install_line
 from rolltap.tenants import DEFAULT_TENANT, EVERY_TENANT, current_tenant
@@ -50,6 +51,9 @@ SINGLES = 4
 """Most connections for single statements; a fifth of all, if that is less."""
 FULL_AGAIN_S = 60.0
 """How often a server without a free connection is logged."""
+ENDS_DEAD_CLIENTS = {"tcp_keepalives_idle": "10", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "2"}
+"""Postgres ends the connection of a proxy whose machine is gone, and with it the locks of its transaction."""
+
 NO_MORE = ("too many", "remaining connection slots", "no more connections allowed")
 """Words of Postgres, and of a pooler, for a connection that is refused as there are too many."""
 NO_POOLER = (
@@ -112,7 +116,7 @@ class PostgresBackend:
 
     def _pool(self, url: sa.URL, size: int, tenant: str, application: str) -> AsyncEngine:
         """A pool of connections that start as `tenant`, each with its server checked."""
-        server = {"application_name": application, "rolltap.tenant": tenant}
+        server = {"application_name": application, "rolltap.tenant": tenant, **ENDS_DEAD_CLIENTS}
         engine = create_async_engine(
             url.set(drivername="postgresql+asyncpg"),
             pool_size=size,
@@ -120,8 +124,10 @@ class PostgresBackend:
             pool_timeout=CONNECT_TIMEOUT_S,
             connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": server},
         )
+        event.listen(engine.sync_engine, "connect", _watch)
         event.listen(engine.sync_engine, "checkout", self._check_out)
         event.listen(engine.sync_engine, "handle_error", self._note_error)
+        event.listen(engine.sync_engine.pool, "invalidate", _end)
         return engine
 
     def _check_out(self, connection: Any, record: Any, *_: Any) -> None:
@@ -254,6 +260,11 @@ class PostgresBackend:
             return False
         return True
 
+    @property
+    def connections(self) -> tuple[int, int]:
+        pools: list[Any] = [self._engine.pool, self._singles.pool]
+        return sum(pool.checkedout() for pool in pools), self._connections
+
     def time(self) -> float:
         return self._check.time()
 
@@ -272,6 +283,21 @@ class PostgresBackend:
             self._inserter = None
 
 
+def _watch(connection: Any, *_: Any) -> None:
+    """Ends the connection if the server's machine is gone. asyncpg has no public way to its socket."""
+    transport = getattr(connection.driver_connection, "_transport", None)
+    if transport is not None and (connected := transport.get_extra_info("socket")) is not None:
+        notice_death(connected)
+
+
+def _end(connection: Any, *_: Any) -> None:
+    """Ends a connection that is given up, at once: its server may be silent. SQLAlchemy would wait for a graceful end
+    in a task, and nobody would take that task's error."""
+    driver = getattr(connection, "driver_connection", None)
+    if driver is not None and not driver.is_closed():
+        driver.terminate()
+
+
 @contextmanager
 def _driver_errors(name: str, refused: type[Exception]) -> Iterator[None]:
     """Like `store_errors`, for errors of asyncpg and of the pool's adapter when SQLAlchemy is bypassed."""
@@ -281,7 +307,7 @@ def _driver_errors(name: str, refused: type[Exception]) -> Iterator[None]:
         yield
     except (asyncpg.IntegrityConstraintViolationError, asyncpg.DataError, ValueError) as error:
         raise RecordCorrupt(f"{name} refused a row: {error}") from error
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, refused) as error:
+    except (*driver_errors(), refused) as error:
         raise StoreUnavailable(f"{name}: {error}", retry_after=RETRY_AFTER_S) from error
 
 

@@ -82,15 +82,13 @@ class ServerCheck:
 
         Raises `StoreUnavailable` if the server is wrong or does not answer.
         """
-        import asyncpg
-
         now = time.monotonic()
         checked_at = info.get("checked_at", 0.0)
         if checked_at > self._doubted_at and now < checked_at + TRUST_S:
             return
         try:
             row = await driver.fetchrow(_STATE, timeout=ANSWERS_WITHIN_S)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        except (*driver_errors(), OSError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
             raise StoreUnavailable(f"{self._name}: {reason}", retry_after=RETRY_AFTER_S) from error
         except asyncio.CancelledError:
@@ -129,6 +127,14 @@ class ServerCheck:
         if server.timeline > self._timeline:
             self._timeline = server.timeline
             self._leave_older()
+
+
+def driver_errors() -> tuple[type[Exception], ...]:
+    """What asyncpg raises where a statement fails, or a connection broke off in the middle of one. The last kind is its
+    word for a fault of its own, and comes when a server is shut down under load."""
+    import asyncpg
+
+    return asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
 
 
 def sql_state(error: BaseException | None) -> str:

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -41,6 +42,12 @@ WITHIN_S = 10.0
 """Timeout of a heartbeat."""
 
 GONE_S = 30.0
+AWAY_S = 3 * BEAT_S
+"""A process that has not renewed its row for so long may not reach the store."""
+
+SILENT_S = 4.0
+"""A process whose data folder another one has taken over, and which has not renewed its row for so long, is dead."""
+
 MARGIN_S = 600.0
 
 
@@ -70,7 +77,7 @@ class ProcessRegistry:
         self.beats = True
         """Whether the last heartbeat could be written: a small write like those of calls."""
         self.waiting: Callable[[], int] = lambda: 0
-        """Returns the number of durable facts of this process that are not in the store."""
+        """Returns the number of durable facts of this process that no other process can read."""
         columns = "id, seen_at, complete_to, waiting_since"
         insert = f"INSERT INTO processes ({columns}) VALUES (:id, {self.clock}, :complete_to, {{}})"
         renewed = "seen_at = excluded.seen_at, complete_to = excluded.complete_to"
@@ -111,6 +118,17 @@ class ProcessRegistry:
             )
         )
         return [row.id for row in rows]
+
+    async def away(self) -> bool:
+        """Whether another process may have facts outside the store now: it says so, or has not renewed its row."""
+        clock = sa.literal_column(self.clock)
+        silent = clock - processes.c.seen_at > AWAY_S
+        query = sa.select(sa.func.count()).where(
+            processes.c.id.not_in(self._own), sa.or_(processes.c.waiting_since.is_not(None), silent)
+        )
+        with acting_for(EVERY_TENANT):
+            ((count,),) = await self._database.select(query)
+        return count > 0
 
     def joined(self, ids: Iterable[str]) -> None:
         """Notes processes of this log that have a row from now on, before their first call."""
@@ -189,6 +207,43 @@ class ProcessRegistry:
         """An id below which all calls of `process` are complete."""
         open_calls = (call_id for call_id, owner in self._open.items() if owner == process)
         return min([latest.get(process, ""), *open_calls])
+
+    async def end_predecessor(self, process: str, *, at: float) -> int:
+        """Ends the process that had this one's spool before, so that no peer waits for it any more: what it left in the
+        spool is in the store. Returns the number of its open calls, which are recorded as aborted.
+
+        A process that renews its row meanwhile lives, and is left alone: its data folder was copied.
+        """
+        known: float | None = None
+        while True:
+            row = await self._row_of(process)
+            if row is None:
+                return 0
+            if known is not None and row.seen_at != known:
+                log.warning(
+                    "process %s, whose data folder this is, is alive: give each proxy a folder of its own", process
+                )
+                return 0
+            if row.age > SILENT_S:
+                break
+            known = row.seen_at
+            await asyncio.sleep(self._beat_s)
+
+        def end(connection: sa.Connection) -> int:
+            gone = sa.delete(processes).where(processes.c.id == process, processes.c.seen_at == row.seen_at)
+            deleted = connection.execute(gone.returning(processes.c.complete_to)).first()
+            return 0 if deleted is None else _abort(connection, process, deleted.complete_to, at)
+
+        with acting_for(EVERY_TENANT):
+            return await self._database.transact(end)
+
+    async def _row_of(self, process: str) -> sa.Row[Any] | None:
+        """A process's row with its `age` in seconds, by the database's clock."""
+        clock = sa.literal_column(self.clock)
+        query: Any = sa.select(processes.c.seen_at, (clock - processes.c.seen_at).label("age"))
+        query = query.where(processes.c.id == process)
+        with acting_for(EVERY_TENANT):
+            return await self._database.query(lambda connection: connection.execute(query).first())
 
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
         """Completes the open calls of dead processes as aborted; returns their number."""

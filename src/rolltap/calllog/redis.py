@@ -123,6 +123,7 @@ class IngestWriter:
         # The oldest first. No dict by id: Redis reuses ids after it has lost its data.
         self._held: deque[_Entry] = deque()
         self._held_bytes = 0
+        self._refused = 0
         self._batch = BATCH
         self._known_parts = known_parts()
         self._mark = MARK + new_id()
@@ -135,6 +136,19 @@ class IngestWriter:
     @property
     def waiting(self) -> int:
         return sum(len(entry.facts) for entry in self._held) + self._store.waiting
+
+    @property
+    def unseen(self) -> int:
+        """Other proxies sweep the stream when they read, so its facts are hidden only while Redis is away."""
+        return self._store.unseen + (sum(len(entry.facts) for entry in self._held) if self._away else 0)
+
+    @property
+    def blind(self) -> bool:
+        return self._away
+
+    @property
+    def refused(self) -> int:
+        return self._refused + self._store.refused
 
     @property
     def spool(self) -> SpoolState | None:
@@ -338,6 +352,7 @@ class IngestWriter:
         await self._redis.xdel(STREAM, *ids)
 
     async def _refuse(self, data: bytes, reason: str) -> None:
+        self._refused += 1
         log.error("the store refused a fact of the ingest stream; it is kept in %s: %s", REFUSED, reason)
         await self._redis.xadd(REFUSED, {"f": data, "reason": reason})
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -74,6 +75,8 @@ class SpoolWriter:
         self._filled = asyncio.Event()
         self._emptied = asyncio.Event()
         self._away = False
+        self._since: float | None = None
+        self._refused = 0
         self._batch = DRAIN
         self._position = START
         self._moved = 0
@@ -85,7 +88,21 @@ class SpoolWriter:
 
     @property
     def spool(self) -> SpoolState:
-        return SpoolState(in_use=self._away, room=self._spool.room(for_new_calls=True) >= CALL_BYTES)
+        room = self._spool.room(for_new_calls=True) >= CALL_BYTES
+        seconds = 0.0 if self._since is None else time.monotonic() - self._since
+        return SpoolState(self._away, room, seconds)
+
+    @property
+    def unseen(self) -> int:
+        return self._spool.count + self._store.unseen
+
+    @property
+    def blind(self) -> bool:
+        return self._store.blind
+
+    @property
+    def refused(self) -> int:
+        return self._refused + self._store.refused
 
     async def start(self) -> None:
         """Opens the spool and drains the facts of an earlier process."""
@@ -125,6 +142,7 @@ class SpoolWriter:
                 await self._store.write(facts)
         except (StoreUnavailable, TimeoutError) as error:
             self._away = True
+            self._since = self._since or time.monotonic()
             self._filled.set()
             log.warning("the store is unavailable, calls go to the spool: %s", str(error) or "a commit took too long")
             return False
@@ -207,7 +225,7 @@ class SpoolWriter:
             await self._worker.run(self._spool.clear)
             log.warning("the store is back: %d facts were moved from the spool to it", self._moved)
             self._position, self._moved = START, 0
-            self._away = False
+            self._away, self._since = False, None
             self._filled.clear()
             self._emptied.set()
 
@@ -241,5 +259,6 @@ class SpoolWriter:
                 await self._set_aside(pack_fact(fact), f"{fact.name}: {fact.failure}")
 
     async def _set_aside(self, record: bytes, reason: str) -> None:
+        self._refused += 1
         path = await self._worker.run(lambda: self._spool.set_aside(record))
         log.error("the store refused a fact of the spool; it is kept in %s: %s", path, reason)

@@ -19,6 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, Condition, RequestParts
 from rolltap.calllog.commit import GroupCommit, PendingWrite
 from rolltap.calllog.database import Database
+from rolltap.calllog.dberrors import RETRY_AFTER_S
 from rolltap.calllog.fact_codec import EncodedFact, encode_fact
 from rolltap.calllog.facts import Delivery, Fact
 from rolltap.calllog.process_registry import ProcessRegistry, registry_of
@@ -45,6 +46,8 @@ SEEN_SESSIONS = 4096
 
 ANSWERS_WITHIN_S = 2.0
 POLL_S = 0.1
+PEERS_WITHIN_S = 3.0
+"""A peer renews its row every second, and says then whether it has facts outside the store."""
 
 MANY_BYTES = 256 << 10
 """Bytes above which facts are encoded or decoded in another thread, so that the event loop continues."""
@@ -64,14 +67,21 @@ class SqlCallLog:
         self.database = database
         self._registry = registry or registry_of(database)
         self._writer = wrap(FactWriter(database, self._registry))
-        self._registry.waiting = lambda: self.waiting
+        self._registry.waiting = lambda: self._writer.unseen
         self._commits: GroupCommit[Fact] = GroupCommit(self._write)
+        self._looking = asyncio.Lock()
+        self._looked = (float("-inf"), False)  # when the last look among peers began, and what it found
         self._seen: LRUCache[str, Session] = LRUCache(SEEN_SESSIONS)
 
     @property
     def waiting(self) -> int:
         """The number of facts that are durable in the spool or the ingest stream and not in the store yet."""
         return self._writer.waiting
+
+    @property
+    def refused(self) -> int:
+        """The number of acknowledged facts that the store refused. They are kept beside the spool, or in Redis."""
+        return self._writer.refused
 
     async def start(self) -> None:
         async with AsyncExitStack() as stack:
@@ -105,7 +115,7 @@ class SqlCallLog:
         ahead = round(self.database.clock_ahead_s, 1)
         if spool is None:
             return Condition(answers, None, ahead)
-        return Condition(answers and not spool.in_use, spool.room, ahead)
+        return Condition(answers and not spool.in_use, spool.room, ahead, spool.seconds)
 
     async def open_session(self, session: Session) -> None:
         await self._commits.append(session)
@@ -165,6 +175,12 @@ class SqlCallLog:
             self._seen[key_hash] = session
         return session
 
+    async def may_lack_facts(self) -> bool:
+        """Whether other processes may have durable facts that this one can't read now."""
+        if self.database.dialect_name == "sqlite":
+            return False
+        return self._writer.blind or await self._registry.away()
+
     async def session_of(self, call_id: str) -> Session | None:
         owner = sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id)
         return await self._session(sessions.c.id.in_(owner))
@@ -175,7 +191,25 @@ class SqlCallLog:
         if not rows:
             await self._writer.settled()
             rows = await self.database.select(statement)
+        if not rows and self.database.dialect_name != "sqlite":
+            hidden = self._writer.blind or await self._look_among_peers()
+            rows = await self.database.select(statement)  # a peer may have written it meanwhile
+            if hidden and not rows:
+                message = "the session is not known here, and a proxy that may know it can't be asked now"
+                raise StoreUnavailable(message, retry_after=RETRY_AFTER_S)
         return read_session(tuple(rows[0])) if rows else None
+
+    async def _look_among_peers(self) -> bool:
+        """Whether a peer may have facts from before now outside the store, after it had `PEERS_WITHIN_S` to say so.
+
+        All who ask meanwhile share one look: unknown keys cost the store no more the more of them come.
+        """
+        asked_at = time.monotonic()
+        async with self._looking:
+            if self._looked[0] < asked_at:
+                began = time.monotonic()
+                self._looked = (began, bool(await self.peers_behind(PEERS_WITHIN_S)))
+            return self._looked[1]
 
     async def sessions(self, *, limit: int = 100, before: str | None = None) -> Sequence[Session]:
         query = sa.select(sessions).order_by(sessions.c.id.desc()).limit(limit)
@@ -250,6 +284,11 @@ class SqlCallLog:
         while (behind := await self._registry.behind(since)) and time.monotonic() < by:  # noqa: ASYNC110  other processes' rows
             await asyncio.sleep(POLL_S)
         return behind
+
+    async def end_predecessor(self, process: str, *, at: float) -> int:
+        """See `ProcessRegistry.end_predecessor`."""
+        await self._writer.settled()
+        return await self._registry.end_predecessor(process, at=at)
 
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
         if self.database.writable:

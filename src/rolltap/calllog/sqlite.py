@@ -249,6 +249,8 @@ class SqliteBackend:
     def time(self) -> float:
         return time.time()
 
+    connections = None
+
     async def check(self) -> None:
         await self.select(sa.select(1))
 

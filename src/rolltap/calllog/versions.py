@@ -38,7 +38,7 @@ GONE_WITHIN_S = 3.0
 """Seconds for which a proxy that has just ended may still be listed among the connections."""
 
 PROXY = "rolltap proxy"
-"""How the names of proxies' connections begin. Their last word is the schema that the proxy knows."""
+"""How the names of proxies' connections begin. The third word after it is the schema that the proxy knows."""
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 

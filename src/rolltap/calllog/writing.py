@@ -64,6 +64,7 @@ class SpoolState(NamedTuple):
 
     in_use: bool
     room: bool  # for a new call
+    seconds: float = 0.0  # for which facts have gone to it, or wait in it
 
 
 class GroupWriter(Protocol):
@@ -87,6 +88,21 @@ class GroupWriter(Protocol):
         ...
 
     @property
+    def unseen(self) -> int:
+        """The number of durable facts that no other process can read: neither in the store nor in the stream."""
+        ...
+
+    @property
+    def blind(self) -> bool:
+        """Whether this process can't read the stream, in which other processes may have facts."""
+        ...
+
+    @property
+    def refused(self) -> int:
+        """The number of acknowledged facts that the store refused. They are kept elsewhere."""
+        ...
+
+    @property
     def spool(self) -> SpoolState | None:
         """The state of the spool; None if there is none."""
         ...
@@ -96,6 +112,9 @@ class FactWriter:
     """Writes directly to the call log's tables. The only writer of them in a process."""
 
     waiting = 0
+    unseen = 0
+    blind = False
+    refused = 0
     spool = None
 
     def __init__(self, database: Database, registry: ProcessRegistry) -> None:

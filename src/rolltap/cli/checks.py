@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
 
 from rolltap.calllog import open_call_log
+from rolltap.contract.diagnosis import Finding
 from rolltap.errors import (
     ConfigError,
     DatabaseInUse,
@@ -27,19 +27,6 @@ from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.settings import EngineSettings, Settings, hide_password
 
 CONNECT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the doctor's table. `advice` is empty where nothing has to be done.
-
-    With `healthy` False, `rolltap serve` can't work as configured; a healthy part may still have advice.
-    """
-
-    what: str
-    state: str
-    advice: str = ""
-    healthy: bool = True
 
 
 async def check_store(settings: Settings) -> Finding:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from rolltap.cli.checks import Finding, check_engines, check_store, check_tokenizers
+from rolltap.cli.checks import check_engines, check_store, check_tokenizers
 from rolltap.cli.harness import NOT_INSTALLED, TESTED_RELEASE, installed
 from rolltap.cli.screen import Screen
+from rolltap.cli.server_doctor import diagnose
+from rolltap.contract.diagnosis import Finding
 from rolltap.errors import RolltapError
 from rolltap.extras import install_line
 from rolltap.harnesses import protection
@@ -70,8 +72,14 @@ async def check_engine(url: str, kind: str) -> bool:
     return _print(await check_engines(settings))
 
 
-def _print(findings: Sequence[Finding]) -> bool:
-    table, screen = Table("what", "state"), Screen(highlight=False)
+def check_servers(urls: Sequence[str], config: Path | None) -> bool:
+    """Prints what running servers find out about themselves, and how they differ. True if nothing is broken."""
+    printed = [_print(findings, title) for title, findings in diagnose(urls, config)]
+    return all(printed)
+
+
+def _print(findings: Sequence[Finding], title: str | None = None) -> bool:
+    table, screen = Table("what", "state", title=title, title_justify="left"), Screen(highlight=False)
     for finding in findings:
         table.add_row(Text(finding.what), Text(finding.state), style=_style(finding))
     screen.print(table)

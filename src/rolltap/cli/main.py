@@ -29,7 +29,7 @@ ELSEWHERE = {
     "cancel": (AGENTS, "tasks", "cancel"),
     "rollout": (AGENTS, "rollouts", "rollout"),
     "node": (AGENTS, "node", "node"),
-    "up": (AGENTS, "node", "up"),
+    "up": (START, "up", "up"),
     "harness": (AGENTS, "harness", "app"),
     "view": (RECORD, "view", "view"),
     "export": (RECORD, "export", "export"),
@@ -171,11 +171,16 @@ def doctor(
     family: Annotated[str, typer.Option(help="with --model: audit this renderer family instead of the template")] = "",
     engine: Annotated[str | None, typer.Option(help="try this model server: log-probs, versions, weights")] = None,
     kind: Annotated[str, typer.Option(help="with --engine: its API, as for `rolltap serve`")] = "vllm",
+    server: Annotated[
+        list[str] | None, typer.Option(help="examine a running server by its admin plane's URL; repeat it for several")
+    ] = None,
 ) -> None:
-    """Checks the installation and the settings, and gives advice."""
-    from rolltap.cli.doctor import audit, check, check_engine
+    """Checks the installation and the settings, or servers that run, and gives advice."""
+    from rolltap.cli.doctor import audit, check, check_engine, check_servers
 
-    if model is not None:
+    if server:
+        healthy = check_servers(server, config_path(config))
+    elif model is not None:
         healthy = audit(model, family)
     elif engine is not None:
         healthy = asyncio.run(check_engine(engine, kind))

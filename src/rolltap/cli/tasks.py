@@ -263,6 +263,11 @@ def print_submissions(submissions: Sequence[dict[str, Any]]) -> None:
     for one in submissions:
         if one["waits_for"]:
             console.print(f"{one['id']} waits for {one['waits_for']}")
+        if late := one.get("late"):
+            console.print(
+                f"{one['id']}: {counted(late, 'rollout')} late: a proxy could not reach the store when they ended, so "
+                "calls there have no loss (docs/balancing.md)"
+            )
 
 
 def submissions_table(submissions: Sequence[dict[str, Any]]) -> Table:

@@ -21,6 +21,7 @@ from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.completion import drop, leave_out
 from rolltap.ledger.groups import GroupSpec, insert_task
 from rolltap.ledger.policies import locked_policy
+from rolltap.ledger.rollouts import LATE
 from rolltap.ledger.rows import load_groups, rule_json, task_digest
 from rolltap.ledger.schema import groups, rollouts, submissions, submitted
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
@@ -28,6 +29,9 @@ from rolltap.ledger.waiting import waits_for
 from rolltap.types import Group, GroupStatus, Task
 
 MAX_TASKS = 10_000
+
+SUBMITTED_WITHIN_S = 300.0
+"""10,000 tasks take half a minute on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,7 @@ class SubmissionSpec:
 class Submission:
     """A submission and its progress. `queued` tasks have no group yet. `groups` and `rollouts` are counts by status.
 
+    `late` rollouts ended while a proxy could not reach the store, so calls may be missing from their leases.
     `waits_for`: what the unclaimed work waits for, as text. `ended`: nothing is left to run or to score.
     """
 
@@ -88,6 +93,7 @@ class Submission:
     reward_mean: float | None
     waits_for: str
     ended: bool
+    late: int
 
 
 class Submissions:
@@ -109,7 +115,7 @@ class Submissions:
                 )
             return _load(tx, id, self._uow.settings)
 
-        return await self._uow.transact(work)
+        return await self._uow.transact(work, within_s=SUBMITTED_WITHIN_S)
 
     async def get(self, submission_id: str) -> Submission:
         return await self._uow.query(lambda tx: _load(tx, submission_id, self._uow.settings))
@@ -201,6 +207,11 @@ def _load(tx: Tx, id: str, settings: LedgerSettings) -> Submission:
         groups=groups_by_status,
         rollouts=dict(map(tuple, tx.all(joined.where(own).group_by(rollouts.c.status)))),
         reward_mean=tx.scalar(sa.select(sa.func.avg(groups.c.reward_mean)).where(own)),
+        late=tx.scalar(
+            sa.select(sa.func.count())
+            .select_from(rollouts.join(groups, groups.c.id == rollouts.c.group_id))
+            .where(own, rollouts.c.reason.startswith(LATE))
+        ),
         waits_for=waits_for(tx, row, queued, settings),
         ended=queued == 0 and not groups_by_status.get(GroupStatus.OPEN),
     )

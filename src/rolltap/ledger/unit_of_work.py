@@ -8,8 +8,8 @@ are free (`SKIP LOCKED`). A rollout is changed only under its group's lock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,8 +17,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from rolltap.calllog.database import Database, database_clock
+from rolltap.calllog.dberrors import RETRY_AFTER_S
 from rolltap.crash import crash_point
-from rolltap.errors import NotFound
+from rolltap.errors import NotFound, StoreUnavailable
 from rolltap.ledger.base import CloseSession, LatePeers, LedgerSettings, no_late_peers
 from rolltap.ledger.schema import events
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from rolltap.ledger.rebuilding import Rebuilder
 
 T = TypeVar("T")
+
+WITHIN_S = 30.0
+"""Longest transaction of the ledger on Postgres; an ordinary one takes milliseconds."""
 
 Clock = Callable[[sa.Connection], float]
 
@@ -74,6 +78,16 @@ class Tx:
         self.wakes_trainers = True
 
 
+@asynccontextmanager
+async def _limit(database: Database, seconds: float) -> AsyncIterator[None]:
+    """A connection to Postgres may be lost without a word from either side. What waits on it would wait for ever."""
+    try:
+        async with asyncio.timeout(seconds if database.dialect_name == "postgresql" else None):
+            yield
+    except TimeoutError:
+        raise StoreUnavailable(f"the store did not answer within {seconds:g} s", retry_after=RETRY_AFTER_S) from None
+
+
 class Wakeups:
     """Wakes waiters in this process when something changes. Take a ticket, look, then wait for the ticket."""
 
@@ -118,8 +132,12 @@ class UnitOfWork:
         self._database = database
         self._clock = clock
 
-    async def transact(self, work: Callable[[Tx], T]) -> T:
-        """Runs `work` in one durable transaction, then closes the sessions that it ended and wakes waiters."""
+    async def transact(self, work: Callable[[Tx], T], *, within_s: float = WITHIN_S) -> T:
+        """Runs `work` in one durable transaction, then closes the sessions that it ended and wakes waiters.
+
+        Raises `StoreUnavailable` if that takes longer than `within_s`. As with every lost connection, it may have been
+        committed.
+        """
 
         def run(connection: sa.Connection) -> tuple[T, Tx]:
             transaction = Tx(connection, self._clock(connection))
@@ -128,7 +146,8 @@ class UnitOfWork:
             crash_point("ledger.transaction")
             return result, transaction
 
-        result, transaction = await self._database.transact(run)
+        async with _limit(self._database, within_s):
+            result, transaction = await self._database.transact(run)
         crash_point("ledger.committed")
         if transaction.noted:
             self.changed.wake()
@@ -140,8 +159,9 @@ class UnitOfWork:
         return result
 
     async def query(self, work: Callable[[Tx], T]) -> T:
-        """Runs `work` on a read-only snapshot."""
-        return await self._database.query(lambda connection: work(Tx(connection, self._clock(connection))))
+        """Runs `work` on a read-only snapshot. Raises `StoreUnavailable` if that takes longer than `WITHIN_S`."""
+        async with _limit(self._database, WITHIN_S):
+            return await self._database.query(lambda connection: work(Tx(connection, self._clock(connection))))
 
     async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """The rows of a single statement, without a transaction."""

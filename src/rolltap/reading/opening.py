@@ -19,8 +19,9 @@ from rolltap.reconstructor.rules import session_rules
 from rolltap.tenants import DEFAULT_TENANT, current_tenant
 
 
-def index_path(database: Database) -> Path:
-    """Returns the path of a store's index for this tenant: beside a SQLite file, else in the user's cache."""
+def index_path(database: Database, folder: Path | None = None) -> Path:
+    """Returns the path of a store's index for this tenant: beside a SQLite file, else in `folder`, or without one in
+    the user's cache."""
     if database.dialect_name == "sqlite" and database.url.database:
         database_file = Path(database.url.database).absolute()
         if os.access(database_file.parent, os.W_OK):
@@ -28,15 +29,21 @@ def index_path(database: Database) -> Path:
     tenant = current_tenant()
     identity = database.name if tenant == DEFAULT_TENANT else f"{database.name}\0{tenant}"
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    if folder is not None:
+        return folder / f"{name}.index"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "rolltap" / f"{name}.index"
 
 
 def reader_on(
-    log: LogWithDatabase, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
+    log: LogWithDatabase,
+    *,
+    rules: RulesOf | None = None,
+    vocabulary: VocabularyOf | None = None,
+    indexes: Path | None = None,
 ) -> RecordReader:
-    """Returns a reader on a started log."""
-    indexer = Indexer(SessionIndex(index_path(log.database)), log.database)
+    """Returns a reader on a started log. `indexes` is the folder of a Postgres store's index."""
+    indexer = Indexer(SessionIndex(index_path(log.database, indexes)), log.database)
     return RecordReader(
         log,
         indexer,
@@ -76,7 +83,12 @@ async def opened_reader(
 
 @asynccontextmanager
 async def opened_readers(
-    store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None, connections: int = 20
+    store: str,
+    *,
+    rules: RulesOf | None = None,
+    vocabulary: VocabularyOf | None = None,
+    connections: int = 20,
+    indexes: Path | None = None,
 ) -> AsyncIterator[Readers]:
     """Opens the record once for reading, for all tenants. Raises `ConfigError` if the store holds no record."""
     log = open_call_log(store, writable=False, connections=connections)
@@ -84,7 +96,7 @@ async def opened_readers(
         raise ConfigError(f"{store} holds no record to read; expected sqlite:///PATH or postgresql://...")
     await log.start()
     try:
-        readers = Readers(log, lambda: reader_on(log, rules=rules, vocabulary=vocabulary))
+        readers = Readers(log, lambda: reader_on(log, rules=rules, vocabulary=vocabulary, indexes=indexes))
         try:
             yield readers
         finally:

@@ -6,9 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
+from rolltap.calllog import process_registry
 from rolltap.calllog.database import Database
 from rolltap.calllog.process_registry import PostgresRegistry
 from rolltap.calllog.sql import SqlCallLog
+from rolltap.errors import StoreUnavailable
+from rolltap.types import Outcome
+
+from .facts import a_session, an_intent
 
 
 @asynccontextmanager
@@ -45,8 +52,47 @@ async def test_a_peer_with_facts_outside_the_store_is_behind_though_it_answers(p
         assert await a.peers_behind(10) == []
 
 
+async def test_nobody_waits_for_a_killed_process_once_its_successor_has_its_spool(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_registry, "SILENT_S", 0.3)
+    async with process(postgres_url, "a") as a, process(postgres_url, "killed", beat_s=600) as killed:
+        session = a_session()
+        await killed.open_session(session)
+        await killed.append_intent(an_intent(session, process="killed"))
+        assert await a.peers_behind(0) == ["killed"]
+        async with process(postgres_url, "successor") as successor:
+            assert await successor.end_predecessor("killed", at=1.0) == 1
+            assert await a.peers_behind(10) == []
+            assert await successor.end_predecessor("killed", at=1.0) == 0
+            ((row,),) = [await a.rows(session.id)]
+            assert row.completion is not None
+            assert row.completion.outcome is Outcome.ABORTED
+
+
+async def test_a_living_process_whose_folder_was_copied_is_left_alone(
+    postgres_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with process(postgres_url, "original"), process(postgres_url, "copy") as copy:
+        assert await copy.end_predecessor("original", at=1.0) == 0
+        assert "give each proxy a folder of its own" in caplog.text
+        assert await copy._registry._row_of("original") is not None
+
+
 async def test_nobody_waits_for_a_process_that_ended_well(postgres_url: str):
     async with process(postgres_url, "a") as a:
         async with process(postgres_url, "b"):
             pass
         assert await a.peers_behind(0) == []
+
+
+async def test_a_key_that_a_proxy_cut_off_from_the_store_may_know_is_not_refused_for_good(postgres_url: str) -> None:
+    async with process(postgres_url, "a") as a, process(postgres_url, "b") as b:
+        assert await a.session_by_key("unknown") is None
+        b._registry.waiting = lambda: 3
+        await b._registry._beat_once({})
+        with pytest.raises(StoreUnavailable, match="can't be asked now"):
+            await a.session_by_key("unknown")
+        b._registry.waiting = lambda: 0
+        await b._registry._beat_once({})
+        assert await a.session_by_key("unknown") is None

@@ -139,3 +139,20 @@ async def test_a_wrong_clock_of_this_machine_is_told_and_expires_nothing(
     assert "clock is +10" in caplog.text
     monkeypatch.undo()
     await log.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        asyncpg.InternalClientError("cannot switch to state 12; another operation (2) is in progress"),
+        asyncpg.InterfaceError("connection is closed"),
+        ConnectionResetError("reset by peer"),
+    ],
+)
+async def test_a_connection_that_cannot_be_asked_is_of_a_store_that_is_away(error: Exception) -> None:
+    class Broken:
+        async def fetchrow(self, statement: str, timeout: float) -> None:
+            raise error
+
+    with pytest.raises(StoreUnavailable):
+        await ServerCheck("pg", writable=True).of(Broken(), {})

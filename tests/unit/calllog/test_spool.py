@@ -111,6 +111,9 @@ class Store:
     """A store that can be taken away."""
 
     waiting = 0
+    unseen = 0
+    blind = False
+    refused = 0
     spool = None
 
     async def start(self) -> None: ...

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from rolltap.cli.main import app
-from rolltap.cli.node import check_cluster
 from rolltap.cli.screen import Screen
 from rolltap.cli.serve import _banner, exports, settings_from, stored_key
+from rolltap.cli.up import check_cluster
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
 from rolltap.ids import new_id

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 
+from rolltap.dead_peers import DEAD_AFTER_S, notice_death
+from rolltap.errors import EngineTimeout
 from rolltap.proxy.engines import connections
 from rolltap.proxy.engines.connections import ConnectionBroken, Connections
+from rolltap.proxy.engines.http import EngineHttp
+from rolltap.settings import EngineSettings
+
+from ...faults.relay import relayed
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -227,3 +234,23 @@ async def test_connections_unused_for_long_are_not_used_again(
 def test_no_header_brings_another_one():
     with pytest.raises(ValueError, match="a header holds a line break"):
         Connections("http://127.0.0.1", {"authorization": "Bearer k\r\nx-other: 1"})
+
+
+async def test_a_machine_that_acknowledges_nothing_is_given_up_soon() -> None:
+    """What a firewall that drops packets looks like can't be made here; that the kernel is told can be seen."""
+    with socket.socket() as connected:
+        notice_death(connected)
+        assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == DEAD_AFTER_S * 1000
+
+
+async def test_after_a_silent_connection_no_idle_one_is_trusted() -> None:
+    script = [OK + b"content-length: 2\r\n\r\n{}"]
+    async with answering(script) as server, relayed("127.0.0.1", int(server.url.rpartition(":")[2])) as relay:
+        engine = EngineHttp("main", EngineSettings(url=f"http://127.0.0.1:{relay.own_port}"))
+        await asyncio.gather(*(engine.json("GET", "/v1/models") for _ in range(4)))
+        relay.vanish()
+        with pytest.raises(EngineTimeout):
+            await engine.json("GET", "/v1/models", timeout_s=0.2)
+        assert await engine.json("GET", "/v1/models", timeout_s=5) == {}
+        await engine.close()

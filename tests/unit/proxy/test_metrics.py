@@ -16,7 +16,17 @@ from rolltap.types import Outcome
 
 USER = {"role": "user", "content": "hi"}
 LINE = re.compile(r'[a-z_]+(\{[a-z_]+="[^"]*"(,[a-z_]+="[^"]*")*\})? [0-9.e+-]+')
-NOW = ScrapeState(Condition(store=True), waiting=0, forged=0, versions={}, engines={}, ledger=None)
+NOW = ScrapeState(
+    Condition(store=True),
+    waiting=0,
+    refused=0,
+    connections=None,
+    differences=0,
+    forged=0,
+    versions={},
+    engines={},
+    ledger=None,
+)
 
 
 def series(registry: CollectorRegistry) -> dict[str, float]:

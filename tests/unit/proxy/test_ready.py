@@ -39,7 +39,9 @@ async def probe(path: str, condition: Condition, *ups: bool, lacks_model: bool =
         all=[SimpleNamespace(up=up, engine=SimpleNamespace(name=f"engine{at}"), **known) for at, up in enumerate(ups)]
     )
     app = FastAPI()
-    app.include_router(health.router(SimpleNamespace(call_log=Log(condition), policies=policies, stopping=False)))  # type: ignore[arg-type]
+    peers = SimpleNamespace(differences={})
+    services: Any = SimpleNamespace(call_log=Log(condition), policies=policies, stopping=False, peers=peers)
+    app.include_router(health.router(services))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy") as client:
         response = await client.get(path)
     return response.status_code, response.json()

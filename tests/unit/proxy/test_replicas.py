@@ -217,3 +217,48 @@ async def test_wherever_calls_go_each_continues_the_reply_that_its_client_echoes
         if named:
             assert row.intent.parent_id == named[-1]
             assert row.intent.shared == by_id[named[-1]].call().context_length
+
+
+class CutOff:
+    """A log in which the calls of a proxy are hidden from the others, which know that some may be: in its spool."""
+
+    def __init__(self, log: Any) -> None:
+        self._rows, self.hidden = log.rows, True
+
+    async def rows(self, *args: Any, **options: Any) -> Any:
+        rows = await self._rows(*args, **options)
+        return [] if self.hidden else rows
+
+    async def may_lack_facts(self) -> bool:
+        return self.hidden
+
+
+@pytest.fixture
+def cut_off(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> CutOff:
+    log = CutOff(plane.log)
+    monkeypatch.setattr(plane.log, "rows", log.rows)
+    monkeypatch.setattr(plane.log, "may_lack_facts", log.may_lack_facts)
+    return log
+
+
+async def test_a_call_in_the_spool_of_another_proxy_is_waited_for(plane: Plane, other: Plane, cut_off: CutOff) -> None:
+    await other.client.chat({"role": "user", "content": "a side matter"})
+    first = await plane.client.chat(USER)
+    answer, _, task = other.client.start("/v1/chat/completions", chat_body(USER, message(first), MORE))
+    await asyncio.sleep(0.3)
+    assert not answer.status
+    cut_off.hidden = False
+    await task
+    _, one, two = await plane.rows()
+    assert (two.intent.parent_id, two.intent.break_) == (one.intent.id, None)
+
+
+async def test_a_call_that_stays_in_a_spool_is_not_blamed_on_the_harness(
+    plane: Plane, tokenizer: Any, cut_off: CutOff
+) -> None:
+    other = serve(plane.log, ToldEngine(tokenizer), plane.session, LimitSettings(store_wait_s=0.3))
+    await other.client.chat({"role": "user", "content": "a side matter"})
+    first = await plane.client.chat(USER)
+    assert (await other.client.chat(USER, message(first), MORE)).status == 200
+    cut_off.hidden = False
+    assert (await plane.rows())[-1].intent.break_.reason is BreakReason.PARENT_NOT_READ

@@ -88,6 +88,15 @@ def test_a_balancers_answer_is_tried_again(
     assert balancer.requests == [b'{"step":3}'] * 2
 
 
+@pytest.mark.parametrize("code", ["engine_timeout", "engine_unavailable", "store_unavailable"])
+def test_a_server_whose_engine_or_store_does_not_answer_is_asked_again(
+    balancer: Balancer, code: str, sending: Callable[..., object]
+) -> None:
+    body = f'{{"error": {{"code": "{code}", "message": "not now"}}}}'.encode()
+    balancer.answers = [(504, body, "application/json")]
+    assert sending(balancer.url) == {"acknowledged": 1}
+
+
 def test_a_balancer_that_stays_alone_is_said_without_its_page(
     balancer: Balancer, sending: Callable[..., object]
 ) -> None:

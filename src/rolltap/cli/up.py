@@ -1,0 +1,158 @@
+"""`rolltap up`: a whole deployment on this machine, or a node agent on every node of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from rolltap.addresses import is_loopback
+from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors
+from rolltap.cli.listening import claimed
+from rolltap.cli.node import HarnessOption, RuntimeOption, SlotsOption, WorkspacesOption, slots_of
+from rolltap.cli.progress import working
+from rolltap.cli.screen import say
+from rolltap.counted import counted
+from rolltap.deployment.description import FIRST_PORT, ports_from
+from rolltap.deployment.local import LocalDeployment, LocalOptions
+from rolltap.errors import ConfigError
+from rolltap.extras import install_line
+from rolltap.harnesses.specs import Defaults
+from rolltap.settings import load_settings
+
+LOOK_EVERY_S = 0.2
+
+
+@one_line_errors
+def up(
+    local: Annotated[
+        bool, typer.Option("--local", help="two proxies on Postgres and Redis behind nginx, on this machine")
+    ] = False,
+    address: Annotated[str | None, typer.Option("--ray", help="the Ray cluster's address, or `local`")] = None,
+    config: ConfigOption = None,
+    data: Annotated[
+        Path | None, typer.Option(help="--local: folder of everything; default the settings' `data`")
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=1, max=65_000, help="--local: the first port; nginx has three, the services the next 40")
+    ] = FIRST_PORT,
+    script: Annotated[
+        Path | None, typer.Option(help="--local: answer from this script, not from the embedded engine")
+    ] = None,
+    no_redis: Annotated[bool, typer.Option("--no-redis", help="--local: on Postgres alone")] = False,
+    slots: SlotsOption = 4,
+    cpus: Annotated[float, typer.Option(help="--ray: CPUs declared for each node's actor")] = 1.0,
+    harness: HarnessOption = "",
+    runtime: RuntimeOption = "auto",
+    workspaces: WorkspacesOption = None,
+    url: UrlOption = None,
+) -> None:
+    """Runs a deployment for a small team (--local), or a node agent on every node of a Ray cluster, until stopped.
+
+    The policies of --local are those of the settings file. Without one it starts the embedded engine.
+    """
+    if local == (address is not None):
+        raise ConfigError("say what to start: --local, or a Ray cluster: --ray ADDRESS, or --ray local")
+    if local:
+        run_local(config_path(config), data, port, script, redis=not no_redis)
+    else:
+        assert address is not None
+        defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces)
+        run_ray(address, config, url, slots, cpus, defaults)
+
+
+def run_local(config: Path | None, data: Path | None, port: int, script: Path | None, *, redis: bool) -> None:
+    """Until Ctrl-C, which cuts the calls in flight, or SIGTERM, which lets them end."""
+    settings = load_settings(config, **({"data": data} if data is not None else {}))
+    if settings.store.url:
+        say(f"store.url of {config} is not used: --local has a Postgres of its own", err=True)
+    options = LocalOptions(
+        folder=settings.data,
+        config=config if settings.policies else None,
+        script=script,
+        ports=ports_from(port),
+        redis=redis,
+    )
+    if script is not None and options.config is not None:
+        raise ConfigError(f"--script is for a start without policies in {config}")
+    deployment = LocalDeployment(options)
+    told_to_drain = False
+
+    def drain(*_: object) -> None:
+        nonlocal told_to_drain
+        told_to_drain = True
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGTERM, drain)
+    with claimed(settings.data) as listening:
+        try:
+            with working("starting", if_stopped="the next start goes on with what is there") as report:
+                deployment.start(report)
+            listening.write(deployment.urls)
+            _show(deployment)
+            while True:
+                for text in deployment.look():
+                    say(text, err=True, style="yellow")
+                time.sleep(LOOK_EVERY_S)
+        except KeyboardInterrupt:
+            drain_s = settings.limits.drain_s if told_to_drain else 0.0
+            say("stopping: calls in flight may end" if drain_s else "stopping", err=True)
+            deployment.stop(drain_s=drain_s)
+        except BaseException:
+            deployment.stop()
+            raise
+
+
+def _show(deployment: LocalDeployment) -> None:
+    urls, folder = deployment.urls, deployment.folder
+    say(f"agents:   {urls['agent']}")
+    say(f"trainers: {urls['trainer']}")
+    say(f"admin:    {urls['admin']}  (rolltap status, rolltap view; keys: {folder / 'keys.toml'})")
+    if "prometheus" in deployment.children:
+        say(f"metrics:  {deployment.layout.url('prometheus')}")
+    else:
+        say("metrics:  none, as prometheus is not installed")
+    say(f"state and logs: {folder}; Ctrl-C stops everything")
+
+
+def run_ray(address: str, config: Path | None, url: str | None, slots: int, cpus: float, defaults: Defaults) -> None:
+    """A node agent on every node of the cluster, until stopped."""
+    check_cluster(address)
+    try:
+        from rolltap.harnesses.ray_runner import RayRunner, RaySettings
+    except ImportError as error:
+        raise ConfigError(f"Ray is not installed; {install_line('ray')}") from error
+    plane = connect("admin", config, url, role="runner")
+    settings = RaySettings(
+        admin_url=plane.url,
+        key=plane.key,
+        address=None if address == "local" else address,
+        cpus=cpus,
+        slots=slots_of(slots),
+        defaults=defaults,
+    )
+    runner = RayRunner(settings)
+    runner.connect()
+    say(counted(runner.place(), "node"))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has its own handler, which leaves at once
+    try:
+        runner.run()
+    except KeyboardInterrupt:
+        say("stopped")
+
+
+def check_cluster(address: str) -> None:
+    """`ConfigError` for a Ray cluster on other machines without tokens: whoever reaches its ports runs code there, and
+    the runner's key travels through it."""
+    host = urlsplit(address if "://" in address else f"//{address}").hostname or ""
+    if address in ("local", "auto") or is_loopback(host) or os.environ.get("RAY_AUTH_MODE") == "token":
+        return
+    raise ConfigError(
+        f"--ray {address}: the cluster's ports are open to whoever reaches them; start it with RAY_AUTH_MODE=token "
+        "(Ray 2.52 or newer), and set that here too"
+    )

@@ -1,0 +1,111 @@
+"""What must hold after a round, asked of the store itself. `check` returns the violations and counts continuity."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+
+from rolltap.calllog import open_call_log
+from rolltap.calllog.base import CallRow
+from rolltap.calllog.database import Database
+from rolltap.types import BreakReason, Outcome
+
+from ..faults import invariants
+from .people import Trainer
+from .world import World
+
+REFUSALS = frozenset({BreakReason.PARENT_NOT_READ})
+"""Breaks that are counted and blame nobody: the store was silent for longer than a call may wait."""
+
+
+async def check_running(world: World, trainer: Trainer) -> None:
+    """Of the deployment while it runs, after the last client has gone: invariants, and that engine and policy agree."""
+    world.begin("the end")
+    await world.collect()
+    try:
+        await invariants.check(world.deployment.store_url, world.told, world.journal)
+    except AssertionError as error:
+        world.violations += str(error).splitlines()
+    stated = (await world.engine("GET", "/weight_info"))["weight_version"]
+    if trainer.pushed and stated != str(trainer.pushed):
+        world.violations.append(f"the engine has weights {stated}, the trainer pushed {trainer.pushed} last")
+
+
+async def check_stopped(world: World) -> None:
+    """Of the store, once every proxy has ended in order: nothing is open, continuity, `log verify`."""
+    url = world.deployment.store_url
+    await _check_open(world, url)
+    log = open_call_log(url, writable=False)
+    await log.start()
+    try:
+        for session in world.told.sessions:
+            _check_session(world, await log.rows(session))
+    finally:
+        await log.close()
+    command = [sys.executable, "-m", "rolltap", "log", "verify", "--store", url]
+    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        world.violations.append(f"log verify: {(done.stdout + done.stderr)[-500:]}")
+
+
+async def _check_open(world: World, url: str) -> None:
+    database = Database(url, writable=False)
+    await database.start()
+    try:
+        opened = await database.query(
+            lambda connection: connection.execute(
+                sa.text(
+                    "SELECT i.id FROM call_intents i LEFT JOIN call_completions c ON c.call_id = i.id "
+                    "WHERE c.call_id IS NULL"
+                )
+            ).all()
+        )
+        stuck = await database.query(
+            lambda connection: connection.execute(
+                sa.text("SELECT id, status FROM rollouts WHERE status NOT IN :ended").bindparams(
+                    sa.bindparam("ended", ["succeeded", "failed", "timed_out", "cancelled"], expanding=True)
+                )
+            ).all()
+        )
+    finally:
+        await database.close()
+    world.violations += [f"call {row.id} is open after every proxy has ended" for row in opened]
+    ended = set(world.told.finished)
+    world.violations += [
+        f"rollout {row.id} is {row.status}, and its agent ended it" for row in stuck if row.id in ended
+    ]
+    world.totals["rollouts that no agent ended"] += sum(row.id not in ended for row in stuck)
+
+
+def _check_session(world: World, rows: Sequence[CallRow]) -> None:
+    """Every turn after the first extends an earlier one token for token, but for counted refusals."""
+    seen, cut_short = set(world.told.calls), world.cut_short
+    ids = Counter(row.intent.id for row in rows)
+    world.violations += [f"call {one} is on record {count} times" for one, count in ids.items() if count > 1]
+    completed = [row for row in rows if row.completion is not None and row.completion.outcome is Outcome.COMPLETED]
+    world.totals["calls on record"] += len(rows)
+    world.totals["completed calls that no client saw complete"] += sum(row.intent.id not in seen for row in completed)
+    for row in completed:
+        assert row.completion is not None
+        begun = cut_short.get(row.intent.id, [])
+        if row.completion.output_ids[: len(begun)].tolist() != begun:
+            world.violations.append(f"call {row.intent.id} does not begin with what the engine had sampled")
+    for row in rows[1:]:
+        intent = row.intent
+        phase = world.phase_at(intent.created_at)
+        world.totals["continuations"] += 1
+        if intent.break_ is None:
+            continue
+        phase.felt[f"broken: {intent.break_.reason}"] += 1
+        world.totals["broken"] += 1
+        if intent.break_.reason in REFUSALS:
+            world.totals["broken for want of the store"] += 1
+        else:
+            world.violations.append(
+                f"in {phase.name}: call {intent.id} breaks its conversation: {intent.break_.reason}"
+            )

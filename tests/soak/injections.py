@@ -1,0 +1,195 @@
+"""What a soak breaks. Each injection returns when what it broke is whole again, or is being started again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+from rolltap.deployment.child import Child
+from rolltap.deployment.description import PROXIES
+
+from ..faults.processes import children_of
+from ..faults.relay import Relay
+from .people import Trainer
+from .world import LINKS, World
+
+Inject = Callable[[World, Trainer], Awaitable[None]]
+UP_WITHIN_S = 120.0
+
+
+async def calm(world: World, trainer: Trainer) -> None:
+    await asyncio.sleep(4)
+
+
+async def proxy_killed(world: World, trainer: Trainer) -> None:
+    await _ended(world, _proxy(world), signal.SIGKILL)
+
+
+async def proxy_stopped_in_order(world: World, trainer: Trainer) -> None:
+    """As a rolling restart: it drains, and the next one begins when it is back."""
+    for name in PROXIES:
+        child = world.child(name)
+        await _ended(world, child, signal.SIGTERM, within=90)
+        await _answers(world, name)
+
+
+async def proxy_halted(world: World, trainer: Trainer) -> None:
+    """It stands still, as in a swapping machine, and comes back believing what it knew."""
+    child = _proxy(world)
+    child.signal(signal.SIGSTOP)
+    await asyncio.sleep(world.rng.uniform(4, 9))
+    child.signal(signal.SIGCONT)
+
+
+async def postgres_killed(world: World, trainer: Trainer) -> None:
+    await _ended(world, world.child("postgres"), signal.SIGQUIT, away_s=world.rng.uniform(0, 5))
+
+
+async def postgres_restarted(world: World, trainer: Trainer) -> None:
+    await _ended(world, world.child("postgres"), signal.SIGINT, away_s=world.rng.uniform(0, 2))
+
+
+async def postgres_silent(world: World, trainer: Trainer) -> None:
+    """It answers nothing for longer than the 2 s after which proxies once went on alone."""
+    process = world.child("postgres").process
+    assert process is not None
+    halted = [process.pid, *children_of(process.pid)]
+    _send(halted, signal.SIGSTOP)
+    await asyncio.sleep(world.rng.uniform(2.5, 5))
+    _send(halted, signal.SIGCONT)
+
+
+async def redis_killed(world: World, trainer: Trainer) -> None:
+    await _ended(world, world.child("redis"), signal.SIGKILL, away_s=world.rng.uniform(0, 4))
+
+
+async def engine_replaced(world: World, trainer: Trainer) -> None:
+    """It comes back with its base weights, as after the eviction of a pod."""
+    await world.collect()
+    await _ended(world, world.child("engine"), signal.SIGKILL)
+
+
+async def engine_given_other_weights(world: World, trainer: Trainer) -> None:
+    await world.engine("POST", "/update_weight_version", {"new_version": "99"})
+    await asyncio.sleep(4)
+
+
+async def reading_process_killed(world: World, trainer: Trainer) -> None:
+    process = _proxy(world).process
+    assert process is not None
+    _send(list(children_of(process.pid)), signal.SIGKILL)
+    await asyncio.sleep(2)
+
+
+async def nginx_restarted(world: World, trainer: Trainer) -> None:
+    await _ended(world, world.child("nginx"), signal.SIGKILL)
+    # Its workers keep the port until they see that it has gone.
+
+
+async def trainer_killed(world: World, trainer: Trainer) -> None:
+    await trainer.kill()
+    await asyncio.sleep(1)
+    trainer.start()
+    await asyncio.sleep(3)
+
+
+async def store_slow(world: World, trainer: Trainer) -> None:
+    relays = [world.relays[proxy, "postgres"] for proxy in PROXIES]
+    for relay in relays:
+        relay.delay_s = 0.1
+    await asyncio.sleep(6)
+    for relay in relays:
+        relay.delay_s = 0.0
+
+
+def link_cut(link: str) -> Inject:
+    async def inject(world: World, trainer: Trainer) -> None:
+        relay = _link(world, link)
+        relay.cut()
+        await asyncio.sleep(world.rng.uniform(2, 6))
+        relay.is_cut = False
+
+    inject.__name__ = f"link_to_{link}_cut"
+    return inject
+
+
+def link_half_open(link: str) -> Inject:
+    """The connections of now carry nothing any more, and nobody is told."""
+
+    async def inject(world: World, trainer: Trainer) -> None:
+        _link(world, link).vanish()
+        await asyncio.sleep(8)
+
+    inject.__name__ = f"link_to_{link}_half_open"
+    return inject
+
+
+INJECTIONS: Sequence[Inject] = (
+    proxy_killed,
+    proxy_stopped_in_order,
+    proxy_halted,
+    postgres_killed,
+    postgres_restarted,
+    postgres_silent,
+    redis_killed,
+    engine_replaced,
+    engine_given_other_weights,
+    reading_process_killed,
+    nginx_restarted,
+    trainer_killed,
+    store_slow,
+    *(link_cut(link) for link in LINKS),
+    *(link_half_open(link) for link in LINKS),
+)
+
+
+def needs_redis(inject: Inject) -> bool:
+    return "redis" in inject.__name__
+
+
+def _proxy(world: World) -> Child:
+    return world.child(world.rng.choice(PROXIES))
+
+
+def _link(world: World, link: str) -> Relay:
+    return world.relays[world.rng.choice(PROXIES), link]
+
+
+def _send(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+async def _ended(
+    world: World, child: Child, number: signal.Signals, *, away_s: float = 0.0, within: float = 30.0
+) -> None:
+    """Ends the process; after `away_s` it is started again as any that has ended."""
+    child.wanted = False
+    child.signal(number)
+    process = child.process
+    assert process is not None
+    if not await asyncio.to_thread(child.wait, within):
+        world.violations.append(f"{child.name} did not end within {within:g} s after {number.name}")
+        await asyncio.to_thread(child.kill)
+    await asyncio.sleep(away_s)
+    child.wanted = True
+    async with asyncio.timeout(UP_WITHIN_S):
+        while child.process is process or not child.alive:  # noqa: ASYNC110  the event is another process's
+            await asyncio.sleep(0.05)
+
+
+async def _answers(world: World, proxy: str) -> None:
+    import aiohttp
+
+    url = world.deployment.layout.url(f"{proxy}.admin") + "/ready"
+    async with asyncio.timeout(UP_WITHIN_S):
+        while True:
+            with suppress(aiohttp.ClientError, TimeoutError):
+                async with world.http.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
+                    if response.status == 200:
+                        return
+            await asyncio.sleep(0.1)

@@ -1,0 +1,209 @@
+"""`make soak`: the whole deployment, broken for an hour, and checked. `python -m tests.soak.run --seconds N --seed N`.
+
+It runs in rounds of up to 150 seconds, each a deployment of its own: with and without stickiness and Redis in turn,
+with faults in an order that the seed decides. Rounds that `reports/soak.json` holds for the seed are not run again, so
+a soak that was stopped goes on; `--anew` forgets them. It fails if a round has a violation; the deployment's logs of
+such a round are kept beside the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from .checker import check_running, check_stopped
+from .injections import INJECTIONS, Inject, calm, needs_redis
+from .people import Agents, Trainer
+from .world import VARIANTS, Variant, World, a_world
+
+REPORT = Path(__file__).parents[2] / "reports" / "soak.json"
+ROUND_S = 150.0
+BETWEEN_S = 3.0
+"""After an injection: what it does to clients belongs to its phase."""
+
+
+class PhaseReport(msgspec.Struct):
+    name: str
+    felt: dict[str, int]
+
+
+class Round(msgspec.Struct):
+    """One deployment. `seconds` is how long clients were at work."""
+
+    seed: int
+    number: int
+    variant: str
+    seconds: float
+    phases: list[PhaseReport]
+    totals: dict[str, int]
+    violations: list[str]
+
+
+def order_of(seed: int, number: int, variant: Variant) -> list[Inject]:
+    """The injections of a round. An even round and the next one begin with one half of all each; those of Redis belong
+    to the round that has one."""
+    order = list(INJECTIONS)
+    random.Random(f"{seed} {number // 2}").shuffle(order)
+    halves = order[: len(order) // 2], order[len(order) // 2 :]
+    mine, others = halves[number % 2], halves[1 - number % 2]
+    if variant.redis:
+        mine = [*mine, *(one for one in others if needs_redis(one))]
+        others = [one for one in others if not needs_redis(one)]
+    return [one for one in (*mine, *others) if variant.redis or not needs_redis(one)]
+
+
+async def run_round(seed: int, number: int, seconds: float, agents: int) -> Round:
+    variant = VARIANTS[number % len(VARIANTS)]
+    async with a_world(variant, f"{seed} {number}") as world:
+        trainer, people = Trainer(world), Agents(world, agents)
+        world.begin("calm")
+        began = time.monotonic()
+        trainer.start()
+        working = asyncio.create_task(people.run())
+        await calm(world, trainer)
+        await _break_things(world, trainer, order_of(seed, number, variant), began + seconds)
+        lasted = time.monotonic() - began
+        world.begin("after the last fault")
+        people.stop.set()
+        try:
+            async with asyncio.timeout(180):
+                await working
+        except TimeoutError:
+            world.violations.append("conversations are stuck 180 s after the last fault")
+        await trainer.settle(60)
+        await check_running(world, trainer)
+        await _stop_proxies(world)
+        await check_stopped(world)
+        _keep_logs(world, seed, number)
+        return Round(
+            seed,
+            number,
+            str(variant),
+            round(lasted, 1),
+            [PhaseReport(phase.name, dict(phase.felt)) for phase in world.phases],
+            {**world.totals, "seen complete": len(world.told.calls), "groups in effect": len(world.told.acked)},
+            world.violations,
+        )
+
+
+async def _break_things(world: World, trainer: Trainer, order: Sequence[Inject], until: float) -> None:
+    place = 0
+    while time.monotonic() < until:
+        inject = order[place % len(order)]
+        place += 1
+        world.begin(inject.__name__.replace("_", " "))
+        await inject(world, trainer)
+        await asyncio.sleep(BETWEEN_S)
+
+
+async def _stop_proxies(world: World) -> None:
+    """In order, so that everything is in the store."""
+    proxies = [child for name, child in world.deployment.children.items() if name.startswith("proxy")]
+    for child in proxies:
+        child.wanted = False
+        child.signal(signal.SIGTERM)
+    for child in proxies:
+        if not await asyncio.to_thread(child.wait, 90):
+            world.violations.append(f"{child.name} did not stop within 90 s")
+    for child in proxies:
+        said = child.log.read_text(errors="replace")
+        before, found, after = said.partition("Traceback (most recent call last)")
+        if found:
+            world.violations.append(f"{child.name} printed a traceback: {before[-200:]}{found}{after[:1500]}")
+
+
+def _keep_logs(world: World, seed: int, number: int) -> None:
+    if world.violations:
+        REPORT.parent.mkdir(exist_ok=True)
+        shutil.copytree(
+            world.deployment.folder / "logs", REPORT.with_name(f"soak-{seed}-{number}-logs"), dirs_exist_ok=True
+        )
+
+
+def read(path: Path) -> list[Round]:
+    return msgspec.json.decode(path.read_bytes(), type=list[Round]) if path.exists() else []
+
+
+def write(path: Path, rounds: Sequence[Round]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(rounds), indent=1))
+    part.replace(path)
+
+
+async def soak(seed: int, seconds: float, agents: int, rounds: list[Round]) -> None:
+    """Appends rounds until those of the seed have taken so many seconds."""
+    number = 0
+    left = seconds
+    while left > 1:
+        known = next((one for one in rounds if (one.seed, one.number) == (seed, number)), None)
+        if known is None:
+            known = await run_round(seed, number, min(left, ROUND_S), agents)
+            rounds.append(known)
+            write(REPORT, rounds)
+            said = f"{len(known.violations)} violations" if known.violations else "no violation"
+            print(f"round {number}, {known.variant}: {known.seconds:.0f} s, {said}", flush=True)
+        left -= known.seconds
+        number += 1
+
+
+def show(rounds: Sequence[Round]) -> None:
+    """What was injected, how often, and what clients felt, by phase; then the totals."""
+    felt: dict[str, Counter[str]] = {}
+    times: Counter[str] = Counter()
+    for one in rounds:
+        for phase in one.phases:
+            felt.setdefault(phase.name, Counter()).update(phase.felt)
+            times[phase.name] += 1
+    table = Table("phase", "times", "calls", "failed a try", "beyond an SDK's", "given up", "broken", title="Soak")
+    for name, counts in felt.items():
+        broken = sum(count for what, count in counts.items() if what.startswith("broken"))
+        figures = (
+            counts["calls"],
+            counts["failed a try"],
+            counts["beyond an SDK's retries"],
+            counts["given up"],
+            broken,
+        )
+        table.add_row(name, str(times[name]), *map(str, figures))
+    console = Console()
+    console.print(table)
+    totals = sum((Counter(one.totals) for one in rounds), Counter())
+    console.print(", ".join(f"{count} {what}" for what, count in totals.items()))
+    for one in rounds:
+        for text in one.violations[:50]:
+            print(f"seed {one.seed} round {one.number} ({one.variant}): {text}", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--seconds", type=float, default=3600.0, help="how long clients are at work, all rounds together"
+    )
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--agents", type=int, default=50, help="conversations at once")
+    parser.add_argument("--anew", action="store_true", help="forget what the report holds of this seed")
+    options = parser.parse_args()
+    rounds = [one for one in read(REPORT) if not options.anew or one.seed != options.seed]
+    with suppress(KeyboardInterrupt):
+        asyncio.run(soak(options.seed, options.seconds, options.agents, rounds))
+    mine = [one for one in rounds if one.seed == options.seed]
+    show(mine)
+    sys.exit(any(one.violations for one in mine) or not mine)
+
+
+if __name__ == "__main__":
+    main()
