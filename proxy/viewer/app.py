@@ -20,7 +20,7 @@ from rolltap.errors import Forbidden, InvalidRequest, NotFound, RolltapError
 from rolltap.proxy.reading_process.asking import AskRecord
 from rolltap.proxy.viewer.access import COOKIE_S, Access, Viewers
 from rolltap.proxy.viewer.one_file import SavedPages
-from rolltap.proxy.viewer.pages import Pages
+from rolltap.proxy.viewer.pages import DEFAULT_FORMAT, Pages
 from rolltap.proxy.viewer.run import EngineLine
 from rolltap.proxy.viewer.selection import Selections, selection_query
 from rolltap.proxy.viewer.templating import ASSETS, ASSETS_HASH, render
@@ -287,7 +287,9 @@ def _add_files(app: FastAPI, ask: AskRecord) -> None:
         return Response(text, media_type="text/plain", headers=_download("sessions.txt"))
 
     @app.get("/selection/dataset.zip")
-    async def selected_dataset(q: str = "", where: str = "", sort: str = "created_at", format: str = "sft") -> Response:
+    async def selected_dataset(
+        q: str = "", where: str = "", sort: str = "created_at", format: str = DEFAULT_FORMAT
+    ) -> Response:
         response = (await ask(Selections.dataset, selection_query(q, where, sort), format)).response()
         response.headers.update(_download("dataset.zip"))
         return response

@@ -44,11 +44,12 @@ from rolltap.reading.types import (
     SessionQuery,
 )
 from rolltap.reconstructor.exporters import EXPORTERS
+from rolltap.reconstructor.exporters.consumers import layouts
 from rolltap.reconstructor.exporters.select import parse_where
 
 PAGE = 50
 IDS_FILE = "sessions.txt"
-DEFAULT_FORMAT = "sft"
+DEFAULT_FORMAT = "sft for trl"
 ORDERS = {
     "created_at": "Newest",
     "last_call_at": "Last active",
@@ -110,7 +111,7 @@ class Pages:
             following=at(query.offset + PAGE) if query.offset + PAGE < page.total else None,
             export=_export_command(selected),
             selection=urlencode({"q": search, "where": where, "sort": query.sort}),
-            formats=EXPORTERS,
+            formats=layouts(EXPORTERS),
             format=DEFAULT_FORMAT,
             most=MOST_SESSIONS,
         )

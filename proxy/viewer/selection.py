@@ -16,6 +16,7 @@ from rolltap.errors import InvalidRequest
 from rolltap.reading import RecordReader
 from rolltap.reading.types import SessionOrder, SessionQuery
 from rolltap.reconstructor.exporters import exporter_named
+from rolltap.reconstructor.exporters.consumers import layout
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.grouping import Grouping
 
@@ -36,7 +37,12 @@ class Selections:
         return "".join(f"{id}\n" for id in await self._ids(query, most))
 
     async def dataset(self, query: SessionQuery, format: str) -> bytes:
-        """Returns a zip of the dataset with its manifest. Raises `InvalidRequest` for 0 or over `MOST_SESSIONS`."""
+        """Returns a zip of the dataset with its manifest. `format` is one of `layouts`, such as `sft for trl`.
+
+        Raises `InvalidRequest` for 0 or over `MOST_SESSIONS`.
+        """
+        chosen, _, reader = format.partition(" for ")
+        name, options, container = layout(chosen, reader, {})
         ids = await self._ids(query, MOST_SESSIONS + 1)
         if not ids:
             raise InvalidRequest("no session matches: there is nothing to export")
@@ -46,7 +52,7 @@ class Selections:
         assert isinstance(log, SqlCallLog)
         with tempfile.TemporaryDirectory(prefix="rolltap-") as folder:
             out = Path(folder) / "dataset"
-            with DatasetWriter(out, exporter_named(format, {}), Query()) as writer:
+            with DatasetWriter(out, exporter_named(name, options), Query(container=container)) as writer:
                 options = ReadOptions("tree", self.reader.rules, lambda session: (), Grouping())
                 async for group in chosen_groups(log, options, ids, writer.fail):
                     await asyncio.to_thread(writer.add, group)

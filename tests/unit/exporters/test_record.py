@@ -153,7 +153,7 @@ def run(store: str, out: Path, *args: str) -> tuple[int, str]:
 
 
 def test_the_record_becomes_conversations_whatever_the_dialect(store: str, tmp_path: Path):
-    code, output = run(store, tmp_path / "out", "--format", "sft")
+    code, output = run(store, tmp_path / "out", "--format", "sft", "--option", "arguments=object")
     assert code == 0, output
     rows = {row["session_id"]: row for row in lines(tmp_path / "out" / "train-00000-of-00001.jsonl")}
     assert rows.keys() == {"session0", "session1", "free"}
