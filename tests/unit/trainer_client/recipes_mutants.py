@@ -62,18 +62,19 @@ LEFT_OUT = (ast.Raise, ast.Assert, ast.JoinedStr)
 
 @dataclass(frozen=True)
 class Mutant:
-    """`text` is the source's line, `lines` those of the expression that is changed."""
+    """`text` is the source's line, `place` says which of its equal changes, `lines` those of the changed expression."""
 
     module: str
     line: int
     text: str
     change: str
+    place: int
     lines: range
     source: str
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        return self.module, self.text, self.change
+    def key(self) -> tuple[str, str, str, int]:
+        return self.module, self.text, self.change, self.place
 
 
 Change = tuple[ast.expr | ast.stmt, str, Callable[[], None]]
@@ -146,6 +147,7 @@ def mutants(name: str, source: str) -> Iterator[Mutant]:
     def found(tree: ast.Module) -> list[Change]:
         return [change for one in functions(tree) for statement in one.body for change in changes(ast.Module([statement], []))]
 
+    places = Counter[tuple[int, str]]()
     for number in range(len(found(ast.parse(source)))):
         tree = ast.parse(source)
         roots = [(one, index, ast.Module([statement], [])) for one in functions(tree) for index, statement in enumerate(one.body)]
@@ -155,7 +157,9 @@ def mutants(name: str, source: str) -> Iterator[Mutant]:
             one.body[index] = root.body[0]
         lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
         text = source.splitlines()[node.lineno - 1].strip()
-        yield Mutant(name, node.lineno, text, change, lines, ast.unparse(ast.fix_missing_locations(tree)))
+        place = places[node.lineno, change]
+        places[node.lineno, change] += 1
+        yield Mutant(name, node.lineno, text, change, place, lines, ast.unparse(ast.fix_missing_locations(tree)))
 
 
 def digest(source: str) -> str:
@@ -217,7 +221,7 @@ class Trial:
                 outcome = "equal" if mutant.key in EQUAL else self._outcome(mutant, module, ordered)
                 counts[outcome] += 1
                 if outcome == "alive":
-                    alive.append(f"{mutant.line} {mutant.change}: {mutant.text}")
+                    alive.append(f"{mutant.line} {mutant.change} ({mutant.place}): {mutant.text}")
                     print(f"survives ({len(ordered)} tests): {name}:{alive[-1]}", file=sys.stderr, flush=True)
             self.figures[name] = {"source": digest(sources[name]), **{
                 key: counts[key] for key in ("noticed", "limit", "equal")}, "alive": alive}
