@@ -27,6 +27,7 @@ case "$name" in
       latex2sympy2_extended==1.11.0 antlr4-python3-runtime==4.13.2) ;;
   datasets-4.0.0) packages=(datasets==4.0.0 dill==0.3.8 multiprocess==0.70.16 fsspec==2025.3.0) ;;
   datasets-4.3.0) packages=(datasets==4.3.0 dill==0.4.0 multiprocess==0.70.16 fsspec==2025.9.0) ;;
+  datasets-4.7.0) packages=(datasets==4.7.0) ;;
   datasets-4.8.4) packages=(datasets==4.8.4) ;;
   sources-1)
     packages=(megatron-core==0.16.1 beartype==0.23.1 jaxtyping==0.3.11 wadler-lindig==0.1.8 pyzmq==27.3.0

@@ -81,7 +81,9 @@ def layouts(formats: Iterable[str]) -> list[str]:
     """What a browser chooses from: the formats, one that needs a reader once for each: `sft for trl`."""
     readers = {name: [reader for reader, one in CONSUMERS.items() if name in one.formats] for name in NEEDS_A_READER}
     return [
-        choice for name in formats for choice in ([f"{name} for {one}" for one in readers[name]] if name in readers else [name])
+        choice
+        for name in formats
+        for choice in ([f"{name} for {one}" for one in readers[name]] if name in readers else [name])
     ]
 
 

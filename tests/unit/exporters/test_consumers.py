@@ -15,7 +15,6 @@ from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 
 from .world import World, lines
 
-
 PAIR = (("done", 1.0), ("gave up", 0.0))
 LAYOUTS = [(name, format) for name, consumer in CONSUMERS.items() for format in consumer.formats]
 

@@ -82,7 +82,9 @@ def export(store: str, folder: Path, *args: str) -> tuple[list[Any], Any]:
 
 def test_sessions_that_begin_alike_are_paired_by_their_score(store: str, tmp_path: Path):
     out = tmp_path / "out"
-    rows, manifest = export(store, out, "--for", "trl", "--format", "preference", "--score", "correct", "--group-by", "opening")
+    rows, manifest = export(
+        store, out, "--for", "trl", "--format", "preference", "--score", "correct", "--group-by", "opening"
+    )
     assert [(row["session_chosen"], row["session_rejected"]) for row in rows] == [("a", "b")]
     assert (rows[0]["reward_chosen"], rows[0]["rollout_chosen"], rows[0]["task_id"]) == (1.0, None, None)
     assert rows[0]["prompt"][0]["content"] == SAID["a"][0]

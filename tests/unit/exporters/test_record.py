@@ -236,7 +236,18 @@ def test_a_state_knows_the_rules_and_the_held_out_files_it_was_made_with(store: 
 
     def grow(*args: str) -> str:
         files = ("--decontaminate", str(held_out), "--config", str(settings))
-        code, output = run(store, tmp_path / "out", "-f", "sft", "--option", "arguments=object", "--state", str(tmp_path / "state"), *files, *args)
+        code, output = run(
+            store,
+            tmp_path / "out",
+            "-f",
+            "sft",
+            "--option",
+            "arguments=object",
+            "--state",
+            str(tmp_path / "state"),
+            *files,
+            *args,
+        )
         assert (code == 0) == ("was made with query" not in output), output
         return output
 
@@ -314,7 +325,16 @@ def test_an_export_of_no_session_says_so_and_leaves_its_folder_free(
     assert f"no session meets {condition}; 3 are in the record, 2 of them with a reward" in output
     assert list(tmp_path.iterdir()) == []
     code, output = run(
-        store, tmp_path / "out", "-f", "sft", "--option", "arguments=object", "--state", str(tmp_path / "state"), "--where", "reward>=99"
+        store,
+        tmp_path / "out",
+        "-f",
+        "sft",
+        "--option",
+        "arguments=object",
+        "--state",
+        str(tmp_path / "state"),
+        "--where",
+        "reward>=99",
     )
     assert code == 0, "a dataset that grows may have nothing yet"
 
@@ -323,7 +343,9 @@ def test_a_dry_run_needs_no_folder(store: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     app = typer.Typer()
     app.command()(export)
-    dry = CliRunner().invoke(app, ["--store", store, "-f", "sft", "--option", "arguments=object", "--dry-run", "--where", "reward>=0"])
+    dry = CliRunner().invoke(
+        app, ["--store", store, "-f", "sft", "--option", "arguments=object", "--dry-run", "--where", "reward>=0"]
+    )
     assert (dry.exit_code, list(tmp_path.iterdir())) == (0, [])
     assert "2 rows of sft would be written (train 2)" in dry.output
     missing = CliRunner().invoke(app, ["--store", store])

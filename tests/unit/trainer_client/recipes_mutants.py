@@ -2,7 +2,7 @@
 
 `python -m tests.unit.trainer_client.recipes_mutants [NAME ...] [--every N] [--write]` prints the changes that no test
 notices; its exit status is 1 where there are any. NAME is a module of `MODULES` or a recipe. `--write` keeps the
-figures in `mutants.json`, of which `scripts/mutants_page.py` makes the page.
+figures in `mutants.json`, of which `scripts/mutants_page.py` makes docs/notes/mutations.md.
 
 Tests are collected once, and run once to see which reach which line. A change is then made in a fork of this process,
 in the code of the functions themselves, so that whoever holds one has it; there only the tests that reach its line run,
@@ -145,12 +145,21 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
 
 def mutants(name: str, source: str) -> Iterator[Mutant]:
     def found(tree: ast.Module) -> list[Change]:
-        return [change for one in functions(tree) for statement in one.body for change in changes(ast.Module([statement], []))]
+        return [
+            change
+            for one in functions(tree)
+            for statement in one.body
+            for change in changes(ast.Module([statement], []))
+        ]
 
     places = Counter[tuple[int, str]]()
     for number in range(len(found(ast.parse(source)))):
         tree = ast.parse(source)
-        roots = [(one, index, ast.Module([statement], [])) for one in functions(tree) for index, statement in enumerate(one.body)]
+        roots = [
+            (one, index, ast.Module([statement], []))
+            for one in functions(tree)
+            for index, statement in enumerate(one.body)
+        ]
         node, change, make = [change for *_, root in roots for change in changes(root)][number]
         make()
         for one, index, root in roots:
@@ -211,20 +220,24 @@ class Trial:
             self._traced(number, item, items[number + 1] if number + 1 < len(items) else None)
         if self.failed:
             return True
-        sources = {name: Path(str(module.__file__)).read_text(encoding="utf-8") for name, module in self.modules.items()}
+        sources = {
+            name: Path(str(module.__file__)).read_text(encoding="utf-8") for name, module in self.modules.items()
+        }
         for name, module in self.modules.items():
-            counts, alive, began = Counter[str](), [], time.monotonic()
+            counts, alive, equal, began = Counter[str](), [], [], time.monotonic()
             for mutant in list(mutants(name, sources[name]))[self.first :: self.every]:
                 path = str(module.__file__)
                 numbers = {number for line in mutant.lines for number in self.reached[path, line]}
                 ordered = [items[number] for number in sorted(numbers, key=self.seconds.__getitem__)]
                 outcome = "equal" if mutant.key in EQUAL else self._outcome(mutant, module, ordered)
                 counts[outcome] += 1
+                if outcome == "equal":
+                    equal.append(f"{mutant.text} ({mutant.change}): {EQUAL[mutant.key]}")
                 if outcome == "alive":
                     alive.append(f"{mutant.line} {mutant.change} ({mutant.place}): {mutant.text}")
                     print(f"survives ({len(ordered)} tests): {name}:{alive[-1]}", file=sys.stderr, flush=True)
-            self.figures[name] = {"source": digest(sources[name]), **{
-                key: counts[key] for key in ("noticed", "limit", "equal")}, "alive": alive}
+            noticed = {"noticed": counts["noticed"], "limit": counts["limit"]}
+            self.figures[name] = {"source": digest(sources[name]), **noticed, "equal": equal, "alive": alive}
             print(f"{name}: {dict(counts)} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         return True
 
@@ -267,19 +280,23 @@ class Trial:
         return "noticed" if status else "alive"
 
 
+def modules(names: Sequence[str] = ()) -> dict[str, ModuleType]:
+    """The modules of these names, or all."""
+    places = {name: name for name in MODULES} | {name: f"recipes.{name}" for name in RECIPES if name != "grpo"}
+    places["grpo"] = "recipe"
+    return {
+        name: importlib.import_module(f"rolltap.trainer_client.{place}")
+        for name, place in places.items()
+        if not names or name in names
+    }
+
+
 def tried(names: Sequence[str], every: int = 1, first: int = 0) -> Trial:
     """The trial of these modules, or of all."""
     import torch
 
     torch.set_num_threads(1)
-    places = {name: name for name in MODULES} | {name: f"recipes.{name}" for name in RECIPES if name != "grpo"}
-    places["grpo"] = "recipe"
-    modules = {
-        name: importlib.import_module(f"rolltap.trainer_client.{place}")
-        for name, place in places.items()
-        if not names or name in names
-    }
-    trial = Trial(modules, every, first)
+    trial = Trial(modules(names), every, first)
     files = [str(path) for name in TESTS if (path := HERE / f"test_{name}.py").exists()]
     with tempfile.TemporaryDirectory() as scratch, Path(os.devnull).open("w") as nowhere:
         options = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-n", "0", "-m", "not long"]
@@ -301,7 +318,9 @@ def main() -> int:
         return 2
     if given.write:
         kept = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
-        FIGURES.write_text(json.dumps(dict(sorted({**kept, **trial.figures}.items())), indent=1) + "\n", encoding="utf-8")
+        FIGURES.write_text(
+            json.dumps(dict(sorted({**kept, **trial.figures}.items())), indent=1) + "\n", encoding="utf-8"
+        )
     alive = [f"{name}:{one}" for name, figures in trial.figures.items() for one in figures["alive"]]
     print(*alive, f"{sum(os.times()[:4]):.0f} CPU seconds, {len(alive)} changes survive", sep="\n")
     return int(bool(alive))

@@ -20,6 +20,7 @@ from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client import estimators
 from rolltap.trainer_client.critic import value_loss
 from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.hinted_teacher import HintedTeacher
 from rolltap.trainer_client.loss import PolicyLoss
 from rolltap.trainer_client.network import Predictions
 from rolltap.trainer_client.recipe import Recipe
@@ -29,7 +30,6 @@ from rolltap.trainer_client.recipes.infopo import InfoPO
 from rolltap.trainer_client.recipes.rise import RISE
 from rolltap.trainer_client.recipes.seeupo import SeeUPO
 from rolltap.trainer_client.recipes.spear import SPEAR
-
 from rolltap.trainer_client.scoring import check, trained_tokens
 from rolltap.trainer_client.step import POLICY, PolicyReading, Step, view
 from rolltap.types import ROUTED_EXPERTS, Scoring
@@ -63,7 +63,9 @@ def test_the_dual_clip_leaves_good_tokens_alone() -> None:
 
 def test_a_values_loss_is_scaled_by_its_share_and_its_tokens_weight() -> None:
     """share weight (V - target)^2 / 2, where the clip is far: .5 · .25 · .6² / 2."""
-    extra = {f"value_{name}": torch.tensor([value]) for name, value in (("target", 1.0), ("before", 0.4), ("share", 0.5))}
+    extra = {
+        f"value_{name}": torch.tensor([value]) for name, value in (("target", 1.0), ("before", 0.4), ("share", 0.5))
+    }
     batch = replace(batch_of([0.0], [0.0]), extra=extra, weights_M=torch.tensor([0.25]))
     predicted = Predictions(torch.zeros(1), torch.zeros(1), {"value": torch.tensor([0.4])})
     assert float(value_loss(predicted, batch, "value", math.inf)) == pytest.approx(0.5 * 0.25 * 0.36 / 2)
@@ -123,6 +125,15 @@ def test_epo_pays_entropy_by_the_weight_of_its_token_and_not_at_the_bounds() -> 
     assert found == pytest.approx(-0.5 * (0.5 * 0.4 + 0.25 * 0.6 + 0.125 * (0.7 - 0.5 * 0.25)))
 
 
+def test_a_hinted_teachers_distance_is_scaled_by_strength_weight_and_whether_there_was_a_hint() -> None:
+    """Skill-SD, eq. 14: strength Σ weight (e^(-l) - 1 + l) where there is a hint, l = log pi - log pi_T."""
+    extra = {"teacher": torch.tensor([-1.2, -1.0, -3.0]), "hinted": torch.tensor([1.0, 1.0, 0.0])}
+    batch = replace(batch_of([-1.0, -1.5, -1.0], [0.0] * 3), extra=extra, weights_M=torch.tensor([0.5, 0.25, 0.125]))
+    predicted = Predictions(torch.tensor([-1.0, -1.5, -1.0]), torch.zeros(3))
+    expected = 0.3 * (0.5 * (math.exp(-0.2) - 1 + 0.2) + 0.25 * (math.exp(0.5) - 1 - 0.5))
+    assert float(HintedTeacher(strength=0.3).loss(predicted, batch, PolicyLoss()).loss) == pytest.approx(expected)
+
+
 KEEP, ACT = "<switch> KEEP </switch> <subgoal> find </subgoal>", "<action> go </action>"
 
 
@@ -144,18 +155,22 @@ def test_hiper_takes_what_keeping_costs_from_the_reward_and_whitens_over_the_pop
 
 
 def test_infopo_pays_a_question_the_mean_of_what_several_replies_learned() -> None:
-    """A trunk of two turns and a branch off its first: the first turn is answered twice, with gains of 2 and 1."""
+    """The first rollout's first turn is answered twice, in the trunk and in a branch, with gains of 2 and 1."""
     records = []
     for index in range(2):
         trunk = spoken(f"r{index}", [([5, 6], [8, 9], ""), ([7, 7], [10, 11 + index, 12], "")])
-        records.append(record("g", index, [trunk, branched(trunk, [13, 14, 15], [16, 17, 18], f"r{index}")], 1.0))
-    step = view([group("g", records)])
-    gains = [{0: 0.0, 1: 2.0, 2: 1.0}, {0: 0.0, 1: 0.5, 2: 0.1}]
-    order = [sum(other.rollout == turn.rollout for other in step.turns[:number]) for number, turn in enumerate(step.turns)]
+        rows = [trunk, branched(trunk, [13, 14, 15], [16, 17, 18], "r0")] if index == 0 else [trunk]
+        records.append(record("g", index, rows, 1.0))
+    once = spoken("r2", [([5, 6], [8, 9], ""), ([7, 7], [10], "")])
+    step = view([group("g", [*records, record("g", 2, [once], 1.0)])])
+    gains = [{0: 0.0, 1: 2.0, 2: 1.0}, {0: 0.0, 1: 0.5}, {0: 0.0, 1: 0.1}]
+    order = [
+        sum(other.rollout == turn.rollout for other in step.turns[:number]) for number, turn in enumerate(step.turns)
+    ]
     said = [gains[turn.rollout][at] - 3.0 for turn, at in zip(step.turns, order, strict=True)]
     readings = {POLICY: flat(step, said), "masked": flat(step, [-3.0] * len(said))}
     found = by_turn(step, InfoPO().credit(replace(step, readings=readings)))
-    paid = [(2.0 + 1.0) / 2, (0.5 + 0.1) / 2]
+    paid = [(2.0 + 1.0) / 2, 0.5, 0.1]
     mean, spread = statistics.fmean(paid), statistics.stdev(paid)
     beta = 0.1 / (1 + math.exp(0 / 0.05))
     firsts = [value for value, at in zip(found, order, strict=True) if at == 0]
@@ -227,9 +242,9 @@ def test_seeupo_makes_no_update_of_a_step_without_turns() -> None:
 
 
 def test_slea_rl_compares_long_observations_whole() -> None:
-    """Ratcliff and Obershelp's ratio counts common tokens, too: two of 300 that share all but one are alike."""
+    """Ratcliff and Obershelp's ratio counts common tokens, too: two of 300 that share all but the first are alike."""
     common = [5, 6] * 150
-    other = [*common[:-1], 7]
+    other = [7, *common[1:]]
     records = [record("g", index, [spoken(f"r{index}", [(shown, [30], "")])], reward)
                for index, (shown, reward) in enumerate(((common, 1.0), (other, 0.0)))]  # fmt: skip
     step = view([group("g", records)])
