@@ -1,6 +1,6 @@
 """Who reads the files: the layout that each consumer takes, and the least release of `datasets` that reads a file.
 
-`datasets` before 4.8 has one type for each column. So it gives every object all names of the others, as nulls, or fails
+`datasets` before 4.7 has one type for each column. So it gives every object all names of the others, as nulls, or fails
 where one name has two types; and it knows no Arrow column of JSON. A text is read exactly by all releases from 4.0 on.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.base import Container, Exporter
 
-ANY_TEXT, ANY_JSON = "4.0", "4.8"
+ANY_TEXT, ANY_JSON = "4.0", "4.7"
 
 OBJECTS_IN_JSONL = frozenset({"trajectories", "transitions", "atif", "harbor", "verifiers", "nemo-gym", "skyrl-rl"})
 """Formats whose rows hold objects of no common type in JSON Lines."""
@@ -21,8 +21,8 @@ OBJECTS_IN_JSONL = frozenset({"trajectories", "transitions", "atif", "harbor", "
 OBJECT, TEXT = {"arguments": "object"}, {"arguments": "text"}
 
 NEEDS_A_READER = frozenset({"sft", "preference", "kto"})
-"""Formats of messages with tool calls, whose arguments no one form suits all: a chat template that takes objects fails on
-a text or encodes it twice, and `datasets` before 4.8 invents nulls in objects. So nobody gets either by default."""
+"""Formats of messages with tool calls, whose arguments no one form suits all: a chat template that takes objects fails
+on a text or encodes it twice, and `datasets` before 4.7 invents nulls in objects. So nobody gets either by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ CONSUMERS: Mapping[str, Consumer] = {
     "llama-factory": Consumer(
         {"sharegpt": {}}, setting="formatting: sharegpt, columns messages: conversations, system, tools"
     ),
-    "ms-swift": Consumer({"sft": {**TEXT, "mark": "loss"}}),
+    "ms-swift": Consumer({"sft": {**TEXT, "mark": "loss", "reasoning": "tags"}}),
     "trl": Consumer({"sft": {**OBJECT, "targets": "split"}, "preference": OBJECT, "kto": OBJECT}),
     "unsloth": Consumer({"sft": {**TEXT, "targets": "split"}, "preference": TEXT, "kto": TEXT}),
     "verl": Consumer({"sft": OBJECT}, container="parquet", setting="data.custom_cls.name=RecordedMessagesDataset"),
@@ -72,7 +72,7 @@ def layout(format: str, consumer: str, options: Mapping[str, str]) -> tuple[str,
         readers = ", ".join(name for name, one in CONSUMERS.items() if format in one.formats)
         raise DatasetError(
             f"--format {format}: who reads the files? Tool calls have no form that suits all: name one of "
-            f"--for {readers}; or --option arguments=object (datasets 4.8 and later, chat templates) or arguments=text"
+            f"--for {readers}; or --option arguments=object (datasets 4.7 and later, chat templates) or arguments=text"
         )
     return format or "trajectories", dict(options), None
 
