@@ -25,8 +25,12 @@ case "$name" in
     packages=(verifiers==0.4.0 prime-runs==0.1.4 prime-sandboxes==0.5.1 prime-traces==0.0.10 prime-tunnel==0.1.15
       connectrpc==0.11.1 protobuf-py==0.1.1 aiofiles==25.1.0 tomli_w==1.2.0 math-verify==0.9.0
       latex2sympy2_extended==1.11.0 antlr4-python3-runtime==4.13.2) ;;
+  axolotl-0.19.0)
+    packages=(axolotl==0.19.0 datasets==4.8.4 colorama==0.4.6 modelscope modelscope-hub addict) ;;
+  ms-swift-4.6.0) packages=(ms-swift==4.6.0 datasets==4.8.4 json-repair) ;;
   datasets-4.0.0) packages=(datasets==4.0.0 dill==0.3.8 multiprocess==0.70.16 fsspec==2025.3.0) ;;
   datasets-4.3.0) packages=(datasets==4.3.0 dill==0.4.0 multiprocess==0.70.16 fsspec==2025.9.0) ;;
+  datasets-4.7.0) packages=(datasets==4.7.0) ;;
   datasets-4.8.4) packages=(datasets==4.8.4) ;;
   sources-1)
     packages=(megatron-core==0.16.1 beartype==0.23.1 jaxtyping==0.3.11 wadler-lindig==0.1.8 pyzmq==27.3.0

@@ -28,7 +28,7 @@ from rolltap.proxy.reading_process.asking import Answer, AskRecord
 from rolltap.proxy.viewer.access import COOKIE_S, Access, Viewers
 from rolltap.proxy.viewer.listing import address_of
 from rolltap.proxy.viewer.one_file import SavedPages
-from rolltap.proxy.viewer.pages import Pages
+from rolltap.proxy.viewer.pages import DEFAULT_FORMAT, Pages
 from rolltap.proxy.viewer.replay import MOST_SAMPLES, RecordedPrompt, Replays
 from rolltap.proxy.viewer.run import MOST_RUNS, EngineLine
 from rolltap.proxy.viewer.selection import Selections
@@ -385,7 +385,12 @@ def _add_files(app: FastAPI, ask: AskRecord) -> None:
 
     @app.get("/selection/dataset.zip")
     async def selected_dataset(
-        q: str = "", where: str = "", sort: str = "", order: str = "", format: str = "sft", picked: Picked = ()
+        q: str = "",
+        where: str = "",
+        sort: str = "",
+        order: str = "",
+        format: str = DEFAULT_FORMAT,
+        picked: Picked = (),
     ) -> Response:
         query = address_of(q, where, sort, order).query
         response = (await ask(Selections.dataset, query, format, list(picked))).response()

@@ -49,13 +49,14 @@ from rolltap.reading.types import (
     SessionQuery,
 )
 from rolltap.reconstructor.exporters import EXPORTERS
+from rolltap.reconstructor.exporters.consumers import layouts
 from rolltap.reconstructor.exporters.select import parse_where
 
 QUIET_S = 600.0
 """A store by itself in which nothing happened for so long is not asked for news."""
 
 IDS_FILE = "sessions.txt"
-DEFAULT_FORMAT = "sft"
+DEFAULT_FORMAT = "sft for trl"
 ORDER_NAMES = {
     "created_at": "Newest",
     "last_call_at": "Last active",
@@ -126,7 +127,7 @@ class Pages:
             previous=address.at(query.offset - PAGE) if query.offset else None,
             following=address.at(query.offset + PAGE) if query.offset + PAGE < page.total else None,
             export=_export_command(query),
-            formats=EXPORTERS,
+            formats=layouts(EXPORTERS),
             format=DEFAULT_FORMAT,
             most=MOST_SESSIONS,
         )

@@ -16,6 +16,7 @@ from rolltap.errors import InvalidRequest
 from rolltap.reading import RecordReader
 from rolltap.reading.types import SessionQuery
 from rolltap.reconstructor.exporters import exporter_named
+from rolltap.reconstructor.exporters.consumers import layout
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.grouping import Grouping
 
@@ -38,8 +39,10 @@ class Selections:
     async def dataset(self, query: SessionQuery, format: str, picked: Sequence[str] = ()) -> bytes:
         """Returns a zip of the dataset with its manifest: of the sessions `picked`, else of those that the query finds.
 
-        Raises `InvalidRequest` for 0 or over `MOST_SESSIONS`.
+        `format` is one of `layouts`, such as `sft for trl`. Raises `InvalidRequest` for 0 or over `MOST_SESSIONS`.
         """
+        chosen, _, reader = format.partition(" for ")
+        name, options, container = layout(chosen, reader, {})
         ids = list(picked) or await self._ids(query, MOST_SESSIONS + 1)
         if not ids:
             raise InvalidRequest("no session matches: there is nothing to export")
@@ -49,7 +52,7 @@ class Selections:
         assert isinstance(log, SqlCallLog)
         with tempfile.TemporaryDirectory(prefix="rolltap-") as folder:
             out = Path(folder) / "dataset"
-            with DatasetWriter(out, exporter_named(format, {}), Query()) as writer:
+            with DatasetWriter(out, exporter_named(name, options), Query(container=container)) as writer:
                 options = ReadOptions("tree", self.reader.rules, lambda session: (), Grouping())
                 async for group in chosen_groups(log, options, ids, writer.fail):
                     await asyncio.to_thread(writer.add, group)

@@ -16,7 +16,7 @@ from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.base import CallText, ExportItem, Message, Rendered, SkippedItem, last_span
 from rolltap.types import NO_VERSION, Call, CallKind, Finish, Flaw, Outcome, Segment
 
-ReasoningUse = Literal["keep", "drop"]
+ReasoningUse = Literal["keep", "drop", "tags"]
 Targets = Literal["whole", "split", "weight"]
 """How a row marks the trained replies. whole: all are trained; split: the last one; weight: each has a `weight`."""
 
@@ -32,7 +32,10 @@ def one_of(name: str, value: str, known: Iterable[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """The form of written messages. `reasoning` is kept (as `reasoning_content`) or dropped.
+    """The form of written messages.
+
+    `reasoning` is kept (as `reasoning_content`), dropped, or put before the content in `<think>` tags, for readers that
+    ignore `reasoning_content`.
 
     `arguments` of tool calls: an object if they are JSON (most chat templates), or a text (DeepSeek-V3's template).
     """
@@ -46,7 +49,7 @@ class MessageForm:
         return "messages" if self.arguments == "object" else "messages_text"
 
     def __post_init__(self) -> None:
-        one_of("reasoning", self.reasoning, ("keep", "drop"))
+        one_of("reasoning", self.reasoning, ("keep", "drop", "tags"))
         one_of("arguments", self.arguments, ("object", "text"))
 
 
@@ -196,6 +199,8 @@ def _echoes_a_reply(text: CallText, known: int) -> bool:
 
 def _plain(message: Message, form: MessageForm, ids: dict[str, str]) -> dict[str, Any]:
     plain = {key: value for key, value in message.items() if form.reasoning == "keep" or key != "reasoning_content"}
+    if form.reasoning == "tags" and (reasoning := message.get("reasoning_content")):
+        plain["content"] = f"<think>\n{reasoning}\n</think>\n\n{content_text(message)}"
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [{**call, "id": _short(call["id"], ids)} for call in calls]
         if form.arguments == "text":

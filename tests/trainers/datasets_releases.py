@@ -12,8 +12,11 @@ from typing import Any
 
 import datasets
 
+from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.sft import Sft
 from rolltap.reconstructor.exporters.writers import FILES
+
+from ..unit.exporters.world import World, says, system, tool, user
 
 WORST: tuple[dict[str, Any], ...] = (
     {"path": "a.txt"},
@@ -37,6 +40,19 @@ def rows(arguments: str) -> list[dict[str, Any]]:
         labels = {"session_id": f"s{number}", "rollout_id": label, "group_id": label, "task_id": label}
         made.append({"messages": [message], "tools": "[]", **labels, "reward": None if number < 3 else 0.5})
     return made
+
+
+def worst_items(world: World) -> list[ExportItem]:
+    """Sessions whose calls have these arguments, but for the longest."""
+    items = []
+    for number, value in enumerate(WORST[:-1]):
+        script = world.script(f"worst{number}")
+        history = [system("You are an agent."), user("Look.")]
+        reply = says("", ("c1", "bash", value))
+        parent = script.ask(history, reply)
+        script.ask([*history, reply, tool("c1", "ok")], says("done"), parent=parent)
+        items.append(script.item(reward=1.0, task=f"worst{number}"))
+    return items
 
 
 def outcome(container: Any, arguments: Any, folder: Path) -> str:

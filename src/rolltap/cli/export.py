@@ -27,7 +27,7 @@ from rolltap.extras import install_line
 from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
-from rolltap.reconstructor.exporters.consumers import Consumer, consumer_named
+from rolltap.reconstructor.exporters.consumers import layout
 from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, FirstPass, Query
 from rolltap.reconstructor.exporters.decontaminate import NGRAM_WORDS, NgramIndex
 from rolltap.reconstructor.exporters.grouping import Grouping
@@ -131,17 +131,15 @@ def export(
 ) -> None:
     """Writes recorded rollouts as a dataset, with a manifest of what is in it.
 
-    rolltap export out/ --format sft --where "reward>=1 and harness=codex" --split train=0.9,test=0.1
+    rolltap export out/ --for trl --where "reward>=1 and harness=codex" --split train=0.9,test=0.1
     """
     settings = load_settings(config_path(config))
-    layout = consumer_named(consumer) if consumer else Consumer("trajectories")
-    if consumer and format and format != layout.format:
-        raise DatasetError(f"--for {consumer} reads {layout.format}, not {format}")
+    name, wanted, own_container = layout(format, consumer, dict(_pairs(option or [], "--option")))
     query = Query(
         where=parse_where([*(where or []), *([f"date>='{since}'"] if since else []), *_named(sessions)]),
         splits=read_splits(split),
         seed=seed,
-        container=container or layout.container,  # type: ignore[arg-type]
+        container=container or own_container,  # type: ignore[arg-type]
         include=frozenset(include or ()),
         duplicates=duplicates,
         near=near_duplicates,
@@ -156,7 +154,7 @@ def export(
     )
     target, exporter = (
         _target(out, dry_run),
-        exporter_named(format or layout.format, {**layout.options, **dict(_pairs(option or [], "--option"))}),
+        exporter_named(name, wanted),
     )
     rules, ignored = policy_rules(settings, train or []), policy_ignored(settings)
     compared = HubTokenizer(tokenizer) if tokenizer is not None else None

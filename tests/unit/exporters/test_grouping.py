@@ -82,7 +82,9 @@ def export(store: str, folder: Path, *args: str) -> tuple[list[Any], Any]:
 
 def test_sessions_that_begin_alike_are_paired_by_their_score(store: str, tmp_path: Path):
     out = tmp_path / "out"
-    rows, manifest = export(store, out, "--format", "preference", "--score", "correct", "--group-by", "opening")
+    rows, manifest = export(
+        store, out, "--for", "trl", "--format", "preference", "--score", "correct", "--group-by", "opening"
+    )
     assert [(row["session_chosen"], row["session_rejected"]) for row in rows] == [("a", "b")]
     assert (rows[0]["reward_chosen"], rows[0]["rollout_chosen"], rows[0]["task_id"]) == (1.0, None, None)
     assert rows[0]["prompt"][0]["content"] == SAID["a"][0]
@@ -91,7 +93,7 @@ def test_sessions_that_begin_alike_are_paired_by_their_score(store: str, tmp_pat
 
 
 def test_a_tag_groups_too_also_one_that_came_later(store: str, tmp_path: Path):
-    asked = ["--score", "correct", "--format", "kto", "--option", "threshold=0.4"]
+    asked = ["--score", "correct", "--for", "trl", "--format", "kto", "--option", "threshold=0.4"]
     rows, _ = export(store, tmp_path / "run", *asked, "--group-by", "tag.run")
     assert {row["session_id"]: (row["label"], row["group_id"]) for row in rows} == {
         "a": (True, "run=7"), "b": (False, "run=7"), "c": (True, "run=7")
@@ -101,13 +103,13 @@ def test_a_tag_groups_too_also_one_that_came_later(store: str, tmp_path: Path):
 
 
 def test_the_best_of_a_group_is_chosen(store: str, tmp_path: Path):
-    asked = ["--format", "sft", "--score", "correct", "--group-by", "opening", "--best", "1"]
+    asked = ["--for", "verl", "--container", "jsonl", "--score", "correct", "--group-by", "opening", "--best", "1"]
     rows, _ = export(store, tmp_path / "out", *asked)
     assert [row["session_id"] for row in rows] == ["a"]
 
 
 def test_without_a_score_a_session_has_no_reward(store: str, tmp_path: Path):
-    rows, manifest = export(store, tmp_path / "out", "--format", "preference", "--group-by", "opening")
+    rows, manifest = export(store, tmp_path / "out", "--for", "trl", "--format", "preference", "--group-by", "opening")
     assert (rows, manifest["skipped"]) == ([], {"no reward": 4})
 
 

@@ -80,7 +80,7 @@ def traced(path: Path, documents: list[Any]) -> str:
 
 
 def conversations(store: str, out: Path) -> list[dict[str, Any]]:
-    code, output = run("export", str(out), "--format", "sft", "--store", store)
+    code, output = run("export", str(out), "--format", "sft", "--option", "arguments=object", "--store", store)
     assert code == 0, output
     return lines(out / "train-00000-of-00001.jsonl")
 
@@ -145,7 +145,7 @@ def test_imported_sessions_can_be_named_in_a_file(store: str, tmp_path: Path):
     run("import", traced(tmp_path / "log.jsonl", documents), "--store", store)
     chosen = next(session.id for session, _ in record(store) if session.tags["imported"] == "two")
     (tmp_path / "ids").write_text(f"{chosen}\n")
-    args = ("--format", "sft", "--store", store, "--sessions", str(tmp_path / "ids"))
+    args = ("--for", "datasets-4.0", "--store", store, "--sessions", str(tmp_path / "ids"))
     code, output = run("export", str(tmp_path / "out"), *args)
     assert code == 0, output
     (row,) = lines(tmp_path / "out" / "train-00000-of-00001.jsonl")
@@ -236,8 +236,8 @@ def worst() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["arguments=text"], ["mark=loss"], ["targets=split"]],
-    ids=lambda options: " ".join(options) or "sft",
+    [["arguments=object"], ["arguments=text"], ["arguments=text", "mark=loss"], ["arguments=object", "targets=split"]],
+    ids=" ".join,
 )
 def test_what_we_write_comes_back_as_it_was(options: list[str], tmp_path: Path):
     """Export, import, export: every row is equal but for the sessions' names."""

@@ -155,7 +155,18 @@ def test_killed_again_and_again_it_has_each_session_once(tmp_path: Path):
     url, out = f"sqlite:///{tmp_path}/rolltap.db", tmp_path / "out"
     names = [f"session{i:03d}" for i in range(150)]
     asyncio.run(_recorded(url, names))
-    args = ["--store", url, "-f", "sft", "--shard-mb", "0.0001", "--state", str(tmp_path / "state")]
+    args = [
+        "--store",
+        url,
+        "-f",
+        "sft",
+        "--option",
+        "arguments=object",
+        "--shard-mb",
+        "0.0001",
+        "--state",
+        str(tmp_path / "state"),
+    ]
     code = "import sys; from rolltap.cli.main import app; app(sys.argv[1:])"
 
     def files() -> int:
@@ -171,7 +182,18 @@ def test_killed_again_and_again_it_has_each_session_once(tmp_path: Path):
         export.send_signal(signal.SIGKILL)
         export.wait()
     assert kills >= 3
-    exit_code, output = run(url, out, "-f", "sft", "--shard-mb", "0.0001", "--state", str(tmp_path / "state"))
+    exit_code, output = run(
+        url,
+        out,
+        "-f",
+        "sft",
+        "--option",
+        "arguments=object",
+        "--shard-mb",
+        "0.0001",
+        "--state",
+        str(tmp_path / "state"),
+    )
     assert exit_code == 0, output
     assert Counter(sessions(out)) == Counter(names)
     assert json.loads((out / "manifest.json").read_text())["rows"] == len(names)

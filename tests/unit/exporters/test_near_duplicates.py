@@ -96,10 +96,10 @@ def test_a_dataset_is_pushed_where_a_token_is_set(
 ):
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    code, output = run(store, tmp_path / "out", "-f", "sft", "--push", "me/mine")
+    code, output = run(store, tmp_path / "out", "-f", "sft", "--option", "arguments=object", "--push", "me/mine")
     assert (code, "no token" in output, (tmp_path / "out").exists()) == (1, True, False)
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_mine")
-    code, output = run(store, tmp_path / "out", "-f", "sft", "--push", "me/mine")
+    code, output = run(store, tmp_path / "out", "-f", "sft", "--option", "arguments=object", "--push", "me/mine")
     assert code == 0, output
     assert "pushed: the address" in output
     assert Hub.calls == [

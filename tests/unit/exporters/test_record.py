@@ -153,7 +153,7 @@ def run(store: str, out: Path, *args: str) -> tuple[int, str]:
 
 
 def test_the_record_becomes_conversations_whatever_the_dialect(store: str, tmp_path: Path):
-    code, output = run(store, tmp_path / "out", "--format", "sft")
+    code, output = run(store, tmp_path / "out", "--format", "sft", "--option", "arguments=object")
     assert code == 0, output
     rows = {row["session_id"]: row for row in lines(tmp_path / "out" / "train-00000-of-00001.jsonl")}
     assert rows.keys() == {"session0", "session1", "free"}
@@ -224,7 +224,7 @@ def test_a_growing_dataset_counts_a_damaged_session_once_and_takes_it_once_it_is
 
 def test_the_calls_of_a_session_that_a_condition_refuses_are_not_read(damaged: str, tmp_path: Path):
     where = ["--where", "reward>=1 and not session=free and calls=2"]
-    code, output = run(damaged, tmp_path / "out", "-f", "sft", *where)
+    code, output = run(damaged, tmp_path / "out", "-f", "sft", "--option", "arguments=object", *where)
     assert code == 0, output
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert (manifest["sessions"], manifest["sessions_selected"], manifest["failed"]["count"]) == (3, 1, 0)
@@ -236,7 +236,18 @@ def test_a_state_knows_the_rules_and_the_held_out_files_it_was_made_with(store: 
 
     def grow(*args: str) -> str:
         files = ("--decontaminate", str(held_out), "--config", str(settings))
-        code, output = run(store, tmp_path / "out", "-f", "sft", "--state", str(tmp_path / "state"), *files, *args)
+        code, output = run(
+            store,
+            tmp_path / "out",
+            "-f",
+            "sft",
+            "--option",
+            "arguments=object",
+            "--state",
+            str(tmp_path / "state"),
+            *files,
+            *args,
+        )
         assert (code == 0) == ("was made with query" not in output), output
         return output
 
@@ -254,7 +265,7 @@ def test_a_state_knows_the_rules_and_the_held_out_files_it_was_made_with(store: 
 
 
 def test_groups_become_pairs(store: str, tmp_path: Path):
-    code, output = run(store, tmp_path / "out", "-f", "preference")
+    code, output = run(store, tmp_path / "out", "-f", "preference", "--option", "arguments=object")
     assert code == 0, output
     (row,) = lines(tmp_path / "out" / "train-00000-of-00001.jsonl")
     assert (row["chosen"][-1]["content"], row["rejected"][-1]["content"]) == ("a.txt", "nothing")
@@ -276,7 +287,7 @@ def test_conditions_and_options_reach_the_dataset(store: str, tmp_path: Path):
 
 
 def test_best_of_a_task_by_the_command(store: str, tmp_path: Path):
-    code, output = run(store, tmp_path / "out", "-f", "sft", "--best", "1")
+    code, output = run(store, tmp_path / "out", "-f", "sft", "--option", "arguments=object", "--best", "1")
     assert code == 0, output
     (row,) = lines(tmp_path / "out" / "train-00000-of-00001.jsonl")
     assert (row["session_id"], row["reward"]) == ("session0", 1.0)
@@ -293,7 +304,7 @@ def test_the_manifest_names_the_tokenizer_and_its_template(store: str, model_fol
 
 
 def test_since_a_date(store: str, tmp_path: Path):
-    code, output = run(store, tmp_path / "out", "-f", "sft", "--since", "2026-02-25")
+    code, output = run(store, tmp_path / "out", "-f", "sft", "--option", "arguments=object", "--since", "2026-02-25")
     assert code == 0, output
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["rows"] == 3
 
@@ -309,12 +320,21 @@ def test_since_a_date(store: str, tmp_path: Path):
 def test_an_export_of_no_session_says_so_and_leaves_its_folder_free(
     args: list[str], condition: str, store: str, tmp_path: Path
 ):
-    code, output = run(store, tmp_path / "out", "-f", "sft", *args)
+    code, output = run(store, tmp_path / "out", "-f", "sft", "--option", "arguments=object", *args)
     assert code == 1
     assert f"no session meets {condition}; 3 are in the record, 2 of them with a reward" in output
     assert list(tmp_path.iterdir()) == []
     code, output = run(
-        store, tmp_path / "out", "-f", "sft", "--state", str(tmp_path / "state"), "--where", "reward>=99"
+        store,
+        tmp_path / "out",
+        "-f",
+        "sft",
+        "--option",
+        "arguments=object",
+        "--state",
+        str(tmp_path / "state"),
+        "--where",
+        "reward>=99",
     )
     assert code == 0, "a dataset that grows may have nothing yet"
 
@@ -323,7 +343,9 @@ def test_a_dry_run_needs_no_folder(store: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     app = typer.Typer()
     app.command()(export)
-    dry = CliRunner().invoke(app, ["--store", store, "-f", "sft", "--dry-run", "--where", "reward>=0"])
+    dry = CliRunner().invoke(
+        app, ["--store", store, "-f", "sft", "--option", "arguments=object", "--dry-run", "--where", "reward>=0"]
+    )
     assert (dry.exit_code, list(tmp_path.iterdir())) == (0, [])
     assert "2 rows of sft would be written (train 2)" in dry.output
     missing = CliRunner().invoke(app, ["--store", store])

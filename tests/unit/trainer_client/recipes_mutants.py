@@ -1,8 +1,12 @@
-"""Changes one line of a recipe, an estimator or a loss at a time, and runs the tests of `make test` that compute them.
+"""Changes one line of a recipe, an estimator or a loss at a time, and runs the tests of `make test` that reach it.
 
-`python -m tests.unit.trainer_client.recipes_mutants [NAME ...] [--every N]` prints the changes that no test notices;
-its exit status is 1 where there are any. NAME is a module of `MODULES` or a recipe. Every change runs in a process of
-its own, forked from one that has torch.
+`python -m tests.unit.trainer_client.recipes_mutants [NAME ...] [--every N] [--write]` prints the changes that no test
+notices; its exit status is 1 where there are any. NAME is a module of `MODULES` or a recipe. `--write` keeps the
+figures in `mutants.json`, of which `scripts/mutants_page.py` makes docs/notes/mutations.md.
+
+Tests are collected once, and run once to see which reach which line. A change is then made in a fork of this process,
+in the code of the functions themselves, so that whoever holds one has it; there only the tests that reach its line run,
+the fastest first, until one fails. A change that takes `LIMIT_S` of CPU time is noticed.
 """
 
 from __future__ import annotations
@@ -10,187 +14,295 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
+import hashlib
 import importlib
-import io
+import json
 import os
+import resource
+import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import pytest
 
 from rolltap.trainer_client.recipes import RECIPES
 
+from .equal_mutants import EQUAL
+
 HERE = Path(__file__).parent
-TESTS = ("formulas", "figures", "critics", "controls", "settings")
-FILES = [str(HERE / f"test_recipe_{name}.py") for name in TESTS] + [
-    str(HERE / "test_loss.py"),
-    str(HERE / "test_recipes.py"),
-]
-SLOW = "tau or slowly"
-"""Tests that build a model: asked where the others notice nothing."""
-
-FAST = f"not ({SLOW} or package or learner or rank or named)"
-MODULES = ("estimators", "loss", "critic", "scoring")
-
-EQUAL = {("archer", "Lt to LtE"), ("estimators", "LtE to Lt"), ("loss", "Lt to LtE")}
-"""Changes that change nothing: a drawn number is never exactly .5, nor a difference exactly the tolerance; and a token
-without an advantage has no loss to cap."""
+FIGURES = HERE / "mutants.json"
+TESTS = (
+    *("loss", "scoring", "routing", "planning", "recipes", "recipe_formulas", "recipe_figures", "recipe_critics"),
+    *("recipe_controls", "recipe_settings", "recipe_edges", "gradients"),
+)
+MODULES = ("estimators", "loss", "critic", "scoring", "hinted_teacher")
+LIMIT_S = 30
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
+    ast.FloorDiv: ast.Mult, ast.MatMult: ast.Add,
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
     ast.And: ast.Or, ast.Or: ast.And, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
 NAMES = {"minimum": "maximum", "maximum": "minimum", "min": "max", "max": "min", "mean": "median", "median": "mean"}
-NAMES |= {"centre": "normalise", "normalise": "centre", "exp": "expm1", "cos": "sin", "sum": "max"}
+NAMES |= {"centre": "normalise", "normalise": "centre", "exp": "expm1", "cos": "sin", "sum": "max", "all": "any"}
+NAMES |= {"any": "all", "floor": "ceil", "argmax": "argmin", "argmin": "argmax"}
+LEFT_OUT = (ast.Raise, ast.Assert, ast.JoinedStr)
+"""What says something and computes nothing. Options and the settings of a paper are on the generated page of recipes."""
 
 
 @dataclass(frozen=True)
 class Mutant:
+    """`text` is the source's line, `place` says which of its equal changes, `lines` those of the changed expression."""
+
     module: str
     line: int
+    text: str
     change: str
+    place: int
+    lines: range
     source: str
 
+    @property
+    def key(self) -> tuple[str, str, str, int]:
+        return self.module, self.text, self.change, self.place
 
-class Site(ast.NodeTransformer):
-    """Changes the site of number `wanted`; counts them without one."""
 
-    def __init__(self, wanted: int = -1) -> None:
-        self.wanted, self.count, self.line, self.change = wanted, 0, 0, ""
+Change = tuple[ast.expr | ast.stmt, str, Callable[[], None]]
 
-    def _here(self, node: ast.AST, change: str) -> bool:
-        self.count += 1
-        if self.count - 1 != self.wanted:
-            return False
-        self.line, self.change = getattr(node, "lineno", 0), change
+
+def changes(node: ast.AST) -> Iterator[Change]:
+    """What can be changed in a function, and how."""
+    for name, value in ast.iter_fields(node):
+        if name in ("returns", "annotation", "decorator_list") or isinstance(node, ast.arguments):
+            continue
+        for index, child in enumerate(value if isinstance(value, list) else [value]):
+            if not isinstance(child, ast.AST) or isinstance(child, LEFT_OUT) or getattr(child, "arg", "") == "strict":
+                continue
+            yield from changes(child)
+            for change, other in _others(node, name, child):
+                yield child, change, functools.partial(_put, node, name, index, other)  # type: ignore[misc]
+
+
+def _put(parent: ast.AST, name: str, index: int, other: ast.AST) -> None:
+    value = getattr(parent, name)
+    if isinstance(value, list):
+        value[index] = other
+    else:
+        setattr(parent, name, other)
+
+
+def _others(parent: ast.AST, name: str, node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """What may stand in a node's place."""
+    match node:
+        case ast.BinOp() if swap := SWAPS.get(type(node.op)):
+            yield _swapped(node.op, swap), ast.BinOp(node.left, swap(), node.right)  # type: ignore[arg-type]
+        case ast.AugAssign() if swap := SWAPS.get(type(node.op)):
+            yield _swapped(node.op, swap), ast.AugAssign(node.target, swap(), node.value)  # type: ignore[arg-type]
+        case ast.Compare() if swap := SWAPS.get(type(node.ops[0])):
+            ops = [swap(), *node.ops[1:]]
+            yield _swapped(node.ops[0], swap), ast.Compare(node.left, ops, node.comparators)  # type: ignore[arg-type]
+        case ast.BoolOp():
+            swap = SWAPS[type(node.op)]
+            yield _swapped(node.op, swap), ast.BoolOp(swap(), node.values)  # type: ignore[arg-type]
+        case ast.UnaryOp(op=ast.USub() | ast.Not() | ast.Invert()):
+            yield f"no {type(node.op).__name__}", node.operand
+        case ast.Attribute() if node.attr in NAMES:
+            yield f"{node.attr} to {NAMES[node.attr]}", ast.Attribute(node.value, NAMES[node.attr], node.ctx)
+        case ast.Name() if node.id in NAMES and isinstance(parent, ast.Call) and name == "func":
+            yield f"{node.id} to {NAMES[node.id]}", ast.Name(NAMES[node.id], ast.Load())
+        case ast.Constant(value=bool()):
+            yield f"{node.value} to {not node.value}", ast.Constant(not node.value)
+        case ast.Constant(value=int() | float()):
+            yield f"{node.value} to {node.value + 1}", ast.Constant(node.value + 1)  # type: ignore[operator]
+    if name == "test" and not isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp):
+        yield "the condition turned round", ast.UnaryOp(ast.Not(), node)  # type: ignore[arg-type]
+
+
+def _swapped(old: ast.AST, new: type[ast.AST]) -> str:
+    return f"{type(old).__name__} to {new.__name__}"
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """The functions of a module and its classes, without the text that describes them."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.Module):
+            for one in node.body:
+                if isinstance(one, ast.FunctionDef):
+                    if ast.get_docstring(one):
+                        one.body = one.body[1:] or [ast.Pass()]
+                    yield one
+
+
+def mutants(name: str, source: str) -> Iterator[Mutant]:
+    def found(tree: ast.Module) -> list[Change]:
+        return [
+            change
+            for one in functions(tree)
+            for statement in one.body
+            for change in changes(ast.Module([statement], []))
+        ]
+
+    places = Counter[tuple[int, str]]()
+    for number in range(len(found(ast.parse(source)))):
+        tree = ast.parse(source)
+        roots = [
+            (one, index, ast.Module([statement], []))
+            for one in functions(tree)
+            for index, statement in enumerate(one.body)
+        ]
+        node, change, make = [change for *_, root in roots for change in changes(root)][number]
+        make()
+        for one, index, root in roots:
+            one.body[index] = root.body[0]
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        text = source.splitlines()[node.lineno - 1].strip()
+        place = places[node.lineno, change]
+        places[node.lineno, change] += 1
+        yield Mutant(name, node.lineno, text, change, place, lines, ast.unparse(ast.fix_missing_locations(tree)))
+
+
+def digest(source: str) -> str:
+    """Of what is changed: comments and docstrings don't count."""
+    text = "\n".join(ast.dump(one) for one in functions(ast.parse(source)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def apply(mutant: Mutant, module: ModuleType) -> None:
+    """Gives the module's functions the mutant's code: whoever holds one, a class that inherits one, has it."""
+    codes = {code.co_qualname: code for code in _codes(compile(mutant.source, str(module.__file__), "exec"))}
+    for held in [module, *(one for one in vars(module).values() if isinstance(one, type))]:
+        if isinstance(held, type) and held.__module__ != module.__name__:
+            continue
+        for value in list(vars(held).values()):
+            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            while hasattr(function, "__wrapped__"):
+                function = function.__wrapped__
+            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+                if code := codes.get(function.__code__.co_qualname):
+                    function.__code__ = code
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            yield from _codes(one)
+
+
+class Trial:
+    """The pytest plugin that runs the tests as they are, then the changes. `figures` is what came of it."""
+
+    def __init__(self, modules: Mapping[str, ModuleType], every: int, first: int) -> None:
+        self.modules, self.every, self.first = modules, every, first
+        self.figures: dict[str, dict[str, Any]] = {}
+        self.failed: list[str] = []
+        self.reached: dict[tuple[str, int], set[int]] = defaultdict(set)
+        self.seconds: dict[int, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = session.items
+        for number, item in enumerate(items):
+            self._traced(number, item, items[number + 1] if number + 1 < len(items) else None)
+        if self.failed:
+            return True
+        sources = {
+            name: Path(str(module.__file__)).read_text(encoding="utf-8") for name, module in self.modules.items()
+        }
+        for name, module in self.modules.items():
+            counts, alive, equal, began = Counter[str](), [], [], time.monotonic()
+            for mutant in list(mutants(name, sources[name]))[self.first :: self.every]:
+                path = str(module.__file__)
+                numbers = {number for line in mutant.lines for number in self.reached[path, line]}
+                ordered = [items[number] for number in sorted(numbers, key=self.seconds.__getitem__)]
+                outcome = "equal" if mutant.key in EQUAL else self._outcome(mutant, module, ordered)
+                counts[outcome] += 1
+                if outcome == "equal":
+                    equal.append(f"{mutant.text} ({mutant.change}): {EQUAL[mutant.key]}")
+                if outcome == "alive":
+                    alive.append(f"{mutant.line} {mutant.change} ({mutant.place}): {mutant.text}")
+                    print(f"survives ({len(ordered)} tests): {name}:{alive[-1]}", file=sys.stderr, flush=True)
+            noticed = {"noticed": counts["noticed"], "limit": counts["limit"]}
+            self.figures[name] = {"source": digest(sources[name]), **noticed, "equal": equal, "alive": alive}
+            print(f"{name}: {dict(counts)} in {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         return True
 
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        self.generic_visit(node)
-        other = SWAPS.get(type(node.op))
-        if other and self._here(node, f"{type(node.op).__name__} to {other.__name__}"):
-            node.op = other()  # type: ignore[assignment]
-        return node
+    def _traced(self, number: int, item: pytest.Item, following: pytest.Item | None) -> None:
+        files = {str(module.__file__) for module in self.modules.values()}
 
-    def visit_Compare(self, node: ast.Compare) -> ast.AST:
-        self.generic_visit(node)
-        other = SWAPS.get(type(node.ops[0]))
-        if other and self._here(node, f"{type(node.ops[0]).__name__} to {other.__name__}"):
-            node.ops[0] = other()  # type: ignore[assignment]
-        return node
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            if frame.f_code.co_filename not in files:
+                return None
+            self.reached[frame.f_code.co_filename, frame.f_lineno].add(number)
+            return trace
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
-        self.generic_visit(node)
-        other = SWAPS[type(node.op)]
-        if self._here(node, f"{type(node.op).__name__} to {other.__name__}"):
-            node.op = other()  # type: ignore[assignment]
-        return node
+        began = time.process_time()
+        sys.settrace(trace)
+        try:
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        finally:
+            sys.settrace(None)
+        self.seconds[number] = time.process_time() - began
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(node.op, ast.USub | ast.Not | ast.Invert) and self._here(node, f"no {type(node.op).__name__}"):
-            return node.operand
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        if node.attr in NAMES and self._here(node, f"{node.attr} to {NAMES[node.attr]}"):
-            node.attr = NAMES[node.attr]
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        name = node.func.id if isinstance(node.func, ast.Name) else ""
-        if name in NAMES and self._here(node, f"{name} to {NAMES[name]}"):
-            node.func = ast.Name(NAMES[name], ast.Load())
-        return node
-
-    def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        return node
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
-        return node  # options and their types
-
-    def visit_Raise(self, node: ast.Raise) -> ast.AST:
-        return node
-
-    def visit_arguments(self, node: ast.arguments) -> ast.AST:
-        return node
-
-
-def mutants(name: str, module: ModuleType) -> Iterator[Mutant]:
-    source = Path(str(module.__file__)).read_text(encoding="utf-8")
-    counter = Site()
-    counter.visit(_functions(source))
-    for wanted in range(counter.count):
-        tree, site = _functions(source), Site(wanted)
-        site.visit(tree)
-        yield Mutant(name, site.line, site.change, ast.unparse(ast.fix_missing_locations(tree)))
-
-
-def _functions(source: str) -> ast.Module:
-    """The source without its annotations, which hold `|`."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            node.returns = None
-    return tree
-
-
-def survives(mutant: Mutant, module: ModuleType) -> bool:
-    """Whether all tests pass with the change."""
-    return _passes(mutant, module, FAST) and _passes(mutant, module, SLOW)
-
-
-def _passes(mutant: Mutant, module: ModuleType, tests: str) -> bool:
-    """Whether these tests pass with the change, in a fork of this process."""
-    sys.stdout.flush()
-    child = os.fork()
-    if not child:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    def _outcome(self, mutant: Mutant, module: ModuleType, items: Sequence[pytest.Item]) -> str:
+        """What becomes of a change, in a fork of this process: one of `noticed`, `limit`, `alive`."""
+        child = os.fork()
+        if not child:
+            status = 1
             try:
-                _apply(mutant, module)
-                import pytest
-
-                options = [
-                    "-x",
-                    "-q",
-                    "-n",
-                    "0",
-                    "--assert=plain",
-                    "-p",
-                    "no:cacheprovider",
-                    "-k",
-                    tests,
-                    "-m",
-                    "not long",
-                ]
-                with tempfile.TemporaryDirectory() as scratch:
-                    status = pytest.main([*options, f"--basetemp={scratch}/tests", *FILES])
-            except BaseException:  # noqa: BLE001 - a change that can't be loaded is noticed
-                status = 1
-        os._exit(int(status))
-    return os.waitpid(child, 0)[1] == 0
+                resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S + 1))
+                apply(mutant, module)
+                self.failed.clear()
+                for item, following in zip(items, [*items[1:], None], strict=True):
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                    if self.failed:
+                        break
+                status = int(bool(self.failed))
+            finally:
+                os._exit(status)
+        status = os.waitpid(child, 0)[1]
+        if os.WIFSIGNALED(status):
+            return "limit" if os.WTERMSIG(status) == signal.SIGXCPU else "noticed"
+        return "noticed" if status else "alive"
 
 
-def _apply(mutant: Mutant, module: ModuleType) -> None:
-    """Every module that has something of the changed module by name gets the new one."""
-    old = dict(vars(module))
-    exec(compile(mutant.source, str(module.__file__), "exec"), module.__dict__)
-    new = {
-        id(value): module.__dict__[name]
-        for name, value in old.items()
-        if callable(value) and getattr(value, "__module__", "") == module.__name__
+def modules(names: Sequence[str] = ()) -> dict[str, ModuleType]:
+    """The modules of these names, or all."""
+    places = {name: name for name in MODULES} | {name: f"recipes.{name}" for name in RECIPES if name != "grpo"}
+    places["grpo"] = "recipe"
+    return {
+        name: importlib.import_module(f"rolltap.trainer_client.{place}")
+        for name, place in places.items()
+        if not names or name in names
     }
-    for other in [one for name, one in sys.modules.items() if name.startswith("rolltap.trainer_client")]:
-        for name, value in list(vars(other).items()):
-            if id(value) in new:
-                setattr(other, name, new[id(value)])
-    for name, recipe in list(RECIPES.items()):
-        RECIPES[name] = new.get(id(recipe), recipe)
+
+
+def tried(names: Sequence[str], every: int = 1, first: int = 0) -> Trial:
+    """The trial of these modules, or of all."""
+    import torch
+
+    torch.set_num_threads(1)
+    trial = Trial(modules(names), every, first)
+    files = [str(path) for name in TESTS if (path := HERE / f"test_{name}.py").exists()]
+    with tempfile.TemporaryDirectory() as scratch, Path(os.devnull).open("w") as nowhere:
+        options = ["-q", "--assert=plain", "-p", "no:cacheprovider", "-n", "0", "-m", "not long"]
+        with contextlib.redirect_stdout(nowhere):
+            pytest.main([*options, f"--basetemp={scratch}/tests", *files], plugins=[trial])
+    return trial
 
 
 def main() -> int:
@@ -198,33 +310,20 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--every", type=int, default=1, help="only each N-th change")
     parser.add_argument("--first", type=int, default=0, help="which of them is the first")
+    parser.add_argument("--write", action="store_true", help=f"keep the figures in {FIGURES.name}")
     given = parser.parse_args()
-    import torch
-    import transformers  # noqa: F401 - once, before the forks
-
-    torch.set_num_threads(1)
-    recipes = [name for name in RECIPES if name != "grpo"]
-    modules = {name: importlib.import_module(f"rolltap.trainer_client.{name}") for name in MODULES}
-    modules |= {name: importlib.import_module(f"rolltap.trainer_client.recipes.{name}") for name in recipes}
-    import rolltap.trainer_client.find_recipe
-    import rolltap.trainer_client.learner
-    import rolltap.trainer_client.planning  # noqa: F401
-
-    unchanged = Path(str(modules["loss"].__file__)).read_text(encoding="utf-8")
-    if not survives(Mutant("loss", 0, "nothing", unchanged), modules["loss"]):
-        print("the tests fail without a change: run them")
+    trial = tried(given.names, given.every, given.first)
+    if trial.failed or not trial.figures:
+        print("the tests fail without a change: run them", *trial.failed, sep="\n")
         return 2
-    alive = tried = 0
-    for name in given.names or modules:
-        for mutant in list(mutants(name, modules[name]))[given.first :: given.every]:
-            if (mutant.module, mutant.change) in EQUAL:
-                continue
-            tried += 1
-            if survives(mutant, modules[name]):
-                alive += 1
-                print(f"survives: {mutant.module}:{mutant.line} {mutant.change}", flush=True)
-    print(f"{tried} changes, {alive} survive")
-    return int(alive > 0)
+    if given.write:
+        kept = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
+        FIGURES.write_text(
+            json.dumps(dict(sorted({**kept, **trial.figures}.items())), indent=1) + "\n", encoding="utf-8"
+        )
+    alive = [f"{name}:{one}" for name, figures in trial.figures.items() for one in figures["alive"]]
+    print(*alive, f"{sum(os.times()[:4]):.0f} CPU seconds, {len(alive)} changes survive", sep="\n")
+    return int(bool(alive))
 
 
 if __name__ == "__main__":
