@@ -19,6 +19,7 @@ from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.consumers import layout
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.grouping import Grouping
+from rolltap.threads import in_thread
 
 MOST_SESSIONS = 2000
 """Maximum sessions of a dataset for a browser; the command has no limit."""
@@ -53,10 +54,10 @@ class Selections:
         with tempfile.TemporaryDirectory(prefix="rolltap-") as folder:
             out = Path(folder) / "dataset"
             with DatasetWriter(out, exporter_named(name, options), Query(container=container)) as writer:
-                options = ReadOptions("tree", self.reader.rules, lambda session: (), Grouping())
-                async for group in chosen_groups(log, options, ids, writer.fail):
-                    await asyncio.to_thread(writer.add, group)
-                await asyncio.to_thread(writer.finish)
+                read_options = ReadOptions("tree", self.reader.rules, lambda session: (), Grouping())
+                async for group in chosen_groups(log, read_options, ids, writer.fail):
+                    await in_thread(writer.add, group)
+                await in_thread(writer.finish)
             return await asyncio.to_thread(_zip_folder, out)
 
     async def _ids(self, query: SessionQuery, most: int) -> list[str]:
