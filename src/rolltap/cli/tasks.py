@@ -22,6 +22,7 @@ from rolltap.cli.node import slots_of
 from rolltap.cli.screen import Screen
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
 from rolltap.counted import counted
+from rolltap.extras import page
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.attempts import Progress as Step
 from rolltap.harnesses.attempts import Stage
@@ -266,7 +267,7 @@ def print_submissions(submissions: Sequence[dict[str, Any]]) -> None:
         if late := one.get("late"):
             console.print(
                 f"{one['id']}: {counted(late, 'rollout')} late: a proxy could not reach the store when they ended, so "
-                "calls there have no loss (docs/balancing.md)"
+                f"calls there have no loss ({page('balancing')})"
             )
 
 
