@@ -22,8 +22,8 @@ from rolltap.cli.node import slots_of
 from rolltap.cli.screen import Screen
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
 from rolltap.counted import counted
-from rolltap.extras import page
 from rolltap.errors import TaskInvalid
+from rolltap.extras import page
 from rolltap.harnesses.attempts import Progress as Step
 from rolltap.harnesses.attempts import Stage
 from rolltap.harnesses.client import AdminClient
