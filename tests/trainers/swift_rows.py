@@ -30,7 +30,7 @@ def main() -> None:
         data = load_dataset("json", data_files=files, split="train", cache_dir=f"{name}/cache")
         rows: list[Any] = [row["messages"] for row in AutoPreprocessor()(data)]
     calls = [one["content"]["arguments"] for row in rows for one in row if one["role"] == "tool_call"]
-    assert calls == [*WORST[:-1], *({"command": f"ls s{number}"} for number in range(4))]
+    assert calls == [*WORST, *({"command": f"ls s{number}"} for number in range(4))]
     replies = [(one["loss"], one["content"]) for one in rows[-1] if one["role"] == "assistant"]
     assert replies == [
         (True, "<think>\nwhat is there?\n</think>\n\nI look."),

@@ -187,9 +187,9 @@ def apply(mutant: Mutant, module: ModuleType) -> None:
             function = getattr(value, "fget", None) or getattr(value, "__func__", value)
             while hasattr(function, "__wrapped__"):
                 function = function.__wrapped__
-            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-                if code := codes.get(function.__code__.co_qualname):
-                    function.__code__ = code
+            is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__
+            if is_own and (code := codes.get(function.__code__.co_qualname)):
+                function.__code__ = code
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
