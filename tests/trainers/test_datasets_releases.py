@@ -1,5 +1,5 @@
-"""The releases of `datasets` that trainers pin read what the page says that they read, and nothing is read wrongly by one
-that the manifest admits."""
+"""The releases of `datasets` that trainers pin read what the page says that they read, and nothing is read wrongly by
+one that the manifest admits."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ NAMES = {"minimum": "maximum", "maximum": "minimum", "min": "max", "max": "min",
 NAMES |= {"centre": "normalise", "normalise": "centre", "exp": "expm1", "cos": "sin", "sum": "max", "all": "any"}
 NAMES |= {"any": "all", "floor": "ceil", "argmax": "argmin", "argmin": "argmax"}
 LEFT_OUT = (ast.Raise, ast.Assert, ast.JoinedStr)
-"""What says something and computes nothing. Options and the settings of a paper are on the generated page of recipes."""
+"""What says something and computes nothing. Options and a paper's settings are on the generated page of recipes."""
 
 
 @dataclass(frozen=True)
