@@ -276,7 +276,7 @@ def documents(draw: st.DrawFn) -> list[dict[str, Any]]:
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(drawn=documents())
 def test_what_we_write_comes_back_as_it_was(options: list[str], drawn: list[Any], tmp_path: Path):
-    """Export, import, export: every row is equal but for the sessions' names. 4 CPU seconds for each of four options."""
+    """Export, import, export: every row is equal but for the sessions' names. 4 CPU seconds for each option."""
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
 
     def exported(store: str, out: Path) -> list[dict[str, Any]]:
