@@ -11,13 +11,14 @@ FIGURES = ROOT / "tests" / "unit" / "trainer_client" / "mutants.json"
 
 HEAD = """# Changes of one line that the tests of recipes notice
 
-A tool changes one operator, condition, number or statistic at a time in every function of the recipes, the estimators and
-the losses, and runs the tests of `make test` that reach its line. `noticed`: a test fails, or the change takes more than
-its limit of CPU time. `equal`: the change changes nothing, with the reason below. A recipe without changes is settings of
-another one. The options' defaults and settings are on [the page of recipes](../recipes.md), whose test notices a change.
+A tool changes one operator, condition, number or statistic at a time in every function of the recipes, the estimators
+and the losses, and runs the tests of `make test` that reach its line. `noticed`: a test fails, or the change takes more
+than its limit of CPU time. `equal`: the change changes nothing, with the reason below. A recipe without changes is
+settings of another one. Options' defaults and settings are on [the page of recipes](../recipes.md), whose test notices
+a change.
 
-`python -m tests.unit.trainer_client.recipes_mutants --write && python scripts/mutants_page.py` makes this page; the stage
-`recipes` tries all changes again (90 CPU seconds), and `make test` fails where the code is not the one that was tried.
+`python -m tests.unit.trainer_client.recipes_mutants --write && python scripts/mutants_page.py` makes this page. The
+stage `recipes` tries all changes again (90 CPU seconds), and `make test` fails where the code is not what was tried.
 
 """
 

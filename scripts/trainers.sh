@@ -26,8 +26,9 @@ case "$name" in
       connectrpc==0.11.1 protobuf-py==0.1.1 aiofiles==25.1.0 tomli_w==1.2.0 math-verify==0.9.0
       latex2sympy2_extended==1.11.0 antlr4-python3-runtime==4.13.2) ;;
   axolotl-0.19.0)
-    packages=(axolotl==0.19.0 datasets==4.8.4 colorama==0.4.6 modelscope modelscope-hub addict) ;;
-  ms-swift-4.6.0) packages=(ms-swift==4.6.0 datasets==4.8.4 json-repair) ;;
+    packages=(axolotl==0.19.0 datasets==4.8.4 colorama==0.4.6 addict==2.4.0) ;;
+  ms-swift-4.6.0)
+    packages=(ms-swift==4.6.0 datasets==4.8.4 modelscope==1.40.2 modelscope-hub==0.5.1 json-repair==0.64.6) ;;
   datasets-4.0.0) packages=(datasets==4.0.0 dill==0.3.8 multiprocess==0.70.16 fsspec==2025.3.0) ;;
   datasets-4.3.0) packages=(datasets==4.3.0 dill==0.4.0 multiprocess==0.70.16 fsspec==2025.9.0) ;;
   datasets-4.7.0) packages=(datasets==4.7.0) ;;

@@ -27,7 +27,7 @@ def main() -> None:
         world = world_in(Path(name) / "qwen2_5", trl_template("qwen2_5"))
         items = [conversation(world, f"s{i}", think=False, cut=i == 3) for i in range(4)] + worst_items(world)
         format, options, _ = layout("", "axolotl", {})
-        manifest = exported(Path(name) / "out", format, items, **options)
+        manifest = exported(Path(name) / "out", format, items, None, **options)
         files = [str(Path(name) / "out" / file["path"]) for file in manifest["files"]]
         told = {"type": "chat_template", "message_field_training": "weight"}
         config = DictDefault({"chat_template": "tokenizer_default", "train_on_inputs": False, "sequence_len": 1 << 16})

@@ -25,12 +25,12 @@ def main() -> None:
         world = world_in(Path(name) / "qwen3")
         items = [*worst_items(world), *(conversation(world, f"s{i}", think=True, cut=i == 3) for i in range(4))]
         format, options, _ = layout("", "ms-swift", {})
-        manifest = exported(Path(name) / "out", format, items, **options)
+        manifest = exported(Path(name) / "out", format, items, None, **options)
         files = [str(Path(name) / "out" / file["path"]) for file in manifest["files"]]
         data = load_dataset("json", data_files=files, split="train", cache_dir=f"{name}/cache")
         rows: list[Any] = [row["messages"] for row in AutoPreprocessor()(data)]
     calls = [one["content"]["arguments"] for row in rows for one in row if one["role"] == "tool_call"]
-    assert calls == [*WORST[:-1], *({"command": f"ls s{number}"} for number in range(4))]
+    assert calls == [*WORST, *({"command": f"ls s{number}"} for number in range(4))]
     replies = [(one["loss"], one["content"]) for one in rows[-1] if one["role"] == "assistant"]
     assert replies == [
         (True, "<think>\nwhat is there?\n</think>\n\nI look."),

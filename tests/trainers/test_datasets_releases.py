@@ -1,50 +1,52 @@
-"""The releases of `datasets` that trainers pin read what our manifest says that they read, and nothing is read wrongly
-by one that it admits."""
+"""The releases of `datasets` that trainers pin read what the page says that they read, and nothing is read wrongly by
+one that the manifest admits."""
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from rolltap.reconstructor.exporters.consumers import least_datasets
-from rolltap.reconstructor.exporters.sft import Sft
-
 from ..conftest import ROOT
 
-RELEASES = ("4.0.0", "4.3.0", "4.8.4")
+RELEASES = ("4.0.0", "4.3.0", "4.7.0", "4.8.4")
+PAGE = runpy.run_path(str(ROOT / "scripts" / "readers_page.py"))
 
 
-def outcomes(python: Path) -> list[str]:
+def outcomes(python: Path) -> tuple[str, dict[str, list[str]]]:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "HF_DATASETS_OFFLINE": "1"}
     command = [str(python), "-m", "tests.trainers.datasets_releases"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout.splitlines()
-
-
-def check(release: str, lines: list[str]) -> None:
-    assert lines[0] == release
-    assert len(lines) == 5
-    numbers = tuple(map(int, release.split(".")[:2]))
-    for line in lines[1:]:
-        case, _, outcome = line.partition(": ")
-        container, arguments = case.split()
-        least = least_datasets(Sft(arguments=arguments), container)  # type: ignore[arg-type]
-        if numbers >= tuple(map(int, least.split("."))):
-            assert outcome == "exact", f"{release} {line}"
+    release, found = done.stdout.splitlines()[-2:]
+    return release, json.loads(found)
 
 
 @pytest.mark.trainers
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_pinned_release_reads_what_the_manifest_says(release: str) -> None:
-    check(release, outcomes(ROOT / ".cache" / "trainers" / f"datasets-{release}" / "bin" / "python"))
+def test_a_pinned_release_reads_what_the_page_says(release: str) -> None:
+    python = ROOT / ".cache" / "trainers" / f"datasets-{release}" / "bin" / "python"
+    assert outcomes(python) == (release, PAGE["figures"]()[release])
 
 
-def test_the_newest_release_reads_everything() -> None:
-    lines = outcomes(Path(sys.executable))
-    check(lines[0], lines)
-    assert [line.partition(": ")[2] for line in lines[1:]] == ["exact"] * 4
+def test_the_newest_release_reads_what_the_page_says() -> None:
+    """10 CPU seconds: every format and container."""
+    release, found = outcomes(Path(sys.executable))
+    assert found == PAGE["figures"]()[release]
+
+
+def test_a_release_that_the_manifest_admits_reads_messages_exactly() -> None:
+    for release, found in PAGE["figures"]().items():
+        admitted = [label for label in found if " text " in label or release >= "4.7"]
+        for label in admitted:
+            if label.partition(" ")[0] in ("sft", "preference", "kto"):
+                assert set(found[label]) == {"exact"}, (release, label)
+
+
+def test_the_page_has_the_table() -> None:
+    assert PAGE["table"]() in PAGE["PAGE"].read_text(encoding="utf-8")

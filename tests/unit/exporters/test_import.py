@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from rolltap.calllog.base import CallRow
@@ -234,13 +237,47 @@ def worst() -> list[dict[str, Any]]:
     ]
 
 
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Conversations with tools, thinking, weights, images and rewards, no two of them alike."""
+    made = []
+    for number in range(draw(st.integers(1, 3))):
+        messages: list[dict[str, Any]] = [system(draw(TEXTS))] if draw(st.booleans()) else []
+        for turn in range(draw(st.integers(1, 3))):
+            asked = f"{number}.{turn} {draw(TEXTS)}"
+            image = [{"type": "text", "text": asked}, {"type": "image_url", "image_url": {"url": PIXEL}}]
+            messages.append({"role": "user", "content": image} if draw(st.booleans()) else user(asked))
+            thinking = f"hm {draw(TEXTS)}" if draw(st.booleans()) else ""
+            if draw(st.booleans()):
+                given = draw(st.dictionaries(TEXTS, VALUES, max_size=3))
+                called = says("I look.", (f"c{turn}", "bash", given), reasoning=thinking)
+                messages += [{**called, "weight": draw(st.integers(0, 1))}, tool(f"c{turn}", draw(TEXTS))]
+            reply = says(f"so {draw(TEXTS)}", reasoning=thinking)
+            messages.append({**reply, "weight": draw(st.integers(0, 1))})
+        messages[-1]["weight"] = 1  # a conversation without a target has no row
+        rewards = st.none() | st.floats(-1e6, 1e6)
+        made.append({"messages": messages, "tools": TOOLS, "reward": draw(rewards)})
+    return made
+
+
 @pytest.mark.parametrize(
     "options",
     [["arguments=object"], ["arguments=text"], ["arguments=text", "mark=loss"], ["arguments=object", "targets=split"]],
     ids=" ".join,
 )
-def test_what_we_write_comes_back_as_it_was(options: list[str], tmp_path: Path):
-    """Export, import, export: every row is equal but for the sessions' names."""
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(drawn=documents())
+def test_what_we_write_comes_back_as_it_was(options: list[str], drawn: list[Any], tmp_path: Path):
+    """Export, import, export: every row is equal but for the sessions' names. 4 CPU seconds for each option."""
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
 
     def exported(store: str, out: Path) -> list[dict[str, Any]]:
         flags = [flag for option in options for flag in ("--option", option)]
@@ -249,13 +286,13 @@ def test_what_we_write_comes_back_as_it_was(options: list[str], tmp_path: Path):
         rows = lines(out / "train-00000-of-00001.jsonl")
         return sorted(({**row, "session_id": None} for row in rows), key=json.dumps)
 
-    stores = [f"sqlite:///{tmp_path}/{number}.db" for number in range(2)]
-    assert run("import", traced(tmp_path / "in.jsonl", worst()), "--store", stores[0])[0] == 0
-    first = exported(stores[0], tmp_path / "first")
-    assert {row["reward"] for row in first} == {0.25, -1.0, None}
-    code, output = run("import", str(tmp_path / "first" / "train-00000-of-00001.jsonl"), "--store", stores[1])
+    stores = [f"sqlite:///{folder}/{number}.db" for number in range(2)]
+    assert run("import", traced(folder / "in.jsonl", [*worst(), *drawn]), "--store", stores[0])[0] == 0
+    first = exported(stores[0], folder / "first")
+    assert {0.25, -1.0, None, *(one["reward"] for one in drawn)} == {row["reward"] for row in first}
+    code, output = run("import", str(folder / "first" / "train-00000-of-00001.jsonl"), "--store", stores[1])
     assert (code, "not known" in output) == (0, False), output
-    assert exported(stores[1], tmp_path / "second") == first
+    assert exported(stores[1], folder / "second") == first
 
 
 def test_a_reply_of_weight_zero_is_no_target(store: str, tmp_path: Path):

@@ -57,7 +57,7 @@ NAMES = {"minimum": "maximum", "maximum": "minimum", "min": "max", "max": "min",
 NAMES |= {"centre": "normalise", "normalise": "centre", "exp": "expm1", "cos": "sin", "sum": "max", "all": "any"}
 NAMES |= {"any": "all", "floor": "ceil", "argmax": "argmin", "argmin": "argmax"}
 LEFT_OUT = (ast.Raise, ast.Assert, ast.JoinedStr)
-"""What says something and computes nothing. Options and the settings of a paper are on the generated page of recipes."""
+"""What says something and computes nothing. Options and a paper's settings are on the generated page of recipes."""
 
 
 @dataclass(frozen=True)
@@ -187,9 +187,9 @@ def apply(mutant: Mutant, module: ModuleType) -> None:
             function = getattr(value, "fget", None) or getattr(value, "__func__", value)
             while hasattr(function, "__wrapped__"):
                 function = function.__wrapped__
-            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-                if code := codes.get(function.__code__.co_qualname):
-                    function.__code__ = code
+            is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__
+            if is_own and (code := codes.get(function.__code__.co_qualname)):
+                function.__code__ = code
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
