@@ -193,6 +193,7 @@ class Rolltap:
 def _renamed(path: Path, name: str) -> str:
     """Writes this process's name; returns the name of the process that was there before, "" if there was none."""
     former = path.read_text(encoding="utf-8") if path.exists() else ""
+    path.touch(mode=0o600)
     path.write_text(name, encoding="utf-8")
     return former
 
