@@ -16,6 +16,12 @@ EQUAL: dict[tuple[str, str, str, int], str] = {
         0,
     ): "the scores are divided by their mean, so a shift of all entropies cancels",
     (
+        "aepo",
+        "held_M = terms.clipped_M & (batch.advantages_M > 0)",
+        "Gt to GtE",
+        0,
+    ): "a token without an advantage is never clipped",
+    (
         "archer",
         "drawn = np.random.default_rng(step.number).random(len(step.turns)) < 0.5",
         "Lt to LtE",
