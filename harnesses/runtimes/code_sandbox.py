@@ -67,7 +67,8 @@ if len(sys.argv) < 2:
     fail("usage: $ROLLTAP_SANDBOXED COMMAND [ARGUMENT ...]")
 channel = socket.socket(socket.AF_UNIX)
 try:
-    channel.connect(os.path.join(os.path.dirname(os.path.realpath(__file__)), "socket"))
+    folder = os.open(os.path.dirname(os.path.realpath(__file__)), os.O_PATH | os.O_DIRECTORY)
+    channel.connect(f"/proc/self/fd/{folder}/socket")  # the path of a socket has 107 bytes at most
     channel.sendall(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd()}).encode() + b"\\n")
     _, pipes, _, _ = socket.recv_fds(channel, 1, 3)
 except (OSError, ValueError) as error:

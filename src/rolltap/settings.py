@@ -338,9 +338,12 @@ class Settings(BaseSettings):
 
 def hide_password(url: str) -> str:
     """`url` with `***` in place of a password, for everything that is printed or logged."""
-    # Greedy up to the last @: a password may hold an @ that nobody encoded.
-    without_user_part = re.sub(r"(://[^/:@]*):.*@", r"\1:***@", url)
-    return re.sub(r"([?&]password=)[^&]*", r"\1***", without_user_part)
+    scheme, separator, rest = url.partition("://")
+    user, at, place = rest.rpartition("@")  # the last one: a password may hold an @ that nobody encoded
+    name, colon, _ = user.partition(":")
+    if at and colon and "/" not in name and "@" not in name:
+        url = f"{scheme}{separator}{name}:***@{place}"
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", url)
 
 
 def read_settings_file(path: Path | None) -> dict[str, Any]:

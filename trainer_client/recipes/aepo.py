@@ -37,7 +37,9 @@ class AEPO(Recipe):
         """z = [-1, 0, 2] and A = 1 → [.8, 1, 1.4]."""
         given, entropies = super().credit(step), [row.astype(np.float64) for row in step.readings[POLICY].entropy]
         masks = [row.segment.loss_mask & step.rollouts[row.rollout].trained for row in step.rows]
-        trained = np.concatenate([row[mask] for row, mask in zip(entropies, masks, strict=True)])
+        trained = np.concatenate([np.zeros(0), *(row[mask] for row, mask in zip(entropies, masks, strict=True))])
+        if not len(trained):
+            return given
         mean, deviation = trained.mean(), trained.std()
         scales = (
             1 + self.strength * (row - mean) / (deviation + EPSILON) * mask

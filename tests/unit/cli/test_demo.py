@@ -109,13 +109,13 @@ async def test_a_task_done_without_a_submission_is_no_success(ending: Ending, re
     assert [score.value for score in verdict.scores] == [reward]
 
 
-async def test_what_the_agent_left_fails_the_evaluation_and_not_the_runner() -> None:
-    def make_socket(path: Path) -> None:
-        with socket.socket(socket.AF_UNIX) as unreadable:
-            unreadable.bind(str(path))
+async def test_what_the_agent_left_fails_the_evaluation_and_not_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(task: TinyTask, folder: Path) -> bool:
+        raise OSError("unreadable")
 
+    monkeypatch.setattr(TinyTask, "check", read)
     with pytest.raises(EvaluatorFailed, match="the check raised OSError"):
-        await evaluate_with(make_tasks(0, 1, "train")[0], "socket", make_socket, Ending.DONE)
+        await evaluate_with(make_tasks(0, 1, "train")[0], "left", Path.touch, Ending.DONE)
 
 
 @dataclass(frozen=True, slots=True)
