@@ -21,25 +21,11 @@ from rolltap.harnesses.client import AdminClient
 
 from ..conftest import free_port, program
 from ..integration.service import SCRIPT, rolltap
-from .local import first_free_port, open_folder
+from .local import UPS, first_free_port, open_folder, processes_of
 
 
 def processes(folder: Path) -> dict[str, int]:
     return {name: pid for name, (pid, _) in json.loads((folder / "processes.json").read_text()).items()}
-
-
-def alive(folder: Path) -> list[str]:
-    """The command lines of all processes that have the folder in theirs."""
-    lines = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if str(folder) in line:
-                lines.append(line)
-    return lines
 
 
 async def started(folder: Path, *options: str) -> tuple[Popen[bytes], str]:
@@ -47,6 +33,7 @@ async def started(folder: Path, *options: str) -> tuple[Popen[bytes], str]:
     log = folder / "up.log"
     log.unlink(missing_ok=True)
     up = rolltap("up", "--local", "--data", str(folder / "data"), *options, env={}, log=log)
+    UPS.append(up)
     async with asyncio.timeout(100):
         while "Ctrl-C stops everything" not in log.read_text():
             assert up.poll() is None, log.read_text()
@@ -85,7 +72,9 @@ async def test_what_dies_is_started_again_and_an_interrupt_ends_everything() -> 
             session = await client.open_session(ttl=600)
         assert session.endpoint.base_url.startswith(url.rpartition(":")[0])
 
-        assert session.session_id in await asyncio.to_thread(dumped, data)
+        async with asyncio.timeout(60):  # it comes through Redis
+            while session.session_id not in await asyncio.to_thread(dumped, data):  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
         examined = await asyncio.to_thread(doctored, folder, url)
         assert examined.count("rolltap 0.") == 2, examined  # both proxies, through nginx
         assert "proxies and workers on this store │ 2" in examined
@@ -99,14 +88,14 @@ async def test_what_dies_is_started_again_and_an_interrupt_ends_everything() -> 
 
         up.kill()  # what it started goes on without it
         await asyncio.to_thread(up.wait)
-        assert alive(data)
+        assert processes_of(data)
         up, url = await started(folder, *options)
         async with AdminClient(url, keys["admin"]) as client:
             listed = await client.get("/sessions")
         assert [one["id"] for one in listed["sessions"]] == [session.session_id]
         up.send_signal(signal.SIGINT)
         assert await asyncio.to_thread(up.wait, 60) == 0
-        assert not alive(data)
+        assert not processes_of(data)
         assert not (data / "processes.json").exists()
 
 
