@@ -118,6 +118,8 @@ audit: $(VENV)/.base  ## advisories of the tested pins, where they can be reache
 lint: types  ## ruff and types; make test runs ruff, too
 	@$(BIN)/ruff check .
 
+# Within Node's usual heap of 4 GB pyright forgets types and infers them anew: six minutes instead of one and a half.
+types: export NODE_OPTIONS := --max-old-space-size=8192
 types: $(VENV)/.test  ## format, pyright, import contracts
 	@$(BIN)/ruff format --check . && $(BIN)/pyright && $(BIN)/lint-imports
 

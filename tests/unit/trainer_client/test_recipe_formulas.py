@@ -339,6 +339,7 @@ def test_dart_trains_the_turns_of_most_entropy_in_each_group() -> None:
     entropies = [((place * 7) % 11) / 10 + 2 * float(turn.rollout > 3) for place, turn in enumerate(step.turns)]
     step = read_with(step, entropies)
     credit = make_recipe("dart", {"share": 0.5}).credit(step)
+    assert credit.weights is not None
     kept = {(turn.row, int(turn.places[0])) for turn in step.turns if credit.weights[turn.row][turn.places].all()}
     expected = set()
     for group_ in set(step.turn_groups.tolist()):
