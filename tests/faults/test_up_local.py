@@ -94,7 +94,7 @@ async def test_what_dies_is_started_again_and_an_interrupt_ends_everything() -> 
             listed = await client.get("/sessions")
         assert [one["id"] for one in listed["sessions"]] == [session.session_id]
         up.send_signal(signal.SIGINT)
-        assert await asyncio.to_thread(up.wait, 60) == 0
+        assert await asyncio.to_thread(up.wait, 110) == 0
         assert not processes_of(data)
         assert not (data / "processes.json").exists()
 
