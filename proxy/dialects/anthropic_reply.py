@@ -26,8 +26,7 @@ from rolltap.proxy.conversation.chat import (
     Usage,
 )
 from rolltap.proxy.conversation.partial_json import whole_members
-from rolltap.proxy.dialects.anthropic_wire import UnparsedWrapper
-from rolltap.proxy.dialects.arguments import object_of
+from rolltap.proxy.dialects.arguments import UnparsedWrapper, object_of
 from rolltap.proxy.dialects.base import WireReply
 from rolltap.proxy.dialects.json_reply import EVENT_STREAM, encode, error_reply, named_event
 

@@ -107,17 +107,6 @@ class WireMessage(Struct):
     content: str | list[Block]
 
 
-class UnparsedInput(Struct):
-    raw: str
-    len: int | None = None
-
-
-class UnparsedWrapper(Struct, forbid_unknown_fields=True):
-    """Claude Code's form for arguments that are not a JSON object. Rolltap writes the same form."""
-
-    input: UnparsedInput = msgspec.field(name="__unparsedToolInput")
-
-
 class WireTool(Struct):
     """A tool. `type` is absent or "custom" for the client's own tools."""
 

@@ -12,13 +12,23 @@ import msgspec
 
 from rolltap.decoding import from_json
 from rolltap.proxy.conversation.chat import MAX_DEPTH
-from rolltap.proxy.dialects.anthropic_wire import UnparsedInput, UnparsedWrapper
 from rolltap.proxy.dialects.json_request import invalid
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
 """A string, or one that was cut off."""
 
 _WRAPPER = b'"__unparsedToolInput"'
+
+
+class UnparsedInput(msgspec.Struct):
+    raw: str
+    len: int | None = None
+
+
+class UnparsedWrapper(msgspec.Struct, forbid_unknown_fields=True):
+    """Claude Code's form for arguments that are not a JSON object. Rolltap writes the same form."""
+
+    input: UnparsedInput = msgspec.field(name="__unparsedToolInput")
 
 
 def check_arguments(text: str, where: str) -> str:

@@ -30,8 +30,7 @@ from rolltap.proxy.conversation.chat import (
     ToolCallStarted,
     Usage,
 )
-from rolltap.proxy.dialects.anthropic_wire import UnparsedWrapper
-from rolltap.proxy.dialects.arguments import object_of
+from rolltap.proxy.dialects.arguments import UnparsedWrapper, object_of
 from rolltap.proxy.dialects.base import WireReply
 from rolltap.proxy.dialects.json_reply import DEFAULT_RETRY_S, EVENT_STREAM, encode, error_reply, unnamed_event
 
