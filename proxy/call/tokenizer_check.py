@@ -18,18 +18,18 @@ ASKED_ONE_BY_ONE = 64
 """Most added tokens that are asked for one by one, where all of them together gave other ids."""
 
 
-async def tokenizer_difference(engine: Any, tokenizer: Any, model: str) -> str:
+async def tokenizer_tokenized_otherwise(engine: Any, tokenizer: Any, model: str) -> str:
     """How the engine's tokenizer differs from the policy's, in words; empty if it does not, or can't be asked."""
     servers: Sequence[Any] = [engine]
     if isinstance(engine, EnginePool):
         servers = [replica.engine for replica in engine.replicas.serving]
     for server in servers:
-        if isinstance(server, Tokenizes) and (difference := await _difference(server, tokenizer, model)):
+        if isinstance(server, Tokenizes) and (difference := await _tokenized_otherwise(server, tokenizer, model)):
             return f"engine {engine.name} has another tokenizer than the policy's: {difference}"
     return ""
 
 
-async def _difference(server: Any, tokenizer: Any, model: str) -> str:
+async def _tokenized_otherwise(server: Any, tokenizer: Any, model: str) -> str:
     ours = tokenizer.encode_as_is(SAMPLE)
     theirs = await server.tokenize(SAMPLE, model)
     if theirs is None:
