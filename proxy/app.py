@@ -29,23 +29,21 @@ from rolltap.protocols.cache_space import SHARED
 from rolltap.protocols.dialects import known_dialects
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.admission import Admission, Vendors
-from rolltap.proxy.call.engine_watch import probe_engine, watch_engine, watch_tokenizers
+from rolltap.proxy.call.engine_watch import WeightsCheck, probe_engine, watch_engine, watch_tokenizers, watch_weights
 from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
-from rolltap.proxy.call.weights_check import WeightsCheck, watch_weights
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.diagnosis.machine import warn_of_few_descriptors
+from rolltap.proxy.diagnosis import warn_of_few_descriptors
 from rolltap.proxy.engines.prompts import Prompts
-from rolltap.proxy.front.access import plane_key_check
+from rolltap.proxy.front.access import CountTampering, TamperingCounter, plane_key_check
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
-from rolltap.proxy.front.tampering import CountTampering, TamperingCounter
 from rolltap.proxy.metrics.calls import Metrics
-from rolltap.proxy.metrics.loop_lag import watch_loop
+from rolltap.proxy.metrics.durations import watch_loop
 from rolltap.proxy.metrics.spans import CallTracer, otlp
 from rolltap.proxy.metrics.workers import summed
 from rolltap.proxy.planes import admin_app, trainer_app

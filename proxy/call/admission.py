@@ -21,10 +21,10 @@ from rolltap.errors import RequestError
 from rolltap.protocols.base import Dialect, WireRequest
 from rolltap.protocols.conversation import ChatRequest, Message, Text
 from rolltap.protocols.hints import read_hints
-from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.body_reader import BodyReader
 from rolltap.proxy.call.budget import BodySender
 from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.policy import Arrival
 from rolltap.proxy.call.sources.passthrough import PassthroughSource
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.keys import Keyring

@@ -35,13 +35,12 @@ from rolltap.ids import new_id
 from rolltap.protocols.base import Dialect, WireRequest
 from rolltap.protocols.handles import MAX_POSITION, Handles
 from rolltap.proxy.call.admission import Admission
-from rolltap.proxy.call.arrival import Arrival
-from rolltap.proxy.call.budget import BodySender, charge, count_body
+from rolltap.proxy.call.budget import BodySender, charge, check_turn, count_body
 from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
+from rolltap.proxy.call.policy import Arrival
 from rolltap.proxy.call.recorder import Recorder
-from rolltap.proxy.call.turn_cap import check_turn
 from rolltap.proxy.call.versions import Versions
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, RETRY_S, SessionCache

@@ -12,9 +12,9 @@ from typing import Protocol
 
 from rolltap.protocols.base import Dialect, WireReply
 from rolltap.protocols.conversation import ReasoningDelta, TextDelta, ToolCallDelta
-from rolltap.proxy.call.events import CallEvent
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
+from rolltap.proxy.call.policy import CallEvent
 
 JSON = {"content-type": "application/json"}
 

@@ -11,7 +11,7 @@ from rolltap.contract.harness_log import HarnessLog
 from rolltap.decoding import convert
 from rolltap.ledger.base import TrajectoriesOf, answered
 from rolltap.log_check import LogCheck
-from rolltap.proxy.call.turn_cap import REACHED
+from rolltap.proxy.call.budget import REACHED
 from rolltap.reading.log_check import compare, recorded_replies
 from rolltap.reconstructor.report import report_of
 from rolltap.types import Classification, Outcome, Trajectory

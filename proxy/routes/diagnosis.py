@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from rolltap.contract.diagnosis import Diagnosis
-from rolltap.proxy.diagnosis.server import ServerDiagnosis
+from rolltap.proxy.diagnosis import ServerDiagnosis
 from rolltap.proxy.routes.services import Services
 
 

@@ -14,7 +14,7 @@ from rolltap.contract.harness_log import HarnessLog, LogEntry
 from rolltap.decoding import convert
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
 from rolltap.log_check import UNCHECKED, LogCheck
-from rolltap.proxy.call.turn_cap import cap_of
+from rolltap.proxy.call.budget import cap_of
 from rolltap.proxy.front.access import By
 from rolltap.proxy.reading_process.asking import P, Question
 from rolltap.proxy.reading_process.session_views import SessionViews

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rolltap.proxy.call.policies import Policies, Policy
-from rolltap.proxy.engines.pool import EnginePool
-from rolltap.proxy.engines.replicas import Replica
+from rolltap.proxy.engines.pool import EnginePool, Replica
 from rolltap.proxy.viewer.run import EngineLine
 
 

@@ -30,7 +30,7 @@ from rolltap.protocols.conversation import (
     ToolCallStarted,
 )
 from rolltap.protocols.openai_chat.read import ChatReader
-from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
+from rolltap.proxy.call.sources.chat import ChatReplyParser
 from rolltap.proxy.engines import open_chat_engine
 from rolltap.proxy.engines.base import ChatCall, ChatChunk
 from rolltap.settings import EngineSettings

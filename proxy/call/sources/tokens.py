@@ -21,13 +21,12 @@ from rolltap.errors import (
 from rolltap.protocols.conversation import TOOL_DOCUMENT, TOOL_MEDIA, ChatRequest, Sampling, TokenLogprob, ToolChoice
 from rolltap.protocols.handles import MAX_CALLS, Handles
 from rolltap.protocols.thinking import asked_effort
-from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
+from rolltap.proxy.call.policy import Arrival
 from rolltap.proxy.call.reply import ClientReply, dialect_reply
-from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, marks_of, refused
-from rolltap.proxy.call.sources.client_faults import schema_faults
+from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, marks_of, refused, schema_faults
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight

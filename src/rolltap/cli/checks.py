@@ -19,7 +19,7 @@ from rolltap.errors import (
     RolltapError,
 )
 from rolltap.protocols.dialects import known_dialects
-from rolltap.proxy.call.tokenizer_check import tokenizer_difference
+from rolltap.proxy.call.engine_watch import tokenizer_difference
 from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model
 from rolltap.proxy.engines.passthrough import PassthroughUpstream

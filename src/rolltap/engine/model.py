@@ -11,7 +11,7 @@ Shapes: `B` rows, `T` new tokens a row, `S` cached slots, `C` cached columns, `H
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rolltap.engine.experts import ExpertBlock
 from rolltap.errors import ConfigError
 
 ARCHITECTURES = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
@@ -357,3 +356,31 @@ def _rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
     angles = torch.outer(torch.arange(config.max_position_embeddings).float(), inverse)
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
+
+
+class ExpertBlock(nn.Module):
+    """A router's `top_k` of `count` experts a token, weighed by probability (by their shares of its sum if `normed`).
+
+    `choices` [B,T,top_k] are the experts of the last pass. Parameters are named as Hugging Face saves them.
+    """
+
+    def __init__(self, hidden: int, count: int, top_k: int, expert: Callable[[], nn.Module], *, normed: bool) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden, count, bias=False)
+        self.experts = nn.ModuleList(expert() for _ in range(count))
+        self.choices = torch.zeros(0, 0, top_k, dtype=torch.long)
+        self._top_k = top_k
+        self._normed = normed
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat_NH = x.flatten(0, 1)
+        weights_Nk, choices_Nk = torch.softmax(self.gate(flat_NH), dim=-1).topk(self._top_k, dim=-1)
+        if self._normed:
+            weights_Nk = weights_Nk / weights_Nk.sum(-1, keepdim=True)
+        out_NH = torch.zeros_like(flat_NH)
+        for number, expert in enumerate(self.experts):
+            tokens, places = torch.where(choices_Nk == number)
+            if len(tokens):
+                out_NH = out_NH.index_add(0, tokens, expert(flat_NH[tokens]) * weights_Nk[tokens, places, None])
+        self.choices = choices_Nk.view(*x.shape[:2], self._top_k)
+        return out_NH.view_as(x)

@@ -29,8 +29,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from tokenizers import Tokenizer
 
-from rolltap.engine.admin import AdminRoutes
-from rolltap.engine.keyed import keyed
+from rolltap.engine.admin import AdminRoutes, WeightReceiver
+from rolltap.engine.http import EXCEPTION_HANDLERS, error_body, json_response, keyed, sse_event
 from rolltap.engine.model import Qwen3
 from rolltap.engine.protocol import (
     CompletionRequest,
@@ -42,9 +42,7 @@ from rolltap.engine.protocol import (
     prompt_logprobs,
     usage,
 )
-from rolltap.engine.receiver import WeightReceiver
 from rolltap.engine.requests import Outbox, SamplingRequest, TokenDelta
-from rolltap.engine.responses import EXCEPTION_HANDLERS, error_body, json_response, sse_event
 from rolltap.engine.scheduler import EngineLoop
 from rolltap.engine.settings import ModelServerSettings
 from rolltap.errors import ConfigError, EngineUnavailable, InvalidRequest, NotFound

@@ -15,8 +15,8 @@ from rolltap.cli.server_doctor import differences
 from rolltap.contract.diagnosis import Diagnosis, Finding
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
+from rolltap.proxy import diagnosis
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.diagnosis import machine, server
 from rolltap.settings import Settings
 from rolltap.types import Task
 
@@ -43,10 +43,10 @@ def indexes(folder: Path) -> list[Path]:
 
 
 async def test_a_server_that_is_well_has_nothing_to_advise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "DISHONEST_S", 0.0)
-    monkeypatch.setattr(machine, "IN_MEMORY", frozenset())  # where the tests run, /tmp may be memory
-    monkeypatch.setattr(machine, "FEW_DESCRIPTORS", 1)
-    monkeypatch.setattr(machine, "LITTLE_ROOM", 1)
+    monkeypatch.setattr(diagnosis, "DISHONEST_S", 0.0)
+    monkeypatch.setattr(diagnosis, "IN_MEMORY", frozenset())  # where the tests run, /tmp may be memory
+    monkeypatch.setattr(diagnosis, "FEW_DESCRIPTORS", 1)
+    monkeypatch.setattr(diagnosis, "LITTLE_ROOM", 1)
     async with ScriptedEngine(say("yes"), FOLDER) as engine, Rolltap.running(settings_of(tmp_path, engine.url)) as app:
         found = await diagnosis(app)
     assert {what for what, each in found.items() if not each["healthy"] or each["advice"]} == set()
@@ -83,7 +83,7 @@ async def test_connections_that_postgres_cannot_give_are_said_with_the_setting(
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as admin:
             assert (await admin.get("/read/sessions", headers=key)).status_code == 200
         assert indexes(tmp_path), "the index of a Postgres store lies under `data`"
-        monkeypatch.setattr(server, "postgres_facts", few)
+        monkeypatch.setattr(diagnosis, "postgres_facts", few)
         found = await diagnosis(app)
     assert "store.connections = 17" in found["connections"]["advice"]
     assert "loses acknowledged calls" in found["Postgres"]["advice"]
@@ -106,23 +106,23 @@ async def test_the_redis_is_asked_for_its_settings(tmp_path: Path, postgres_url:
 def test_too_few_descriptors_are_said_with_the_way_to_more(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine.warn_of_few_descriptors()
+    diagnosis.warn_of_few_descriptors()
     assert not caplog.text
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (64, 4096))
-    machine.warn_of_few_descriptors()
+    diagnosis.warn_of_few_descriptors()
     assert "may open 64 files" in caplog.text
     assert "ulimit -n 4096" in caplog.text
     monkeypatch.setattr("os.listdir", lambda path: ["0"] * 60)
-    found = machine.descriptors()
+    found = diagnosis.descriptors()
     assert (found.state, found.healthy) == ("60 of 64", False)
     assert "LimitNOFILE" in found.advice
 
 
 def test_a_disk_without_room_and_one_that_is_memory_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert machine.room_at("room", tmp_path / "not" / "there", needed=1).healthy
-    assert not machine.room_at("room", tmp_path, needed=1 << 60).healthy
-    monkeypatch.setattr(machine, "_kind_of", lambda folder: "tmpfs")
-    assert "put `data` on a disk" in machine.honesty_of(tmp_path).advice
+    assert diagnosis.room_at("room", tmp_path / "not" / "there", needed=1).healthy
+    assert not diagnosis.room_at("room", tmp_path, needed=1 << 60).healthy
+    monkeypatch.setattr(diagnosis, "_kind_of", lambda folder: "tmpfs")
+    assert "put `data` on a disk" in diagnosis.honesty_of(tmp_path).advice
 
 
 def test_servers_that_differ_are_named() -> None:

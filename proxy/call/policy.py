@@ -1,13 +1,17 @@
-"""A model call on its way through admission: its sender, its request and its policy."""
+"""A model call on its way through admission: its sender, its request and its policy.
+
+The events that a source publishes for a reply: in the proxy's own form, or a vendor's unchanged bytes.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rolltap.protocols.base import Dialect, WireRequest
-from rolltap.protocols.conversation import ChatRequest
+from rolltap.protocols.conversation import ChatRequest, ReplyEvent
 
 if TYPE_CHECKING:
     from rolltap.proxy.call.policies import Policy
@@ -35,3 +39,22 @@ class Arrival:
 
     def set_session(self, session: LiveSession) -> None:
         self.session, self.has_session = session, True
+
+
+@dataclass(frozen=True, slots=True)
+class RelayedHead:
+    """Status and headers of a vendor's reply. A `streamed` reply's head is sent before its first bytes arrive."""
+
+    status: int
+    headers: Mapping[str, str]
+    streamed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RelayedBytes:
+    """The next bytes of a vendor's reply."""
+
+    data: bytes
+
+
+CallEvent = ReplyEvent | RelayedHead | RelayedBytes
