@@ -54,9 +54,10 @@ from rolltap.proxy.routes.services import CheckTask, Services
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
+from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
-from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
+from rolltap.proxy.sessions.session_cache import SessionCache
 from rolltap.proxy.viewer.access import Access, Viewers
 from rolltap.proxy.viewer.app import mount, viewer_app
 from rolltap.proxy.viewer.engines import engines_of

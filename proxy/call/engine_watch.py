@@ -23,10 +23,11 @@ from typing import Any
 
 from rolltap.errors import EngineError, EngineUnavailable, RateLimited, StoreError
 from rolltap.ledger.policies import PolicyVersions, ServedWeights
-from rolltap.proxy.call.policies import Policies, Policy
-from rolltap.proxy.engines import is_chat_engine
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.engines.base import StatesWeights, Tokenizes, missing_model
 from rolltap.proxy.engines.pool import EnginePool
+from rolltap.proxy.engines.registry import is_chat_engine
 from rolltap.proxy.metrics.calls import Metrics
 from rolltap.tenants import acting_for
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -24,14 +23,10 @@ from rolltap.errors import RolltapError
 from rolltap.protocols.conversation import ChatRequest, Choice, ReplyEnded, ReplyStarted, ToolChoice, Usage
 from rolltap.protocols.thinking import asked_effort
 from rolltap.proxy.call.open_call import OpenCall
-from rolltap.proxy.call.policy import CallEvent
+from rolltap.proxy.call.policy import CallEvent, Policy
 from rolltap.proxy.continuation.plan import PromptPlan
+from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.types import CallKind, CallShape, Finish, Flaw, Outcome, Session
-
-if TYPE_CHECKING:
-    from rolltap.proxy.call.policies import Policy
-    from rolltap.proxy.sessions.session_cache import LiveSession
-
 
 KINDS = frozenset(CallKind)
 

@@ -130,7 +130,7 @@ class CallPath:
         if not arrival.request.hints.retry:
             return None
         flight = arrival.session.requests.get(arrival.body_hash)
-        return flight if flight is not None and flight.error is None else None
+        return flight if isinstance(flight, InFlightRequest) and flight.error is None else None
 
     async def _place(self, arrival: Arrival) -> InFlightRequest:
         """Finds the parent, plans the prompt, adds the calls to the forest, and starts them."""

@@ -19,7 +19,7 @@ from rolltap.calllog.base import Condition
 from rolltap.errors import RolltapError
 from rolltap.ledger.base import PolicyStats
 from rolltap.ledger.counts import LedgerCounts
-from rolltap.proxy.call.policies import Policy
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.engines.pool import EnginePool
 from rolltap.proxy.routes.services import Services
 from rolltap.tenants import EVERY_TENANT, acting_for

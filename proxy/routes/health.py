@@ -14,7 +14,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Response
 
-from rolltap.proxy.call.policies import Policy
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.metrics.scrape_state import engines_up
 from rolltap.proxy.routes.answers import Alive, Readiness
 from rolltap.proxy.routes.services import Services

@@ -20,7 +20,7 @@ from rolltap.contract.trainer import (
 )
 from rolltap.errors import EngineUnavailable, InvalidRequest, UnknownPolicy, WeightsLost
 from rolltap.extras import page
-from rolltap.proxy.call.policies import Policy
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.routes.answers import fields_of
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from rolltap.contract.trainer import LOST, PolicyScores, ScoredIds, ScoreIds, TokenScores
 from rolltap.errors import EngineRefused, InvalidRequest
 from rolltap.ids import new_id
-from rolltap.proxy.call.policies import Policy
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.engines.base import Scorer, ScoreRequest
 from rolltap.proxy.routes.policies import policy_of, still_lost
 from rolltap.proxy.routes.services import Services

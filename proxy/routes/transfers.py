@@ -6,7 +6,7 @@ from fastapi import APIRouter
 
 from rolltap.contract.trainer import LOST, EngineRanks, ServedVersion, Transfer
 from rolltap.errors import EngineError, EngineRefused, LedgerError, WeightsLost
-from rolltap.proxy.call.policies import Policy
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.routes.policies import policy_of, serve_version
 from rolltap.proxy.routes.services import Services

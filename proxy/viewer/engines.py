@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.engines.pool import EnginePool, Replica
 from rolltap.proxy.viewer.run import EngineLine
 

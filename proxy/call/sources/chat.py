@@ -40,13 +40,10 @@ from rolltap.protocols.conversation import (
 from rolltap.protocols.handles import MAX_CALLS
 from rolltap.protocols.openai_chat.pieces import is_object, join_details
 from rolltap.proxy.call.http_exchange import HttpExchange
-from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
-from rolltap.proxy.call.policy import Arrival
-from rolltap.proxy.call.reply import ClientReply, dialect_reply
+from rolltap.proxy.call.policy import Arrival, Begin, ClientReply, Publish, RepliedRequest
+from rolltap.proxy.call.reply import dialect_reply
 from rolltap.proxy.call.sources.base import (
-    Begin,
-    Publish,
     UpstreamSource,
     check_ids,
     foreign_image,
@@ -148,8 +145,8 @@ class ChatSource(UpstreamSource):
     async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
         raise InvalidRequest(f"the model {request.model!r} is behind a chat API; rolltap cannot count its tokens")
 
-    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
-        return dialect_reply(http, arrival.dialect, flight)
+    def reply(self, replied: RepliedRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
+        return dialect_reply(http, arrival.dialect, replied)
 
     def _call(self, call_id: str, index: int, arrival: Arrival, plan: PromptPlan) -> ChatCall:
         """The upstream request: the conversation with the harness's sampling, overridden by the policy's pins, and by

@@ -19,12 +19,19 @@ from rolltap.errors import EngineProtocolError, InvalidRequest, NotFound, Rollta
 from rolltap.protocols.base import ReplyReader, WireRequest
 from rolltap.protocols.conversation import ChatRequest, Choice, Usage
 from rolltap.proxy.call.http_exchange import HttpExchange
-from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.policies import ANY_MODEL
-from rolltap.proxy.call.policy import Arrival, CallEvent, RelayedBytes, RelayedHead
-from rolltap.proxy.call.reply import ClientReply
-from rolltap.proxy.call.sources.base import Begin, Publish, UpstreamSource
+from rolltap.proxy.call.policy import (
+    Arrival,
+    Begin,
+    CallEvent,
+    ClientReply,
+    Publish,
+    RelayedBytes,
+    RelayedHead,
+    RepliedRequest,
+)
+from rolltap.proxy.call.sources.base import UpstreamSource
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
 from rolltap.proxy.engines.base import ChatCall
@@ -107,8 +114,8 @@ class PassthroughSource(UpstreamSource):
     async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
         raise InvalidRequest(f"the model {request.model!r} belongs to a vendor; rolltap cannot count its tokens")
 
-    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
-        return RelayedReply(http, flight)
+    def reply(self, replied: RepliedRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
+        return RelayedReply(http, replied)
 
     async def forward(self, wire: WireRequest, http: HttpExchange) -> None:
         """Forwards a request that is not a model call: models, token counts, stored replies. Nothing is recorded."""
@@ -122,9 +129,9 @@ class PassthroughSource(UpstreamSource):
 class RelayedReply:
     """Writes a vendor's reply to the client. Sends the head with the first bytes, or at the end."""
 
-    def __init__(self, http: HttpExchange, flight: InFlightRequest) -> None:
+    def __init__(self, http: HttpExchange, replied: RepliedRequest) -> None:
         self._http = http
-        self._flight = flight
+        self._replied = replied
         self._head: RelayedHead | None = None
 
     async def send(self, events: Sequence[CallEvent]) -> None:
@@ -142,7 +149,7 @@ class RelayedReply:
 
     async def end(self) -> None:
         await self._open()
-        await self._http.end(self._flight.calls[0].withheld)
+        await self._http.end(self._replied.calls[0].withheld)
 
     async def _open(self) -> None:
         if not self._http.started and self._head is not None:

@@ -22,11 +22,10 @@ from rolltap.protocols.conversation import TOOL_DOCUMENT, TOOL_MEDIA, ChatReques
 from rolltap.protocols.handles import MAX_CALLS, Handles
 from rolltap.protocols.thinking import asked_effort
 from rolltap.proxy.call.http_exchange import HttpExchange
-from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
-from rolltap.proxy.call.policy import Arrival
-from rolltap.proxy.call.reply import ClientReply, dialect_reply
-from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, marks_of, refused, schema_faults
+from rolltap.proxy.call.policy import Arrival, Begin, ClientReply, Publish, RepliedRequest
+from rolltap.proxy.call.reply import dialect_reply
+from rolltap.proxy.call.sources.base import check_ids, marks_of, refused, schema_faults
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight
@@ -248,8 +247,8 @@ class TokenSource:
             for id, logprob in zip(ids, logprobs, strict=False)
         )
 
-    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
-        return dialect_reply(http, arrival.dialect, flight)
+    def reply(self, replied: RepliedRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
+        return dialect_reply(http, arrival.dialect, replied)
 
     def _sample_request(self, call_id: str, index: int, arrival: Arrival, prompt_ids: Sequence[int]) -> SampleRequest:
         room = self.max_context - len(prompt_ids)

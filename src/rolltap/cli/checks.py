@@ -20,9 +20,9 @@ from rolltap.errors import (
 )
 from rolltap.protocols.dialects import known_dialects
 from rolltap.proxy.call.engine_watch import tokenizer_difference
-from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
+from rolltap.proxy.engines.registry import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.settings import EngineSettings, Settings, hide_password
 from rolltap.tokenizer import HubTokenizer
 

@@ -17,7 +17,8 @@ from rolltap.protocols.dialects import DIALECTS
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.path import CallPath
-from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.sources.tokens import TokenSource

@@ -30,7 +30,7 @@ def settings_of(data: Path, engine: str, **store: Any) -> Settings:
     )
 
 
-async def diagnosis(app: Rolltap) -> Findings:
+async def diagnose(app: Rolltap) -> Findings:
     key = {"authorization": f"Bearer {app.settings.keys.viewer}"}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app.planes["admin"]), base_url="http://admin") as admin:
         response = await admin.get("/diagnosis", headers=key)
@@ -48,7 +48,7 @@ async def test_a_server_that_is_well_has_nothing_to_advise(tmp_path: Path, monke
     monkeypatch.setattr(diagnosis, "FEW_DESCRIPTORS", 1)
     monkeypatch.setattr(diagnosis, "LITTLE_ROOM", 1)
     async with ScriptedEngine(say("yes"), FOLDER) as engine, Rolltap.running(settings_of(tmp_path, engine.url)) as app:
-        found = await diagnosis(app)
+        found = await diagnose(app)
     assert {what for what, each in found.items() if not each["healthy"] or each["advice"]} == set()
     assert found["policy p"]["state"] == "version 0 on main"
     assert {"store", "file descriptors", "disk of the spool", "room for the spool and the index"} <= found.keys()
@@ -58,11 +58,11 @@ async def test_what_is_wrong_with_a_policy_and_what_waits_is_said(tmp_path: Path
     async with ScriptedEngine(say("yes"), FOLDER) as engine, Rolltap.running(settings_of(tmp_path, engine.url)) as app:
         policy = app.policies["p"]
         policy.wrong_weights = "engine main serves its base weights, and the policy is at version 3"
-        assert "base weights" in (await diagnosis(app))["policy p"]["advice"]
+        assert "base weights" in (await diagnose(app))["policy p"]["advice"]
         policy.wrong_tokenizer = "the engine's tokenizer differs at <a>"
-        assert "differs at <a>" in (await diagnosis(app))["policy p"]["advice"]
+        assert "differs at <a>" in (await diagnose(app))["policy p"]["advice"]
         policy.up = False
-        found = await diagnosis(app)
+        found = await diagnose(app)
         assert "does not answer" in found["policy p"]["state"]
         assert not found["policy p"]["healthy"]
 
@@ -75,7 +75,7 @@ async def test_connections_that_postgres_cannot_give_are_said_with_the_setting(
 
     settings = settings_of(tmp_path, "http://127.0.0.1:9", url=postgres_url)
     async with Rolltap.running(settings) as app:
-        found = await diagnosis(app)
+        found = await diagnose(app)
         assert found["connections"]["healthy"], found["connections"]
         assert found["proxies and workers on this store"]["state"] == "1"
         key = {"authorization": f"Bearer {app.settings.keys.viewer}"}
@@ -84,7 +84,7 @@ async def test_connections_that_postgres_cannot_give_are_said_with_the_setting(
             assert (await admin.get("/read/sessions", headers=key)).status_code == 200
         assert indexes(tmp_path), "the index of a Postgres store lies under `data`"
         monkeypatch.setattr(diagnosis, "postgres_facts", few)
-        found = await diagnosis(app)
+        found = await diagnose(app)
     assert "store.connections = 17" in found["connections"]["advice"]
     assert "loses acknowledged calls" in found["Postgres"]["advice"]
 
@@ -94,10 +94,10 @@ async def test_the_redis_is_asked_for_its_settings(tmp_path: Path, postgres_url:
 
     settings = settings_of(tmp_path, "http://127.0.0.1:9", url=postgres_url, ingest=redis_url)
     async with Rolltap.running(settings) as app, Redis.from_url(redis_url) as redis:
-        assert (await diagnosis(app))["Redis"]["healthy"]
+        assert (await diagnose(app))["Redis"]["healthy"]
         await redis.config_set("appendfsync", "everysec")
         try:
-            found = (await diagnosis(app))["Redis"]
+            found = (await diagnose(app))["Redis"]
         finally:
             await redis.config_set("appendfsync", "always")
     assert "CONFIG SET appendfsync always" in found["advice"]
@@ -142,4 +142,4 @@ async def test_a_queue_without_nodes_is_said(tmp_path: Path) -> None:
         transport = httpx.ASGITransport(app.planes["admin"])
         async with httpx.AsyncClient(transport=transport, base_url="http://admin", headers=key) as admin:
             assert (await admin.post("/tasks", json=body)).status_code == 200
-        assert "start `rolltap node`" in (await diagnosis(app))["tasks"]["advice"]
+        assert "start `rolltap node`" in (await diagnose(app))["tasks"]["advice"]
