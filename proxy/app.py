@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,8 +25,9 @@ from rolltap.errors import ConfigError, StoreError
 from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
-from rolltap.protocols.cache_space import SHARED
-from rolltap.protocols.dialects import known_dialects
+from rolltap.protocols.base import Dialect
+from rolltap.protocols.cache_space import CacheSpace
+from rolltap.protocols.dialects import open_dialects
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.engine_watch import WeightsCheck, probe_engine, watch_engine, watch_tokenizers, watch_weights
@@ -83,6 +84,7 @@ class Rolltap:
     view_access: Access
     reading: ReadingProcess
     accounts: KeyAccounts
+    caches: CacheSpace
     base_url: str = ""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -252,14 +254,15 @@ def _build(
     http: aiohttp.ClientSession,
     spans: CallTracer | None,
 ) -> Rolltap:
-    SHARED.limit = int(settings.limits.cache_mb * 1_000_000)
+    space = CacheSpace(int(settings.limits.cache_mb * 1_000_000))
+    dialects = open_dialects(space)
     handles = Handles(settings.keys.secret.encode())
-    prompts = Prompts()
+    prompts = Prompts(space)
     policies, vendors = open_policies(settings, handles, http, prompts)
     single_process = call_log.database.dialect_name == "sqlite"  # which takes one writing process
     clock = call_log.database.time
-    digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
-    forest_bytes, release = int(settings.limits.forests_mb * 1_000_000), partial(_release, prompts)
+    digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore}, space)
+    forest_bytes, release = int(settings.limits.forests_mb * 1_000_000), partial(_release, prompts, dialects)
     live = SessionCache(
         call_log, digests, single_process=single_process, forest_bytes=forest_bytes, release=release, clock=clock
     )
@@ -308,12 +311,23 @@ def _build(
     mount(admin, viewer, {"admin": admin, "trainer": trainer})
     queries = Queries(admission, policies, responses)
     planes = {
-        "agent": AgentPlane(known_dialects(), path, queries, settings.limits, counted("agent"), tampering_counter.note),
+        "agent": AgentPlane(dialects, path, queries, settings.limits, counted("agent"), tampering_counter.note),
         "trainer": gated("trainer", trainer),
         "admin": gated("admin", admin),
     }
     return Rolltap(
-        settings, call_log, ledger, policies, live, services, path, planes, view_access, reading, keyring.accounts
+        settings,
+        call_log,
+        ledger,
+        policies,
+        live,
+        services,
+        path,
+        planes,
+        view_access,
+        reading,
+        keyring.accounts,
+        space,
     )
 
 
@@ -325,10 +339,10 @@ async def _late_peers(call_log: LogWithDatabase, within_s: float, metrics: Metri
     return late
 
 
-def _release(prompts: Prompts, session: LiveSession) -> None:
+def _release(prompts: Prompts, dialects: Mapping[str, Dialect], session: LiveSession) -> None:
     """Drops what is cached for the next call of a session that has ended."""
     prompts.release(session.forest.nodes)
-    for dialect in known_dialects().values():
+    for dialect in dialects.values():
         dialect.release(session.hashed_key)
 
 

@@ -17,7 +17,7 @@ from itertools import count
 import msgspec
 
 from rolltap.errors import InvalidRequest
-from rolltap.protocols.cache_space import SHARED, CacheSpace, WeighedCache, message_bytes
+from rolltap.protocols.cache_space import CacheSpace, WeighedCache, message_bytes
 from rolltap.protocols.conversation import (
     TOOL_DOCUMENT,
     TOOL_MEDIA,
@@ -69,7 +69,7 @@ class Linker:
     linked. `extend` is for a dialect that knows which history a request extends.
     """
 
-    def __init__(self, space: CacheSpace = SHARED) -> None:
+    def __init__(self, space: CacheSpace) -> None:
         self._linked: WeighedCache[LinkedForm, Message] = WeighedCache(message_bytes, space)
         self._last: WeighedCache[int, LinkedHistory] = WeighedCache(lambda linked: linked.size, space)
         self._numbers = count()
