@@ -25,7 +25,7 @@ from torch import Tensor
 from rolltap.engine.model import CausalModel, read_weights
 from rolltap.engine.requests import ActiveRequest, FinishReason, Outbox, PromptScores, SamplingRequest, TokenDelta
 from rolltap.engine.sampling import draw_tokens, processed_logprobs, sampling_mask
-from rolltap.engine.slots import Slots
+from rolltap.engine.slots import EngineSlots
 from rolltap.errors import ConfigError, EngineUnavailable
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class EngineLoop:
         self.failure: Exception | None = None
         self._eos_ids = eos_ids
         self._deliver = deliver
-        self._slots = Slots(model, slots, self.context)
+        self._slots = EngineSlots(model, slots, self.context)
         self._waiting: deque[SamplingRequest] = deque()
         self._active: dict[int, ActiveRequest] = {}  # by slot
         self._outbox: Outbox = []

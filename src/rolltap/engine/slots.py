@@ -17,7 +17,7 @@ from rolltap.engine.requests import ActiveRequest
 from rolltap.engine.slot_cache import SlotCache
 
 
-class Slots:
+class EngineSlots:
     """Tokens and key-value cache of `slots` sequences of at most `context` tokens. For one thread."""
 
     def __init__(self, model: CausalModel, slots: int, context: int) -> None:

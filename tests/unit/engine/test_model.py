@@ -18,7 +18,7 @@ from rolltap.engine.model import CausalModel
 from rolltap.engine.requests import ActiveRequest, SamplingRequest
 from rolltap.engine.sampling import SamplingOptions
 from rolltap.engine.scheduler import EngineLoop
-from rolltap.engine.slots import Slots
+from rolltap.engine.slots import EngineSlots
 from rolltap.errors import ConfigError
 
 from ..trainer_client.test_architectures import PACKED, SMALL, model_of
@@ -80,7 +80,7 @@ def test_requests_in_slots_get_the_logits_of_the_whole_sequence(name: str, tmp_p
     torch.manual_seed(2)
     rows = [torch.randint(3, 64, (size,)).tolist() for size in (CONTEXT - 10, 30)]
     rows.append([*rows[0][:100], *torch.randint(3, 64, (20,)).tolist()])
-    slots = Slots(model, 3, CONTEXT)
+    slots = EngineSlots(model, 3, CONTEXT)
 
     def run(ids: list[int], request: ActiveRequest, pieces: list[int], beside: list[ActiveRequest]) -> None:
         for piece in pieces:
@@ -226,7 +226,7 @@ def test_a_mixture_says_which_experts_it_took(tmp_path: Path, normed: bool) -> N
     for layer in theirs.model.layers:
         layer.mlp.gate.register_forward_hook(lambda _, __, output: choices.append(output[2]))
     rows = [list(range(3, 3 + size)) for size in (12, 30)]
-    slots = Slots(model, 4, 50)
+    slots = EngineSlots(model, 4, 50)
     requests = []
     with torch.inference_mode():
         for ids in rows:
