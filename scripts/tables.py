@@ -219,12 +219,28 @@ def _machine(report: dict[str, Any]) -> str:
 
 
 def families(report: dict[str, Any]) -> str:
-    """The matrix harness x family."""
-    head, *rows = report["grid"]
+    """The matrix harness x family, summed over harnesses. `reports/families.json` has every cell."""
+    _, *rows = report["grid"]
     counts, versions = report["counts"], report["versions"]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = ["| rendered by | every continuing prompt bridged | bridged of continuing | calls are text |", "|---|---|---|---|"]
+    for by in dict.fromkeys(row[1] for row in rows):
+        whole, partly, text = [], [], []
+        for name, _, _, *cells in (row for row in rows if row[1] == by):
+            pairs = [pair for cell in cells for pair in re.findall(r"(\d+)/(\d+)", cell)]
+            bridged, continuing = (sum(int(pair[at]) for pair in pairs) for at in (0, 1))
+            if any("failed" in cell for cell in cells):
+                partly.append(f"{name} **failed**")
+            elif all(cell.endswith(("text", "text)")) for cell in cells if cell):
+                text.append(f"{name} {bridged}/{continuing}")
+            elif bridged == continuing:
+                whole.append(name)
+            else:
+                partly.append(f"{name} {bridged}/{continuing}")
+        lines.append(f"| {by} | {', '.join(whole)} | {', '.join(partly)} | {', '.join(text)} |")
+    own = ", ".join(dict.fromkeys(row[0].removesuffix("_training") for row in rows if row[2] == "its own"))
+    table = "\n".join(lines)
     return (
-        f"| {' | '.join(head)} |\n{'|---' * len(head)}|\n{table}\n\n"
+        f"{table}\n\nTheir own vocabulary have {own}; the others have a known one under the family's special tokens.\n\n"
         f"{counts['cells']:,} cells, {counts['real']:,} of them with real releases: {counts['calls']:,} calls, "
         f"{counts['bridged']:,} of {counts['continuing']:,} continuing prompts bridged, {counts['trained_tokens']:,} trained "
         f"tokens, {counts['violations']} violations, {counts['failed']} cells failed. (renderers {versions['renderers']}, "
