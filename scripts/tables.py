@@ -222,7 +222,10 @@ def families(report: dict[str, Any]) -> str:
     """The matrix harness x family, summed over harnesses. `reports/families.json` has every cell."""
     _, *rows = report["grid"]
     counts, versions = report["counts"], report["versions"]
-    lines = ["| rendered by | every continuing prompt bridged | bridged of continuing | calls are text |", "|---|---|---|---|"]
+    lines = [
+        "| rendered by | every continuing prompt bridged | bridged of continuing | calls are text |",
+        "|---|---|---|---|",
+    ]
     for by in dict.fromkeys(row[1] for row in rows):
         whole, partly, text = [], [], []
         for name, _, _, *cells in (row for row in rows if row[1] == by):
