@@ -78,7 +78,7 @@ def _speaks(harness: Harness, dialect: str) -> bool:
 
 
 def matrix() -> str:
-    """A row for each harness and protocol: the scenarios that were bridged in full, and the others with their breaks."""
+    """A row for each harness and protocol: scenarios that were bridged in full, and the others with their breaks."""
     rows = ["| harness | bridged in full | with breaks, or another result |", "|---|---|---|"]
     for name, harness in HARNESSES.items():
         assert harness.package is not None

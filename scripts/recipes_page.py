@@ -41,7 +41,10 @@ HOOKS = (
 )
 """What makes a recipe of its own."""
 
-COLUMNS = "| `--recipe` | method | settings that it brings | `options` | needs, and beside the trainer |\n|---|---|---|---|---|\n"
+COLUMNS = (
+    "| `--recipe` | method | settings that it brings | `options` | needs, and beside the trainer |\n"
+    "|---|---|---|---|---|\n"
+)
 SETTINGS_HEAD = """Settings of a paper over a recipe above; credit and loss are that recipe's:
 
 """
