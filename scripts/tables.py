@@ -109,17 +109,6 @@ def rollouts(report: dict[str, Any]) -> str:
     )
 
 
-def ray_kill(report: dict[str, Any]) -> str:
-    states = ", ".join(f"{count:,} {name}" for name, count in report["states"].items())
-    return (
-        "| rollouts | nodes killed | ended as | ended once | ended twice | attempts | claims that came back | sessions left open |\n"
-        "|---|---|---|---|---|---|---|---|\n"
-        f"| {report['rollouts']:,} | {report['nodes_killed']} | {states} | {report['ended_once']:,} | {report['ended_twice']} | "
-        f"{report['attempts']:,} | {report['returned']} | {report['open_sessions']} |\n\n"
-        f"In {report['seconds']:.0f} s. ({report['cores']} cores, Ray {report['ray']}, Python {report['python']}, {report['time'][:10]}.)"
-    )
-
-
 def bench_calllog(report: dict[str, Any]) -> str:
     size, restart, speed = (report[name] for name in ("size", "restart", "speed"))
     goals = report["goals"]
@@ -264,7 +253,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "bench_scale": ("bench_scale", bench_scale),
     "trainers": ("trainers", trainers),
     "rollouts": ("rollouts", rollouts),
-    "ray_kill": ("ray_kill", ray_kill),
 }
 """Marker → the report it is made from, and how."""
 
