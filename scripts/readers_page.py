@@ -22,7 +22,7 @@ def figures() -> dict[str, dict[str, list[str]]]:
 
 
 def table() -> str:
-    """A row for the files that fare alike, a column for each release: one word, or that of plain and of the worst rows."""
+    """A row for the files that fare alike, a column for each release: one word, or plain / worst."""
     releases = figures()
     alike: dict[tuple[str, ...], list[str]] = {}
     for label in next(iter(releases.values())):
