@@ -18,7 +18,7 @@ ASKED_ONE_BY_ONE = 64
 """Most added tokens that are asked for one by one, where all of them together gave other ids."""
 
 
-async def tokenizer_tokenized_otherwise(engine: Any, tokenizer: Any, model: str) -> str:
+async def tokenizer_difference(engine: Any, tokenizer: Any, model: str) -> str:
     """How the engine's tokenizer differs from the policy's, in words; empty if it does not, or can't be asked."""
     servers: Sequence[Any] = [engine]
     if isinstance(engine, EnginePool):
