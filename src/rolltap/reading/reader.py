@@ -26,8 +26,8 @@ from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import reading as ledger
 from rolltap.ledger.reading import ALL_GROUPS, GroupQuery
 from rolltap.ledger.run_state import RunState, run_state
-from rolltap.proxy.conversation.chat import Message
-from rolltap.proxy.dialects.base import RecordedCall
+from rolltap.protocols.base import RecordedCall
+from rolltap.protocols.conversation import Message
 from rolltap.reading.comparing import ComparedRollout, VersionComparison, VersionRange, compared, default_ranges, within
 from rolltap.reading.conversations import common_prefix, parse_call, plain, recalled, refused_view, turns, view
 from rolltap.reading.decoded import DecodedSession
