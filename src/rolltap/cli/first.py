@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -17,7 +16,7 @@ from typing import Annotated
 import typer
 
 from rolltap.cli.client import PlaneClient, kept_key
-from rolltap.cli.common import one_line_errors
+from rolltap.cli.common import interrupted_by_term, one_line_errors
 from rolltap.cli.completion import complete_harness
 from rolltap.cli.progress import working
 from rolltap.cli.run import run_one
@@ -41,6 +40,7 @@ POLICY = "scripted"
 
 
 @one_line_errors
+@interrupted_by_term()
 def try_(
     name: Annotated[
         str, typer.Argument(metavar="HARNESS", help=", ".join(KNOWN), autocompletion=complete_harness)
@@ -59,7 +59,6 @@ def try_(
     Starts both servers in a fresh folder, installs the harness in rolltap's cache if need be, runs it, and prints the
     address of the page of its tokens. The servers run until Ctrl-C.
     """
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     harness = get_harness(name)
     check(harness, no_sandbox=no_sandbox)
     assert harness.package is not None

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
+from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors, signals_put_back
 from rolltap.cli.completion import complete_harness, complete_runtime
 from rolltap.cli.screen import say
 from rolltap.harnesses.attempts import Slots
@@ -58,7 +58,8 @@ def node(
     plane = connect("admin", config, url, role="runner")
     settings = NodeSettings(name or f"{socket.gethostname()}-{os.getpid()}", slots_of(slots))
     defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces)
-    asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
+    with signals_put_back(signal.SIGINT, signal.SIGTERM):
+        asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
 
 
 async def run_node(plane: PlaneClient, settings: NodeSettings, defaults: Defaults, *, until_idle: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 import termios
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors, refuse_relayed
+from rolltap.cli.common import ConfigOption, UrlOption, connect, interrupted_by_term, one_line_errors, refuse_relayed
 from rolltap.cli.completion import complete_harness, complete_policy, complete_runtime, complete_target
 from rolltap.cli.harbor import TrialOrder, check_alone, run_harbor
 from rolltap.cli.screen import Screen, say
@@ -43,6 +42,7 @@ console = Screen(highlight=False)
 
 
 @one_line_errors
+@interrupted_by_term()
 def run(
     target: Annotated[
         str, typer.Argument(help="a harness, a file or folder of tasks, or KIND:WHERE", autocompletion=complete_target)
@@ -82,7 +82,6 @@ def run(
     rolltap run tasks.jsonl --harness codex --n 8
     rolltap run verifiers:gsm8k --n 8  ·  rolltap run --harbor DATASET -a claude-code --n 8
     """
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends as with Ctrl-C: in order
     if harbor:
         others = {"--nodes": nodes, "--detach": detach, "--id": id, "--no-sandbox": no_sandbox, "a prompt": words}
         check_alone(harness, [name for name, value in others.items() if value])

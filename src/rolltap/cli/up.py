@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import typer
 
 from rolltap.addresses import is_loopback
-from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors
+from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, interrupted_by_term, one_line_errors
 from rolltap.cli.listening import claimed
 from rolltap.cli.node import HarnessOption, RuntimeOption, SlotsOption, WorkspacesOption, slots_of
 from rolltap.cli.progress import working
@@ -141,11 +141,11 @@ def run_ray(address: str, config: Path | None, url: str | None, slots: int, cpus
     runner = RayRunner(settings)
     runner.connect()
     say(counted(runner.place(), "node"))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has its own handler, which leaves at once
-    try:
-        runner.run()
-    except KeyboardInterrupt:
-        say("stopped")
+    with interrupted_by_term():  # Ray has its own handler, which leaves at once
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            say("stopped")
 
 
 def check_cluster(address: str) -> None:
