@@ -299,10 +299,8 @@ def _build(
         ask=reading,
         count_tampering=tampering_counter.note,
     )
-    counted, gated = (
-        recorder.metrics.counted,
-        _gates(keyring, ledger.audit, settings.limits, recorder.metrics, tampering_counter.note),
-    )
+    counted = recorder.metrics.counted
+    gated = _gates(keyring, ledger.audit, settings.limits, recorder.metrics, tampering_counter.note)
     secret = "\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer))
     view_access = Access(secret, clock, used_links=settings.data / "used-links")
     append = partial(append_note, call_log.database)
