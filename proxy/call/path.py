@@ -215,7 +215,7 @@ class CallPath:
             outcome, problem = Outcome.ENGINE_ERROR, f"internal_error: {failure}"
         flight.sampling_ended = True
         try:
-            await self._record_completions(flight, outcome, problem)
+            await all_of([self._record_completion(flight, call, outcome, problem) for call in flight.calls])
         except StoreError as failure:  # some of the completions may be stored all the same
             error = error or failure
         except BaseException:  # shutdown, or a defect: readers must not treat the reply as recorded
@@ -274,10 +274,6 @@ class CallPath:
             call.intent_rejected = True
             raise
         call.node.recorded = True
-
-    async def _record_completions(self, flight: InFlightRequest, outcome: Outcome, problem: str) -> None:
-        """Writes all completions and waits for all of them; then raises the first failure, if any."""
-        await all_of([self._record_completion(flight, call, outcome, problem) for call in flight.calls])
 
     async def _record_completion(self, flight: InFlightRequest, call: OpenCall, outcome: Outcome, problem: str) -> None:
         """Writes the completion and tells the forest. A call without an intent leaves the forest: prompts are deltas,

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import msgspec
 
 from rolltap.errors import EngineProtocolError, EngineRefused, InvalidRequest, ModelNotLoaded, SchemaRefused
-from rolltap.protocols.conversation import IMAGE_LINE, TOOL_MEDIA, ChatRequest, Image, Part, Text, TokenLogprob
+from rolltap.protocols.conversation import IMAGE_LINE, TOOL_MEDIA, ChatRequest, Image, Text, TokenLogprob
 from rolltap.protocols.dialects import known_dialects
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
@@ -138,7 +138,13 @@ def foreign_image(request: ChatRequest, hosts: Collection[str]) -> str:
 def without_foreign(request: ChatRequest, hosts: Collection[str]) -> ChatRequest:
     """The request with a line of text in the place of each image of a tool that is on another host."""
     messages = tuple(
-        msgspec.structs.replace(message, parts=tuple(_or_line(part, hosts) for part in message.parts))
+        msgspec.structs.replace(
+            message,
+            parts=tuple(
+                Text(IMAGE_LINE) if isinstance(part, Image) and _is_foreign(part, hosts) else part
+                for part in message.parts
+            ),
+        )
         if TOOL_MEDIA in message.marks
         else message
         for message in request.messages
@@ -154,10 +160,6 @@ def has_foreign(request: ChatRequest, hosts: Collection[str]) -> bool:
         if TOOL_MEDIA in message.marks
         for part in message.parts
     )
-
-
-def _or_line(part: Part, hosts: Collection[str]) -> Part:
-    return Text(IMAGE_LINE) if isinstance(part, Image) and _is_foreign(part, hosts) else part
 
 
 def _is_foreign(image: Image, hosts: Collection[str]) -> bool:

@@ -263,7 +263,9 @@ class TokenSource:
             id=call_id,
             model=self.settings.model or self.name,
             prompt_ids=prompt_ids,
-            max_tokens=min(room, _first(pin.max_tokens, requested.max_tokens, room)),
+            max_tokens=min(
+                room, next(most for most in (pin.max_tokens, requested.max_tokens, room) if most is not None)
+            ),
             **{name: sampling[name] for name in NEUTRAL},
             seed=None if self._is_neutral else requested.choice_seed(index),
             stop_token_ids=self.continuation.renderer.stop_token_ids,
@@ -361,7 +363,3 @@ def _check_prompt(chunk: SampleChunk, prompt: Sequence[int]) -> None:
     """Raises `EngineProtocolError` if the engine reports other prompt ids than those that were sent."""
     if chunk.prompt_ids is not None and chunk.prompt_ids is not prompt and list(chunk.prompt_ids) != list(prompt):
         raise EngineProtocolError("the engine reports other prompt ids than those that were sent")
-
-
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)

@@ -134,7 +134,9 @@ class Linker:
                 if media and linked.in_results:
                     message = self._linked.get((message, message.name, 0, message.tool_call_id, media), _with_form)
                 elif TOOL_DOCUMENT in media:
-                    raise _refused_attachment(message, place(index))
+                    part = next(part for part in message.parts if isinstance(part, Attachment))
+                    why = f"a user's {part.name} is not supported; send its text"
+                    raise invalid(join(place(index), part.where), why)
             linked.messages.append(message)
             linked.size += message_bytes(message)
 
@@ -176,11 +178,6 @@ def _media_marks(message: Message) -> tuple[str, ...]:
     kinds = {type(part) for part in message.parts}
     has = {TOOL_MEDIA: Image in kinds, TOOL_DOCUMENT: Attachment in kinds or TOOL_DOCUMENT in message.marks}
     return tuple(mark for mark, present in has.items() if present)
-
-
-def _refused_attachment(message: Message, place: str) -> InvalidRequest:
-    part = next(part for part in message.parts if isinstance(part, Attachment))
-    return invalid(join(place, part.where), f"a user's {part.name} is not supported; send its text")
 
 
 def _next_id(linked: LinkedHistory, name: str | None) -> str:
