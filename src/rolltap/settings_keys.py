@@ -14,7 +14,7 @@ from rolltap.errors import ConfigError
 NESTED = "__"
 """Separates section and key in a variable's name."""
 
-Path = tuple[str, ...]
+KeyPath = tuple[str, ...]
 
 
 def check_file(model: type[BaseModel], values: Mapping[str, Any], head: str, page: str) -> None:
@@ -49,7 +49,7 @@ def check_environment(model: type[BaseModel], prefix: str, page: str, *, other_s
         raise ConfigError(f"{name}: no such setting; {hint}")
 
 
-def _paths(values: Mapping[str, Any]) -> Iterator[Path]:
+def _paths(values: Mapping[str, Any]) -> Iterator[KeyPath]:
     """The keys of nested tables, those of the innermost ones whole."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -65,7 +65,7 @@ def _fields(kind: Any) -> Mapping[str, Any] | None:
     return None
 
 
-def _valid_depth(model: type[BaseModel], path: Path) -> int | None:
+def _valid_depth(model: type[BaseModel], path: KeyPath) -> int | None:
     """The position of the first part of `path` that its section lacks."""
     kind: Any = model
     for position, part in enumerate(path):
@@ -81,7 +81,7 @@ def _valid_depth(model: type[BaseModel], path: Path) -> int | None:
     return None
 
 
-def _suggestion(model: type[BaseModel], path: Path, at: int) -> Path:
+def _suggestion(model: type[BaseModel], path: KeyPath, at: int) -> KeyPath:
     """The key of another section that has the name of `path[at]`, else the nearest one of the section that lacks it."""
     for name, kind in (_fields(model) or {}).items():
         if path[at] in (_fields(kind) or ()):
@@ -94,7 +94,7 @@ def _suggestion(model: type[BaseModel], path: Path, at: int) -> Path:
     return (*path[:at], *near) if near else ()
 
 
-def _in_a_section(model: type[BaseModel], name: str) -> Path:
+def _in_a_section(model: type[BaseModel], name: str) -> KeyPath:
     """`listen_agent_port` as a section and its key; nothing where no section has it."""
     for section, kind in (_fields(model) or {}).items():
         key = name.removeprefix(f"{section}_")

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from rolltap.calllog.reading import CHUNK
 from rolltap.calllog.schema import call_completions, call_intents, notes, sessions
 from rolltap.ids import first_id_at
 
 MARGIN_S = 30.0
-CHUNK = 500
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,11 +69,11 @@ def updated_sums(connection: sa.Connection, policy: str, known: PolicySums = NO_
     """The policy's current sums. `known` are its previous sums."""
     columns = annotations.c
     mine, last = columns.policy == policy, known.rows.last_token
-    now = _rows(connection, mine)
+    now = _policy_rows(connection, mine)
     if now == known.rows:
         return known
     some: set[str] | None = None
-    if known.by_both and _rows(connection, mine, columns.token < last) == known.older:
+    if known.by_both and _policy_rows(connection, mine, columns.token < last) == known.older:
         newer = sa.select(columns.group_id).where(mine, columns.token >= last).distinct()
         some = {*connection.scalars(newer), *(key[0] for key, one in known.by_both.items() if one.last_token == last)}
     if some is None or len(some) > CHUNK:
@@ -81,11 +81,11 @@ def updated_sums(connection: sa.Connection, policy: str, known: PolicySums = NO_
     else:
         unchanged = {key: one for key, one in known.by_both.items() if key[0] not in some}
         by_both = unchanged | _group_sums(connection, policy, some)
-    older = _rows(connection, mine, columns.token < now.last_token)
+    older = _policy_rows(connection, mine, columns.token < now.last_token)
     return PolicySums(now, older, by_both, _by(by_both, 0), _by(by_both, 1))
 
 
-def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> _Rows:
+def _policy_rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> _Rows:
     token = annotations.c.token
     query = sa.select(sa.func.count(), sa.func.max(token), sa.func.sum(token)).where(*conditions)
     return _Rows(*(int(value or 0) for value in connection.execute(query).one()))

@@ -24,7 +24,7 @@ from rolltap.calllog.versions import PROXY
 from rolltap.errors import ConfigError, StoreError
 from rolltap.settings import KeySettings
 
-log = logging.getLogger("rolltap.app")
+log = logging.getLogger("rolltap.store")
 
 GONE_WITHIN_S = 3.0
 """Seconds for which a process that has just ended may still be listed among the connections."""
