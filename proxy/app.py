@@ -15,16 +15,16 @@ from typing import Any
 import aiohttp
 from fastapi import FastAPI
 
-from rolltap.addresses import is_loopback
 from rolltap.calllog import open_call_log
 from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
-from rolltap.calllog.peers import KeysMark, PeersCheck
+from rolltap.calllog.processes import KeysMark, PeersCheck
 from rolltap.calllog.separation import check_separation
 from rolltap.errors import ConfigError, StoreError
-from rolltap.ledger.audit import Audit
-from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.keys import Audit
 from rolltap.ledger.ledger import Ledger
+from rolltap.ledger.unit_of_work import LedgerSettings
+from rolltap.network import is_loopback
 from rolltap.proxy.cache_space import SHARED
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.engine_watch import probe_engine, watch_engine, watch_tokenizers

@@ -22,7 +22,7 @@ from cachetools import LRUCache
 
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
-from rolltap.model_folders import download_hint
+from rolltap.wording import download_hint
 
 GUARD = "\ufdd0"
 """A Unicode non-character, which should not occur in text. `guard` doubles one that does."""

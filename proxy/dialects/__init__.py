@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from rolltap.errors import ConfigError
-from rolltap.plugins import known_names, lookup
+from rolltap.extras import known_names, lookup
 from rolltap.proxy.dialects.anthropic import Anthropic
 from rolltap.proxy.dialects.base import ClientEnvironment, Dialect
 from rolltap.proxy.dialects.gemini import Gemini

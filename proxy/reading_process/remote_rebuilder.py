@@ -6,9 +6,8 @@ from rolltap import wire
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.decoding import from_json
-from rolltap.ledger.base import TrainedVersions
-from rolltap.ledger.open_leases import OpenedLease
-from rolltap.ledger.rebuilding import BrokenGroups, LocalRebuilder
+from rolltap.ledger.leases import OpenedLease
+from rolltap.ledger.rebuilding import BrokenGroups, LocalRebuilder, TrainedVersions
 from rolltap.proxy.reading_process.asking import Answer, AskRecord
 
 

@@ -6,15 +6,14 @@ import asyncio
 from dataclasses import asdict
 from typing import Any
 
-from rolltap.calllog.base import CallLog, CallRow
+from rolltap.calllog.facts import CallLog, CallRow
 from rolltap.contract.harness_log import HarnessLog
 from rolltap.decoding import convert
-from rolltap.ledger.base import TrajectoriesOf, answered
-from rolltap.log_check import LogCheck
+from rolltap.ledger.rebuilding import TrajectoriesOf, answered
 from rolltap.proxy.call.turn_cap import REACHED
 from rolltap.reading.log_check import compare, recorded_replies
 from rolltap.reconstructor.report import report_of
-from rolltap.types import Classification, Outcome, Trajectory
+from rolltap.types import Classification, LogCheck, Outcome, Trajectory
 
 
 class SessionViews:

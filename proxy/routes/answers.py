@@ -13,13 +13,11 @@ from pydantic import Field
 
 from rolltap import wire
 from rolltap.contract.keys import KeyRecord
-from rolltap.finding import SessionFinding
-from rolltap.ledger.audit import AuditEntry
-from rolltap.ledger.base import DeadLetter
+from rolltap.ledger.groups import DeadLetter
+from rolltap.ledger.keys import AuditEntry
 from rolltap.ledger.submissions import Submission
-from rolltap.log_check import LogCheck
 from rolltap.tampering import TamperingAct
-from rolltap.types import Break, Group, Rollout, VersionSpan
+from rolltap.types import Break, Group, LogCheck, Rollout, SessionFinding, VersionSpan
 
 
 def fields_of(value: Any) -> dict[str, Any]:

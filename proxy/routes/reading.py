@@ -14,7 +14,7 @@ from fastapi import APIRouter, Query, Response
 
 from rolltap.calllog.notes import Note, append_note
 from rolltap.contract.notes import NewNote
-from rolltap.ledger.reading import GroupQuery
+from rolltap.ledger.views import GroupQuery
 from rolltap.proxy.front.access import By
 from rolltap.proxy.reading_process.asking import AskRecord
 from rolltap.proxy.routes.answers import packed

@@ -13,7 +13,6 @@ from rolltap.contract.admin import ClosedSession, OpenSession, SessionKey
 from rolltap.contract.harness_log import HarnessLog, LogEntry
 from rolltap.decoding import convert
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
-from rolltap.log_check import UNCHECKED, LogCheck
 from rolltap.proxy.call.turn_cap import cap_of
 from rolltap.proxy.front.access import By
 from rolltap.proxy.reading_process.asking import P, Question
@@ -29,7 +28,7 @@ from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced
 from rolltap.proxy.routes.values import Limit
 from rolltap.tampering import count_by_kind
-from rolltap.types import Session
+from rolltap.types import UNCHECKED, LogCheck, Session
 
 
 def judged_rollout(tags: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from rolltap.contract.admin import NewTask, SubmitTasks
-from rolltap.ledger.base import Event
+from rolltap.ledger.ledger import Event
 from rolltap.ledger.submissions import Submission, SubmissionSpec
 from rolltap.proxy.routes import answers
 from rolltap.proxy.routes.answers import GroupList, SubmissionList

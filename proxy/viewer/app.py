@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 
 from rolltap.contract.notes import NOTE_CHARS, NewNote, NoteKind
 from rolltap.errors import Forbidden, InvalidRequest, NotFound, RolltapError
-from rolltap.ledger.reading import GroupQuery
+from rolltap.ledger.views import GroupQuery
 from rolltap.proxy.reading_process.asking import Answer, AskRecord
 from rolltap.proxy.viewer.access import COOKIE_S, Access, Viewers
 from rolltap.proxy.viewer.listing import address_of

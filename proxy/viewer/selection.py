@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rolltap.calllog.database import in_thread
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.datasets.record import ReadOptions, chosen_groups
 from rolltap.errors import InvalidRequest
@@ -19,7 +20,6 @@ from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.consumers import layout
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.grouping import Grouping
-from rolltap.threads import in_thread
 
 MOST_SESSIONS = 2000
 """Maximum sessions of a dataset for a browser; the command has no limit."""

@@ -18,8 +18,7 @@ from rolltap.errors import (
     StoreUnavailable,
     TrainerFenced,
 )
-from rolltap.ledger.leases import LeaseKey
-from rolltap.ledger.open_leases import OpenedLease
+from rolltap.ledger.leases import LeaseKey, OpenedLease
 from rolltap.types import GroupStatus
 
 from ..unit.ledger.world import World, key, status, wants

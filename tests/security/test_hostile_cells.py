@@ -29,6 +29,7 @@ import pytest_asyncio
 from rolltap.cli import screen
 from rolltap.cli.rollouts import describe
 from rolltap.engine.scripted import say
+from rolltap.extras import known_names
 from rolltap.harnesses.base import (
     Command,
     Ending,
@@ -48,7 +49,6 @@ from rolltap.harnesses.runtimes import registry as runtimes
 from rolltap.harnesses.runtimes import watchdog
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER
 from rolltap.harnesses.sources import Files
-from rolltap.plugins import known_names
 from rolltap.types import Task
 
 from ..harnesses.house import POLICY, House, house

@@ -10,12 +10,10 @@ import sqlalchemy as sa
 from cachetools import TTLCache
 
 from rolltap.calllog import schema
-from rolltap.calllog.codec import pack_bytes
-from rolltap.calllog.database import Database, Durability
-from rolltap.calllog.fact_codec import EncodedFact
-from rolltap.calllog.insert import Insert
-from rolltap.calllog.process_registry import ProcessRegistry
-from rolltap.calllog.records import INTENT_PROCESS, Row, same_row
+from rolltap.calllog.backend import Durability, Insert
+from rolltap.calllog.codec import INTENT_PROCESS, EncodedFact, Row, pack_bytes, same_row
+from rolltap.calllog.database import Database
+from rolltap.calllog.processes import ProcessRegistry
 from rolltap.crash import crash_point
 from rolltap.errors import RecordCorrupt, StoreUnavailable
 from rolltap.tenants import EVERY_TENANT, acting_for

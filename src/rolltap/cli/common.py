@@ -14,7 +14,7 @@ from rolltap.cli.client import PlaneClient, kept_key
 from rolltap.cli.screen import say
 from rolltap.contract.keys import Role
 from rolltap.errors import ConfigError, RolltapError
-from rolltap.store_urls import STORE_HELP, store_url
+from rolltap.settings import STORE_HELP, store_url
 
 if TYPE_CHECKING:
     from rolltap.settings import PlaneName, Settings

@@ -14,12 +14,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from rolltap.calllog.database import in_thread
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli import export_options as options
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
 from rolltap.cli.progress import working
 from rolltap.cli.screen import Screen
-from rolltap.counted import counted
 from rolltap.datasets import hub
 from rolltap.datasets.record import ReadOptions, open_record, recorded_groups
 from rolltap.errors import DatasetError
@@ -36,10 +36,9 @@ from rolltap.reconstructor.exporters.redact import Detector, detectors_in, detec
 from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.exporters.session_filter import SessionFilter
 from rolltap.reconstructor.rules import Rules, session_rules
-from rolltap.settings import Settings, load_settings
-from rolltap.store_urls import store_url
-from rolltap.threads import in_thread
+from rolltap.settings import Settings, load_settings, store_url
 from rolltap.types import Session
+from rolltap.wording import counted
 
 SECRETS_VARIABLE = "ROLLTAP_EXPORT_SECRETS"
 """Environment variable with further secrets to keep out, separated by newlines."""

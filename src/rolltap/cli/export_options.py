@@ -12,7 +12,7 @@ from rolltap.reconstructor.exporters import EXPORTERS
 from rolltap.reconstructor.exporters.conditions import ITEM_FIELDS, SEGMENT_FIELDS
 from rolltap.reconstructor.exporters.consumers import CONSUMERS
 from rolltap.reconstructor.exporters.redact import DETECTORS
-from rolltap.store_urls import STORE_HELP
+from rolltap.settings import STORE_HELP
 
 WHERE = f"FIELD OP VALUE and ...; fields {', '.join([*ITEM_FIELDS, *SEGMENT_FIELDS])}"
 RERENDER = "count rows that render to other tokens than sampled; look for secrets in the ids"

@@ -13,12 +13,12 @@ from rolltap.cli.client import PlaneClient
 from rolltap.cli.common import refuse_relayed
 from rolltap.cli.screen import Screen
 from rolltap.cli.tasks import bars, groups_table, only, policy_or_roles, print_failures
-from rolltap.counted import counted
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.attempts import Slots, Stage
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.harbor import check_installed
 from rolltap.harnesses.runner import run_groups
+from rolltap.wording import counted
 
 console = Screen(highlight=False)
 JOBS = Path("jobs")

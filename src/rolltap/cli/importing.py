@@ -11,9 +11,9 @@ import typer
 
 from rolltap.cli.common import ConfigOption, StoreOption, chosen_store, one_line_errors
 from rolltap.cli.screen import Screen
-from rolltap.counted import counted
 from rolltap.datasets.importing import read_file, write
 from rolltap.reconstructor.importers import READERS
+from rolltap.wording import counted
 
 
 @one_line_errors

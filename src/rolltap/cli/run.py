@@ -19,7 +19,6 @@ from rolltap.cli.completion import complete_harness, complete_policy, complete_r
 from rolltap.cli.harbor import TrialOrder, check_alone, run_harbor
 from rolltap.cli.screen import Screen, say
 from rolltap.cli.tasks import RunRequest, run_tasks
-from rolltap.counted import counted
 from rolltap.errors import RolltapError, TaskInvalid
 from rolltap.harnesses.base import Command, Ending, Exit, Harness, Interactive, Job, Limits, PythonCall, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
@@ -30,6 +29,7 @@ from rolltap.harnesses.runtimes.here import runtime_here
 from rolltap.harnesses.sources import Empty
 from rolltap.harnesses.specs import Defaults, launch_type
 from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments
+from rolltap.wording import counted
 
 POLL_S = 0.3
 RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bubblewrap; fails without it"

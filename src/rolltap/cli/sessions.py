@@ -23,8 +23,8 @@ from rolltap.cli.rollouts import tampering_lines
 from rolltap.cli.screen import Screen, say
 from rolltap.errors import ConfigError
 from rolltap.ids import ID_LENGTH
-from rolltap.log_check import LogVerdict
-from rolltap.moments import ago
+from rolltap.types import LogVerdict
+from rolltap.wording import ago
 
 NEWEST = 1000
 """Sessions that are searched for the beginning of an id."""

@@ -21,7 +21,6 @@ from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors
 from rolltap.cli.node import slots_of
 from rolltap.cli.screen import Screen
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
-from rolltap.counted import counted
 from rolltap.errors import TaskInvalid
 from rolltap.extras import page
 from rolltap.harnesses.attempts import Progress as Step
@@ -32,6 +31,7 @@ from rolltap.harnesses.specs import Defaults, build, check, check_installed, res
 from rolltap.harnesses.task_sources import SourceOptions, tasks_of
 from rolltap.ids import new_id
 from rolltap.types import GroupStatus, RolloutStatus
+from rolltap.wording import counted
 
 POLL_S = 0.3
 SHOWN_FAILURES = 10

@@ -11,19 +11,19 @@ from urllib.parse import urlsplit
 
 import typer
 
-from rolltap.addresses import is_loopback
 from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors
 from rolltap.cli.listening import claimed
 from rolltap.cli.node import HarnessOption, RuntimeOption, SlotsOption, WorkspacesOption, slots_of
 from rolltap.cli.progress import working
 from rolltap.cli.screen import say
-from rolltap.counted import counted
 from rolltap.deployment.description import FIRST_PORT, ports_from
 from rolltap.deployment.local import LocalDeployment, LocalOptions
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
 from rolltap.harnesses.specs import Defaults
+from rolltap.network import is_loopback
 from rolltap.settings import load_settings
+from rolltap.wording import counted
 
 LOOK_EVERY_S = 0.2
 

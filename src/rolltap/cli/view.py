@@ -17,7 +17,7 @@ from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, on
 from rolltap.cli.screen import say
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
-from rolltap.store_urls import STORE_HELP, store_url
+from rolltap.settings import STORE_HELP, store_url
 
 if TYPE_CHECKING:
     from rolltap.cli.client import PlaneClient

@@ -24,8 +24,7 @@ from sqlalchemy import (
     Text,
 )
 
-from rolltap.calllog.append_only import append_only
-from rolltap.calllog.schema import metadata
+from rolltap.calllog.schema import append_only, metadata
 from rolltap.tenants import DEFAULT_TENANT
 
 Serial = BigInteger().with_variant(Integer, "sqlite")

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rolltap.calllog.base import CallIntent, CallRow, RequestParts
-from rolltap.calllog.facts import extend_items
+from rolltap.calllog.facts import CallIntent, CallRow, RequestParts, extend_items
 from rolltap.decoding import from_json
 from rolltap.errors import RequestError
 from rolltap.proxy.continuation.handles import recorded_name

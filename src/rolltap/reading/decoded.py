@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rolltap.calllog.base import CallRow
-from rolltap.calllog.one_session import decode_session
-from rolltap.calllog.reading import StoredSessions
+from rolltap.calllog.facts import CallRow
+from rolltap.calllog.sessions import StoredSessions, decode_session
 from rolltap.reading.conversations import preview, reply_view
 from rolltap.reading.tokens import Context
 from rolltap.reading.types import OPEN, CallLine, MessageView

@@ -14,12 +14,19 @@ import logging
 import time
 from collections.abc import Sequence
 
-from rolltap.calllog.changes import ReaderPosition, calls_by_session, changes_since, session_ids
 from rolltap.calllog.database import Database
 from rolltap.calllog.notes import notes_of
-from rolltap.calllog.outline import call_words, fetch_summarized, openings
+from rolltap.calllog.outlines import (
+    ReaderPosition,
+    call_words,
+    calls_by_session,
+    changes_since,
+    fetch_summarized,
+    openings,
+    session_ids,
+)
 from rolltap.errors import StoreError
-from rolltap.ledger.reading import ledger_changes_since, origins, tampered_since, tampering_counts
+from rolltap.ledger.views import ledger_changes_since, origins, tampered_since, tampering_counts
 from rolltap.reading.index import SessionIndex
 from rolltap.reading.summaries import summary_of
 

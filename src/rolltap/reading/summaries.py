@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rolltap.calllog.notes import Note, tags_after
-from rolltap.calllog.outline import CallOutline
-from rolltap.ledger.reading import SessionOrigin
+from rolltap.calllog.outlines import CallOutline
+from rolltap.ledger.views import SessionOrigin
 from rolltap.reading.types import SessionSummary
 from rolltap.types import EVALUATION, PURPOSE_TAG, Outcome, Session, Task
 

@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from rolltap.calllog.annotations import AnnotationLine
 from rolltap.calllog.notes import Note
-from rolltap.log_check import LogVerdict
-from rolltap.types import Break, Rollout, Task, VersionSpan
+from rolltap.types import Break, LogVerdict, Rollout, Task, VersionSpan
 
 SessionOrder = Literal[
     "created_at", "last_call_at", "calls", "prompt_tokens", "output_tokens", "breaks", "errors", "reward"

@@ -7,8 +7,8 @@ from dataclasses import fields
 from html import escape
 from typing import Any
 
-from rolltap.moments import utc_text
 from rolltap.reading.types import CallTurn, MessageView, SessionDetail
+from rolltap.wording import utc_text
 
 LONGEST_PART = 2000
 COLUMNS = ("id", "policy", "harness", "calls", "output_tokens", "breaks", "reward", "status", "tags")

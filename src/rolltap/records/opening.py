@@ -13,7 +13,7 @@ from rolltap.reading import folder_vocabulary, opened_reader
 from rolltap.records.loop import LoopThread
 from rolltap.records.record import AsyncRecord, Record, TrainerPlane
 from rolltap.records.source import RecordSource, ServerSource
-from rolltap.store_urls import store_url
+from rolltap.settings import store_url
 
 
 def open(

@@ -12,7 +12,6 @@ from rolltap.contract.annotations import CallAnnotation
 from rolltap.contract.leases import Lease
 from rolltap.contract.notes import NewNote, NoteKind, NoteValue
 from rolltap.contract.trainer import LeaseOptions
-from rolltap.counted import counted
 from rolltap.errors import ConfigError
 from rolltap.reading.comparing import VersionComparison, version_range
 from rolltap.reading.types import (
@@ -36,6 +35,7 @@ from rolltap.records.source import RecordSource
 from rolltap.records.tables import AsyncTable, Portion, Table
 from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
 from rolltap.types import Trajectory
+from rolltap.wording import counted
 
 
 @dataclass(frozen=True, slots=True)

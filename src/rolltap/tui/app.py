@@ -12,12 +12,12 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from rolltap.counted import counted
 from rolltap.errors import RolltapError
 from rolltap.reading.types import CallLine, CallTurn, SessionPage, SessionQuery, SessionSummary
 from rolltap.records.source import RecordSource
 from rolltap.tui import lines
 from rolltap.tui.lines import COLOURINGS, Colouring
+from rolltap.wording import counted
 
 SESSIONS_AT_ONCE = 200
 CALLS_AT_MOST = 500

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from rolltap.calllog.append_only import guards
+from rolltap.calllog.schema import guards
 from rolltap.calllog.separation import separate
 
 revision = "0015"
