@@ -19,7 +19,7 @@ from rolltap.calllog import open_call_log
 from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.processes import KeysMark, PeersCheck
-from rolltap.calllog.separation import check_separation
+from rolltap.calllog.schema import check_separation
 from rolltap.errors import ConfigError, StoreError
 from rolltap.ledger.keys import Audit
 from rolltap.ledger.ledger import Ledger

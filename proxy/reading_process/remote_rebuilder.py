@@ -6,8 +6,7 @@ from rolltap import wire
 from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.decoding import from_json
-from rolltap.ledger.leases import OpenedLease
-from rolltap.ledger.rebuilding import BrokenGroups, LocalRebuilder, TrainedVersions
+from rolltap.ledger.rebuilding import BrokenGroups, LocalRebuilder, OpenedLease, TrainedVersions
 from rolltap.proxy.reading_process.asking import Answer, AskRecord
 
 

@@ -18,7 +18,8 @@ from rolltap.errors import (
     StoreUnavailable,
     TrainerFenced,
 )
-from rolltap.ledger.leases import LeaseKey, OpenedLease
+from rolltap.ledger.leases import LeaseKey
+from rolltap.ledger.rebuilding import OpenedLease
 from rolltap.types import GroupStatus
 
 from ..unit.ledger.world import World, key, status, wants

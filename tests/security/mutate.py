@@ -76,7 +76,7 @@ MUTANTS = (
            "unit/proxy/test_front.py::test_a_slow_head_a_slow_body_and_silence_end"),
     Mutant(18, "proxy/engines/passthrough.py", "    def without_key(self, text: str) -> str:\n", "    def without_key(self, text: str) -> str:\n        return text\n\n    def _without_key(self, text: str) -> str:\n",
            "unit/proxy/test_vendors.py::test_the_key_is_nowhere"),
-    Mutant(19, "src/rolltap/calllog/separation.py", "OR {own})", "OR true)",
+    Mutant(19, "src/rolltap/calllog/schema.py", "OR {own})", "OR true)",
            "integration/test_tenants.py::test_sql_in_a_tenants_transaction_reaches_no_other_row"),
     Mutant(20, "proxy/engines/decode.py", "allow_pickle=False", "allow_pickle=True",
            "unit/engines/test_decode.py::test_arrays_are_never_unpickled"),

@@ -83,12 +83,6 @@ class CallOutline:
     versions: tuple[int, int] | None
 
 
-class _Head(msgspec.Struct):
-    """The field of a request's body that an outline needs."""
-
-    model: str | None = None
-
-
 _intent_detail = json_decoder(IntentDetail)
 
 _completion_detail = json_decoder(CompletionDetail)
@@ -99,8 +93,6 @@ INSTRUCTIONS = "# AGENTS.md instructions"
 _TAG = re.compile(r"<([A-Za-z][\w.-]{0,63})(?: [^<>]{0,200})?>")
 
 _stored_request = msgpack_decoder(StoredRequest)
-
-_head = json_decoder(_Head)
 
 
 def outlines(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, list[CallOutline]]:

@@ -54,7 +54,7 @@ from rolltap.calllog.backend import (
     store_errors,
     together,
 )
-from rolltap.calllog.separation import set_tenant
+from rolltap.calllog.schema import set_tenant
 from rolltap.crash import crash_point
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
 from rolltap.extras import install_line

@@ -34,10 +34,8 @@ from rolltap.calllog.codec import (
     unpack_ids,
 )
 from rolltap.calllog.facts import CallCompletion, CallIntent, CallRow, RequestParts, extend_items
-from rolltap.calllog.outlines import _head
-from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, sessions
-from rolltap.calllog.separation import every_row
-from rolltap.decoding import msgpack_decoder
+from rolltap.calllog.schema import call_completions, call_intents, deliveries, every_row, parts, sessions
+from rolltap.decoding import json_decoder, msgpack_decoder
 from rolltap.errors import NotFound, RecordCorrupt
 from rolltap.types import Call, Int32, Session
 
@@ -361,6 +359,15 @@ def in_order(parents: Mapping[str, str | None]) -> list[str]:
             current = parents[current]
         ordered.update(dict.fromkeys(reversed(path)))
     return list(ordered)
+
+
+class _Head(msgspec.Struct):
+    """The field of a request's body that an outline needs."""
+
+    model: str | None = None
+
+
+_head = json_decoder(_Head)
 
 
 def model_of(head: bytes) -> str:

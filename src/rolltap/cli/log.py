@@ -175,7 +175,7 @@ def prune(
     rolltap log export keep.rtlog && rolltap log prune --older-than 30d --exported keep.rtlog --dry-run
     """
     from rolltap.calllog import prune as retention
-    from rolltap.calllog.separation import tenants_on_record
+    from rolltap.calllog.schema import tenants_on_record
     from rolltap.ledger.keys import note_prune
     from rolltap.ledger.views import group_uses
 

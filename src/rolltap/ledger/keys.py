@@ -31,7 +31,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.calllog.backend import database_clock
-from rolltap.calllog.separation import every_row, rows_of
+from rolltap.calllog.schema import every_row, rows_of
 from rolltap.contract.keys import (
     MINTED,
     Caller,

@@ -60,7 +60,7 @@ from rolltap.ledger.policies import (
     restore,
     shared_policy,
 )
-from rolltap.ledger.rebuilding import BrokenGroups
+from rolltap.ledger.rebuilding import BrokenGroups, OpenedLease
 from rolltap.ledger.schema import demands, groups, lease_groups, leases, rollouts, tasks, trainers
 from rolltap.ledger.schema import leases as lease_rows
 from rolltap.ledger.schema import policies as policy_rows
@@ -200,18 +200,6 @@ class Trainers:
 
 def _policies_where(tx: Tx, which: sa.ColumnElement[bool]) -> set[str]:
     return {row.policy for row in tx.all(sa.select(lease_rows.c.policy).where(which).distinct())}
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedLease:
-    """A lease and its groups. If no group was ready, there is no lease and `token` is 0."""
-
-    id: str
-    token: int
-    group_ids: tuple[str, ...]
-    history: VersionHistory
-    replay: bool = False
-    mask_beyond: int | None = None  # tokens with a greater staleness lose their loss
 
 
 def open_ready_lease(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> OpenedLease:

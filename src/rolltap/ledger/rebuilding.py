@@ -20,7 +20,6 @@ from rolltap.calllog.database import Database
 from rolltap.contract.leases import Lease, LeasedGroup, RolloutRecord
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import AlignmentError, RecordCorrupt
-from rolltap.ledger.leases import OpenedLease
 from rolltap.ledger.policies import VersionHistory
 from rolltap.ledger.rows import load_groups, load_tasks, load_trained_calls, total_reward
 from rolltap.ledger.unit_of_work import Tx
@@ -32,6 +31,18 @@ GROUPS_AT_ONCE = 16
 TrainedCalls = Mapping[str, Sequence[str]]
 """The calls that each rollout had to train when it ended, by rollout id. Its reward knows no other calls: one that was
 under way then, and completed later, is not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLease:
+    """A lease and its groups. If no group was ready, there is no lease and `token` is 0."""
+
+    id: str
+    token: int
+    group_ids: tuple[str, ...]
+    history: VersionHistory
+    replay: bool = False
+    mask_beyond: int | None = None  # tokens with a greater staleness lose their loss
 
 
 @dataclass(frozen=True, slots=True)

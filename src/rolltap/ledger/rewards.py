@@ -23,7 +23,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
-from rolltap.calllog.separation import tenants_on_record
+from rolltap.calllog.schema import tenants_on_record
 from rolltap.contract.admin import NewReward
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import LedgerError
