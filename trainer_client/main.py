@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rolltap.errors import ConfigError, EngineUnavailable, StoreUnavailable
+from rolltap.tokenizer import download_hint
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.distributed import follow
 from rolltap.trainer_client.loop import Trainer
@@ -20,7 +21,6 @@ from rolltap.trainer_client.run import locked, run_id
 from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.trainer_client.sinks import Terminal, open_sinks
 from rolltap.trainer_client.worker import RankWorker
-from rolltap.wording import download_hint
 
 FIRST_CONTACT_S = 5.0
 """How long a server that does not answer is tried at the start, where its URL may be wrong."""

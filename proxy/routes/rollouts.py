@@ -9,6 +9,7 @@ from fastapi import APIRouter
 from rolltap.contract.admin import AttemptKey, FinishRollout, NewReward, OpenGroup, StartRollout
 from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
+from rolltap.contract.tags import TEMPERATURE, TURNS, main_role, role_tags
 from rolltap.errors import EngineUnavailable, Forbidden, InvalidRequest, LedgerError
 from rolltap.ledger.groups import GroupSpec
 from rolltap.proxy.front.access import By
@@ -17,8 +18,6 @@ from rolltap.proxy.routes.policies import check_temperature, policy_of
 from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced
 from rolltap.proxy.routes.values import Limit
-from rolltap.proxy.sessions.roles import main_role, role_tags
-from rolltap.proxy.sessions.tags import TEMPERATURE, TURNS
 from rolltap.types import EVALUATION, PURPOSE_TAG, Group, GroupStatus, Reward, Rollout
 
 log = logging.getLogger(__name__)

@@ -8,11 +8,9 @@ What to say where a model's folder is named by its name on the Hugging Face hub:
 from __future__ import annotations
 
 import difflib
-import re
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from pathlib import Path
 
 
 def counted(number: int, noun: str) -> str:
@@ -54,15 +52,3 @@ def ago(at: float | None, now: float | None = None) -> str:
         if age < size:
             return f"{age / UNIT_S[unit]:.0f} {unit} ago"
     return utc_text(at)[:10]
-
-
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-
-def download_hint(path: str | Path) -> str:
-    """The command that makes a folder of the model; empty where `path` is no name of a model on the hub."""
-    name = str(path)
-    if not _HUB_NAME.fullmatch(name) or Path(name).exists():
-        return ""
-    folder = name.partition("/")[2]
-    return f"; of a model on the hub make a folder first: hf download {name} --local-dir {folder}"

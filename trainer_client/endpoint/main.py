@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from rolltap.errors import ConfigError
+from rolltap.tokenizer import download_hint
 from rolltap.trainer_client.endpoint.app import KEY_PREFIX, TinkerEndpoint
 from rolltap.trainer_client.endpoint.model import BaseModelInfo
 from rolltap.trainer_client.endpoint.saved import Library
 from rolltap.trainer_client.ranks import Ranks
 from rolltap.trainer_client.run import locked
 from rolltap.trainer_client.settings import TrainerSettings
-from rolltap.wording import download_hint
 
 KEY_FILE = "tinker-key"
 

@@ -18,13 +18,13 @@ from rolltap.errors import (
     RateLimited,
     RolltapError,
 )
+from rolltap.protocols.dialects import known_dialects
 from rolltap.proxy.call.tokenizer_check import tokenizer_difference
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.settings import EngineSettings, Settings, hide_password
+from rolltap.tokenizer import HubTokenizer
 
 CONNECT_S = 10.0
 

@@ -99,7 +99,7 @@ def audit(model: Path, family: str = "") -> bool:
     from rolltap.proxy.continuation.fit import find_fitting
     from rolltap.proxy.continuation.rendering import FamilyRenderer
     from rolltap.proxy.continuation.template import TemplateRenderer
-    from rolltap.proxy.continuation.tokenizer import HubTokenizer
+    from rolltap.tokenizer import HubTokenizer
 
     tokenizer, screen = HubTokenizer(model), Screen()
     renderer = FamilyRenderer(family, tokenizer) if family else TemplateRenderer(tokenizer)

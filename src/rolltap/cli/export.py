@@ -24,7 +24,6 @@ from rolltap.datasets import hub
 from rolltap.datasets.record import ReadOptions, open_record, recorded_groups
 from rolltap.errors import DatasetError
 from rolltap.extras import install_line
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
 from rolltap.reconstructor.exporters.consumers import layout
@@ -37,6 +36,7 @@ from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.exporters.session_filter import SessionFilter
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings, load_settings, store_url
+from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Session
 from rolltap.wording import counted
 

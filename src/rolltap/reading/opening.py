@@ -107,6 +107,6 @@ async def opened_readers(
 
 def folder_vocabulary(folder: Path) -> Vocabulary:
     """Returns the tokenizer of a model folder. Raises `ConfigError` if it can't be read or the packages are missing."""
-    from rolltap.proxy.continuation.tokenizer import HubTokenizer
+    from rolltap.tokenizer import HubTokenizer
 
     return Vocabulary(HubTokenizer(folder).decode)

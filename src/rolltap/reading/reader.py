@@ -24,8 +24,8 @@ from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import views as ledger
 from rolltap.ledger.views import ALL_GROUPS, GroupQuery, RunState, run_state
-from rolltap.proxy.conversation.chat import Message
-from rolltap.proxy.dialects.base import RecordedCall
+from rolltap.protocols.base import RecordedCall
+from rolltap.protocols.conversation import Message
 from rolltap.reading.comparing import ComparedRollout, VersionComparison, VersionRange, compared, default_ranges, within
 from rolltap.reading.conversations import common_prefix, parse_call, plain, recalled, refused_view, turns, view
 from rolltap.reading.decoded import DecodedSession
