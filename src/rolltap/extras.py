@@ -1,12 +1,10 @@
-"""The optional packages: how to install an extra of this installation of rolltap, whichever way it was installed, the
-import of the one that many need, and where the pages are.
+"""Optional packages, and plug-ins of other packages.
 
-rolltap is on no package index, so a bare `pip install 'rolltap[tokens]'` would find nothing, or a stranger's package.
+`install_line` is the command that adds an extra to this installation of rolltap, whichever way it was installed:
+rolltap is on no package index, so `pip install 'rolltap[tokens]'` would find nothing, or a stranger's package.
 
-Lookup by name: our own registry first, then what installed packages register by entry point.
-
-An entry point names the same thing that the literal registry holds, so a package of somebody else adds an exporter or
-a harness without a change here. Our own names win over theirs.
+`lookup` finds an exporter, a harness or another named object: in our registry first, then among the entry points of
+installed packages. An entry point names the same kind of object that the registry holds. Our own names win.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Addresses of servers.
-
-Connections whose other end is gone without a word: a machine that lost its power, a firewall that forgot it.
-"""
+"""Server addresses, and sockets that notice when the other machine is gone."""
 
 from __future__ import annotations
 

@@ -3,9 +3,7 @@
 The environment variable `ROLLTAP_<SECTION>__<KEY>` overrides a key of the file. An unknown key stops the start with one
 line that names it and suggests a known key.
 
-Refuses keys that no section of the settings has, in files and variables, and suggests the right key.
-
-A store as people name it (a file, its folder, a URL) as the URL that opens it.
+`store_url` makes a URL of a store as people name it: a file, its folder, or a URL.
 """
 
 from __future__ import annotations

@@ -4,17 +4,6 @@ Only the standard library and numpy are imported here. Per-token arrays are chec
 misaligned array raises `AlignmentError` at construction, so no later code needs to pad, cut or guess.
 
 Array names carry their shape: `P` prompt tokens of a call, `T` sampled tokens of a call, `L` tokens of a segment.
-
-What is wrong or odd about a session; it travels with the trajectory. `rolltap.reconstructor.findings` finds it.
-
-Whether a harness's own log of a session agrees with the record. It stands on the session and its trajectory.
-
-`rolltap.harnesses.logs` reads the logs, `rolltap.reading.log_check` compares.
-
-The order of a trajectory's calls: what a call is known to come after, and the clock only where nothing is known.
-
-Ids of calls sort by the clock of the proxy that made them. Two proxies of one session may have clocks that differ, so a
-reply's id may be less than that of the call it goes on from.
 """
 
 from __future__ import annotations
@@ -340,7 +329,7 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionFinding:
-    """Something that is wrong or odd about a session; `count` calls show it. `name` is of a closed list."""
+    """Something wrong or odd about a session, in `count` of its calls (`rolltap.reconstructor.findings`)."""
 
     name: str
     grade: Grade
@@ -358,14 +347,17 @@ class LogVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogCheck:
-    """A verdict, and in a sentence what differs (`mismatch`), why nothing was compared (`none`), or what agrees."""
+    """Whether a harness's own log of a session agrees with the record (`rolltap.reading.log_check`).
+
+    `text` is a sentence: what differs (`mismatch`), why nothing was compared (`none`), or what agrees.
+    """
 
     verdict: LogVerdict = LogVerdict.NONE
     text: str = "no log of the harness was read"
 
 
 UNCHECKED = LogCheck()
-"""What stands on a session until a log is compared."""
+"""The value until a log is compared."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -480,9 +472,9 @@ class Group:
 def call_order(trajectory: Trajectory) -> list[str]:
     """The ids of all calls that its segments and breaks name, each once.
 
-    A call stands behind those whose tokens its prompt holds and behind the parent that its break names, else by id: of
-    agents that work side by side, nothing but the clock says which call came first. Where what is known contradicts
-    itself, the calls of the segments are ordered by id.
+    A call comes after the calls whose tokens its prompt contains and after the parent that its break names. Others,
+    as those of parallel agents, are ordered by id, which is the proxy's clock: the clocks of two proxies may differ. If
+    the parents form a cycle, the calls of the segments are ordered by id.
     """
     known: TopologicalSorter[str] = TopologicalSorter()
     called = {span.call_id for segment in trajectory.segments for span in segment.turns}

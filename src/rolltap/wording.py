@@ -1,9 +1,4 @@
-"""Small pieces of what people read: a number and its noun, and the name that was meant.
-
-Times on record, in seconds since 1970: which are possible, and how people read them.
-
-What to say where a model's folder is named by its name on the Hugging Face hub: rolltap downloads nothing itself.
-"""
+"""Small pieces of the texts that people read: a number with its noun, a suggestion, a time."""
 
 from __future__ import annotations
 

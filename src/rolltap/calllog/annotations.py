@@ -5,11 +5,10 @@ later lease do not replace earlier ones; readers show the latest. Mismatch is |l
 tokens, whose weight version is the trainer's, it shows rounding or a difference of the two computations. For older
 tokens it also contains the policy's change since then.
 
-Sums the mismatch between a policy's trainer and engines by group and harness, incrementally.
-
-A run's page reloads every few seconds. Rows never change, and a later lease has a greater token, so new rows usually
-have the greatest tokens. `updated_sums` compares the count and tokens of the rows with those of the previous sums. If
-only rows with the greatest tokens are new, it sums their groups again, otherwise all groups.
+`updated_sums` sums the mismatch of a policy by group and harness, incrementally. A run's page reloads every few
+seconds. Rows never change, and a later lease has a greater token, so new rows usually have the greatest tokens. It
+compares the count and tokens of the rows with those of the previous sums. If only rows with the greatest tokens are
+new, it sums their groups again, otherwise all groups.
 """
 
 from __future__ import annotations

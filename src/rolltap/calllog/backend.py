@@ -1,12 +1,8 @@
-"""Inserts many rows in one statement; existing rows are kept or replaced.
+"""What a database backend implements: connections, transactions, inserts of many rows, and its drivers' errors.
 
-SQLite runs a prepared insert for each row. Postgres runs one insert from arrays, one per column, so any number of rows
-takes one round trip.
-
-`Insert.run` works inside a larger transaction. `Database.insert` runs several inserts as their own transaction and
-bypasses SQLAlchemy.
-
-Converts database drivers' errors to rolltap's store errors.
+`Insert` writes many rows in one statement; existing rows are kept or replaced. SQLite runs a prepared insert for each
+row. Postgres runs one insert from arrays, one per column, so any number of rows takes one round trip. `Insert.run`
+works inside a larger transaction.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encodes facts as table rows, and table rows as bytes.
+"""Converts facts of the call log to table rows and back, and rows to bytes and back. No other module does that.
 
 A fact is encoded once to a row of its table. The large parts of an intent's request are separate. The spool, the ingest
 stream and the tables all use this form.
@@ -6,12 +6,10 @@ stream and the tables all use this form.
 As bytes, a fact is the msgpack of `[kind, row, parts]`. It is decoded completely before it is used, so a damaged fact
 raises `RecordCorrupt`.
 
-Converts facts of the call log to table rows and back. No other module does that.
-
 A row is a tuple in the order of its table's columns. Text that a database cannot hold (lone surrogates, NUL) raises
 `ValueError` before any row is written.
 
-Compresses column values of the call log, and decompresses them.
+Values of columns are compressed:
 
 * `pack_bytes`: a mark byte, then the plain bytes (mark 0) or a zstd frame (mark 1). Empty stays empty.
 * `pack_ids`, `pack_floats`: the same, or (mark 2) a zstd frame of the little-endian array's byte planes: all lowest

@@ -19,7 +19,7 @@ Invariants:
 * A cancelled caller never leaves a transaction open.
 * Database errors are raised only as `StoreUnavailable`, `RecordCorrupt` or `ConfigError`.
 
-Blocking work in threads, beside the event loop.
+`in_thread` runs other blocking work.
 """
 
 from __future__ import annotations

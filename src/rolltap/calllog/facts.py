@@ -17,13 +17,9 @@ Invariants, held by every store and checked by the contract suite (`tests/contra
   completion replaces the presumed one.
 * A store that cannot write raises `StoreUnavailable`. No row is written partially.
 
-Functions on facts that all stores share: their names, equality, and derived facts.
-
-Decides whether a trainer can compute the log-probs of a call, from the sampling parameters sent to its engine.
-
-A trainer computes log-probs at the segment's temperature, over the whole vocabulary or over the ids of the sampling
-mask. The recorded log-probs must come from the same distribution. Otherwise every ratio is wrong, without any other
-sign.
+`sampling_flaw` decides from the sampling parameters of a call whether a trainer can compute its log-probs. A trainer
+computes log-probs at the segment's temperature, over the whole vocabulary or over the ids of the sampling mask. The
+recorded log-probs must come from the same distribution. Otherwise every ratio is wrong, without any other sign.
 """
 
 from __future__ import annotations

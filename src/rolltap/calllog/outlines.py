@@ -1,12 +1,10 @@
-"""Reads outlines of calls without decoding their tokens, for many sessions at a time.
+"""What an index of the log reads: outlines of calls without their tokens, their words, and the changes since a look.
 
 An outline reads a few columns of a call's rows and the heads of its packed arrays, so a page of hundreds of sessions is
 cheap. `call_words` reads the text that a call added to its session, for a text index.
 
-Finds the changes in the log since a reader's last look, with a few index lookups.
-
-Clocks of several proxies differ and a spool writes late. So every look covers the last `MARGIN_S` seconds again, and
-`calls_by_session` finds what was still missed.
+Clocks of several proxies differ and a spool writes late. So `changes_since` covers the last `MARGIN_S` seconds again,
+and `calls_by_session` finds what was still missed.
 """
 
 from __future__ import annotations

@@ -9,13 +9,11 @@ Connections start as the default tenant, so a deployment without other tenants n
 statements for `EVERY_TENANT`, and `insert`, use their own pool, whose connections start as `EVERY_TENANT`.
 
 A connection may be alive while its server is no longer the right one: after a failover it is a standby, is read-only or
-has an older timeline. So each connection's server is asked what it is (`rolltap.calllog.postgres`): when the
-connection is made, when it is used `TRUST_S` after the last answer, and when any statement of any connection has failed
-with an error of this kind. A connection to a wrong server is dropped, and the next one may lead to the right server.
+has an older timeline. So each connection's server is asked what it is (`ServerCheck`): when the connection is made,
+when it is used `TRUST_S` after the last answer, and when any statement of any connection has failed with an error of
+this kind. A connection to a wrong server is dropped, and the next one may lead to the right server.
 
-Checks that a connection's Postgres server is the one that holds the store, and takes writes.
-
-After a failover or a restore, an open connection may lead to a server that still answers but is the wrong one. A server
+A server
 is wrong if it is in recovery (a standby), if its transactions are read-only, if its timeline is older than one seen
 before (another server was promoted since), or if it belongs to another cluster than at this process's start.
 

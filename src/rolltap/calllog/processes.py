@@ -1,4 +1,5 @@
-"""Registers the processes that write to a log, and aborts the open calls of dead ones.
+"""The processes on one store: the open calls of dead ones are aborted, and the settings of proxies are compared.
+settings.
 
 A process has a row in `processes` from its start, at the latest from the transaction of its first intent on. Every
 `BEAT_S` it renews the row: the time; the id up to which all of its calls are complete, so that a search for its open
@@ -11,11 +12,9 @@ On SQLite only one process can write, so every other one is dead. On Postgres a 
 `GONE_S` by the database's clock; the first peer that notices completes its open calls as presumed aborted. Nobody can
 renew a row while Postgres is down, so the age counts from the server's start at the earliest.
 
-Compares the proxies on one Postgres store: a new one with another secret refuses to start; other keys or policies
-are warned of, by all of them.
-
-Postgres shows every client the names of all connections. A proxy's connection name contains hashes of its keys and of
-its policies' names, which cannot be reversed. A SQLite store has only one server.
+A new proxy with another secret than its peers refuses to start; all proxies warn of other keys or policies. Postgres
+shows every client the names of all connections. A proxy's connection name contains hashes of its keys and of its
+policies' names, which cannot be reversed. A SQLite store has only one server.
 """
 
 from __future__ import annotations

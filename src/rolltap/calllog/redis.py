@@ -16,7 +16,7 @@ the store is unavailable, about `HELD_BYTES` are kept in memory; further facts a
 If the store refuses a fact (another one has its id), its appender has already returned. So the fact is logged as an
 error and kept in the stream `rolltap:refused`.
 
-Checks that a Redis can hold a store's ingest stream: it is durable, and no other store uses it.
+A Redis that is not durable, or holds another store's stream, is refused (`check_settings`, `check_stream_owner`).
 """
 
 from __future__ import annotations

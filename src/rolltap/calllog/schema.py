@@ -1,4 +1,6 @@
-"""The tables of the call log, declared once. The ledger declares its own on the same `metadata`.
+"""The tables of the call log, the triggers of append-only tables, and row-level security.
+
+The ledger declares its own tables on the same `metadata`.
 
 Fields that queries search or join have their own columns. The other fields are in `detail` (JSON text) and in the
 binary columns of `rolltap.calllog.codec`. `crc` is the CRC-32 of the row's other columns. Ids come from `rolltap.ids`.
@@ -9,21 +11,19 @@ would cost row locks between processes. `rolltap log verify` checks the referenc
 A change here or in the ledger's tables needs a migration in `migrations/versions` and a new `VERSION` (see
 `rolltap.calllog.versions`). A test compares the migrated tables with these.
 
-Database triggers that refuse UPDATE, DELETE and TRUNCATE on append-only tables.
+Triggers refuse UPDATE, DELETE and TRUNCATE on append-only tables. Somebody who may alter tables can drop a trigger. For
+that case rewards are chained (`rolltap.ledger.rewards`).
 
-Somebody who may alter tables can drop a trigger. For that case rewards are chained (`rolltap.ledger.rewards`).
-
-Row-level security: keeps tenants apart on Postgres in every statement.
-
-A transaction acts for the tenant in the setting `rolltap.tenant` (`rolltap.calllog.postgres` sets it). The tenant of a
-session and of its calls is in the session's tags. Every table of the ledger has a column `tenant`, whose default is the
-setting. It is part of primary and foreign keys, so two tenants may use the same names, and no row refers to another
-tenant's. rolltap's statements do not name the column, except in keys. Tenants share request parts by hash; they are
-read as `EVERY_TENANT` for calls that the tenant may see (`every_row`).
+Row-level security keeps tenants apart on Postgres in every statement. A transaction acts for the tenant in the setting
+`rolltap.tenant` (`rolltap.calllog.postgres` sets it). The tenant of a session and of its calls is in the session's
+tags. Every table of the ledger has a column `tenant`, whose default is the setting. It is part of primary and foreign
+keys, so two tenants may use the same names, and no row refers to another tenant's. rolltap's statements do not name the
+column, except in keys. Tenants share request parts by hash; they are read as `EVERY_TENANT` for calls that the tenant
+may see (`every_row`).
 
 This protects against statements without a tenant condition. It does not protect against somebody who runs SQL as the
 proxy's role, who can set `rolltap.tenant`. Superusers and roles with BYPASSRLS are not restricted (`check_separation`).
-On SQLite there is only one tenant, and this module does nothing.
+On SQLite there is only one tenant.
 """
 
 from __future__ import annotations

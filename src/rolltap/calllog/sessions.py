@@ -1,12 +1,7 @@
 """Reads the call log's tables: sessions, a session's calls with their prompts, a call's complete request.
 
-Reads one session without its requests, and a fingerprint that shows whether it has changed.
-
-Rebuilds prompts from the deltas in the log.
-
-A call's prompt is the first `shared` tokens of its parent's context (prompt and output), then its own new tokens. Calls
-that extend their parent's whole context share one buffer, and their prompts are read-only views of it. So time and
-memory of a conversation are those of its last context, plus a copy of the shared prefix for each branch.
+Stored prompts are deltas to the parent call's; `rebuild_prompts` makes them whole. `fingerprint` shows whether a
+session has changed, without reading it.
 """
 
 from __future__ import annotations

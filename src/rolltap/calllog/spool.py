@@ -1,18 +1,17 @@
-"""A bounded file of facts for the time when the store is unavailable. A fact is durable when `append` returns.
+"""Writes to the store, and to a bounded file, the spool, while the store is unavailable.
 
-The file's disk space is allocated when it is created, so that it works on a full disk. Records follow each other from
-`START` on: length, CRC-32, bytes. The CRC includes the file's generation, which grows when the spool is emptied. So
-remains of an older generation or of an incomplete write are not read as records.
+`Spool`: a fact is durable when `append` returns. The file's disk space is allocated when it is created, so that it
+works on a full disk. Records follow each other from `START` on: length, CRC-32, bytes. The CRC includes the file's
+generation, which grows when the spool is emptied. So remains of an older generation or of an incomplete write are not
+read as records.
 
 Only one process uses a spool at a time.
 
-Writes to the store, and to the spool while the store is unavailable.
-
-When a write to the store fails, its group and all later ones go to the spool, where they are durable. A task tries to
-write the oldest spooled facts to the store every `PROBE_S`. When the store answers, the spool is drained into it. New
-groups still go to the spool then, so that peers never find a call in the store before its parent. When one batch is
-left, new groups wait for it and then go to the store again. Writing a fact twice is harmless. Readers wait until this
-spool and those of the other workers in the same folder are empty.
+`SpoolWriter`: when a write to the store fails, its group and all later ones go to the spool, where they are durable. A
+task tries to write the oldest spooled facts to the store every `PROBE_S`. When the store answers, the spool is drained
+into it. New groups still go to the spool then, so that peers never find a call in the store before its parent. When one
+batch is left, new groups wait for it and then go to the store again. Writing a fact twice is harmless. Readers wait
+until this spool and those of the other workers in the same folder are empty.
 
 If the store takes longer than `STALL_S` for a batch, it gets smaller batches, so a slow store gets all facts.
 

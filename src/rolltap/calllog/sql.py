@@ -1,12 +1,9 @@
 """The call log on SQLite or Postgres, with group commit.
 
-One task writes all waiting facts in one transaction. A group of only intents and deliveries is committed to survive the
-death of this process; any other group also survives loss of power.
-
-Group commit: entries appended during a transaction are all written in the next one.
-
-An entry's future ends when its transaction is durable, or raises the entry's error. Entries are committed in the order
-in which they were appended. An entry is written even if its caller is cancelled.
+One task writes all waiting facts in one transaction: entries appended during a transaction are all written in the next
+one, in the order in which they were appended. An entry's future ends when its transaction is durable, or raises the
+entry's error; an entry is written even if its caller is cancelled. A group of only intents and deliveries is committed
+to survive the death of this process; any other group also survives loss of power.
 """
 
 from __future__ import annotations

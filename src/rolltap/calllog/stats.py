@@ -1,7 +1,5 @@
-"""Statistics of a log: `rolltap log stats`.
-
-What Postgres and Redis say about themselves, for the doctor.
-"""
+"""Facts about a store: its statistics (`rolltap log stats`), and what Postgres and Redis say about themselves, for the
+doctor."""
 
 from __future__ import annotations
 

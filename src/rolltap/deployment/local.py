@@ -3,7 +3,7 @@
 All of its state is in one folder, which is also the data folder that commands read: `keys.toml`, `listening.json` with
 nginx's addresses, a folder for each service, `logs/`. A start on the same folder goes on with the same record and keys.
 
-A process of the deployment: started, watched, started again when it ends, and stopped.
+Each process is started, watched, started again when it ends, and stopped.
 """
 
 from __future__ import annotations

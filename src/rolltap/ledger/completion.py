@@ -1,12 +1,11 @@
-"""Decides when a group is complete: a pure function of its rollouts.
+"""When a group is complete: the decision, a pure function of its rollouts, and its effects.
 
 A rollout is *settled* if it is terminal and, if it is scored, has the rewards that the rule requires. It is *usable* if
 it is settled and not unscorable. A masked rollout does not wait for a reward; without a reward it is not in the
 baseline either.
 
-Applies a group's rule when one of its rollouts ends, a reward arrives, or its deadline passes.
-
-Call it in a transaction that holds the group's lock. Only this module takes a group out of the state `open`.
+`settle` applies the decision when a rollout ends, a reward arrives, or the deadline passes, in a transaction that holds
+the group's lock. Only this module takes a group out of the state `open`.
 """
 
 from __future__ import annotations

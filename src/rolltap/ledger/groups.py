@@ -1,7 +1,4 @@
-"""Groups: opening (if there is room), cancelling and listing them.
-
-Dead letters: groups that trainers refused too often.
-"""
+"""Groups: opening (if there is room), cancelling and listing them, and those that trainers refused too often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Minted keys: their roles, policies, budgets and expiry.
+"""Minted keys: their roles, policies, budgets and expiry; and the audit log.
 
 A key is a record with one or more secrets; the store has only the secrets' hashes. Rotation adds a secret and sets an
 expiry on the previous ones, so the key's id (in claims, rewards and the audit log) stays. No key grants more than it
@@ -11,10 +11,8 @@ cannot mint, so they cannot grant a larger budget.
 A key belongs to the tenant of its minter. The deployment's admin keys also mint, list, rotate and revoke keys of other
 tenants.
 
-The audit log: an append-only log of changes to sessions, policies, tasks and keys.
-
-An entry with the id of the key is written before the change. Rewards, claims and attempts have the key's id in their
-own rows.
+The audit log is append-only. An entry with the id of the key is written before a change of sessions, policies, tasks
+and keys. Rewards, claims and attempts have the key's id in their own rows.
 """
 
 from __future__ import annotations

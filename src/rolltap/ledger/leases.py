@@ -1,13 +1,7 @@
-"""The trainer's side of the ledger: leases on whole groups with their trajectories.
-
-Opens leases on ready groups, and ends leases.
+"""Leases: how a trainer gets whole groups with their trajectories, and how a lease ends.
 
 A lease is a row with an expiry by the database's clock. Its groups refer to it by its fencing token, a number that only
-grows. No transaction stays open while a trainer works.
-
-Replay: leases on acknowledged groups, which stay acknowledged.
-
-Operations on open leases: extend, acknowledge, refuse, release, rewind.
+grows. No transaction stays open while a trainer works. A replay leases acknowledged groups, which stay acknowledged.
 
 Delivery is at least once and the effect exactly once if a trainer follows three rules:
 
@@ -18,8 +12,6 @@ Delivery is at least once and the effect exactly once if a trainer follows three
    the groups of its open leases. Versions after the checkpoint's are abandoned.
 3. It keeps its name and its run over restarts, and sends the incarnation of its last rewind with every call. A process
    of an older incarnation is refused, and so is another trainer (`rolltap.ledger.policies`).
-
-Annotations by a trainer: of calls in its open leases, or in acknowledged ones that were not rewound.
 """
 
 from __future__ import annotations

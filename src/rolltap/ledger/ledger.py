@@ -5,22 +5,14 @@
 * `groups`, `rollouts`, `rewards`: the rollout side. Groups are opened, each rollout reaches one terminal state, rewards
   are appended. A group's rule decides when it is complete (`rolltap.ledger.completion`).
 * `submissions`, `nodes`: queued tasks (`rolltap.ledger.task_queue`), and the machines that run them.
-* `trainers`: leases on whole groups (`rolltap.ledger.leases`, `rolltap.ledger.leases`, `rolltap.ledger.leases`).
-* `policies`: weight versions and backpressure.
-* `controls`: what trainers set for the rollouts to come.
+* `trainers`: leases on whole groups (`rolltap.ledger.leases`).
+* `policies`, `controls`: weight versions, owners and backpressure, and what trainers set for the rollouts to come.
 * `events`: the log of changes.
 * `keys`, `audit`: permissions, and the log of their use.
 * `tampering`: forbidden actions that agents tried.
 
 It does not depend on the proxy or the reconstructor. It gets an object that rebuilds trajectories
 (`rolltap.ledger.rebuilding`) and a function that closes a session.
-
-The ledger's events, in order. They are in a table, so every process sees the events of all processes.
-
-Postgres assigns `seq` before a transaction commits, so a lower number may appear after a higher one. A reader reads the
-last `OVERLAP` seconds again and yields the events that it has not seen.
-
-Counts of the queue, the leases and the nodes.
 """
 
 from __future__ import annotations

@@ -1,25 +1,20 @@
-"""Policies: their weight versions, and the number of outstanding groups that their trainers allow.
+"""Policies: weight versions and their staleness, owners, controls, and room for more groups.
 
-The history of a policy's version numbers, and the staleness of versions.
-
-A number stands for one set of weights forever, and numbers only grow. A trainer that restores an older checkpoint
-abandons the later versions, and its weights continue with the next free number. Example: after 6 to 8 are abandoned, 9
-stands for the weights of 5. A token of 5 is as fresh as one of 9; a token of 7 comes from abandoned weights.
-
-Ownership of policies: one incarnation of one trainer owns a policy.
-
-A trainer's name belongs to one run: one folder of checkpoints, which contains the run's id. Each rewind starts a new
-incarnation of the run and makes it the owner of the restored policies. From then on every call for them contains the
-trainer's name and incarnation. Calls of an older incarnation are refused; the error names the owner and its start. So
-are calls of another trainer, and of another run with the same name, unless it takes over.
-
-A policy without an owner can be leased by any trainer that has not rewound (incarnation 0). Only an owner may change
+Versions. A number stands for one set of weights forever, and numbers only grow. A trainer that restores an older
+checkpoint abandons the later versions, and its weights continue with the next free number. Example: after 6 to 8 are
+abandoned, 9 stands for the weights of 5. A token of 5 is as fresh as one of 9; a token of 7 comes from abandoned
 weights.
 
-Controls: what a policy's trainer has set for the rollouts to come (`rolltap.contract.control`).
+Owners. One incarnation of one trainer owns a policy. A trainer's name belongs to one run: one folder of checkpoints,
+which contains the run's id. Each rewind starts a new incarnation of the run and makes it the owner of the restored
+policies. From then on every call for them contains the trainer's name and incarnation. Calls of an older incarnation
+are refused; the error names the owner and its start. So are calls of another trainer, and of another run with the same
+name, unless it takes over. A policy without an owner can be leased by any trainer that has not rewound (incarnation 0).
+Only an owner may change weights.
 
-A control that a trainer set belongs to its run: when another run takes the policy, it ends. One that was set on the
-admin plane stands until it is replaced.
+Controls are what a policy's trainer has set for the rollouts to come (`rolltap.contract.control`). A control that a
+trainer set belongs to its run: when another run takes the policy, it ends. One that was set on the admin plane stands
+until it is replaced.
 """
 
 from __future__ import annotations

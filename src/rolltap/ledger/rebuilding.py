@@ -1,9 +1,8 @@
-"""Rebuilds trajectories from the call log for the ledger, in this or another process. Read-only.
+"""Rebuilds the trajectories of a lease's groups from the call log, in this or another process. Read-only.
 
 A server does this in another process (`rolltap.proxy.reading_process`), as it takes much more CPU time than the
-ledger's own work.
-
-Takes the loss off tokens of a leased group that its trainer must not train.
+ledger's own work. Tokens that the trainer must not train lose their loss here: calls that were recorded after their
+rollout had ended, and with `stale="mask"` tokens that are too stale.
 """
 
 from __future__ import annotations

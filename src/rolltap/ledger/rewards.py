@@ -1,13 +1,11 @@
-"""Rewards: appended facts. A reward belongs to the rollout's attempt at that time.
+"""Rewards: appended facts in a hash chain. A reward belongs to the rollout's attempt at that time.
 
 An attempt has at most one reward of each scope. The first one counts, and a second one is refused, so nobody can change
 a score later. To score again, run the rollout again.
 
-The hash chain of a rollout's rewards: each row's hash covers its content and the hash of the row before it.
-
-The rollout stores the hash of its last row. So `rolltap log verify` finds a row that was changed, added, moved or
-removed despite the triggers. Somebody who can change rows can also compute a new chain: keep the digest that `verify`
-prints, and compare it later.
+Each row's hash covers its content and the hash of the rollout's row before it, and the rollout stores the hash of its
+last row. So `rolltap log verify` finds a row that was changed, added, moved or removed despite the triggers. Somebody
+who can change rows can also compute a new chain: keep the digest that `verify` prints, and compare it later.
 """
 
 from __future__ import annotations

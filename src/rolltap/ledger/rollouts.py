@@ -1,10 +1,10 @@
-"""Rollouts: starting attempts, and finishing each rollout in exactly one terminal state.
+"""Rollouts: starting attempts, finishing each rollout in exactly one terminal state, and acts of tampering.
 
 Attempts are numbered from 1, and each has its own session. A new attempt closes the previous session, and calls from
 older attempts are refused. An attempt that failed because of the infrastructure does not end the rollout: it waits for
 a new attempt, up to `infra_retries` times. The other rollouts of its group are not affected.
 
-Acts of tampering by session. Each act is a row; a rollout gets the counts of its session when it ends.
+Each act of tampering is a row of its session. A rollout gets the counts of its session when it ends.
 """
 
 from __future__ import annotations

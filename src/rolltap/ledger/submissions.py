@@ -1,12 +1,11 @@
-"""Submissions: lists of queued tasks, and their progress.
+"""Submissions: lists of queued tasks, their progress, and what they wait for.
 
 A submission is a list of tasks that share a policy, a group size and a rule. Each task waits in the queue until a node
 asks for work and the policy's trainers have room for another group. Then its group is opened
 (`rolltap.ledger.task_queue`). A group that replaces a zero-variance one belongs to the same submission.
 
-Why a submission waits: for a node, for its trainers to consume groups, or for their curriculum.
-
-A node is alive if it has claims, or has asked for work within `NODE_MEMORY` seconds.
+Work waits for a node, for trainers to consume groups, or for their curriculum. A node is alive if it has claims, or has
+asked for work within `NODE_MEMORY` seconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The ledger's settings, and its results that are neither glossary types nor part of the contract.
-
-Transactions of the ledger: connection, database time, and the actions after a commit.
+"""Transactions of the ledger: the settings, a transaction with its time and its events, and what follows a commit.
 
 Every operation of the ledger is a plain function of a `Tx`, run in one call to the database's thread. To avoid
 deadlocks, rows are locked in the order trainer, policy, lease, demand, group, and rows of other trainers only if they

@@ -1,12 +1,7 @@
-"""Reads the ledger for viewers: rollouts with their group and task, groups, policies and curves of a run.
+"""Read-only views of the ledger, for viewers, datasets and `rolltap log prune`.
 
-Read-only functions of a connection. They find nothing if the ledger has no tables yet.
-
-The current state of a policy's run: waiting work, leases, nodes and dead groups. Read-only.
-
-Reads all groups of the ledger with their tasks, the oldest first, for datasets.
-
-Tells `rolltap.calllog.prune` which sessions are still needed, and records a prune in the audit log.
+Functions of a connection: rollouts with their group and task, groups, policies, curves of a run, the state of a run,
+and which sessions are still needed. They find nothing if the ledger has no tables yet.
 """
 
 from __future__ import annotations
