@@ -44,7 +44,6 @@ EXTRAS = {
     "export": ("pyarrow",),
     "lora": ("peft",),
     "otel": ("opentelemetry",),
-    "tui": ("textual",),
     "harbor": ("harbor",),
     "trl": ("trl", "datasets"),
     "tinker": ("tinker",),
