@@ -15,25 +15,17 @@ from rolltap.errors import RolltapError
 from rolltap.proxy.front import access
 from rolltap.proxy.front.access import guard
 from rolltap.proxy.front.policy_limits import limit_to_policies
-from rolltap.proxy.routes import (
-    audit,
-    diagnosis,
-    events,
-    health,
-    keys,
-    leases,
-    metrics,
-    nodes,
-    policies,
-    reading,
-    rollouts,
-    scores,
-    sessions,
-    tasks,
-    transfers,
-)
+from rolltap.proxy.routes import health, keys, leases, policies, reading, rollouts, sessions
 from rolltap.proxy.routes.answers import ErrorAnswer
+from rolltap.proxy.routes.audit import audit_router
+from rolltap.proxy.routes.diagnosis import diagnosis_router
+from rolltap.proxy.routes.events import event_router
+from rolltap.proxy.routes.metrics import metrics_router
+from rolltap.proxy.routes.nodes import node_router
+from rolltap.proxy.routes.scores import score_router
 from rolltap.proxy.routes.services import Services
+from rolltap.proxy.routes.tasks import task_router
+from rolltap.proxy.routes.transfers import transfer_router
 from rolltap.proxy.routes.values import check_values
 from rolltap.proxy.sessions.keys import Keyring
 
@@ -46,7 +38,7 @@ def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
     app = _app("trainer plane")
     own = Depends(limit_to_policies(services))
     guards = [Depends(_guard(services, keyring, access.TRAINER_PLANE)), own, Depends(check_values)]
-    own_routes = (leases.router, policies.trainer_router, scores.router, transfers.router)
+    own_routes = (leases.router, policies.trainer_router, score_router, transfer_router)
     for routes in (router(services) for router in own_routes):
         app.include_router(routes, dependencies=guards)
     app.include_router(health.router(services))
@@ -57,9 +49,19 @@ def admin_app(services: Services, keyring: Keyring) -> FastAPI:
     """Sessions, tasks, rollouts, rewards and keys."""
     app = _app("admin plane")
     guards = [Depends(_guard(services, keyring, access.ADMIN_PLANE)), Depends(check_values)]
-    for part in (audit, sessions, tasks, rollouts, nodes, events, metrics, diagnosis, reading):
-        app.include_router(part.router(services), dependencies=guards)
-    app.include_router(policies.admin_router(services), dependencies=guards)
+    for router in (
+        audit_router,
+        sessions.router,
+        task_router,
+        rollouts.router,
+        node_router,
+        event_router,
+        metrics_router,
+        diagnosis_router,
+        reading.router,
+        policies.admin_router,
+    ):
+        app.include_router(router(services), dependencies=guards)
     app.include_router(keys.router(services, keyring), dependencies=guards)
     app.include_router(health.router(services))
     return app

@@ -11,7 +11,7 @@ from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.values import Limit
 
 
-def router(services: Services) -> APIRouter:
+def audit_router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["keys"])
 
     @routes.get("/audit")

@@ -9,7 +9,7 @@ from rolltap.proxy.diagnosis.server import ServerDiagnosis
 from rolltap.proxy.routes.services import Services
 
 
-def router(services: Services) -> APIRouter:
+def diagnosis_router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["metrics"])
 
     @routes.get("/diagnosis")

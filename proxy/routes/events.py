@@ -20,7 +20,7 @@ def sse_event(kind: str, data: Any, id: int | None = None) -> bytes:
     return f"{numbered}event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def router(services: Services) -> APIRouter:
+def event_router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["events"])
     ledger = services.ledger
 

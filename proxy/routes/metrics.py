@@ -10,7 +10,7 @@ from rolltap.proxy.routes.answers import content_of
 from rolltap.proxy.routes.services import Services
 
 
-def router(services: Services) -> APIRouter:
+def metrics_router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["metrics"])
     collector = StateCollector(services)
 

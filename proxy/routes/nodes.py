@@ -17,7 +17,7 @@ from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced
 
 
-def router(services: Services) -> APIRouter:
+def node_router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["nodes"], route_class=sliced({}))
     nodes = services.ledger.nodes
 

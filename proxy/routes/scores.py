@@ -22,7 +22,7 @@ AT_ONCE = 16
 """Sequences of a request that an engine is asked for at a time."""
 
 
-def router(services: Services) -> APIRouter:
+def score_router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["policies"], route_class=sliced({"sequences": ScoredIds}))
     policies = services.ledger.policies
 

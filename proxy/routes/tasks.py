@@ -21,7 +21,7 @@ from rolltap.proxy.routes.values import Limit
 PAGE = 100
 
 
-def router(services: Services) -> APIRouter:
+def task_router(services: Services) -> APIRouter:
     routes = APIRouter(tags=["tasks"], route_class=sliced({"tasks": NewTask}))
     ledger = services.ledger
 

@@ -13,7 +13,7 @@ from rolltap.proxy.routes.services import Services
 from rolltap.proxy.routes.slices import sliced
 
 
-def router(services: Services) -> APIRouter:
+def transfer_router(services: Services) -> APIRouter:
     """Replaces the push between `begin_update` and `finish_update`."""
     routes = APIRouter(tags=["policies"], route_class=sliced({}))
     policies = services.ledger.policies

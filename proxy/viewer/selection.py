@@ -24,7 +24,7 @@ from rolltap.threads import in_thread
 MOST_SESSIONS = 2000
 """Maximum sessions of a dataset for a browser; the command has no limit."""
 
-PAGE = 1000
+IDS_PAGE = 1000
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class Selections:
         await self.reader.settle(texts=bool(query.search))
         ids: list[str] = []
         while len(ids) < most:
-            page = await self.reader.sessions(replace(query, offset=len(ids), limit=min(PAGE, most - len(ids))))
+            page = await self.reader.sessions(replace(query, offset=len(ids), limit=min(IDS_PAGE, most - len(ids))))
             ids += [session.id for session in page.sessions]
             if not page.sessions:
                 break

@@ -12,12 +12,12 @@ from rich.table import Table
 from rolltap.cli.common import ConfigOption, JsonOption, TrainerUrlOption, connect, one_line_errors
 from rolltap.cli.screen import Screen, say
 
-app = typer.Typer(help="List and revive groups that trainers refused too often.", no_args_is_help=True)
+dead_letters = typer.Typer(help="List and revive groups that trainers refused too often.", no_args_is_help=True)
 
 
-@app.command("list")
+@dead_letters.command("list")
 @one_line_errors
-def list_(
+def list_dead_letters(
     policy: Annotated[str | None, typer.Option(help="only groups of this policy")] = None,
     limit: Annotated[int, typer.Option(help="maximum number of groups")] = 100,
     as_json: JsonOption = False,
@@ -37,9 +37,9 @@ def list_(
     Screen().print(table)
 
 
-@app.command()
+@dead_letters.command("revive")
 @one_line_errors
-def revive(groups: list[str], url: TrainerUrlOption = None, config: ConfigOption = None) -> None:
+def revive_groups(groups: list[str], url: TrainerUrlOption = None, config: ConfigOption = None) -> None:
     """Offers dead groups to trainers again and resets their failures."""
     client = connect("trainer", config, url)
     for group in groups:

@@ -17,7 +17,7 @@ from rolltap.reconstructor.importers import READERS
 
 
 @one_line_errors
-def import_(
+def import_traces(
     files: Annotated[list[Path], typer.Argument(help="JSON or JSON Lines files")],
     format: Annotated[str, typer.Option("--format", "-f", help=f"one of {', '.join(READERS)}")] = "messages",
     store: StoreOption = "",
