@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Collection, Mapping
 
+from rolltap.contract.admin import check_sizes
 from rolltap.contract.control import TEMPERATURES
-from rolltap.contract.tags import check_sizes
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.sessions.capture import CAPTURED, PROJECT
 from rolltap.proxy.sessions.roles import MAX_ROLES, NAME

@@ -14,8 +14,7 @@ from typer.core import TyperGroup
 
 from rolltap import __version__
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
-from rolltap.cli.logs import LogFormat, LogLevel, set_up_logging
-from rolltap.cli.screen import say
+from rolltap.cli.screen import LogFormat, LogLevel, say, set_up_logging
 from rolltap.errors import ConfigError
 from rolltap.extras import documentation, install_line, page
 

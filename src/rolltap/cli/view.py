@@ -98,7 +98,7 @@ class TokenizerFolders:
 
 def metrics_files(named: Sequence[str], settings: Settings) -> dict[str, Path]:
     """The files of the trainers' steps by policy: those that the command names, else those of the settings."""
-    from rolltap.proxy.viewer.run import metrics_of
+    from rolltap.proxy.viewer.runs import metrics_of
 
     files = {} if named else metrics_of(settings)
     for text in named:
@@ -115,13 +115,12 @@ async def _serve(
 ) -> None:
     """Serves the pages of a store on the loopback address until interrupted."""
     from rolltap.cli.export import policy_rules
-    from rolltap.proxy.reading_process.asking import AskHere
+    from rolltap.proxy.reading_process.questions import AskHere
     from rolltap.proxy.server import bind, serve
-    from rolltap.proxy.viewer.access import Access
-    from rolltap.proxy.viewer.app import standalone_app
+    from rolltap.proxy.viewer.app import Access, standalone_app
+    from rolltap.proxy.viewer.listing import Selections
     from rolltap.proxy.viewer.one_file import SavedPages
     from rolltap.proxy.viewer.pages import Pages
-    from rolltap.proxy.viewer.selection import Selections
     from rolltap.reading import opened_reader
 
     vocabularies = TokenizerFolders(named, settings)

@@ -36,7 +36,7 @@ from rolltap.proxy.conversation.chat import (
 )
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.dialects.base import Dialect, Route, WireReply, WireRequest
-from rolltap.proxy.routes.model import wire_request
+from rolltap.proxy.planes.agent import wire_request
 
 CALL_ID = "01jd0000000000000001"
 HANDLE = f"call_{CALL_ID}zzabcdefghjkmn"

@@ -20,7 +20,7 @@ from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.dialects.json_reply import encode
 from rolltap.proxy.dialects.json_request import check_depth
-from rolltap.proxy.routes.model import AgentPlane
+from rolltap.proxy.planes.agent import AgentPlane
 from rolltap.settings import LimitSettings
 
 

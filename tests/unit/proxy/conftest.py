@@ -27,7 +27,7 @@ from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.receivers import Receiver
-from rolltap.proxy.routes.model import AgentPlane
+from rolltap.proxy.planes.agent import AgentPlane
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
