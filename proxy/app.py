@@ -215,7 +215,8 @@ async def _started_log(
     """`spools`: this process's own first."""
     store = settings.store
     url = settings.store_url
-    mark = KeysMark.of(settings.keys, settings.policies)
+    # A SQLite store has one server only: nothing is compared there.
+    mark = KeysMark() if url.startswith("sqlite") else KeysMark.of(settings.keys, settings.policies)
     call_log = open_call_log(
         url,
         spools=spools if store.spool_mb else (),

@@ -99,7 +99,7 @@ def run_local(config: Path | None, data: Path | None, port: int, script: Path | 
         told_to_drain = True
         signal.raise_signal(signal.SIGINT)
 
-    signal.signal(signal.SIGTERM, drain)
+    before = signal.signal(signal.SIGTERM, drain)
     with claimed(settings.data) as listening:
         try:
             with working("starting", if_stopped="the next start goes on with what is there") as report:
@@ -117,6 +117,8 @@ def run_local(config: Path | None, data: Path | None, port: int, script: Path | 
         except BaseException:
             deployment.stop()
             raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _show(deployment: LocalDeployment) -> None:
