@@ -25,7 +25,9 @@ from rolltap.errors import ConfigError, StoreError
 from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
-from rolltap.proxy.cache_space import SHARED
+from rolltap.protocols.cache_space import SHARED
+from rolltap.protocols.dialects import known_dialects
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.engine_watch import probe_engine, watch_engine, watch_tokenizers
 from rolltap.proxy.call.open_policies import open_policies
@@ -36,9 +38,7 @@ from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
 from rolltap.proxy.call.weights_check import WeightsCheck, watch_weights
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.diagnosis.machine import warn_of_few_descriptors
-from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.proxy.front.access import plane_key_check
 from rolltap.proxy.front.exposure import check_exposure

@@ -1,4 +1,4 @@
-"""Writes the table of controls in docs/security.md: `python scripts/security_page.py`."""
+"""Writes the list of controls in docs/security.md: `python scripts/security_page.py`. Their tests are named here."""
 
 # ruff: noqa: E501
 from __future__ import annotations
@@ -240,15 +240,17 @@ CONTROLS = (
 )  # fmt: skip
 
 
-def table() -> str:
-    """The controls as Markdown."""
+def controls() -> str:
+    """The controls as a numbered list, with what is missing of them."""
     shown = json.loads(MUTATIONS.read_text(encoding="utf-8"))
-    lines = ["| # | control | its tests | failed without it on | not (yet) |", "|---|---|---|---|---|"]
+    lines, untried = [], []
     for number, control in enumerate(CONTROLS, 1):
-        tests = "<br>".join(f"`{test.partition('::')[2]}`" for test in control.tests) or "none"
-        failed = shown.get(str(number), "not tried") or "no"
-        lines.append(f"| {number} | {control.what} | {tests} | {failed} | {control.missing} |")
-    return "\n".join(lines) + "\n"
+        lines.append(f"{number}. {control.what}" + (f" (gap: {control.missing})" if control.missing else ""))
+        if not shown.get(str(number)):
+            untried.append(str(number))
+    days = sorted({day for day in shown.values() if day})
+    tried = f"all but {', '.join(untried)}" if untried else "all"
+    return "\n".join(lines) + f"\n\nTests failed without their control: {tried}, {days[0]} to {days[-1]}.\n"
 
 
 HOLES = (
@@ -270,12 +272,8 @@ HOLES = (
 
 
 def holes() -> str:
-    """The holes as Markdown."""
-    lines = ["| | was | test |", "|---|---|---|"]
-    for number, (what, *tests) in enumerate(HOLES, 1):
-        named = "<br>".join(f"`{test.partition('::')[2]}`" for test in tests)
-        lines.append(f"| A{number} | {what} | {named} |")
-    return "\n".join(lines) + "\n"
+    """The holes as a sentence."""
+    return "Holes that were found, closed and have tests: " + "; ".join(hole[0] for hole in HOLES) + ".\n"
 
 
 def boundaries() -> str:
@@ -292,8 +290,8 @@ def page() -> str:
     """The page with its tables as they are now."""
     text = PAGE.read_text(encoding="utf-8")
     text = text[: text.index(BOUNDARIES) + len(BOUNDARIES)] + boundaries() + text[text.index(BOUNDARIES_END) :]
-    kept = "\nHoles that were found, each with the tests that keep it closed:\n\n"
-    return text[: text.index(BEGIN) + len(BEGIN)] + table() + kept + holes() + text[text.index(END) :]
+    made = f"{controls()}\n{holes()}"
+    return text[: text.index(BEGIN) + len(BEGIN)] + made + text[text.index(END) :]
 
 
 if __name__ == "__main__":

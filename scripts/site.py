@@ -25,7 +25,7 @@ from rolltap.proxy.planes.apps import admin_app, trainer_app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-LISTED = {"Decisions": "adr", "Notes": "notes", "Other trainers": "trainers"}
+LISTED = {"Decisions": "adr", "Notes": "notes"}
 """Parts of the navigation that are a folder's pages."""
 EACH_HARNESS = "Each harness"
 ENDPOINT = Endpoint("http://127.0.0.1:8710/s/SESSION", "KEY", "my-model")

@@ -6,9 +6,9 @@ from hashlib import blake2b
 
 import msgspec
 
+from rolltap.protocols.conversation import ChatRequest, ToolChoice
+from rolltap.protocols.thinking import asked_effort
 from rolltap.proxy.continuation.plan import PromptPlan
-from rolltap.proxy.conversation.chat import ChatRequest, ToolChoice
-from rolltap.proxy.conversation.effort import asked_effort
 from rolltap.types import CallKind, CallShape
 
 DIGEST_BYTES = 8

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from rolltap.proxy.cache_space import message_bytes
+from rolltap.protocols.cache_space import message_bytes
+from rolltap.protocols.conversation import Message
 from rolltap.proxy.continuation.canonical import DIGEST_BYTES, thought_digest
-from rolltap.proxy.conversation.chat import Message
 from rolltap.types import Break, BreakReason, Int32, Outcome
 
 CALL_BYTES = 1200

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from rolltap.protocols.conversation import ChatRequest, Message, Reasoning, Text, Tool
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.continuation.call_beginnings import CallBeginnings
 from rolltap.proxy.continuation.call_ids import EchoedCall, as_recorded, recorded_calls
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.fit import Fitting, find_fitting, merged
 from rolltap.proxy.continuation.forest import Forest, Match, Outline
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Text, Tool
 from rolltap.types import TOOLS_NOT_SHOWN, Break, BreakReason, Int32
 
 SUMMARY_MIN_CHARACTERS = 32

@@ -18,13 +18,13 @@ from urllib.parse import parse_qsl
 from starlette.routing import compile_path
 
 from rolltap.errors import MethodNotAllowed, NotFound, RequestError, RolltapError, Unauthenticated
+from rolltap.protocols.base import Action, Dialect, WireReply, WireRequest
+from rolltap.protocols.replies import PROBES
 from rolltap.proxy.call.body_reader import BodyRoom
 from rolltap.proxy.call.content_encoding import HEADER, decoded, encodings_of
 from rolltap.proxy.call.http_exchange import BrokenReply, ClientGone, HttpExchange
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.queries import Queries
-from rolltap.proxy.dialects.base import Action, Dialect, WireReply, WireRequest
-from rolltap.proxy.dialects.probes import PROBES
 from rolltap.proxy.front.connections import admit
 from rolltap.proxy.front.tampering import CountTampering, presented_key, suspicion, uncounted_acts
 from rolltap.proxy.metrics.calls import CountedSend, uncounted

@@ -23,7 +23,7 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 
 from rolltap.errors import BodyTooLarge, InvalidRequest
-from rolltap.proxy.cache_space import values_in
+from rolltap.protocols.cache_space import values_in
 
 T = TypeVar("T")
 

@@ -30,6 +30,7 @@ from rolltap.contract.admin import (
 )
 from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
+from rolltap.contract.tags import TEMPERATURE, TURNS, main_role, role_tags
 from rolltap.errors import EngineUnavailable, Forbidden, InvalidRequest, LedgerError
 from rolltap.ledger.base import Event
 from rolltap.ledger.groups import GroupSpec
@@ -40,8 +41,6 @@ from rolltap.proxy.planes.answers import GroupList, RolloutWithEvidence, Submiss
 from rolltap.proxy.planes.bodies import Limit, pausing, sliced
 from rolltap.proxy.planes.policies import check_temperature, policy_of
 from rolltap.proxy.planes.services import Services
-from rolltap.proxy.sessions.roles import main_role, role_tags
-from rolltap.proxy.sessions.tags import TEMPERATURE, TURNS
 from rolltap.types import EVALUATION, PURPOSE_TAG, Group, GroupStatus, Reward, Rollout
 
 log = logging.getLogger(__name__)

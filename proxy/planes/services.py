@@ -9,12 +9,11 @@ from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.peers import PeersCheck
 from rolltap.contract.admin import PolicyOrRoles
 from rolltap.ledger.ledger import Ledger
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.recorder import Recorder
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.front.tampering import CountTampering, uncounted_acts
 from rolltap.proxy.reading_process.questions import AskRecord
-from rolltap.proxy.sessions.roles import trained_policy
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.settings import Settings
 from rolltap.types import Task
@@ -46,7 +45,7 @@ class Services:
 
     def resolve_roles(self, policy: PolicyOrRoles) -> tuple[str, Mapping[str, str]]:
         """The policy that is trained, and the policy of each role (empty where one policy plays alone)."""
-        return (policy, {}) if isinstance(policy, str) else (trained_policy(policy, self.policies), policy)
+        return (policy, {}) if isinstance(policy, str) else (self.policies.trained(policy), policy)
 
     def session_url(self, session_id: str) -> str:
         """The base URL of one session, for harnesses that can't carry a key everywhere."""

@@ -9,11 +9,11 @@ import pytest
 
 from rolltap.engine.scripted import ScriptedReply, ToolUse
 from rolltap.ids import new_id
+from rolltap.protocols.conversation import ChatRequest, Message, Text, ToolCallDelta
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import PromptPlan
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Text, ToolCallDelta
 from rolltap.types import Outcome
 
 from ..unit.continuation.planning import run_steps

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.contract.tags import temperature_of
 from rolltap.errors import (
     ContextOverflow,
     EngineError,
@@ -17,6 +18,9 @@ from rolltap.errors import (
     InvalidRequest,
     RolltapError,
 )
+from rolltap.protocols.conversation import TOOL_DOCUMENT, TOOL_MEDIA, ChatRequest, Sampling, TokenLogprob, ToolChoice
+from rolltap.protocols.handles import MAX_CALLS, Handles
+from rolltap.protocols.thinking import asked_effort
 from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
@@ -25,14 +29,10 @@ from rolltap.proxy.call.reply import ClientReply, dialect_reply
 from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, marks_of, refused
 from rolltap.proxy.call.sources.client_faults import schema_faults
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.handles import MAX_CALLS, Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight
-from rolltap.proxy.conversation.chat import TOOL_DOCUMENT, TOOL_MEDIA, ChatRequest, Sampling, TokenLogprob, ToolChoice
-from rolltap.proxy.conversation.effort import asked_effort
 from rolltap.proxy.engines.base import Engine, EngineFacts, SampleChunk, SampleRequest
 from rolltap.proxy.engines.prompts import Prompts
-from rolltap.proxy.sessions.tags import temperature_of
 from rolltap.settings import PolicySettings
 from rolltap.types import Flaw
 

@@ -32,7 +32,7 @@ from rolltap.calllog.schema import (
     sessions,
 )
 from rolltap.calllog.verify import check_calls, part_problems
-from rolltap.contract.admin import MAX_TAGS, check_sizes
+from rolltap.contract.tags import MAX_TAGS, check_sizes
 from rolltap.errors import InvalidRequest, NotFound, RecordCorrupt
 from rolltap.moments import is_moment
 from rolltap.tenants import EVERY_TENANT, TENANT_NAME, acting_for, tenant_of

@@ -42,13 +42,13 @@ from rolltap.harnesses.runtimes.cgroup import own_cgroup
 from rolltap.harnesses.runtimes.machine import limits_here
 from rolltap.harnesses.tested import release_results
 from rolltap.http_client import Request, read_as
+from rolltap.protocols.dialects import known_dialects
 from rolltap.proxy.call.tokenizer_check import tokenizer_difference
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.settings import EngineSettings, Settings, hide_password, load_settings
+from rolltap.tokenizer import HubTokenizer
 
 if TYPE_CHECKING:
     from rolltap.proxy.continuation.fit import Fitting
@@ -118,7 +118,7 @@ def audit(model: Path, family: str = "") -> bool:
     from rolltap.proxy.continuation.fit import find_fitting
     from rolltap.proxy.continuation.rendering import FamilyRenderer
     from rolltap.proxy.continuation.template import TemplateRenderer
-    from rolltap.proxy.continuation.tokenizer import HubTokenizer
+    from rolltap.tokenizer import HubTokenizer
 
     tokenizer, screen = HubTokenizer(model), Screen()
     renderer = FamilyRenderer(family, tokenizer) if family else TemplateRenderer(tokenizer)

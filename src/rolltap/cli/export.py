@@ -23,7 +23,6 @@ from rolltap.datasets import hub
 from rolltap.datasets.record import ReadOptions, open_record, recorded_groups
 from rolltap.errors import DatasetError
 from rolltap.extras import install_line
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
 from rolltap.reconstructor.exporters.conditions import ITEM_FIELDS, SEGMENT_FIELDS
@@ -39,6 +38,7 @@ from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings, load_settings
 from rolltap.store_urls import STORE_HELP, store_url
 from rolltap.threads import in_thread
+from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Session
 
 SECRETS_VARIABLE = "ROLLTAP_EXPORT_SECRETS"

@@ -162,7 +162,7 @@ def exports(settings: Settings, url: str, shown_key: str | None = None) -> list[
     Where calls go to a vendor under the user's own key, that key stays where it is. `shown_key`: what stands for the
     project's key.
     """
-    from rolltap.proxy.dialects import client_environments
+    from rolltap.protocols.dialects import client_environments
 
     key = shown_key or settings.keys.project
     own = [engine for engine in settings.engines.values() if engine.kind == "passthrough" and not engine.api_key]

@@ -92,7 +92,7 @@ def open_(
 
 def relayed_exports(session: dict[str, Any], dialects: Collection[str]) -> list[str]:
     """What to export where calls go to a vendor under the user's own key: the URL holds the session's key."""
-    from rolltap.proxy.dialects import client_environments
+    from rolltap.protocols.dialects import client_environments
 
     url = f"{session['base_url'].rpartition('/')[0]}/{session['key']}"
     lines = [

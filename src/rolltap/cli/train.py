@@ -107,7 +107,7 @@ def tinker(
 ) -> None:
     """Runs a service that the `tinker` SDK and its recipes train and sample on, in place of Thinking Machines' own.
 
-    Where and how it computes is under `trainer.compute` in the settings file: see docs/trainer.md.
+    Where and how it computes is under `trainer.compute` in the settings file: see docs/settings.md.
     """
     try:
         from rolltap.trainer_client.endpoint.main import run

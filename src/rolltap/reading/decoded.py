@@ -14,10 +14,10 @@ from rolltap.calllog.one_session import decode_session
 from rolltap.calllog.reading import StoredSessions
 from rolltap.decoding import from_json
 from rolltap.errors import RequestError
-from rolltap.proxy.continuation.handles import recorded_name
-from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Reasoning
-from rolltap.proxy.dialects import known_dialects
-from rolltap.proxy.dialects.base import FindCall
+from rolltap.protocols.base import FindCall
+from rolltap.protocols.conversation import ChatRequest, Image, Message, Reasoning
+from rolltap.protocols.dialects import known_dialects
+from rolltap.protocols.handles import recorded_name
 from rolltap.reading.tokens import Context
 from rolltap.reading.types import OPEN, CallLine, CallTurn, MessageView, PartView
 from rolltap.reconstructor.reconstruct import reconstruct

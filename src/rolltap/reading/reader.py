@@ -31,8 +31,8 @@ from rolltap.errors import ConfigError, InvalidRequest, NotFound
 from rolltap.ledger import reading as ledger
 from rolltap.ledger.reading import ALL_GROUPS, GroupQuery
 from rolltap.ledger.run_state import RunState, run_state
-from rolltap.proxy.conversation.chat import Message
-from rolltap.proxy.dialects.base import RecordedCall
+from rolltap.protocols.base import RecordedCall
+from rolltap.protocols.conversation import Message
 from rolltap.reading.decoded import (
     DecodedSession,
     common_prefix,
@@ -535,6 +535,6 @@ async def opened_readers(
 
 def folder_vocabulary(folder: Path) -> Vocabulary:
     """Returns the tokenizer of a model folder. Raises `ConfigError` if it can't be read or the packages are missing."""
-    from rolltap.proxy.continuation.tokenizer import HubTokenizer
+    from rolltap.tokenizer import HubTokenizer
 
     return Vocabulary(HubTokenizer(folder).decode)
