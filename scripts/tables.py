@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/ from reports/*.json, between their markers."""
+"""Writes the tables of README.md, docs/ and tests/families/matrix.md from reports/*.json, between their markers."""
 
 from __future__ import annotations
 
@@ -215,36 +215,27 @@ def _machine(report: dict[str, Any]) -> str:
 
 
 def families(report: dict[str, Any]) -> str:
-    """The matrix harness x family, summed over harnesses. `reports/families.json` has every cell."""
-    _, *rows = report["grid"]
-    counts, versions = report["counts"], report["versions"]
-    lines = [
-        "| rendered by | every continuing prompt bridged | bridged of continuing | calls are text |",
-        "|---|---|---|---|",
-    ]
-    for by in dict.fromkeys(row[1] for row in rows):
-        whole, partly, text = [], [], []
-        for name, _, _, *cells in (row for row in rows if row[1] == by):
-            pairs = [pair for cell in cells for pair in re.findall(r"(\d+)/(\d+)", cell)]
-            bridged, continuing = (sum(int(pair[at]) for pair in pairs) for at in (0, 1))
-            if any("failed" in cell for cell in cells):
-                partly.append(f"{name} **failed**")
-            elif all(cell.endswith(("text", "text)")) for cell in cells if cell):
-                text.append(f"{name} {bridged}/{continuing}")
-            elif bridged == continuing:
-                whole.append(name)
-            else:
-                partly.append(f"{name} {bridged}/{continuing}")
-        lines.append(f"| {by} | {', '.join(whole)} | {', '.join(partly)} | {', '.join(text)} |")
-    own = ", ".join(dict.fromkeys(row[0].removesuffix("_training") for row in rows if row[2] == "its own"))
-    table = "\n".join(lines)
+    """The matrix harness x family in sums, and the families that stand out."""
+    rows, counts, versions = report["grid"][1:], report["counts"], report["versions"]
+    pairs = {f"{row[0]} ({row[1]})": re.findall(r"(\d+)/(\d+)", " ".join(row[3:])) for row in rows}
+    sums = {name: [sum(int(pair[at]) for pair in found) for at in (0, 1)] for name, found in pairs.items()}
+    whole = sum(bridged == continuing for bridged, continuing in sums.values())
+    never = ", ".join(name for name, (bridged, continuing) in sums.items() if continuing and not bridged)
+    text = ", ".join(dict.fromkeys(row[0] for row in rows if any("text" in cell for cell in row[3:])))
+    failed = ", ".join(row[0] for row in rows if any("failed" in cell for cell in row[3:])) or "none"
     return (
-        f"{table}\n\nTheir own vocabulary have {own}; the others have a known one under the family's special tokens.\n\n"
         f"{counts['cells']:,} cells, {counts['real']:,} of them with real releases: {counts['calls']:,} calls, "
         f"{counts['bridged']:,} of {counts['continuing']:,} continuing prompts bridged, {counts['trained_tokens']:,} trained "
-        f"tokens, {counts['violations']} violations, {counts['failed']} cells failed. (renderers {versions['renderers']}, "
-        f"trl {versions['trl']}, {report['cores']} cores, Python {versions['python']}, {report['time'][:10]}.)"
+        f"tokens, {counts['violations']} violations, {counts['failed']} cells failed. Of {len(rows)} families and templates "
+        f"{whole} bridge every prompt. Never bridged: {never}. Calls are text: {text}. Failed: {failed}. (renderers "
+        f"{versions['renderers']}, trl {versions['trl']}, {report['cores']} cores, Python {versions['python']}, {report['time'][:10]}.)"
     )
+
+
+def families_grid(report: dict[str, Any]) -> str:
+    """Every cell of the matrix."""
+    head, *rows = report["grid"]
+    return f"| {' | '.join(head)} |\n{'|---' * len(head)}|\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
@@ -253,6 +244,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "demo_record": ("demo", demo_record),
     "fidelity": ("fidelity", fidelity),
     "families": ("families", families),
+    "families_grid": ("families", families_grid),
     "bench_reconstruct": ("bench_reconstruct", bench_reconstruct),
     "faults": ("faults", faults),
     "bench_calllog": ("bench_calllog", bench_calllog),
@@ -283,7 +275,7 @@ def read_report(source: str) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [ROOT / "README.md", ROOT / "tests" / "families" / "matrix.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for name, (source, table) in TABLES.items():
         report = read_report(source)
         if report is None:
