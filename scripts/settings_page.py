@@ -41,7 +41,7 @@ editors. `rolltap serve` reads `rolltap.toml` (or `--config FILE`) once, at star
 as `ROLLTAP_<SECTION>__<KEY>` (`ROLLTAP_LISTEN__AGENT_PORT=9000`); a name with a hyphen needs `env`:
 `env 'ROLLTAP_POLICIES__MY-MODEL__MODEL=x' rolltap serve`. An unknown key stops the start. At the top of the file,
 `data` names the folder of the database, the keys and the spool (default `rolltap-data`), which is looked up where the
-command starts; elsewhere set `ROLLTAP_DATA=/absolute/path`. In brackets: the default, then the other values that a key takes.
+command starts; elsewhere set `ROLLTAP_DATA=/absolute/path`. In brackets: the default, then other values of a key.
 
 ```toml
 [engines.main]

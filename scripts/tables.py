@@ -36,11 +36,8 @@ def demo(report: dict[str, Any]) -> str:
 
 def demo_seeds(report: dict[str, Any]) -> str:
     """Each run of the demo."""
-    rows = "\n".join(
-        f"| {run['seed']} | {share(run['success_before'], run['held_out'])} | {share(run['success_after'], run['held_out'])} |"
-        for run in report["runs"]
-    )
-    return f"| seed | before (95% interval) | after |\n|---|---|---|\n{rows}"
+    runs = (f"{run['seed']}: {run['success_before']:.2f} to {run['success_after']:.2f}" for run in report["runs"])
+    return f"Success before and after, by seed: {', '.join(runs)} ({report['runs'][0]['held_out']} held-out rollouts each)."
 
 
 def fidelity(report: dict[str, Any]) -> str:
@@ -70,12 +67,12 @@ def demo_record(report: dict[str, Any]) -> str:
 
 def bench_reconstruct(report: dict[str, Any]) -> str:
     rows = "\n".join(
-        f"| {one['name']} | {one['calls']:,} | {one['tokens']:,} | {1e3 * one['seconds']:.1f} | {one['tokens_per_s'] / 1e6:.1f} | {one['goal']} |"
+        f"* {one['name']}: {one['tokens']:,} tokens in {1e3 * one['seconds']:.1f} ms, {one['tokens_per_s'] / 1e6:.1f} M tokens/s"
+        + (f" (goal {one['goal']})" if one["goal"] else "")
         for one in report["figures"]
     )
     log = report["log"]
     return (
-        "| session | calls | tokens of its rows | ms | million tokens/s | goal |\n|---|---|---|---|---|---|\n"
         f"{rows}\n\n"
         f"A log of {log['calls']:,} calls into Parquet: {log['seconds']:.0f} s, peak {log['peak_mb_half_way']} MB half way "
         f"and {log['peak_mb_at_the_end']} MB at the end. "
@@ -84,18 +81,21 @@ def bench_reconstruct(report: dict[str, Any]) -> str:
 
 
 def faults(report: dict[str, Any]) -> str:
-    rows, found = "", 0
+    """A line for each fault; what holds of most is said once."""
+    usual = Counter(one["runs"] for one in report["rows"]).most_common(1)[0][0]
+    lines, found = [], 0
     for one in report["rows"]:
         recovery, found = one["recovery_s"], found + len(one["violations"])
-        times = f"{recovery['median']:.1f} / {recovery['max']:.1f}" if recovery else ""
-        said = f"{one['fault']}: {len(one['violations'])} violations" if one["violations"] else one["fault"]
-        rows += f"| {one['row']} | {said} | {one['runs']} | {times} |\n"
+        said = [f"{one['runs']} runs"] if one["runs"] != usual else []
+        said += [f"{recovery['median']:.1f} / {recovery['max']:.1f} s"] if recovery else []
+        said += [f"{len(one['violations'])} violations"] if one["violations"] else []
+        lines.append(f"{one['row']}. {one['fault']}" + (f" ({', '.join(said)})" if said else ""))
     return (
-        "| # | fault | runs | recovery s, median / worst |\n|---|---|---|---|\n"
-        f"{rows}\n"
-        f"{sum(one['runs'] for one in report['rows'])} runs with {sum(one['checks'] for one in report['rows']):,} checks, {found} violations: "
-        f"{report['seeds']} seeds; {report['kills']} kills in row 5's loops; {report['seconds'] / 60:.0f} minutes. "
-        f"({report['cores']} cores, Python {report['python']}, SQLite {report['sqlite']}, {report['time'][:10]}.)"
+        "\n".join(lines)
+        + f"\n\n{usual} runs each, if nothing else is said; seconds are the recovery's median / worst. "
+        + f"{sum(one['runs'] for one in report['rows'])} runs with {sum(one['checks'] for one in report['rows']):,} checks, "
+        + f"{found} violations: {report['seeds']} seeds; {report['kills']} kills in row 5's loops; {report['seconds'] / 60:.0f} minutes. "
+        + f"({report['cores']} cores, Python {report['python']}, SQLite {report['sqlite']}, {report['time'][:10]}.)"
     )
 
 
@@ -167,17 +167,15 @@ def trainers(report: dict[str, Any]) -> str:
 
 def bench_viewer(report: dict[str, Any]) -> str:
     browser = report["browser"]
-    paints = {name: f"{1e3 * seen['paint_s']:,.0f}" for name, seen in browser.items()}
-    rows = "\n".join(
-        f"| {name} | {1e3 * page['median_s']:,.0f} / {1e3 * page['worst_s']:,.0f} | {page['kilobytes']:,.0f} "
-        f"| {paints.get(name, '')} |"
+    pages = "; ".join(
+        f"{name}: {1e3 * page['median_s']:,.0f} / {1e3 * page['worst_s']:,.0f}"
+        + (f" ({1e3 * browser[name]['paint_s']:,.0f})" if name in browser else "")
         for name, page in report["pages"].items()
     )
     slowest = max(1e3 * seen["key_s"] for seen in browser.values())
     return (
-        "| page | median / worst, ms | kB | first paint, ms |\n|---|---|---|---|\n"
-        f"{rows}\n\nA key takes {slowest:,.0f} ms at most. The index of the {report['sessions']:,} sessions and their words, once: "
-        f"{report['index_s']:,.0f} s.\n\n{_machine(report)}"
+        f"Milliseconds, median / worst (first paint in a browser): {pages}. A key takes {slowest:,.0f} ms at most. The index of the "
+        f"{report['sessions']:,} sessions and their words, once: {report['index_s']:,.0f} s.\n\n{_machine(report)}"
     )
 
 
