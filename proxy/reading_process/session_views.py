@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rolltap.calllog.facts import CallLog, CallRow
-from rolltap.contract.harness_log import HarnessLog
+from rolltap.contract.admin import HarnessLog
 from rolltap.decoding import convert
 from rolltap.ledger.rebuilding import TrajectoriesOf, answered
 from rolltap.proxy.call.turn_cap import REACHED

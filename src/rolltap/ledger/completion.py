@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.contract.admin import EACH_CALL, WILDCARDS, GroupRule
-from rolltap.contract.leases import all_equal
+from rolltap.contract.trainer import all_equal
 from rolltap.ids import new_id
 from rolltap.ledger.rows import rollout_rows, rule_of, total_reward
 from rolltap.ledger.schema import groups, rollouts

@@ -28,10 +28,8 @@ import sqlalchemy as sa
 
 from rolltap.calllog.annotations import AnnotationLine, AnnotationSource, append_annotations
 from rolltap.calllog.schema import sessions
-from rolltap.contract.annotations import AnnotateLease
 from rolltap.contract.base import check_ttl
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseRequest, Replay, Rewind, Rewound
+from rolltap.contract.trainer import AnnotateLease, Lease, LeaseRequest, Replay, Rewind, Rewound
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression, StoreError
 from rolltap.ids import new_id
 from rolltap.ledger.completion import drop

@@ -16,8 +16,7 @@ import numpy as np
 
 from rolltap.calllog.backend import database_clock
 from rolltap.calllog.database import Database
-from rolltap.contract.leases import Lease, LeasedGroup, RolloutRecord
-from rolltap.contract.trainer import LeaseRequest
+from rolltap.contract.trainer import Lease, LeasedGroup, LeaseRequest, RolloutRecord
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger.policies import VersionHistory
 from rolltap.ledger.rows import load_groups, load_tasks, load_trained_calls, total_reward

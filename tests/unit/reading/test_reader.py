@@ -12,8 +12,7 @@ from rolltap.calllog.backend import database_clock
 from rolltap.calllog.facts import RequestParts
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.schema import sessions
-from rolltap.contract.admin import NewReward
-from rolltap.contract.notes import NewNote
+from rolltap.contract.admin import NewNote, NewReward
 from rolltap.errors import DatasetError, InvalidRequest, NotFound
 from rolltap.ledger.groups import GroupSpec
 from rolltap.reading.types import MessageView, PartView, SessionQuery

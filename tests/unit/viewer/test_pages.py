@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from rolltap.proxy.viewer import pages
-from rolltap.proxy.viewer.access import LINK_S, Access
+from rolltap.proxy.viewer.app import LINK_S, Access
 from rolltap.proxy.viewer.one_file import one_file
 from rolltap.proxy.viewer.session import BREAKS, MASKS
 from rolltap.proxy.viewer.templating import ago, duration, figure, moment
