@@ -7,7 +7,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltap.harnesses.changes import TEST_FILES, Change, ChangeKind, apply_changes, changes
+from rolltap.harnesses.changes import Change, ChangeKind, apply_changes, changes
+from rolltap.harnesses.evaluators.intake import Intake, StartingState
 
 NAMES = st.sampled_from(["a.py", "b.py", "src/a.py", "src/deep/c.txt", "tests/test_a.py", "conftest.py", "x.pth"])
 TREES = st.dictionaries(NAMES, st.text("ab\n", max_size=5), max_size=7)
@@ -32,7 +33,8 @@ def test_carrying_changes_makes_the_trees_equal_but_for_test_files(
     (root / "agent").mkdir()
     (root / "fresh").mkdir()
     agent, fresh = write(root / "agent", after), write(root / "fresh", before)
-    dropped = apply_changes(changes(fresh, agent), agent, fresh, TEST_FILES)
+    intake = Intake(StartingState.of(fresh))
+    dropped = apply_changes(changes(fresh, agent), agent, fresh, intake.brings_of(agent))
     tests = {"tests/test_a.py", "conftest.py", "x.pth"}
     expected = {name: text for name, text in after.items() if name not in tests}
     expected |= {name: text for name, text in before.items() if name in tests}
@@ -56,5 +58,5 @@ def test_links_are_carried_as_links_and_never_followed(tmp_path: Path) -> None:
     (fresh / "link").symlink_to(outside)
     (agent / "link").mkdir()
     (agent / "link" / "f").write_text("evil")
-    apply_changes([Change("link/f", ChangeKind.ADDED)], agent, fresh, ())
+    apply_changes([Change("link/f", ChangeKind.ADDED)], agent, fresh)
     assert (outside / "f").read_text() == "original"

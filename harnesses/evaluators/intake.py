@@ -1,0 +1,143 @@
+"""Which of an agent's changes an evaluation takes into a clean copy of the task. An allow-list.
+
+Without a task's `takes` these come in: source files and documents with plain names, in plain folders. A tool reads none
+of them unless the code or the task names it. Everything else stays what it was when the agent began: tests, whatever
+configures a tool, whatever a tool picks up by its name or place, links, and kinds that this list does not know.
+
+With `takes` the task's patterns decide. One with a wildcard still brings nothing that is hidden or known to configure a
+tool; a pattern brings such a file if it names it: `"takes": ["src/*", "pyproject.toml"]`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rolltap.harnesses.changes import Change, ChangeKind
+
+KINDS = re.compile(
+    r"\.(py|pyi|pyx|c|h|cc|cpp|cxx|hh|hpp|rs|go|java|kt|scala|cs|fs|swift|js|mjs|cjs|jsx|ts|mts|tsx|vue|svelte|rb|php|pl|lua"
+    r"|r|jl|hs|ml|ex|erl|clj|dart|zig|sql|proto|f90"  # sources
+    r"|txt|md|rst|csv|tsv|html|css|svg|tex|po|png|jpg|gif|pdf)",  # documents
+    re.IGNORECASE,
+)
+
+PLAIN = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_-]{0,99}|__init__|__main__")
+"""A folder or the stem of a file: no dot, so neither hidden nor `jest.config.js`, `x.dist-info`, `x.cpython-311.so`."""
+
+TESTS = re.compile(
+    r"(.*/)?(tests?|specs?|testing)(/.*)?|(.*/)?(test_[^/]*|[^/]*_test|[^/]*[._]spec|[^/]*\.test)\.[^/.]+",
+    re.IGNORECASE,
+)
+PLACES = frozenset(
+    (
+        *("node_modules", "bower_components", "site-packages", "dist-packages", "venv", "env", "META-INF"),
+        *("__pycache__", "sitecustomize", "usercustomize"),
+    )
+)
+"""Folders that tools look into wherever they lie."""
+NAMES = re.compile(
+    r"(conftest|sitecustomize|usercustomize|setup|hatch_build|noxfile|fabfile|dodo|pavement|conanfile)\.py"
+    r"|(conanfile|cmakelists|requirements|constraints)\.txt|build\.rs|(gulp|grunt|jake)file\.(js|mjs|cjs|ts)",
+    re.IGNORECASE,
+)
+"""Source files and documents that tools pick up by their names alone."""
+NAMES_OF_NEW = frozenset(("tasks.py",))
+"""The same, where projects have modules of that name, too."""
+
+CONFIGURES = re.compile(
+    r"[^/]*(config|conf|rc|setup|workspace)\.[^/.]+|[^/]*\.(pth|pyc|pyo|so|egg-link|cfg|ini|toml|mk|cmake|opts|gradle|kts"
+    r"|gemspec|lock)|[^/]*(make|rake|gem|docker|just|task|build|proc|jenkins|vagrant)file|build|workspace|package\.json"
+    r"|pom\.xml|build\.xml|deno\.json|composer\.json|rust-toolchain",
+    re.IGNORECASE,
+)
+"""What no wildcard of a `takes` brings."""
+WILD = re.compile(r"[*?[]")
+
+
+@dataclass(frozen=True, slots=True)
+class StartingState:
+    """The files of a task before the agent came, its folders, and those of them that Python imports from."""
+
+    files: frozenset[str]
+    folders: frozenset[str]
+    roots: frozenset[str]
+
+    @classmethod
+    def of(cls, clean: Path) -> StartingState:
+        files, folders, roots = set[str](), set[str](), set[str]()
+        for place, _, names in os.walk(clean):
+            folder = os.path.relpath(place, clean).removeprefix(".")
+            folders.add(folder)
+            files |= {os.path.join(folder, name) for name in names}
+            if "__init__.py" not in names:
+                roots.add(folder)
+        return cls(frozenset(files), frozenset(folders), frozenset(roots))
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """`takes`: the task's patterns of paths (`*` matches `/`, too); () for the allow-list alone. `refused`: paths that
+    never come in."""
+
+    start: StartingState
+    takes: Collection[str] = ()
+    refused: Collection[str] = ()
+
+    def brings_of(self, agents: Path) -> Callable[[Change], bool]:
+        """Whether a change that is in the agent's copy comes in."""
+
+        def brings(change: Change) -> bool:
+            is_link = change.kind is not ChangeKind.DELETED and (agents / change.path).is_symlink()
+            return self.brings(change.path, is_link=is_link)
+
+        return brings
+
+    def brings(self, path: str, *, is_link: bool = False) -> bool:
+        """Whether the change of `path` comes in."""
+        if path in self.refused:
+            return False
+        if not self.takes:
+            return not is_link and self._is_plain(path)
+        matching = [pattern for pattern in self.takes if fnmatchcase(path, pattern)]
+        return any(not WILD.search(pattern.rpartition("/")[2]) for pattern in matching) or (
+            bool(matching) and not self._configures(path)
+        )
+
+    def _is_plain(self, path: str) -> bool:
+        *folders, name = path.split("/")
+        stem, suffix = os.path.splitext(name)
+        return (
+            KINDS.fullmatch(suffix) is not None
+            and all(PLAIN.fullmatch(each) for each in (*folders, stem))
+            and not TESTS.fullmatch(path)
+            and not self._configures(path)
+        )
+
+    def _configures(self, path: str) -> bool:
+        """Whether a tool would find `path` by its name or place, or Python in place of a module that it has."""
+        *folders, name = path.split("/")
+        is_new = path not in self.start.files
+        return (
+            any(each.startswith(".") for each in (*folders, name))
+            or not PLACES.isdisjoint(folders)
+            or NAMES.fullmatch(name) is not None
+            or (is_new and name.lower() in NAMES_OF_NEW)
+            or CONFIGURES.fullmatch(path.rpartition("/")[2]) is not None
+            or any(each.endswith((".dist-info", ".egg-info", ".egg")) for each in folders)
+            or (is_new and self._shadows(path))
+        )
+
+    def _shadows(self, path: str) -> bool:
+        """Whether a new module has the name of one of Python's own, in a folder that Python may import from."""
+        parts = path.split("/")
+        return any(
+            part.partition(".")[0] in sys.stdlib_module_names and "/".join(parts[:place]) in self.start.roots
+            for place, part in enumerate(parts)
+            if place == len(parts) - 1 or "/".join(parts[: place + 1]) not in self.start.folders
+        )
