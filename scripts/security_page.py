@@ -220,8 +220,9 @@ CONTROLS = (
          "unit/harnesses/test_code_sandbox.py::test_a_python_check_reads_no_file_of_the_machine_by_a_link"),
     ),
     Control(
-        "with `takes` an evaluator sees the agent's named changes only: no configuration, no script",
+        "an evaluator sees of the agent's changes what an allow-list or its `takes` brings: no configuration, no script",
         ("security/test_configuration.py::test_planted_configuration_changes_no_reward",
+         "security/test_configuration.py::test_no_configuration_comes_in_at_any_depth",
          "unit/harnesses/test_code_sandbox.py::test_with_takes_only_named_changes_count"),
     ),
     Control(
