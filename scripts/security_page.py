@@ -238,6 +238,11 @@ CONTROLS = (
         "what an agent left is opened and listed by one helper, which follows no link",
         ("unit/house/test_left_files.py::test_no_other_way_leads_into_what_an_agent_left",),
     ),
+    Control(
+        "an agent that makes its own evaluation fail is worth 0 and counted",
+        ("security/test_failing_evaluations.py::test_who_breaks_its_evaluation_gets_nothing_and_is_counted",),
+        "failures that the task's own files have, too",
+    ),
 )  # fmt: skip
 
 

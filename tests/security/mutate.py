@@ -107,7 +107,7 @@ MUTANTS = (
     Mutant(33, "harnesses/logs/opencode.py", "if not stored.issuperset(TABLES) or any(column[6] for column in columns):", "if False:",
            "contract/test_harness_logs.py::test_a_database_that_would_run_sql_of_its_own_is_refused"),
     Mutant(34, "harnesses/evaluators/programs.py", "CodeWork(place.agents.folder, copy.take_again)", "CodeWork(workspace.folder, copy.take_again)",
-           "unit/harnesses/test_code_sandbox.py::test_code_under_test_writes_no_reward[reward_file]"),
+           "security/test_boundaries.py::test_code_of_the_working_copy_reaches_what_the_table_says[command-bubblewrap]"),
     Mutant(35, "harnesses/runtimes/traps.py", "if not target or not _stays(target, path, (PurePosixPath(workdir), *system)):", "if not target:",
            "unit/harnesses/test_code_sandbox.py::test_links_are_kept_in_the_copy_and_in_the_system_only"),
     Mutant(36, "harnesses/evaluators/intake.py", "return not is_link and self._is_plain(path)", "return True",
@@ -118,6 +118,8 @@ MUTANTS = (
            "unit/harnesses/test_bubblewrap.py::test_no_user_namespace_can_be_made_by_any_call"),
     Mutant(39, "harnesses/evaluators/command.py", "        file = LeftFiles(folder).open(path)\n", "        file = (folder / path).open('rb')\n",
            "unit/house/test_left_files.py::test_no_other_way_leads_into_what_an_agent_left"),
+    Mutant(40, "harnesses/lifecycle.py", 'raise Unreadable(f"only what the agent left', 'raise EvaluatorFailed(f"only what the agent left',
+           "security/test_failing_evaluations.py::test_who_breaks_its_evaluation_gets_nothing_and_is_counted[no program]"),
 )  # fmt: skip
 
 
