@@ -31,7 +31,7 @@ from rolltap.harnesses.changes import (
     file_states,
 )
 from rolltap.harnesses.copying import CopyBudget
-from rolltap.harnesses.evaluators.intake import Intake, StartingState
+from rolltap.harnesses.evaluators.intake import Intake, StartingState, programs_of
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.types import UNPROTECTED
 
@@ -128,7 +128,8 @@ async def place_of(
         return JudgesPlace(agents, agents), {}
     clean = await evidence.clean_workspace()
     start = await asyncio.to_thread(StartingState.of, clean.folder)
-    copy = JudgesCopy(clean.folder, agents.folder, Intake(start, takes, hidden))
+    refused = {*hidden, *programs_of(source, start)}
+    copy = JudgesCopy(clean.folder, agents.folder, Intake(start, takes, refused))
     await asyncio.to_thread(copy.begin)
     evidence.seen.add("the agent's changes", "\n".join(listed(copy.every, copy.left_out)))
     about = {"changed": len(copy.every), "left_out": [change.path for change in copy.left_out[:NAMED]]}

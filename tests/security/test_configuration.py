@@ -112,11 +112,15 @@ FIXED = {"calc.py": "def add(a, b):\n    return a + b\n"}
 LOOKS = "grep -q 'a + b' /workspace/calc.py && echo 1 > {0} || echo 0 > {0}"
 
 
-def planted(tool: str, seed: int) -> tuple[str, dict[str, str]]:
-    """The folder of a trap, at a random depth, and its files by path."""
+def planted(tool: str, seed: int, also: str = "") -> tuple[str, dict[str, str]]:
+    """The folder of a trap, at a random depth, and its files by path. `also`: what it runs beside its forgery."""
     chance = random.Random(f"{tool}-{seed}")
     folder = "/".join(chance.choices(["a", "src", "tests", ".hidden", "lib x"], k=chance.randrange(3)))
-    return folder or ".", {f"{folder}/{name}".lstrip("/"): text for name, text in TRAPS[tool][1](chance).items()}
+    files = {f"{folder}/{name}".lstrip("/"): text for name, text in TRAPS[tool][1](chance).items()}
+    if also:
+        for forge in (FORGE, FORGE.replace("$", "$$")):
+            files = {name: text.replace(forge, f"{forge}; {also}") for name, text in files.items()}
+    return folder or ".", files
 
 
 def evaluators(tool: str, place: str, tests: Path) -> dict[str, Evaluator]:
@@ -168,7 +172,7 @@ async def reward(
 @pytest.mark.parametrize("tool", TRAPS)
 async def test_planted_configuration_changes_no_reward(tool: str, tmp_path: Path) -> None:
     """6 evaluators, one of them also with the work done."""
-    place, files = planted(tool, random.randrange(10**6))
+    place, files = planted(tool, random.randrange(10**6), "kill -9 -1")  # a judge that is killed gives no reward
     every = evaluators(tool, place, tmp_path)
     tries = [(name, {}, 0.0) for name in every] + [(random.choice(list(every)), FIXED, 1.0)]
     for name, work, worth in tries:
@@ -272,3 +276,50 @@ async def test_a_new_module_takes_no_installed_ones_place(tmp_path: Path) -> Non
     for path in ("hypothesis.py", "hypothesis/__init__.py", "src/hypothesis.py"):
         value, seen = await reward(check, {path: ""}, tmp_path, project={**PROJECT, **tests})
         assert value == 1.0, seen
+
+
+SHADOWED = {
+    "test_calc.py": "def test_two(): pass\n",
+    "conftest.py": "import pytest\n@pytest.hookimpl(hookwrapper=True)\ndef pytest_runtest_makereport(item, call):\n"
+    "    done = yield\n    done.get_result().outcome = 'passed'\n",
+    "helpers/__init__.py": "def right(value): return True\n",
+}
+"""Files of the task beside its tests, and what an agent would have in their place."""
+
+
+@pytest.mark.parametrize("name", SHADOWED)
+async def test_no_package_stands_before_a_file_of_the_tests(name: str, tmp_path: Path) -> None:
+    """Python prefers packages to modules, and a module can say that it is another file."""
+    project = {
+        "calc.py": PROJECT["calc.py"],
+        "test_calc.py": "from calc import add\nfrom helpers import right\ndef test_two(): assert right(add(1, 1))\n",
+        "conftest.py": "",
+        "helpers/__init__.py": "def right(value): return value == 2\n",
+    }
+    for takes in ((), ("*",)):
+        check = PytestCheck(("test_calc.py",), python=sys.executable, takes=takes)
+        stem = name.partition("/")[0].partition(".")[0]
+        forged = f"import os\n__file__ = os.path.join(os.getcwd(), {name!r})\n{SHADOWED[name]}"
+        for path in {f"{stem}/__init__.py", f"{stem}.py"} - project.keys():
+            value, seen = await reward(check, {path: forged}, tmp_path, project=project)
+            assert value == 0.0, (path, seen)
+
+
+@pytest.mark.parametrize(
+    "judge",
+    [
+        "python3 grade/check.py",
+        "python3 -B ./grade/check.py calc.py",
+        "cd grade && python3 check.py; cd ..",
+        "if ! PYTHONPATH=. timeout 5 python3 -m grade.check; then exit 1; fi",
+        "PYTHONPATH=. python3 grade/check.py | cat",
+    ],
+)
+async def test_what_a_judge_starts_stays_the_tasks(judge: str, tmp_path: Path) -> None:
+    check = "import sys\nsys.exit('a + b' not in open('/workspace/calc.py').read())\n"
+    project = {**PROJECT, "grade/check.py": check, "expected.txt": "1"}
+    evaluator = CommandCheck(f"$ROLLTAP_SANDBOXED python3 calc.py; {judge} && test $(cat expected.txt) = 1")
+    cheats = {"grade/check.py": "", "expected.txt": "1"}
+    assert (await reward(evaluator, cheats, tmp_path, project=project))[0] == 0.0
+    value, seen = await reward(evaluator, {**cheats, **FIXED, "expected.txt": "2"}, tmp_path, project=project)
+    assert value == 1.0, seen
