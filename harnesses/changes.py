@@ -7,9 +7,8 @@ and never followed. Files are compared by what is in them: size and time are the
 from __future__ import annotations
 
 import filecmp
-import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -42,7 +41,7 @@ class Change:
 
 def changes(before: Path, after: Path) -> list[Change]:
     """The files and links that differ, by path."""
-    old, new = set(_files(before)), set(_files(after))
+    old, new = file_states(before).keys(), file_states(after).keys()
     differing = [Change(path, ChangeKind.ADDED) for path in new - old]
     differing += [Change(path, ChangeKind.DELETED) for path in old - new]
     differing += [Change(path, ChangeKind.MODIFIED) for path in old & new if not _same(before / path, after / path)]
@@ -107,16 +106,6 @@ def file_states(folder: Path) -> dict[str, FileState]:
 def _stays_inside(root: Path, destination: Path) -> bool:
     """True if no link in the path leads `destination` out of `root`."""
     return destination.parent.resolve().is_relative_to(root.resolve())
-
-
-def _files(root: Path) -> Iterator[str]:
-    for folder, folders, names in os.walk(root):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        folders[:] = [name for name in folders if name not in UNSEEN and name not in links]
-        for name in [*names, *links]:
-            path = os.path.join(folder, name)
-            if os.path.islink(path) or os.path.isfile(path):
-                yield os.path.relpath(path, root)
 
 
 def _same(one: Path, other: Path) -> bool:

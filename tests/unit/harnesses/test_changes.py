@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 from hypothesis import given
@@ -26,7 +28,7 @@ def read(root: Path) -> dict[str, str]:
 
 
 @given(before=TREES, after=TREES)
-def test_carrying_changes_makes_the_trees_equal_but_for_test_files(
+def test_carrying_changes_makes_the_trees_equal_but_for_tests_and_documents(
     tmp_path_factory, before: dict[str, str], after: dict[str, str]
 ) -> None:
     root = tmp_path_factory.mktemp("trees")
@@ -35,11 +37,11 @@ def test_carrying_changes_makes_the_trees_equal_but_for_test_files(
     agent, fresh = write(root / "agent", after), write(root / "fresh", before)
     intake = Intake(StartingState.of(fresh))
     dropped = apply_changes(changes(fresh, agent), agent, fresh, intake.brings_of(agent))
-    tests = {"tests/test_a.py", "conftest.py", "x.pth"}
-    expected = {name: text for name, text in after.items() if name not in tests}
-    expected |= {name: text for name, text in before.items() if name in tests}
+    stays = {"tests/test_a.py", "conftest.py", "x.pth"} | ({"src/deep/c.txt"} & before.keys())
+    expected = {name: text for name, text in after.items() if name not in stays}
+    expected |= {name: text for name, text in before.items() if name in stays}
     assert read(fresh) == expected
-    assert {change.path for change in dropped} == {n for n in tests if before.get(n) != after.get(n)}
+    assert {change.path for change in dropped} == {n for n in stays if before.get(n) != after.get(n)}
 
 
 def test_links_are_carried_as_links_and_never_followed(tmp_path: Path) -> None:
@@ -60,3 +62,18 @@ def test_links_are_carried_as_links_and_never_followed(tmp_path: Path) -> None:
     (agent / "link" / "f").write_text("evil")
     apply_changes([Change("link/f", ChangeKind.ADDED)], agent, fresh)
     assert (outside / "f").read_text() == "original"
+
+
+def test_a_tree_deeper_than_python_recurses_is_compared(tmp_path: Path) -> None:
+    agent, fresh = tmp_path / "agent", tmp_path / "fresh"
+    write(agent, {"a.py": "x"})
+    fresh.mkdir()
+    here = os.open(agent, os.O_DIRECTORY)
+    for _ in range(3000):
+        os.mkdir("d", dir_fd=here)
+        inner = os.open("d", os.O_DIRECTORY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+    assert changes(fresh, agent) == [Change("a.py", ChangeKind.ADDED)]
+    subprocess.run(["rm", "-rf", agent], check=True)

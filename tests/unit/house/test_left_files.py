@@ -20,7 +20,6 @@ READS = {
     *("copy", "copy2", "copyfile", "copytree", "cmp", "dircmp", "write_text", "write_bytes", "touch", "mkdir"),
 }
 ALLOWED = {
-    "changes.py:_files": "lists folders, and no links to folders",
     "changes.py:_same": "compares what is a regular file on both sides, once no process is left",
     "changes.py:apply_changes": "makes folders in a clean workspace, not through links; copies by `LeftFiles`",
     "code_sandbox.py:CodeSandbox.__aenter__": "its own folder",
