@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,14 @@ def _shown(cell: Mapping[str, Any]) -> str:
 
 
 def releases() -> str:
-    """The list of harnesses, with each release that ran."""
-    rows = [row for name in HARNESSES for row in _releases(name)]
-    head = "| harness | from | release | ran on | runs as expected | protocol (others it can speak) |\n"
-    return head + "|---|---|---|---|---|---|\n" + "\n".join(rows)
+    """The list of harnesses, each with the releases that ran; the pinned one is bold."""
+    newest = max(tested.day for name in HARNESSES for tested in release_results(name))
+    head = "| harness | package and releases | runs as expected | protocol (others it can speak) |\n|---|---|---|---|\n"
+    rows = "\n".join(_releases(name, newest) for name in HARNESSES)
+    return f"{head}{rows}\n\nRan on {newest}, except where a date is given."
 
 
-def _releases(name: str) -> Iterator[str]:
+def _releases(name: str, newest: str) -> str:
     harness = HARNESSES[name]
     package = harness.package
     assert package is not None
@@ -63,9 +64,10 @@ def _releases(name: str) -> Iterator[str]:
         source += f", Python {package.python[0]}.{package.python[1]}"
     others = [dialect for dialect in DIALECTS if dialect != harness.dialect and _speaks(harness, dialect)]
     protocols = harness.dialect + (f" ({', '.join(others)})" if others else "")
-    for tested in release_results(name):
-        pinned = f"**{tested.release}**" if tested.release == package.version else tested.release
-        yield f"| {name} | {source} | {package.name} {pinned} | {tested.day} | {tested.result} | {protocols} |"
+    tested = release_results(name)
+    names = [f"**{one.release}**" if one.release == package.version else one.release for one in tested]
+    results = [one.result + ("" if one.day == newest else f" ({one.day})") for one in tested]
+    return f"| {name} | `{package.name}` {', '.join(names)} ({source}) | {', '.join(results)} | {protocols} |"
 
 
 def _speaks(harness: Harness, dialect: str) -> bool:
@@ -76,24 +78,29 @@ def _speaks(harness: Harness, dialect: str) -> bool:
 
 
 def matrix() -> str:
-    """Scenario by scenario, what became of the calls; where its own log does not match, what it says."""
-    head = "| harness | " + " | ".join(MATRIX) + " |\n|---" + "|---" * len(MATRIX) + "|\n"
-    rows = []
+    """A row for each harness and protocol: scenarios that were bridged in full, and the others with their breaks."""
+    rows = ["| harness | bridged in full | with breaks, or another result |", "|---|---|---|"]
     for name, harness in HARNESSES.items():
         assert harness.package is not None
         runs = stage_results().get(name, {}).get(harness.package.version, {})
         for dialect in DIALECTS:
-            cells = [_cell(runs.get(f"{dialect} {scenario}")) for scenario in MATRIX]
-            if sum(map(bool, cells)) > 1:
-                rows.append(f"| {name} ({dialect}) | " + " | ".join(cells) + " |")
-    return head + "\n".join(rows)
+            cells = {scenario: run for scenario in MATRIX if (run := runs.get(f"{dialect} {scenario}"))}
+            if len(cells) > 1:
+                whole = [scenario for scenario, run in cells.items() if _is_whole(run)]
+                others = [f"{scenario} {_cell(run)}" for scenario, run in cells.items() if not _is_whole(run)]
+                if logs := {run["log"] for run in cells.values() if run["log"] != "match"}:
+                    others.append(f"log {', '.join(sorted(logs))}")
+                rows.append(f"| {name} ({dialect}) | {', '.join(whole)} | {'; '.join(others)} |")
+    return "\n".join(rows)
 
 
-def _cell(run: Mapping[str, Any] | None) -> str:
-    if run is None:
-        return ""
-    text = run["shown"] if run["passed"] else f"{run['shown']}, failed"
-    return text if run["log"] == "match" else f"{text}; log {run['log']}"
+def _is_whole(run: Mapping[str, Any]) -> bool:
+    bridged, _, continuing = run["shown"].partition("/")
+    return bool(run["passed"]) and bridged == continuing
+
+
+def _cell(run: Mapping[str, Any]) -> str:
+    return str(run["shown"]) if run["passed"] else f"{run['shown']}, failed"
 
 
 def page() -> str:

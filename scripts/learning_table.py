@@ -1,4 +1,4 @@
-"""The table of docs/recipes.md that shows what recipes learned, from tests/learning/results.json."""
+"""The table of docs/notes/recipes.md that shows what recipes learned, from tests/learning/results.json."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-COLUMNS = (
-    "| tasks | recipe | seeds | minutes | before | after | control after | lead over the control | lead over `grpo` | "
-    "by training step |\n"
-)
+COLUMNS = "| tasks | recipe | seeds | before | after | control after | lead over the control | lead over `grpo` |\n"
 
 STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Quantiles of Student's t for 95%, two-sided, by degrees of freedom. For more than ten the last is a little wide."""
@@ -44,7 +41,7 @@ def learning(results: Mapping[str, Any]) -> str:
         f"`{name}` was measured and is left out: {why}." for name, why in LEFT_OUT.items() if name in methods
     )
     note = " ".join(filter(None, (beaten, absent, measured, f"{size}; {held_out}.", f"({machine}.)")))
-    return f"{COLUMNS}|---|---|---|---|---|---|---|---|---|---|\n{table}\n\n{note}\n"
+    return f"{COLUMNS}|---|---|---|---|---|---|---|---|\n{table}\n\n{note}\n"
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -61,10 +58,9 @@ def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         after, control = (sum(pair[at]["after"] for pair in pairs) / len(pairs) for at in (0, 1))
         yield {
             "family": family, "method": method, "seeds": len(pairs), "after": after,
-            "minutes": statistics.median(one["seconds"] for one, _ in pairs) / 60, "control": control,
+            "control": control,
             "before": sum(one["before"] for one, _ in pairs) / len(pairs), "lead": _paired(pairs),
             "over_grpo": _paired(plain) if method != "grpo" else None,
-            "curve": _mean([one["curve"] for one, _ in pairs]),
         }  # fmt: skip
 
 
@@ -84,12 +80,7 @@ def _shown(lead: tuple[float, float] | None) -> str:
     return "" if lead is None else f"{lead[0]:+.2f} ± {lead[1]:.2f}"
 
 
-def _mean(curves: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(values) / len(values) for values in zip(*curves, strict=False)]
-
-
 def _line(row: Mapping[str, Any]) -> str:
-    shown = " ".join(f"{value:.2f}" for value in row["curve"])
     leads = f"{_shown(row['lead'])} | {_shown(row['over_grpo'])}"
-    numbers = f"{row['minutes']:.1f} | {row['before']:.2f} | {row['after']:.2f} | {row['control']:.2f} | {leads}"
-    return f"| `{row['family']}` | `{row['method']}` | {row['seeds']} | {numbers} | {shown} |"
+    numbers = f"{row['before']:.2f} | {row['after']:.2f} | {row['control']:.2f} | {leads}"
+    return f"| `{row['family']}` | `{row['method']}` | {row['seeds']} | {numbers} |"

@@ -22,12 +22,13 @@ def figures() -> dict[str, dict[str, list[str]]]:
 
 
 def table() -> str:
-    """A row for each file, a column for each release: one word where all rows fare alike, else plain / worst."""
+    """A row for the files that fare alike, a column for each release: one word, or plain / worst."""
     releases = figures()
-    lines = [f"| file | {' | '.join(releases)} |", "|---" * (len(releases) + 1) + "|"]
+    alike: dict[tuple[str, ...], list[str]] = {}
     for label in next(iter(releases.values())):
-        cells = [_cell(found[label]) for found in releases.values()]
-        lines.append(f"| `{label}` | {' | '.join(cells)} |")
+        alike.setdefault(tuple(_cell(found[label]) for found in releases.values()), []).append(f"`{label}`")
+    lines = [f"| files | {' | '.join(releases)} |", "|---" * (len(releases) + 1) + "|"]
+    lines += [f"| {', '.join(labels)} | {' | '.join(cells)} |" for cells, labels in alike.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/recipes.md from the recipes' own files: `python scripts/recipes_page.py`."""
+"""Writes docs/recipes.md and docs/notes/recipes.md from the recipes' own files: `python scripts/recipes_page.py`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -19,8 +20,9 @@ from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes import RECIPES
 
 ROOT = Path(__file__).parents[1]
-SYSTEM_COLUMNS = "| system | run it with | beside the trainer |\n|---|---|---|\n"
 PAGE = ROOT / "docs" / "recipes.md"
+NOTES = ROOT / "docs" / "notes" / "recipes.md"
+LEARNING = re.compile(r"(?<=<!-- learning -->\n).*(?=<!-- /learning -->)", re.DOTALL)
 SYSTEMS = tomllib.loads((ROOT / "scripts" / "systems.toml").read_text(encoding="utf-8"))["system"]
 RESULTS = ROOT / "tests" / "learning" / "results.json"
 HEAD = ROOT / "scripts" / "recipes_head.md"
@@ -39,8 +41,7 @@ HOOKS = (
 )
 """What makes a recipe of its own."""
 
-SETTINGS_HEAD = """### Settings
-These are the settings of a paper over a recipe above: credit and loss are that recipe's.
+SETTINGS_HEAD = """Settings of a paper over a recipe above; credit and loss are that recipe's:
 
 """
 
@@ -51,14 +52,15 @@ def page() -> str:
         "\n".join(_row(name, recipe) for name, recipe in sorted(RECIPES.items()) if bool(settings_of(recipe)) == wanted)
         for wanted in (False, True)
     )
-    head, _, tail = HEAD.read_text(encoding="utf-8").partition("<!-- recipes -->\n")
-    columns = "| `--recipe` | method | settings that it brings | options | needs |\n|---|---|---|---|---|\n"
-    rows = f"{own}\n\n{SETTINGS_HEAD}{columns}{settings}"
+    text = HEAD.read_text(encoding="utf-8")
+    text = text.replace("<!-- recipes -->\n", f"{own}\n\n{SETTINGS_HEAD}{settings}\n")
+    return text.replace("<!-- systems -->\n", _systems())
+
+
+def notes() -> str:
+    """The notes' text, with the table of what recipes learned."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    made = {"systems": _systems(), "learning": learning(results)}
-    for name, text in made.items():
-        tail = tail.replace(f"<!-- {name} -->\n", text)
-    return f"{head}{columns}{rows}\n{tail}"
+    return LEARNING.sub(lambda _: learning(results), NOTES.read_text(encoding="utf-8"))
 
 
 def settings_of(recipe: type[Recipe]) -> str:
@@ -71,39 +73,51 @@ def settings_of(recipe: type[Recipe]) -> str:
 
 
 def _systems() -> str:
-    """The systems that run, how many they are, and the others with what they lack."""
+    """How many published systems run, those that an example shows, and the others with what they lack."""
     lacking = [one for one in SYSTEMS if "missing" in one]
     running = [one for one in SYSTEMS if one not in lacking]
-    examples = sum("example" in one for one in running)
+    examples = [one for one in running if "example" in one]
     by_recipe = [RECIPES[one["recipe"]] for one in running if "recipe" in one]
     settings = sum(one is Recipe or bool(settings_of(one)) for one in by_recipe)
-    counts = (
+    links = ", ".join(f"[{one['name']}](../examples/systems/{one['example']}.py)" for one in examples)
+    missing = "; ".join(f"{one['name']} ({one['missing']})" for one in lacking)
+    return (
         f"Of {len(SYSTEMS)} systems {len(running)} run: {len(by_recipe) - settings} by a recipe, {settings} by the "
-        f"settings of a known one, {examples} as an example that shows their loop. Each has a test.\n\n"
+        f"settings of a known one, {len(examples)} as an example that shows their loop. Each has a test.\n\n"
+        f"Examples: {links}.\n\nNot covered, for what is missing: {missing}.\n"
     )
-    rows = "\n".join(f"| {one['name']} | {_how(one)} | {one.get('rest', '')} |" for one in running)
-    missing = "\n".join(f"| {one['name']} | {one['missing']} |" for one in lacking)
-    return f"{counts}{SYSTEM_COLUMNS}{rows}\n\n### Not covered\n| system | what is missing |\n|---|---|\n{missing}\n"
-
-
-def _how(one: Mapping[str, Any]) -> str:
-    if "example" in one:
-        return f"[{one['example']}.py](../examples/systems/{one['example']}.py)"
-    settings = "; ".join(_flat(one.get("settings", {})))
-    return f"`--recipe {one['recipe']}`" + (f", {settings}" if settings else "")
 
 
 def _row(name: str, recipe: type[Recipe]) -> str:
     path = Path(inspect.getfile(recipe)).resolve()
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    title = (recipe.__doc__ or "") if recipe is Recipe else doc.split("\n\n")[0]
+    title = (recipe.__doc__ or "") if recipe is Recipe else _method(" ".join(doc.split("\n\n")[0].split()))
     if base := settings_of(recipe):
-        title = f"{title} Over `{base}`."
+        title = f"{title} Over `{base}`"
     link = f"[{name}](../{path.relative_to(ROOT)})"
-    options = [f"`{field.name} = {field.default!r}`" for field in dataclasses.fields(recipe) if field.init]
-    needs = [need.replace("_", " ") for need in recipe.needs]
-    cells = [link, " ".join(title.split("\n")[0:3]).strip(), "; ".join(_flat(recipe.settings)), ", ".join(options)]
-    return "| " + " | ".join([*cells, ", ".join(needs)]).replace("  ", " ") + " |"
+    options = [f"`{field.name}={field.default!r}`" for field in dataclasses.fields(recipe) if field.init]
+    needs = ", ".join(need.replace("_", " ") for need in recipe.needs)
+    parts = {"Sets": ", ".join(_flat(recipe.settings)), "Options": ", ".join(options), "Needs": needs}
+    said = [title.rstrip("."), *(f"{name} {text}" for name, text in parts.items() if text)]
+    said += [text for one in SYSTEMS if one.get("recipe") == name and (text := _beside(one, name))]
+    return f"* {link}: {'. '.join(said)}."
+
+
+def _method(text: str) -> str:
+    """The method's name and its authors, or its paper's title; the docstring has all of it."""
+    name, colon, rest = text.partition(": ")
+    paper = re.match(r'(?P<by>[^"]*?),? ?"(?:[^":]*: )?(?P<title>[^"]*)"(?P<rest>.*)', rest)
+    if not colon or paper is None:
+        return text
+    return f"{name}: {paper['by'] or paper['title']}{paper['rest']}"
+
+
+def _beside(one: Mapping[str, Any], recipe: str) -> str:
+    """What a system wants beside its recipe; systems with a name of their own are named."""
+    rest = "; ".join([*_flat(one.get("settings", {})), *filter(None, [one.get("rest", "")])])
+    plain = re.sub(r"\W", "", one["name"]).lower()
+    known = plain.startswith(recipe.replace("_", "")) or recipe.replace("_", "") in plain
+    return rest[:1].upper() + rest[1:] if known or not rest else f"*{one['name']}*: {rest}"
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -111,8 +125,9 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}.")
         else:
-            yield f"`{prefix}{key} = {value!r}`"
+            yield f"`{prefix}{key}={value!r}`"
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    NOTES.write_text(notes(), encoding="utf-8")

@@ -1,9 +1,10 @@
-"""Writes the table of controls in docs/security.md: `python scripts/security_page.py`."""
+"""Writes tests/security/controls.md, and the table of boundaries in docs/security.md."""
 
 # ruff: noqa: E501
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,13 @@ from rolltap.harnesses import protection
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 MUTATIONS = Path(__file__).parents[1] / "tests" / "security" / "mutations.json"
 """Of each control, the day on which its test failed without it (`python -m tests.security.mutate`)."""
-BEGIN, END = "<!-- controls: scripts/security_page.py -->\n", "<!-- end of controls -->\n"
+CONTROLS_PAGE = Path(__file__).parents[1] / "tests" / "security" / "controls.md"
+HEAD = """# Controls
 
+Each with its tests, and the day on which they failed without it (`python -m tests.security.mutate`).
+`python scripts/security_page.py` writes this page.
 
+"""
 BOUNDARIES, BOUNDARIES_END = "<!-- boundaries: scripts/security_page.py -->\n", "<!-- end of boundaries -->\n"
 
 
@@ -246,15 +251,20 @@ CONTROLS = (
 )  # fmt: skip
 
 
-def table() -> str:
-    """The controls as Markdown."""
+def controls() -> str:
+    """The page of controls and holes."""
     shown = json.loads(MUTATIONS.read_text(encoding="utf-8"))
     lines = ["| # | control | its tests | failed without it on | not (yet) |", "|---|---|---|---|---|"]
     for number, control in enumerate(CONTROLS, 1):
-        tests = "<br>".join(f"`{test.partition('::')[2]}`" for test in control.tests) or "none"
         failed = shown.get(str(number), "not tried") or "no"
-        lines.append(f"| {number} | {control.what} | {tests} | {failed} | {control.missing} |")
-    return "\n".join(lines) + "\n"
+        lines.append(f"| {number} | {control.what} | {_named(control.tests)} | {failed} | {control.missing} |")
+    lines += ["", "## Holes that were found and closed", "| | was | test |", "|---|---|---|"]
+    lines += [f"| A{number} | {what} | {_named(tests)} |" for number, (what, *tests) in enumerate(HOLES, 1)]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _named(tests: Iterable[str]) -> str:
+    return "<br>".join(f"`{test.partition('::')[2]}`" for test in tests)
 
 
 HOLES = (
@@ -275,15 +285,6 @@ HOLES = (
 """Holes that were found and closed, each with the test that keeps it so."""
 
 
-def holes() -> str:
-    """The holes as Markdown."""
-    lines = ["| | was | test |", "|---|---|---|"]
-    for number, (what, *tests) in enumerate(HOLES, 1):
-        named = "<br>".join(f"`{test.partition('::')[2]}`" for test in tests)
-        lines.append(f"| A{number} | {what} | {named} |")
-    return "\n".join(lines) + "\n"
-
-
 def boundaries() -> str:
     """What code of the working copy can reach, as Markdown."""
     rows = protection.table()
@@ -295,12 +296,11 @@ def boundaries() -> str:
 
 
 def page() -> str:
-    """The page with its tables as they are now."""
+    """docs/security.md with its table as it is now."""
     text = PAGE.read_text(encoding="utf-8")
-    text = text[: text.index(BOUNDARIES) + len(BOUNDARIES)] + boundaries() + text[text.index(BOUNDARIES_END) :]
-    kept = "\nHoles that were found, each with the tests that keep it closed:\n\n"
-    return text[: text.index(BEGIN) + len(BEGIN)] + table() + kept + holes() + text[text.index(END) :]
+    return text[: text.index(BOUNDARIES) + len(BOUNDARIES)] + boundaries() + text[text.index(BOUNDARIES_END) :]
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    CONTROLS_PAGE.write_text(controls(), encoding="utf-8")

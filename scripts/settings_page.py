@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -18,6 +20,7 @@ from rolltap.settings import (
     StoreSettings,
     TracingSettings,
 )
+from rolltap.trainer_client.settings import TrainerSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -33,16 +36,12 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 HEAD = """# Settings
 
-`rolltap config init` writes a commented `rolltap.toml` with every key below, and
-`rolltap config schema > rolltap.schema.json` a JSON schema by which editors complete and check it.
-
-`rolltap serve` reads `rolltap.toml` (or `--config FILE`) once, at start. Every key can be overridden from the
-environment as `ROLLTAP_<SECTION>__<KEY>` (`ROLLTAP_LISTEN__AGENT_PORT=9000`); a name with a hyphen needs `env`:
-`env 'ROLLTAP_POLICIES__MY-MODEL__MODEL=x' rolltap serve`. An unknown key stops the start with one
-line that names it. At the top of the file, `data` names the folder of the database, the keys and the spool (default
-`rolltap-data`). A relative one is looked up where the command starts, not beside the file: in another folder, set
-`ROLLTAP_DATA=/absolute/path`. `rolltap train` reads the section `[trainer]` of the same file:
-[its settings](trainer.md#settings).
+`rolltap config init` writes a commented `rolltap.toml` with every key below, `rolltap config schema` a JSON schema for
+editors. `rolltap serve` reads `rolltap.toml` (or `--config FILE`) once, at start. The environment overrides every key
+as `ROLLTAP_<SECTION>__<KEY>` (`ROLLTAP_LISTEN__AGENT_PORT=9000`); a name with a hyphen needs `env`:
+`env 'ROLLTAP_POLICIES__MY-MODEL__MODEL=x' rolltap serve`. An unknown key stops the start. At the top of the file,
+`data` names the folder of the database, the keys and the spool (default `rolltap-data`), which is looked up where the
+command starts; elsewhere set `ROLLTAP_DATA=/absolute/path`. In brackets: the default, then other values of a key.
 
 ```toml
 [engines.main]
@@ -57,23 +56,41 @@ family = "qwen3"
 """
 
 
+TRAINER = """
+## [trainer]
+Of `rolltap train` ([trainer](trainer.md)). Sections in dots: `[trainer.loss]`, `ROLLTAP_TRAINER__LOSS__KL`.
+
+"""
+
+
 def page() -> str:
     """The page's text."""
     parts = [HEAD]
     for section, model in SECTIONS.items():
         rows = [_row(name, field) for name, field in model.model_fields.items()]
-        doc = (model.__doc__ or "").strip()
-        parts.append(
-            f"\n## [{section}]\n{doc}\n\n| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
-        )
-    return "".join(parts)
+        parts.append(f"\n## [{section}]\n{(model.__doc__ or '').strip()}\n\n" + "\n".join(rows) + "\n")
+    trainer = "\n".join(_row(name, field) for name, field in _flat(TrainerSettings))
+    return "".join([*parts, TRAINER, trainer, "\n"])
+
+
+def _flat(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _flat(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    default = "required" if field.is_required() else f"`{field.default!r}`"
-    if isinstance(field.default, BaseModel):
-        default = "see below"
-    return f"| `{name}` | {default} | {field.description or ''} |"
+    """A line of a list: the key with its default, other values that it takes, its meaning."""
+    default = field.get_default(call_default_factory=True)
+    shown = f"`{name}`, required" if field.is_required() else f"`{name}` (`{default!r}`)"
+    if isinstance(default, BaseModel):
+        shown = f"`{name}`"
+    if get_origin(field.annotation) is Literal:
+        others = [one for one in get_args(field.annotation) if one != default]
+        shown = f"`{name}` ({', '.join(f'`{one!r}`' for one in (default, *others))})"
+    return f"* {shown}" + (f": {field.description}" if field.description else "")
 
 
 if __name__ == "__main__":

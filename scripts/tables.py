@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/ from reports/*.json, between their markers."""
+"""Writes the tables of README.md, docs/ and tests/families/matrix.md from reports/*.json, between their markers."""
 
 from __future__ import annotations
 
@@ -12,43 +12,45 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rolltap.demo.show import plot, share
+from rolltap.cli.demo import plot, share
 
 ROOT = Path(__file__).parents[1]
 
 
 def demo(report: dict[str, Any]) -> str:
-    rows = "\n".join(
-        f"| {run['seed']} | {share(run['success_before'], run['held_out'])} | {share(run['success_after'], run['held_out'])} "
-        f"| {len(run['steps'])} | {run['cpu_seconds']:.0f} |"
-        for run in report["runs"]
-    )
+    runs = report["runs"]
     kept = report["kept_tokens"] / report["sampled_tokens"]
-    breaks = ", ".join(f"{name} {count}" for name, count in report["breaks"].items()) or "none"
-    plot({run["seed"]: run["curve"] for run in report["runs"]}, report["runs"], ROOT / "docs" / "demo.png")
+    plot({run["seed"]: run["curve"] for run in runs}, runs, ROOT / "docs" / "demo.png")
+    before, after = (sorted(run[name] for run in runs) for name in ("success_before", "success_after"))
+    seconds = sorted(run["cpu_seconds"] for run in runs)
     return (
-        "mini-swe-agent from PyPI, unmodified, on small file-system tasks; a 0.8 M-parameter model on the embedded engine; "
-        "the trainer is a process of its own. Success on held-out tasks, before and after "
-        f"(sampled at temperature {report['held_out_temperature']:g}):\n\n"
-        "| seed | before (95% interval) | after | training steps | CPU seconds |\n|---|---|---|---|---|\n"
-        f"{rows}\n\n"
-        f"{report['calls']:,} calls, {report['sampled_tokens']:,} sampled tokens of which {kept:.1%} are trained on, in "
-        f"{report['rows']:,} rows; breaks: {breaks}; weight versions 0 to {report['weight_versions']} on the tokens. "
+        "mini-swe-agent from PyPI, unmodified, on small file-system tasks; a 0.8 M-parameter model on the embedded engine; the trainer "
+        f"is a process of its own. Success on held-out tasks (at temperature {report['held_out_temperature']:g}) rises from {before[0]:.2f} "
+        f"to {before[-1]:.2f} before to {after[0]:.2f} to {after[-1]:.2f} after {max(len(run['steps']) for run in runs)} steps, over "
+        f"{len(runs)} seeds ([each](docs/notes/recipes.md#the-demo)), in {seconds[0]:.0f} to {seconds[-1]:.0f} CPU seconds. "
+        f"{report['calls']:,} calls, {report['sampled_tokens']:,} sampled tokens of which {kept:.1%} are trained on. "
         f"({report['cores']} cores, Python {report['python']}, {report['time'][:10]}.)\n\n"
         "![success by training step](docs/demo.png)"
     )
 
 
+def demo_seeds(report: dict[str, Any]) -> str:
+    """Each run of the demo."""
+    runs = (f"{run['seed']}: {run['success_before']:.2f} to {run['success_after']:.2f}" for run in report["runs"])
+    return f"Success before and after, by seed: {', '.join(runs)} ({report['runs'][0]['held_out']} held-out rollouts each)."
+
+
 def fidelity(report: dict[str, Any]) -> str:
-    rows = "\n".join(
-        f"| {row['family']} | {row['by']} | {row['unaltered']} | {row['bridged']} | {row['rerendered_exact']} | {row['violations']} | "
-        + (", ".join(f"{name} {count}" for name, count in row["breaks"].items()) or "none")
-        + " |"
-        for row in report["rows"]
-    )
+    """A row for the models with equal figures."""
+    alike: dict[str, list[str]] = {}
+    for row in report["rows"]:
+        breaks = ", ".join(f"{name} {count}" for name, count in row["breaks"].items()) or "none"
+        counts = " | ".join(str(row[name]) for name in ("unaltered", "bridged", "rerendered_exact", "violations"))
+        alike.setdefault(f"{counts} | {breaks}", []).append(row["family"])
+    rows = "\n".join(f"| {', '.join(names)} | {figures} |" for figures, names in alike.items())
     return (
-        "| model | bridged by | turns resent unaltered | bridged | exact by plain re-rendering | invariant violations | breaks |\n"
-        f"|---|---|---|---|---|---|---|\n{rows}"
+        "| models | turns resent unaltered | bridged | exact by plain re-rendering | invariant violations | breaks |\n"
+        f"|---|---|---|---|---|---|\n{rows}"
     )
 
 
@@ -65,12 +67,12 @@ def demo_record(report: dict[str, Any]) -> str:
 
 def bench_reconstruct(report: dict[str, Any]) -> str:
     rows = "\n".join(
-        f"| {one['name']} | {one['calls']:,} | {one['tokens']:,} | {1e3 * one['seconds']:.1f} | {one['tokens_per_s'] / 1e6:.1f} | {one['goal']} |"
+        f"* {one['name']}: {one['tokens']:,} tokens in {1e3 * one['seconds']:.1f} ms, {one['tokens_per_s'] / 1e6:.1f} M tokens/s"
+        + (f" (goal {one['goal']})" if one["goal"] else "")
         for one in report["figures"]
     )
     log = report["log"]
     return (
-        "| session | calls | tokens of its rows | ms | million tokens/s | goal |\n|---|---|---|---|---|---|\n"
         f"{rows}\n\n"
         f"A log of {log['calls']:,} calls into Parquet: {log['seconds']:.0f} s, peak {log['peak_mb_half_way']} MB half way "
         f"and {log['peak_mb_at_the_end']} MB at the end. "
@@ -79,18 +81,21 @@ def bench_reconstruct(report: dict[str, Any]) -> str:
 
 
 def faults(report: dict[str, Any]) -> str:
-    rows, points = "", ", ".join(f"`{name}` {count}" for name, count in report["points"].items())
+    """A line for each fault; what holds of most is said once."""
+    usual = Counter(one["runs"] for one in report["rows"]).most_common(1)[0][0]
+    lines, found = [], 0
     for one in report["rows"]:
-        recovery = one["recovery_s"]
-        times = f"{recovery['median']:.1f} / {recovery['max']:.1f}" if recovery else ""
-        rows += f"| {one['row']} | {one['fault']} | {one['runs']} | {one['checks']} | {len(one['violations'])} | {times} |\n"
+        recovery, found = one["recovery_s"], found + len(one["violations"])
+        said = [f"{one['runs']} runs"] if one["runs"] != usual else []
+        said += [f"{recovery['median']:.1f} / {recovery['max']:.1f} s"] if recovery else []
+        said += [f"{len(one['violations'])} violations"] if one["violations"] else []
+        lines.append(f"{one['row']}. {one['fault']}" + (f" ({', '.join(said)})" if said else ""))
     return (
-        "| # | fault | runs | checks | violations | recovery s, median / worst |\n|---|---|---|---|---|---|\n"
-        f"{rows}\n"
-        f"{sum(one['runs'] for one in report['rows'])} runs: {report['seeds']} seeds, {report['whole_seeds']} of them with every scenario; "
-        f"{report['kills']} kills in row 5's loops; {report['seconds'] / 60:.0f} minutes. "
-        f"Where the proxy died in row 5: {points}. "
-        f"({report['cores']} cores, Python {report['python']}, SQLite {report['sqlite']}, {report['time'][:10]}.)"
+        "\n".join(lines)
+        + f"\n\n{usual} runs each, if nothing else is said; seconds are the recovery's median / worst. "
+        + f"{sum(one['runs'] for one in report['rows'])} runs with {sum(one['checks'] for one in report['rows']):,} checks, "
+        + f"{found} violations: {report['seeds']} seeds; {report['kills']} kills in row 5's loops; {report['seconds'] / 60:.0f} minutes. "
+        + f"({report['cores']} cores, Python {report['python']}, SQLite {report['sqlite']}, {report['time'][:10]}.)"
     )
 
 
@@ -109,23 +114,14 @@ def rollouts(report: dict[str, Any]) -> str:
     )
 
 
-def ray_kill(report: dict[str, Any]) -> str:
-    states = ", ".join(f"{count:,} {name}" for name, count in report["states"].items())
-    return (
-        "| rollouts | nodes killed | ended as | ended once | ended twice | attempts | claims that came back | sessions left open |\n"
-        "|---|---|---|---|---|---|---|---|\n"
-        f"| {report['rollouts']:,} | {report['nodes_killed']} | {states} | {report['ended_once']:,} | {report['ended_twice']} | "
-        f"{report['attempts']:,} | {report['returned']} | {report['open_sessions']} |\n\n"
-        f"In {report['seconds']:.0f} s. ({report['cores']} cores, Ray {report['ray']}, Python {report['python']}, {report['time'][:10]}.)"
-    )
-
-
 def bench_calllog(report: dict[str, Any]) -> str:
     size, restart, speed = (report[name] for name in ("size", "restart", "speed"))
     goals = report["goals"]
+    cells = {(one["store"], one["clients"]): one for one in speed}
     rows = "\n".join(
-        f"| {one['store']} | {one['clients']} | {one['calls_per_s']:,.0f} | {one['p50_ms']:.1f} / {one['p99_ms']:.1f} | {one['cpu_us_per_call']:.0f} |"
-        for one in speed
+        f"| {store} | {cells[store, 1]['calls_per_s']:,.0f} | {cells[store, 1]['p50_ms']:.1f} / {cells[store, 1]['p99_ms']:.1f} "
+        f"| {cells[store, 64]['calls_per_s']:,.0f} | {cells[store, 64]['p50_ms']:.1f} / {cells[store, 64]['p99_ms']:.1f} | {cells[store, 64]['cpu_us_per_call']:.0f} |"
+        for store in dict.fromkeys(one["store"] for one in speed)
     )
     return (
         "| | measured | goal |\n|---|---|---|\n"
@@ -134,7 +130,7 @@ def bench_calllog(report: dict[str, Any]) -> str:
         f"| session by key among {restart['sessions']:,}, p50 / p99, ms | {restart['lookup_p50_ms']:.2f} / {restart['lookup_p99_ms']:.2f} | {goals['lookup_ms']:g} |\n"
         f"| SQLite alone, best, calls/s of 1,000 tokens | {max(one['calls_per_s'] for one in speed if one['store'] == 'sqlite'):,.0f} | {goals['calls_per_s_sqlite']:,} |\n\n"
         "The log alone, calls of 700 new and 300 sampled tokens; the time is a call's wait for both of its rows:\n\n"
-        "| store | at once | calls/s | p50 / p99 ms | CPU µs a call |\n|---|---|---|---|---|\n"
+        "| store | calls/s at 1 | p50 / p99 ms | calls/s at 64 | p50 / p99 ms | CPU µs a call |\n|---|---|---|---|---|---|\n"
         f"{rows}\n\n{_machine(report)}"
     )
 
@@ -169,19 +165,17 @@ def trainers(report: dict[str, Any]) -> str:
     )
 
 
-SEEN = ("paint_s", "key_s")
-
-
 def bench_viewer(report: dict[str, Any]) -> str:
-    rows = "\n".join(
-        f"| {name} | {1e3 * page['median_s']:,.0f} | {1e3 * page['worst_s']:,.0f} | {page['kilobytes']:,.0f} | "
-        + " | ".join(f"{1e3 * report['browser'][name][key]:,.0f}" if name in report["browser"] else "" for key in SEEN)
-        + " |"
+    browser = report["browser"]
+    pages = "; ".join(
+        f"{name}: {1e3 * page['median_s']:,.0f} / {1e3 * page['worst_s']:,.0f}"
+        + (f" ({1e3 * browser[name]['paint_s']:,.0f})" if name in browser else "")
         for name, page in report["pages"].items()
     )
+    slowest = max(1e3 * seen["key_s"] for seen in browser.values())
     return (
-        "| page | median, ms | worst, ms | kB | first paint, ms | a key, ms |\n|---|---|---|---|---|---|\n"
-        f"{rows}\n\nThe index of the {report['sessions']:,} sessions and their words, once: {report['index_s']:,.0f} s.\n\n{_machine(report)}"
+        f"Milliseconds, median / worst (first paint in a browser): {pages}. A key takes {slowest:,.0f} ms at most. The index of the "
+        f"{report['sessions']:,} sessions and their words, once: {report['index_s']:,.0f} s.\n\n{_machine(report)}"
     )
 
 
@@ -219,24 +213,36 @@ def _machine(report: dict[str, Any]) -> str:
 
 
 def families(report: dict[str, Any]) -> str:
-    """The matrix harness x family."""
-    head, *rows = report["grid"]
-    counts, versions = report["counts"], report["versions"]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    """The matrix harness x family in sums, and the families that stand out."""
+    rows, counts, versions = report["grid"][1:], report["counts"], report["versions"]
+    pairs = {f"{row[0]} ({row[1]})": re.findall(r"(\d+)/(\d+)", " ".join(row[3:])) for row in rows}
+    sums = {name: [sum(int(pair[at]) for pair in found) for at in (0, 1)] for name, found in pairs.items()}
+    whole = sum(bridged == continuing for bridged, continuing in sums.values())
+    never = ", ".join(name for name, (bridged, continuing) in sums.items() if continuing and not bridged)
+    text = ", ".join(dict.fromkeys(row[0] for row in rows if any("text" in cell for cell in row[3:])))
+    failed = ", ".join(row[0] for row in rows if any("failed" in cell for cell in row[3:])) or "none"
     return (
-        f"| {' | '.join(head)} |\n{'|---' * len(head)}|\n{table}\n\n"
         f"{counts['cells']:,} cells, {counts['real']:,} of them with real releases: {counts['calls']:,} calls, "
         f"{counts['bridged']:,} of {counts['continuing']:,} continuing prompts bridged, {counts['trained_tokens']:,} trained "
-        f"tokens, {counts['violations']} violations, {counts['failed']} cells failed. (renderers {versions['renderers']}, "
-        f"trl {versions['trl']}, {report['cores']} cores, Python {versions['python']}, {report['time'][:10]}.)"
+        f"tokens, {counts['violations']} violations, {counts['failed']} cells failed. Of {len(rows)} families and templates "
+        f"{whole} bridge every prompt. Never bridged: {never}. Calls are text: {text}. Failed: {failed}. (renderers "
+        f"{versions['renderers']}, trl {versions['trl']}, {report['cores']} cores, Python {versions['python']}, {report['time'][:10]}.)"
     )
+
+
+def families_grid(report: dict[str, Any]) -> str:
+    """Every cell of the matrix."""
+    head, *rows = report["grid"]
+    return f"| {' | '.join(head)} |\n{'|---' * len(head)}|\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "demo": ("demo", demo),
+    "demo_seeds": ("demo", demo_seeds),
     "demo_record": ("demo", demo_record),
     "fidelity": ("fidelity", fidelity),
     "families": ("families", families),
+    "families_grid": ("families", families_grid),
     "bench_reconstruct": ("bench_reconstruct", bench_reconstruct),
     "faults": ("faults", faults),
     "bench_calllog": ("bench_calllog", bench_calllog),
@@ -245,7 +251,6 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "bench_scale": ("bench_scale", bench_scale),
     "trainers": ("trainers", trainers),
     "rollouts": ("rollouts", rollouts),
-    "ray_kill": ("ray_kill", ray_kill),
 }
 """Marker → the report it is made from, and how."""
 
@@ -268,7 +273,7 @@ def read_report(source: str) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [ROOT / "README.md", ROOT / "tests" / "families" / "matrix.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for name, (source, table) in TABLES.items():
         report = read_report(source)
         if report is None:

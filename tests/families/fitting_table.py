@@ -1,4 +1,4 @@
-"""What each template takes: the table of docs/continuation.md (`python -m tests.families.fitting_table` writes it)."""
+"""What each template takes: the table of fitting.md here (`python -m tests.families.fitting_table` writes it)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from rolltap.proxy.continuation.fit import Fitting, find_fitting
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.tokenizer import HubTokenizer
 
 from .families import FAMILIES, TRAINING, Family
 from .vocabularies import harmony_folder, model_folder
 
-PAGE = Path(__file__).parents[2] / "docs" / "continuation.md"
+PAGE = Path(__file__).with_name("fitting.md")
 TABLE = re.compile(r"(?<=<!-- fitting:begin -->\n).*(?=\n<!-- fitting:end -->)", re.DOTALL)
 
 

@@ -13,13 +13,13 @@ import pytest
 
 from rolltap.engine.scripted import ScriptedReply, ToolUse
 from rolltap.ids import new_id
+from rolltap.protocols.conversation import ChatRequest, Message, Role, Text, Tool, ToolCall
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan
 from rolltap.proxy.continuation.rendering import TokenRenderer
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Role, Text, Tool, ToolCall
 from rolltap.types import BreakReason, Outcome
 
 from ..unit.continuation.conftest import fitting_of
@@ -56,14 +56,14 @@ def continuation_of(renderer: TokenRenderer) -> Continuation:
 
 
 @pytest.mark.parametrize("name", FAMILIES, scope="module")
-def test_every_shape_fits_as_the_documents_table_says(name: str) -> None:
+def test_every_shape_fits_as_the_table_says(name: str) -> None:
     fitting = fitting_of(renderer_of(FAMILIES[name]))
     assert {result.shape: result.problem for result in fitting.table if result.problem} == {}
     if name in QUICK:
         assert documented()[name] == cells(fitting), "python -m tests.families.fitting_table writes it"
 
 
-def test_the_documents_table_has_each_family_once() -> None:
+def test_the_table_has_each_family_once() -> None:
     names = [name for names, _ in documented_rows() for name in names]
     assert sorted(names) == sorted(QUICK)
     assert len({cells for _, cells in documented_rows()}) == len(documented_rows())

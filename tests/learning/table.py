@@ -4,7 +4,7 @@
 
 A cell is an engine, a proxy and a trainer of its own, as a user starts them, and a run of some minutes in the
 folder OUT. Each goes into `results.json` beside this file when it ends, and is not run again while it is there;
-docs/recipes.md is made of that file by `python scripts/recipes_page.py`.
+docs/notes/recipes.md is made of that file by `python scripts/recipes_page.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m tests.learning.trainers OUT [--steps 12] [--seeds 1]
 
 Each run is an engine, a proxy and a trainer of its own, as in `table.py`. `reports/trainers.json` is made of them, and
-docs/trainers/README.md of that by `python scripts/tables.py`.
+docs/trainers.md of that by `python scripts/tables.py`.
 """
 
 from __future__ import annotations

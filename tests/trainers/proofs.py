@@ -1,4 +1,4 @@
-"""What the contract suite proves, adapter by adapter, and the table of it in docs/trainers/README.md.
+"""What the contract suite proves, adapter by adapter, and the table of it in docs/trainers.md.
 
 A trainer that can't share our packages has an environment of its own in .cache/trainers (scripts/trainers.sh), where
 the suite runs again for it: `ROLLTAP_TRAINERS` names the environment. `python -m tests.trainers.proofs` writes the
@@ -20,7 +20,10 @@ from rolltap.trainer_client.adapters import ADAPTERS
 
 from .driver import EVERYTHING, Driver
 
-PAGE = Path(__file__).parents[2] / "docs" / "trainers" / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "trainers.md"
+ON_THE_PAGE = "trl-grpo"
+"""The adapter whose program is the page's worked example; those of the others are in examples/trainers."""
 BEGIN, END = "<!-- proofs -->\n", "<!-- /proofs -->\n"
 PAGES = ("trl-grpo", "trl-async", "tinker", "verl", "openenv", "art", "skyrl", "nemo-rl", "prime-rl")
 """Those with a program; slime's is a command line."""
@@ -102,18 +105,33 @@ def proves(proof: str) -> pytest.MarkDecorator:
 
 
 def code(name: str) -> str:
-    """The program of an adapter's page."""
-    (block,) = re.findall(r"```python\n(.*?)```", (PAGE.parent / f"{name}.md").read_text(encoding="utf-8"), re.DOTALL)
+    """The program that the documentation has for an adapter."""
+    if name != ON_THE_PAGE:
+        return (ROOT / "examples" / "trainers" / f"{name.replace('-', '_')}.py").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     return block
 
 
 def table() -> str:
-    """Adapters as columns, what is proven as rows."""
-    names = list(ADAPTERS)
-    heads = [f"[{ADAPTERS[name].trainer}]({name}.md)" for name in names]
-    lines = [["", *heads], ["---"] * (len(names) + 1), ["tested with", *(ADAPTERS[name].tested_with for name in names)]]
-    lines += [[text, *(SUITES[name].cell(key) for name in names)] for key, text in PROOFS.items()]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    """What is proven, numbered, and a row for each adapter."""
+    lines = [f"{number}. {text}" for number, text in enumerate(PROOFS.values(), 1)]
+    lines += ["", "| adapter, its program | tested with | proven |", "|---|---|---|"]
+    for name, adapter in ADAPTERS.items():
+        file = "slime.args" if name == "slime" else f"{name.replace('-', '_')}.py"
+        place = "#the-worked-example" if name == ON_THE_PAGE else f"../examples/trainers/{file}"
+        lines.append(f"| [{adapter.trainer}]({place}) | {adapter.tested_with} | {_proven(SUITES[name])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _proven(suite: Suite) -> str:
+    """The numbers of the proofs, by what the table says of them."""
+    numbers: dict[str, list[str]] = {}
+    for number, proof in enumerate(PROOFS, 1):
+        numbers.setdefault(suite.cell(proof), []).append(str(number))
+    if list(numbers) == ["yes"]:
+        return "all"
+    names = {"yes": "proven", "no": "not"}
+    return "; ".join(f"{names.get(said, said)}: {', '.join(which)}" for said, which in numbers.items())
 
 
 def page(text: str) -> str:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client import adapters
 from rolltap.trainer_client.adapters import ADAPTERS, UntestedTrainer
@@ -201,7 +201,7 @@ def test_an_adapter_is_at_most_150_lines(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if SUITES[name].environment == HERE])
-def test_each_page_imports_what_there_is(name: str) -> None:
+def test_each_program_imports_what_there_is(name: str) -> None:
     if SUITES[name].with_source:
         SUITES[name].load()  # with what stands in for the trainer
     lines: list[ast.stmt] = [

@@ -1,4 +1,4 @@
-"""The pages of docs/trainers, run as they stand there against a real server and engine; and their table."""
+"""docs/trainers.md: its programs, run as they stand against a real server and engine; and its table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_table_says_what_the_suite_proves() -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of transformers and TRL about themselves
-def test_each_page_makes_its_first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_program_makes_its_first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other on one server: the second takes the policy over and begins anew, with new groups."""
     with Stack(tmp_path, FOLDER, POLICIES) as stack, Player(stack):
         for number, name in enumerate(STEPPING):

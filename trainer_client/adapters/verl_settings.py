@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import open_dict
 
 from rolltap.errors import ConfigError
+from rolltap.extras import page
 from rolltap.trainer_client.adapters.feed import Feed
 from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.recipe import Recipe
@@ -65,4 +66,4 @@ def check_arguments(config: Any) -> None:
     }
     for name, wrong in unusable.items():
         if wrong:
-            raise ConfigError(f"{name} as it is set can't be used with leased groups: docs/trainers/verl.md")
+            raise ConfigError(f"{name} as it is set can't be used with leased groups: {page('trainers')}")

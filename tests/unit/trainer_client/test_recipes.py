@@ -289,7 +289,8 @@ def test_every_system_of_the_page_runs_with_settings_or_as_an_example_that_is_te
     assert sum("missing" not in one for one in systems) >= 41
 
 
-def test_the_page_is_what_the_recipes_say() -> None:
+def test_the_pages_are_what_the_recipes_and_their_runs_say() -> None:
     root = Path(__file__).parents[3]
     made = runpy.run_path(str(root / "scripts" / "recipes_page.py"))
     assert (root / "docs" / "recipes.md").read_text(encoding="utf-8") == made["page"]()
+    assert (root / "docs" / "notes" / "recipes.md").read_text(encoding="utf-8") == made["notes"]()

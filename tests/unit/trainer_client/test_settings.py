@@ -13,7 +13,7 @@ from rolltap.trainer_client.learner import learning_rate
 from rolltap.trainer_client.settings import OptimiserSettings, TrainerSettings, load_trainer_settings
 
 GIVEN: dict[str, Any] = {"key": "k", "policy": "p", "model": Path("m"), "out": Path("o")}
-DOCS = Path(__file__).parents[3] / "docs" / "trainer.md"
+DOCS = Path(__file__).parents[3] / "docs" / "settings.md"
 
 
 def test_a_file_under_what_is_given_under_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
