@@ -48,21 +48,19 @@ from rolltap.proxy.metrics.calls import Metrics
 from rolltap.proxy.metrics.loop_lag import watch_loop
 from rolltap.proxy.metrics.spans import CallTracer, otlp
 from rolltap.proxy.metrics.workers import summed
-from rolltap.proxy.planes import admin_app, trainer_app
+from rolltap.proxy.planes.agent import AgentPlane
+from rolltap.proxy.planes.apps import admin_app, trainer_app
+from rolltap.proxy.planes.services import CheckTask, Services
 from rolltap.proxy.reading_process.process import ReadingProcess
-from rolltap.proxy.reading_process.remote_rebuilder import RemoteRebuilder
-from rolltap.proxy.routes.model import AgentPlane
-from rolltap.proxy.routes.services import CheckTask, Services
+from rolltap.proxy.reading_process.questions import RemoteRebuilder
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
-from rolltap.proxy.viewer.access import Access, Viewers
-from rolltap.proxy.viewer.app import mount, viewer_app
-from rolltap.proxy.viewer.engines import engines_of
-from rolltap.proxy.viewer.replay import Replays
+from rolltap.proxy.viewer.app import Access, Viewers, mount, viewer_app
+from rolltap.proxy.viewer.live import Replays, engines_of
 from rolltap.settings import LimitSettings, Settings, with_keys
 from rolltap.tenants import DEFAULT_TENANT, act_for, acting_for
 

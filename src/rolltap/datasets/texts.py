@@ -11,7 +11,7 @@ from rolltap.calllog.facts import extend_items
 from rolltap.decoding import from_json
 from rolltap.protocols.base import RecordedCall
 from rolltap.protocols.conversation import ChatRequest, Image, Message, Text, Tool
-from rolltap.reading.conversations import parse_call, recalled
+from rolltap.reading.decoded import parse_call, recalled
 from rolltap.reconstructor.exporters.base import CallText
 
 

@@ -36,7 +36,7 @@ from rolltap.protocols.conversation import (
     Usage,
 )
 from rolltap.protocols.dialects import DIALECTS
-from rolltap.proxy.routes.model import wire_request
+from rolltap.proxy.planes.agent import wire_request
 
 CALL_ID = "01jd0000000000000001"
 HANDLE = f"call_{CALL_ID}zzabcdefghjkmn"

@@ -20,7 +20,7 @@ from rolltap.protocols.dialects import DIALECTS
 from rolltap.protocols.hints import read_hints
 from rolltap.protocols.replies import encode
 from rolltap.protocols.requests import check_depth
-from rolltap.proxy.routes.model import AgentPlane
+from rolltap.proxy.planes.agent import AgentPlane
 from rolltap.settings import LimitSettings
 
 

@@ -21,7 +21,7 @@ from rolltap.contract.trainer import FinishUpdate, Rewind
 from rolltap.engine.scripted import say
 from rolltap.protocols.base import WireReply
 from rolltap.proxy.front import access
-from rolltap.proxy.routes.slices import PIECE_VALUES
+from rolltap.proxy.planes.bodies import PIECE_VALUES
 from rolltap.types import Task
 
 from ...harnesses.house import POLICY, House, house
