@@ -18,7 +18,7 @@ from starlette.routing import compile_path
 from rolltap.contract.keys import Caller, Role
 from rolltap.contract.operations import operations_of
 from rolltap.errors import Forbidden, Unauthenticated
-from rolltap.ledger.audit import Audit
+from rolltap.ledger.keys import Audit
 from rolltap.proxy.front.connections import admit
 from rolltap.proxy.front.tampering import CountTampering
 from rolltap.proxy.sessions.keys import Keyring

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from rolltap import wire
 from rolltap.contract.keys import KeyRecord
-from rolltap.ledger.audit import AuditEntry
-from rolltap.ledger.base import DeadLetter
+from rolltap.ledger.groups import DeadLetter
+from rolltap.ledger.keys import AuditEntry
 from rolltap.ledger.submissions import Submission
 from rolltap.types import Group
 

@@ -32,8 +32,8 @@ from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
 from rolltap.contract.tags import TEMPERATURE, TURNS, main_role, role_tags
 from rolltap.errors import EngineUnavailable, Forbidden, InvalidRequest, LedgerError
-from rolltap.ledger.base import Event
 from rolltap.ledger.groups import GroupSpec
+from rolltap.ledger.ledger import Event
 from rolltap.ledger.submissions import Submission, SubmissionSpec
 from rolltap.proxy.front.access import By
 from rolltap.proxy.planes import answers

@@ -12,14 +12,13 @@ from fastapi import APIRouter
 from rolltap.contract.admin import ClosedSession, HarnessLog, LogEntry, OpenSession, SessionKey
 from rolltap.decoding import convert
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
-from rolltap.log_check import UNCHECKED, LogCheck
 from rolltap.proxy.call.turn_cap import cap_of
 from rolltap.proxy.front.access import By
 from rolltap.proxy.planes.bodies import sliced
 from rolltap.proxy.planes.services import Services
 from rolltap.proxy.reading_process.questions import P, Question
 from rolltap.proxy.reading_process.session_views import SessionViews
-from rolltap.types import Session
+from rolltap.types import UNCHECKED, LogCheck, Session
 
 
 def judged_rollout(tags: Mapping[str, str]) -> str:

@@ -6,14 +6,13 @@ import asyncio
 from dataclasses import asdict
 from typing import Any
 
-from rolltap.calllog.base import CallLog
+from rolltap.calllog.facts import CallLog
 from rolltap.contract.admin import HarnessLog
 from rolltap.decoding import convert
-from rolltap.ledger.base import TrajectoriesOf, answered
-from rolltap.log_check import LogCheck
+from rolltap.ledger.rebuilding import TrajectoriesOf, answered
 from rolltap.proxy.call.turn_cap import REACHED
 from rolltap.reading.log_check import compare, recorded_replies
-from rolltap.types import Trajectory
+from rolltap.types import LogCheck, Trajectory
 
 
 class SessionViews:

@@ -18,7 +18,7 @@ import numpy as np
 from cachetools import LRUCache
 
 from rolltap.errors import DatasetError, InvalidRequest, NotFound, RolltapError
-from rolltap.ledger.reading import GroupQuery
+from rolltap.ledger.views import GroupQuery
 from rolltap.proxy.viewer.differences import CALLS, compared_calls
 from rolltap.proxy.viewer.listing import MOST_SESSIONS, PAGE, ListAddress, facet_links
 from rolltap.proxy.viewer.runs import (

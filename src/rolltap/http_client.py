@@ -39,9 +39,9 @@ from tenacity import (
 )
 
 from rolltap import errors
-from rolltap.addresses import server_url
 from rolltap.decoding import from_json
 from rolltap.errors import EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
+from rolltap.network import server_url
 
 T = TypeVar("T")
 

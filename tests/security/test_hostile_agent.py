@@ -18,6 +18,7 @@ from rolltap.cli.tasks import describe
 from rolltap.contract.operations import request_of
 from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.engine.scripted import say
+from rolltap.extras import known_names
 from rolltap.harnesses.base import Command, Job, Limits, RuntimeOptions
 from rolltap.harnesses.client import ClaimedRollout
 from rolltap.harnesses.evaluators.command import CommandCheck
@@ -26,7 +27,6 @@ from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER
 from rolltap.harnesses.runtimes.registry import ENTRY_POINTS, RUNTIMES, runtime_class
 from rolltap.harnesses.sources import Files
 from rolltap.ledger.leases import LeaseKey
-from rolltap.plugins import known_names
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import RolloutDetail
 from rolltap.types import Scoring, Task

@@ -30,6 +30,7 @@ from rolltap.cli import screen
 from rolltap.cli.tasks import describe
 from rolltap.contract.operations import request_of
 from rolltap.engine.scripted import say
+from rolltap.extras import known_names
 from rolltap.harnesses.base import (
     Command,
     Ending,
@@ -49,7 +50,6 @@ from rolltap.harnesses.runtimes import registry as runtimes
 from rolltap.harnesses.runtimes import watchdog
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER
 from rolltap.harnesses.sources import Files
-from rolltap.plugins import known_names
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import RolloutDetail
 from rolltap.types import Task

@@ -31,7 +31,6 @@ from rolltap.cli.screen import Screen, say
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import RunRequest, bars, groups_table, only, policy_or_roles, print_failures, run_tasks
 from rolltap.contract.operations import request_of
-from rolltap.counted import counted
 from rolltap.errors import RolltapError, TaskInvalid
 from rolltap.harnesses.attempts import Slots, Stage
 from rolltap.harnesses.base import Command, Ending, Exit, Harness, Interactive, Job, Limits, PythonCall, Workspace
@@ -47,6 +46,7 @@ from rolltap.harnesses.specs import Defaults, launch_type
 from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import OPEN, CallLine
+from rolltap.wording import counted
 
 POLL_S = 0.3
 RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bubblewrap; fails without it"

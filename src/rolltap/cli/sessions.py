@@ -31,13 +31,12 @@ from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import tampering_lines
 from rolltap.contract.admin import ClosedSession
 from rolltap.errors import ConfigError
-from rolltap.finding import SessionFinding
 from rolltap.http_client import Request, read_as
 from rolltap.ids import ID_LENGTH
-from rolltap.log_check import LogVerdict
-from rolltap.moments import ago
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import CallLine, SessionQuery, SessionSummary
+from rolltap.types import LogVerdict, SessionFinding
+from rolltap.wording import ago
 
 NEWEST = 1000
 """Sessions that are searched for the beginning of an id."""

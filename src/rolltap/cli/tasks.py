@@ -33,7 +33,6 @@ from rolltap.cli.screen import Screen, json_text, say
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.up import slots_of
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
-from rolltap.counted import counted
 from rolltap.decoding import convert
 from rolltap.errors import TaskInvalid
 from rolltap.extras import page
@@ -45,6 +44,7 @@ from rolltap.harnesses.specs import Defaults, build, check, check_installed, res
 from rolltap.harnesses.task_sources import SourceOptions, tasks_of
 from rolltap.ids import new_id
 from rolltap.types import UNPROTECTED, GroupStatus, Reward, Rollout, RolloutStatus
+from rolltap.wording import counted
 
 if TYPE_CHECKING:
     from rolltap.reading.types import RolloutDetail

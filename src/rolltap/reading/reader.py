@@ -18,19 +18,17 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from rolltap.calllog.annotations import annotations_of, streams_of
+from rolltap.calllog.annotations import NO_SUMS, PolicySums, annotations_of, streams_of, updated_sums
 from rolltap.calllog.database import Database
-from rolltap.calllog.mismatch import NO_SUMS, PolicySums, updated_sums
 from rolltap.calllog.notes import Note, append_note, append_note_beside, notes_of
-from rolltap.calllog.one_session import Fingerprint, fetch_session, fingerprint, session_of_call
 from rolltap.calllog.open import LogWithDatabase, open_call_log
-from rolltap.calllog.outline import fetch_summarized, openings, sampled_versions
+from rolltap.calllog.outlines import fetch_summarized, openings, sampled_versions
+from rolltap.calllog.sessions import Fingerprint, fetch_session, fingerprint, session_of_call
 from rolltap.contract.admin import NewNote
 from rolltap.decoding import from_json
 from rolltap.errors import ConfigError, InvalidRequest, NotFound
-from rolltap.ledger import reading as ledger
-from rolltap.ledger.reading import ALL_GROUPS, GroupQuery
-from rolltap.ledger.run_state import RunState, run_state
+from rolltap.ledger import views as ledger
+from rolltap.ledger.views import ALL_GROUPS, GroupQuery, RunState, run_state
 from rolltap.protocols.base import RecordedCall
 from rolltap.protocols.conversation import Message
 from rolltap.reading.decoded import (

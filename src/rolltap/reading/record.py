@@ -21,7 +21,6 @@ from rolltap.calllog.notes import Note
 from rolltap.contract.admin import NewNote, NoteKind, NoteValue
 from rolltap.contract.operations import Operation
 from rolltap.contract.trainer import CallAnnotation, Lease, LeaseOptions
-from rolltap.counted import counted
 from rolltap.errors import ConfigError
 from rolltap.http_client import AsyncHttpClient
 from rolltap.reading import folder_vocabulary, opened_reader
@@ -41,9 +40,10 @@ from rolltap.reading.types import (
 )
 from rolltap.reconstructor.exporters.conditions import SEGMENT_FIELDS, Kind
 from rolltap.reconstructor.exporters.select import Where, parse_conditions
-from rolltap.store_urls import store_url
+from rolltap.settings import store_url
 from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
 from rolltap.types import Bool, Float32, Int32, Segment
+from rolltap.wording import counted
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,10 +14,8 @@ from pydantic import Field
 
 from rolltap.calllog.annotations import AnnotationLine
 from rolltap.calllog.notes import Note
-from rolltap.finding import SessionFinding
-from rolltap.log_check import UNCHECKED, LogCheck, LogVerdict
 from rolltap.tampering import TamperingAct
-from rolltap.types import Break, Rollout, Task, VersionSpan
+from rolltap.types import UNCHECKED, Break, LogCheck, LogVerdict, Rollout, SessionFinding, Task, VersionSpan
 
 SessionOrder = Literal[
     "created_at", "last_call_at", "calls", "prompt_tokens", "output_tokens", "breaks", "errors", "reward"

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rolltap.calllog import process_registry
+from rolltap.calllog import processes as process_registry
 from rolltap.calllog.database import Database
-from rolltap.calllog.process_registry import PostgresRegistry
+from rolltap.calllog.processes import PostgresRegistry
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.errors import StoreUnavailable
 from rolltap.types import Outcome

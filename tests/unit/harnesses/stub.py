@@ -175,7 +175,7 @@ class Stub:
         )
 
     def app(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(client_max_size=64 << 20)
         app.add_routes(
             [
                 web.post("/groups", self.open_group),

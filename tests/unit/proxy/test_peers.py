@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.calllog import peers
-from rolltap.calllog.peers import KeysMark
+from rolltap.calllog import processes as peers
+from rolltap.calllog.processes import KeysMark
 from rolltap.errors import ConfigError
 from rolltap.proxy.app import Rolltap
 from rolltap.settings import KeySettings, Settings

@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from rolltap.calllog.base import RequestParts
-from rolltap.calllog.database import database_clock
+from rolltap.calllog.backend import database_clock
+from rolltap.calllog.facts import RequestParts
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.schema import sessions
 from rolltap.contract.admin import NewNote, NewReward
 from rolltap.errors import DatasetError, InvalidRequest, NotFound
 from rolltap.ledger.groups import GroupSpec
-from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.reading.types import MessageView, PartView, SessionQuery
 from rolltap.tampering import TamperingAct, TamperingKind
-from rolltap.types import Task
+from rolltap.types import LogCheck, LogVerdict, Task
 
 from ..calllog.facts import a_completion, an_intent
 from .conftest import QUESTION, SYSTEM, ReadHouse
