@@ -16,6 +16,7 @@ from rolltap.contract.admin import (
     ClaimRollouts,
     ClosedSession,
     FinishRollout,
+    HarnessLog,
     Heartbeat,
     HeldRollouts,
     NewReward,
@@ -29,7 +30,6 @@ from rolltap.contract.admin import (
 )
 from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
-from rolltap.contract.harness_log import HarnessLog
 from rolltap.harnesses.base import Endpoint
 from rolltap.http_client import AsyncHttpClient, Request, no_content, read_as
 from rolltap.ids import new_id

@@ -25,7 +25,9 @@ from rolltap.errors import ConfigError, StoreError
 from rolltap.ledger.audit import Audit
 from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.ledger import Ledger
-from rolltap.proxy.cache_space import SHARED
+from rolltap.protocols.cache_space import SHARED
+from rolltap.protocols.dialects import known_dialects
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.engine_watch import probe_engine, watch_engine, watch_tokenizers
 from rolltap.proxy.call.open_policies import open_policies
@@ -36,9 +38,7 @@ from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
 from rolltap.proxy.call.weights_check import WeightsCheck, watch_weights
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.diagnosis.machine import warn_of_few_descriptors
-from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.proxy.front.access import plane_key_check
 from rolltap.proxy.front.exposure import check_exposure
@@ -48,21 +48,19 @@ from rolltap.proxy.metrics.calls import Metrics
 from rolltap.proxy.metrics.loop_lag import watch_loop
 from rolltap.proxy.metrics.spans import CallTracer, otlp
 from rolltap.proxy.metrics.workers import summed
-from rolltap.proxy.planes import admin_app, trainer_app
+from rolltap.proxy.planes.agent import AgentPlane
+from rolltap.proxy.planes.apps import admin_app, trainer_app
+from rolltap.proxy.planes.services import CheckTask, Services
 from rolltap.proxy.reading_process.process import ReadingProcess
-from rolltap.proxy.reading_process.remote_rebuilder import RemoteRebuilder
-from rolltap.proxy.routes.model import AgentPlane
-from rolltap.proxy.routes.services import CheckTask, Services
+from rolltap.proxy.reading_process.questions import RemoteRebuilder
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
-from rolltap.proxy.viewer.access import Access, Viewers
-from rolltap.proxy.viewer.app import mount, viewer_app
-from rolltap.proxy.viewer.engines import engines_of
-from rolltap.proxy.viewer.replay import Replays
+from rolltap.proxy.viewer.app import Access, Viewers, mount, viewer_app
+from rolltap.proxy.viewer.live import Replays, engines_of
 from rolltap.settings import LimitSettings, Settings, with_keys
 from rolltap.tenants import DEFAULT_TENANT, act_for, acting_for
 
@@ -217,7 +215,8 @@ async def _started_log(
     """`spools`: this process's own first."""
     store = settings.store
     url = settings.store_url
-    mark = KeysMark.of(settings.keys, settings.policies)
+    # A SQLite store has one server only: nothing is compared there.
+    mark = KeysMark() if url.startswith("sqlite") else KeysMark.of(settings.keys, settings.policies)
     call_log = open_call_log(
         url,
         spools=spools if store.spool_mb else (),

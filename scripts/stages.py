@@ -115,7 +115,7 @@ LONG: tuple[Tests, ...] = (
         options=("-n", "2", "--dist", "worksteal"),
         prepare=SERVERS,
         needs=("PyPI", "npm"),
-        folders=("harnesses", "proxy/continuation", "proxy/dialects", "tests/families", "tests/harnesses"),
+        folders=("harnesses", "proxy/continuation", "src/rolltap/protocols", "tests/families", "tests/harnesses"),
     ),
     Tests(
         "engines",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rolltap.demo.show import plot, share
+from rolltap.cli.demo import plot, share
 
 ROOT = Path(__file__).parents[1]
 

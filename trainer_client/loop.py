@@ -20,8 +20,7 @@ from typing import Any
 
 from rolltap.contract.base import values_of
 from rolltap.contract.control import PolicyStatus, RolloutControl
-from rolltap.contract.leases import LeasedGroup
-from rolltap.contract.trainer import LeaseOptions
+from rolltap.contract.trainer import LeasedGroup, LeaseOptions
 from rolltap.counted import counted
 from rolltap.errors import AlignmentError, EngineUnavailable, TrainerError, TrainerFenced, VersionTaken
 from rolltap.extras import page

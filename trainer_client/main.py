@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from rolltap.errors import ConfigError, EngineUnavailable, StoreUnavailable
-from rolltap.model_folders import download_hint
+from rolltap.tokenizer import download_hint
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.distributed import follow
 from rolltap.trainer_client.loop import Trainer

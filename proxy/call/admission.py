@@ -16,21 +16,22 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from rolltap.contract.tags import main_role, roles_of
 from rolltap.errors import RequestError
+from rolltap.protocols.base import Dialect, WireRequest
+from rolltap.protocols.conversation import ChatRequest, Message, Text
+from rolltap.protocols.hints import read_hints
 from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.body_reader import BodyReader
 from rolltap.proxy.call.budget import BodySender
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.sources.passthrough import PassthroughSource
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Text
-from rolltap.proxy.dialects.base import Dialect, WireRequest
-from rolltap.proxy.dialects.hints import read_hints
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
-from rolltap.proxy.sessions.roles import in_role
 from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
 from rolltap.tenants import DEFAULT_TENANT, act_for
+from rolltap.types import CallKind, Session
 
 OUR_PREFIX = "rt-"
 """Prefix of every key that rolltap issues."""
@@ -219,3 +220,13 @@ def read_request(dialect: Dialect, wire: WireRequest) -> ChatRequest:
             hints=read_hints(wire.headers),
             head=msgspec.json.encode({"unread": text}),
         )
+
+
+def in_role(session: Session, chat: ChatRequest) -> ChatRequest:
+    """`chat` with the agent and kind of the role that its model names. A role's calls are never side calls."""
+    roles = roles_of(session)
+    if chat.model not in roles:
+        return chat
+    agent = chat.hints.agent if chat.model == main_role(roles, session.policy) else chat.model
+    hints = msgspec.structs.replace(chat.hints, agent=agent, kind=chat.hints.kind or CallKind.MAIN.value)
+    return msgspec.structs.replace(chat, hints=hints)

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rolltap.proxy.conversation.chat import ChatRequest
-from rolltap.proxy.dialects.base import Dialect, WireRequest
+from rolltap.protocols.base import Dialect, WireRequest
+from rolltap.protocols.conversation import ChatRequest
 
 if TYPE_CHECKING:
     from rolltap.proxy.call.policies import Policy

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rolltap.errors import RateLimited
+from rolltap.protocols.base import Dialect, WireRequest
+from rolltap.protocols.conversation import ChatRequest
 from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.value_count import check_values
-from rolltap.proxy.conversation.chat import ChatRequest
-from rolltap.proxy.dialects.base import Dialect, WireRequest
 
 LONG_BODY = 256 << 10
 """Bytes above which a body is parsed in the thread. A shorter one takes a few milliseconds."""

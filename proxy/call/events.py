@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rolltap.proxy.conversation.chat import ReplyEvent
+from rolltap.protocols.conversation import ReplyEvent
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rolltap.errors import BodyTooLarge, RequestError
-from rolltap.proxy.dialects.base import WireReply
+from rolltap.protocols.base import WireReply
 
 if TYPE_CHECKING:
     from rolltap.proxy.call.body_reader import BodyReservation

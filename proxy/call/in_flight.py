@@ -17,12 +17,12 @@ import msgspec
 import numpy as np
 
 from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
+from rolltap.contract.tags import temperature_of
 from rolltap.errors import RolltapError
+from rolltap.protocols.conversation import ChatRequest, Choice, ReplyEnded, ReplyStarted, Usage
 from rolltap.proxy.call.events import CallEvent
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.shape import shape_of
-from rolltap.proxy.conversation.chat import ChatRequest, Choice, ReplyEnded, ReplyStarted, Usage
-from rolltap.proxy.sessions.tags import temperature_of
 from rolltap.types import CallKind, Finish, Flaw, Outcome, Session
 
 if TYPE_CHECKING:

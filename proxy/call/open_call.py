@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rolltap.protocols.conversation import Choice, Usage
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.plan import PromptPlan
-from rolltap.proxy.conversation.chat import Choice, Usage
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, SampleChunk, SampleRequest
 from rolltap.proxy.metrics.calls import CallCounts
 from rolltap.types import Flaw, Float32, VersionSpan

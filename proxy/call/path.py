@@ -1,6 +1,6 @@
 """The way of a call, from the harness's request to the end of its reply. Read it top to bottom.
 
-    enter        check the key by the headers, before a long body is read             routes/model.py
+    enter        check the key by the headers, before a long body is read             planes/agent.py
     admit        find the session, parse the request, choose the policy               admission.py
     place        find the parent, plan the prompt, check caps and budgets             sources/ (plan), _place
     intent       write the intent row, before the engine is asked (chat mode: in run) _record_intent
@@ -32,6 +32,8 @@ from rolltap.errors import (
     StoreUnavailable,
 )
 from rolltap.ids import new_id
+from rolltap.protocols.base import Dialect, WireRequest
+from rolltap.protocols.handles import MAX_POSITION, Handles
 from rolltap.proxy.call.admission import Admission
 from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.budget import BodySender, charge, count_body
@@ -41,9 +43,7 @@ from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.turn_cap import check_turn
 from rolltap.proxy.call.versions import Versions
-from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
 from rolltap.proxy.continuation.plan import PromptPlan
-from rolltap.proxy.dialects.base import Dialect, WireRequest
 from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, RETRY_S, SessionCache
 from rolltap.settings import LimitSettings
 from rolltap.types import BreakReason, Outcome

@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rolltap.contract.tags import CAPTURED, MAX_ROLES, ROLE_NAME, roles_of
 from rolltap.contract.trainer import PolicyState
 from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest, ModelNotLoaded, NotFound, RolltapError
 from rolltap.proxy.call.sources.base import Source
 from rolltap.proxy.engines.base import EngineFacts, ServedEngine
 from rolltap.proxy.engines.pool import FAILURES
-from rolltap.proxy.sessions.capture import CAPTURED
-from rolltap.proxy.sessions.roles import roles_of
 from rolltap.settings import PolicySettings
 from rolltap.tenants import DEFAULT_TENANT, current_tenant
 from rolltap.types import Session
@@ -166,6 +165,29 @@ class Policies:
         if policy is None and not self._own:
             raise NotFound("this tenant has no policy", param="model")
         return policy.name if policy is not None else next(iter(self._own))
+
+    def trained(self, roles: Mapping[str, str]) -> str:
+        """The policy that a group with these policies by role belongs to: the trainable one, or else the first.
+
+        Raises `InvalidRequest` for invalid roles.
+        """
+        if not 1 <= len(roles) <= MAX_ROLES:
+            raise InvalidRequest(f"policy: name 1 to {MAX_ROLES} roles, not {len(roles)}", param="policy")
+        for role, name in roles.items():
+            if not ROLE_NAME.fullmatch(role):
+                message = f"policy: invalid role name {role!r}: use letters, digits, . : / - _"
+                raise InvalidRequest(message, param="policy")
+            if name not in self.names:
+                known = ", ".join(self.names)
+                raise InvalidRequest(f"policy: role {role!r}: no policy {name!r}; served: {known}", param="policy")
+        trainable = list(dict.fromkeys(name for name in roles.values() if self[name].settings.trainable))
+        if len(trainable) > 1:
+            raise InvalidRequest(
+                f"policy: {' and '.join(trainable)} are trainable, and a rollout trains one policy: set "
+                f"policies.{trainable[1]}.trainable = false, or give both roles one policy",
+                param="policy",
+            )
+        return trainable[0] if trainable else next(iter(roles.values()))
 
     def served(self, bound: str) -> list[str]:
         """The model names that a session bound to policy `bound` may ask for."""

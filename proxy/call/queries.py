@@ -5,16 +5,16 @@ They are not recorded.
 
 from __future__ import annotations
 
+from rolltap.contract.tags import roles_of
 from rolltap.errors import InvalidRequest, NotFound
+from rolltap.protocols.base import Dialect, WireReply, WireRequest
 from rolltap.proxy.call.admission import Admission
 from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.budget import count_body
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.reply import JSON
-from rolltap.proxy.dialects.base import Dialect, WireReply, WireRequest
 from rolltap.proxy.sessions.response_store import ResponseStore
-from rolltap.proxy.sessions.roles import roles_of
 
 
 class Queries:

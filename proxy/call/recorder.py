@@ -16,7 +16,7 @@ from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestPar
 from rolltap.crash import crash_point
 from rolltap.errors import RolltapError
 from rolltap.ids import new_id
-from rolltap.proxy.dialects.base import WireRequest
+from rolltap.protocols.base import WireRequest
 from rolltap.proxy.metrics.calls import CallCounts, Metrics
 from rolltap.proxy.metrics.spans import CallTracer
 from rolltap.types import CallKind, Finish, Outcome, Session

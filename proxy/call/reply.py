@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Protocol
 
+from rolltap.protocols.base import Dialect, WireReply
+from rolltap.protocols.conversation import ReasoningDelta, TextDelta, ToolCallDelta
 from rolltap.proxy.call.events import CallEvent
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
-from rolltap.proxy.conversation.chat import ReasoningDelta, TextDelta, ToolCallDelta
-from rolltap.proxy.dialects.base import Dialect, WireReply
 
 JSON = {"content-type": "application/json"}
 

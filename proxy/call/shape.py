@@ -6,9 +6,9 @@ from hashlib import blake2b
 
 import msgspec
 
+from rolltap.protocols.conversation import ChatRequest, ToolChoice
+from rolltap.protocols.thinking import asked_effort
 from rolltap.proxy.continuation.plan import PromptPlan
-from rolltap.proxy.conversation.chat import ChatRequest, ToolChoice
-from rolltap.proxy.conversation.effort import asked_effort
 from rolltap.types import CallKind, CallShape
 
 DIGEST_BYTES = 8
@@ -22,8 +22,9 @@ def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) ->
     `unapplied`: request fields that the source accepts and ignores.
     """
     must_call = chat.tool_choice.mode in ("required", "named") and "tool_choice" not in unapplied
-    is_begun = plan.lineage.begun > 0  # by the prompt: what follows is sampled freely
-    forced = (must_call and not is_begun) or chat.sampling.json_schema is not None
+    # What follows a call's beginning is sampled freely, without a schema.
+    is_free = plan.lineage.call_beginning > 0
+    forced = not is_free and (must_call or chat.sampling.json_schema is not None)
     apart = plan.parent is None or plan.break_ is not None
     return CallShape(
         tools=len(chat.tools),

@@ -24,12 +24,12 @@ async def tokenizer_difference(engine: Any, tokenizer: Any, model: str) -> str:
     if isinstance(engine, EnginePool):
         servers = [replica.engine for replica in engine.replicas.serving]
     for server in servers:
-        if isinstance(server, Tokenizes) and (difference := await _difference(server, tokenizer, model)):
+        if isinstance(server, Tokenizes) and (difference := await _tokenized_otherwise(server, tokenizer, model)):
             return f"engine {engine.name} has another tokenizer than the policy's: {difference}"
     return ""
 
 
-async def _difference(server: Any, tokenizer: Any, model: str) -> str:
+async def _tokenized_otherwise(server: Any, tokenizer: Any, model: str) -> str:
     ours = tokenizer.encode_as_is(SAMPLE)
     theirs = await server.tokenize(SAMPLE, model)
     if theirs is None:

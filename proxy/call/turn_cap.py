@@ -8,10 +8,10 @@ start new conversations does not avoid the cap.
 
 from __future__ import annotations
 
+from rolltap.contract.tags import TURNS
 from rolltap.errors import InvalidRequest, SessionClosed
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.sessions.session_cache import LiveSession
-from rolltap.proxy.sessions.tags import TURNS
 from rolltap.types import Session
 
 FINAL_ANSWERS = 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rolltap.errors import BodyTooLarge
 
 MOST_VALUES = 500_000
-"""Limit for a model call's body. 100,000 messages (`json_request.MAX_ITEMS`) fit in it."""
+"""Limit for a model call's body. 100,000 messages (`protocols.requests.MAX_ITEMS`) fit in it."""
 
 PIECE_BYTES = 256 << 10
 """Bytes scanned in one step. Other threads can run between two steps."""

@@ -12,9 +12,9 @@ from itertools import takewhile
 from cachetools import LRUCache
 
 from rolltap.errors import InvalidRequest
+from rolltap.protocols.conversation import Message, Text, Tool, ToolCall
 from rolltap.proxy.continuation.fit import ID_FORMS, Fitting
 from rolltap.proxy.continuation.rendering import TokenRenderer
-from rolltap.proxy.conversation.chat import Message, Text, Tool, ToolCall
 
 KNOWN_BEGINNINGS = 256
 ARGUMENTS = ("{}", '{"name": "x"}', '{"other": [1]}')

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from rolltap.protocols.conversation import Message, Reasoning, ToolCall
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.handles import Handles
-from rolltap.proxy.conversation.chat import Message, Reasoning, ToolCall
 
 
 class EchoedCall(NamedTuple):

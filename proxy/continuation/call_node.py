@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from rolltap.proxy.cache_space import message_bytes
+from rolltap.protocols.cache_space import message_bytes
+from rolltap.protocols.conversation import Message
 from rolltap.proxy.continuation.canonical import DIGEST_BYTES, thought_digest
-from rolltap.proxy.conversation.chat import Message
 from rolltap.types import Break, BreakReason, Int32, Outcome
 
 CALL_BYTES = 1200
@@ -31,7 +31,7 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
     A request consists of its frame (policy, tools, leading system text, effort) and its conversation (the other
     messages). `base` is the number of conversation messages that the parent has (with its reply), `links` the
     concatenated chain digests of the rest. `thinking`: the call was asked to think, which changes the prompt's end.
-    `thoughts` are those of the messages after `base`. `begun`: the number of the prompt's last ids that begin a call
+    `thoughts` are those of the messages after `base`. `call_beginning`: how many of the prompt's last ids begin a call
     which the client demands.
     """
 
@@ -41,7 +41,7 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
     system: bytes
     thinking: bool = True
     thoughts: tuple[Thought, ...] = ()
-    begun: int = 0
+    call_beginning: int = 0
 
 
 class CallNode:

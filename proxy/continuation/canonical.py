@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltap.proxy.cache_space import ENTRY_BYTES, SHARED, CacheSpace, WeighedCache, json_bytes, message_bytes
-from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Tool
-from rolltap.proxy.conversation.partial_json import whole_members
+from rolltap.protocols.cache_space import ENTRY_BYTES, SHARED, CacheSpace, WeighedCache, json_bytes, message_bytes
+from rolltap.protocols.contents import whole_members
+from rolltap.protocols.conversation import ChatRequest, Image, Message, Tool
 
 DIGEST_BYTES = 16
 

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rolltap.errors import InvalidRequest
+from rolltap.protocols.conversation import Message, Part, Text, Tool, ToolCall
 from rolltap.proxy.continuation.call_ids import with_ids
 from rolltap.proxy.continuation.rendering import TokenRenderer, is_object
-from rolltap.proxy.conversation.chat import Message, Part, Text, Tool, ToolCall
 
 ADDED_USER = "(no message)"
 """The text of a user message that a template needs and the conversation lacks."""

@@ -18,6 +18,7 @@ from operator import attrgetter, is_
 
 from rolltap.calllog.base import CallRow
 from rolltap.decoding import from_json, from_msgpack
+from rolltap.protocols.conversation import ChatRequest, Message
 from rolltap.proxy.continuation.call_node import CallNode, Lineage, Thought, same_context
 from rolltap.proxy.continuation.canonical import (
     DIGEST_BYTES,
@@ -29,7 +30,6 @@ from rolltap.proxy.continuation.canonical import (
     tools_digest,
 )
 from rolltap.proxy.continuation.turns import TurnReader
-from rolltap.proxy.conversation.chat import ChatRequest, Message
 from rolltap.types import Int32, Outcome
 
 OUTLINES = 8

@@ -16,7 +16,7 @@ import math
 import re
 from typing import Any, Literal
 
-from rolltap.proxy.conversation.chat import MAX_DEPTH, MAX_NAME
+from rolltap.protocols.conversation import MAX_DEPTH, MAX_NAME
 
 ARGUMENTS_DEPTH = MAX_DEPTH - 8
 """Maximum nesting of sampled arguments. It leaves room for the levels around them: some messages are checked whole."""

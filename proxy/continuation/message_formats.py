@@ -10,12 +10,12 @@ import re
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from rolltap.protocols.conversation import Tool
 from rolltap.proxy.continuation.json_formats import read_inkling
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply, ReplyPiece
 from rolltap.proxy.continuation.sampled_blocks import CallBlock, SampledCall, checked_calls
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.typed_values import object_of
-from rolltap.proxy.conversation.chat import Tool
+from rolltap.tokenizer import HubTokenizer
 
 _HARMONY_HEADER = re.compile(
     r"(?:assistant)?\s*(?:to=functions\.(?P<before>[^\s<]+)\s*)?"

@@ -22,13 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rolltap.proxy.continuation.handles import MAX_CALLS
-from rolltap.proxy.continuation.json_calls import GrowingCall
-from rolltap.proxy.continuation.parsed import ParsedCall, is_text
-from rolltap.proxy.continuation.rendering import TokenRenderer
-from rolltap.proxy.continuation.reply_text import ReplyText
-from rolltap.proxy.continuation.stop_strings import StopStrings
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.conversation import (
     Choice,
     Message,
     Part,
@@ -43,6 +37,12 @@ from rolltap.proxy.conversation.chat import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from rolltap.protocols.handles import MAX_CALLS
+from rolltap.proxy.continuation.json_calls import GrowingCall
+from rolltap.proxy.continuation.parsed import ParsedCall, is_text
+from rolltap.proxy.continuation.rendering import TokenRenderer
+from rolltap.proxy.continuation.reply_text import ReplyText
+from rolltap.proxy.continuation.stop_strings import StopStrings
 
 CONTEXT = 4
 """Number of preceding ids that an id's text may depend on."""

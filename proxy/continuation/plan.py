@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from rolltap.protocols.conversation import ChatRequest, Message, Reasoning, Text, Tool
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.continuation.call_beginnings import CallBeginnings
 from rolltap.proxy.continuation.call_ids import EchoedCall, as_recorded, recorded_calls
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.fit import Fitting, find_fitting, merged
 from rolltap.proxy.continuation.forest import Forest, Match, Outline
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Text, Tool
 from rolltap.types import TOOLS_NOT_SHOWN, Break, BreakReason, Int32
 
 SUMMARY_MIN_CHARACTERS = 32
@@ -164,7 +164,7 @@ class ParentFinder:
     ) -> PromptPlan:
         """The plan of a repeated request, which becomes a sibling: the same prompt and parent, a new sample."""
         lineage = place.outline.lineage(duplicate.lineage.base, thinking=duplicate.lineage.thinking)
-        lineage = msgspec.structs.replace(lineage, begun=duplicate.lineage.begun)
+        lineage = msgspec.structs.replace(lineage, call_beginning=duplicate.lineage.call_beginning)
         break_ = replace(duplicate.break_, call_id=call_id) if duplicate.break_ is not None else None
         items, quotes = _shared_items(request, duplicate.parent), _quoted_replies(forest, request, place)
         follows = self._followed(forest, request, place)
@@ -254,10 +254,10 @@ class Continuation(ParentFinder):
         thinking: bool,
         effort: str = "",
         keeps: bool = False,
-        begun: Sequence[int] = (),
+        beginning: Sequence[int] = (),
     ) -> Rendering:
         """Plans `request` as call `call_id`, with `effort` as the prompt's effort level. If the request `keeps` earlier
-        thinking, the template drops none. The prompt ends with `begun`, the beginning of a call.
+        thinking, the template drops none. The prompt ends with `beginning`, that of a call.
 
         The caller may run each yielded function in any thread.
         """
@@ -267,7 +267,7 @@ class Continuation(ParentFinder):
             duplicate is not None
             and duplicate.lineage.thinking == thinking
             and _is_ambiguous(duplicate) == bool(match.ambiguous)
-            and _has_begun(duplicate, begun)
+            and _has_beginning(duplicate, beginning)
         ):
             return self._repeat(duplicate, call_id, forest, request, place)
         node, covered = match.context, outline.lead + match.covered
@@ -281,13 +281,13 @@ class Continuation(ParentFinder):
         if ids is None:
             messages = self._with_given_ids(forest, request.messages)
             ids, rules = yield weight(request), partial(self._render, renderer, messages, request.tools, thinking)
-        prompt = np.asarray([*ids, *begun] if begun else ids, np.int32)
+        prompt = np.asarray([*ids, *beginning] if beginning else ids, np.int32)
         if duplicate is not None and match.context is None:
             plan = self.with_prompt(self._repeat(duplicate, call_id, forest, request, place), prompt)
         else:
             plan = self._plan_for(call_id, forest, request, place, prompt, reason)
         fitted = (*rules, TOOLS_NOT_SHOWN) if request.tools and not self.fitting.shows_tools else rules
-        lineage = msgspec.structs.replace(plan.lineage, thinking=thinking, begun=len(begun))
+        lineage = msgspec.structs.replace(plan.lineage, thinking=thinking, call_beginning=len(beginning))
         return replace(plan, lineage=lineage, fitted=fitted)
 
     def _render(
@@ -354,9 +354,12 @@ def _is_ambiguous(node: CallNode) -> bool:
     return node.break_ is not None and node.break_.reason is BreakReason.AMBIGUOUS_PARENT
 
 
-def _has_begun(node: CallNode, begun: Sequence[int]) -> bool:
-    """Whether the call's prompt ends with the beginning of the same call as `begun`, or of none if that is empty."""
-    return node.lineage.begun == len(begun) and (not begun or node.prompt_ids[-len(begun) :].tolist() == list(begun))
+def _has_beginning(node: CallNode, beginning: Sequence[int]) -> bool:
+    """Whether the call's prompt ends with this beginning of a call, or with none if it is empty."""
+    number = len(beginning)
+    return node.lineage.call_beginning == number and (
+        not number or node.prompt_ids[-number:].tolist() == list(beginning)
+    )
 
 
 def drops_thinking(renderer: TokenRenderer) -> bool:

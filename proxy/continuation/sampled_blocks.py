@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rolltap.protocols.conversation import Tool
 from rolltap.proxy.continuation.json_calls import NAME, is_arguments, repeats_key
 from rolltap.proxy.continuation.parsed import ParsedCall
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import Tool
+from rolltap.tokenizer import HubTokenizer
 
 
 class SampledCall(NamedTuple):

@@ -22,13 +22,13 @@ import msgspec
 
 from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
+from rolltap.protocols.conversation import Message, Part, Reasoning, Text, Tool, ToolCall
+from rolltap.protocols.thinking import Efforts, find_efforts
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
 from rolltap.proxy.continuation.rendering import PROBE, template_row, template_tool
 from rolltap.proxy.continuation.token_reader import TokenReader, detect_format
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import find_tool_format
-from rolltap.proxy.conversation.chat import Message, Part, Reasoning, Text, Tool, ToolCall
-from rolltap.proxy.conversation.effort import Efforts, find_efforts
+from rolltap.tokenizer import HubTokenizer
 
 Scenario = Literal["user", "tool", "parallel_tools", "system", "user_after_thinking", "tool_after_thinking"]
 SCENARIOS: tuple[Scenario, ...] = (

@@ -7,11 +7,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
+from rolltap.protocols.conversation import Tool
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply, ReplyPiece
 from rolltap.proxy.continuation.sampled_blocks import CallBlock, checked_calls
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS, ToolFormat
-from rolltap.proxy.conversation.chat import Tool
+from rolltap.tokenizer import HubTokenizer
 
 THINK, END_THINK = "<think>", "</think>"
 """The tags of thinking in vocabularies that have no tokens for them."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rolltap.errors import ConfigError
+from rolltap.protocols.conversation import Tool
 from rolltap.proxy.continuation.json_calls import HERMES, MISTRAL
 from rolltap.proxy.continuation.json_formats import (
     read_deepseek,
@@ -24,8 +25,7 @@ from rolltap.proxy.continuation.message_formats import read_dsml, read_harmony, 
 from rolltap.proxy.continuation.parsed import ParsedReply, ReplyPiece
 from rolltap.proxy.continuation.sampled_blocks import CallBlock, Read, SampledCall
 from rolltap.proxy.continuation.tagged_formats import read_glm, read_hy3, read_minimax, read_qwen_xml
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import Tool
+from rolltap.tokenizer import HubTokenizer
 
 ReadReply = Callable[[HubTokenizer, Sequence[int], Sequence[int], Sequence[Tool]], ParsedReply]
 FindPieces = Callable[[HubTokenizer, Sequence[int], int, Sequence[Tool]], list[ReplyPiece]]

@@ -17,10 +17,10 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from rolltap.protocols.conversation import Message, Reasoning, Text, ToolCall
+from rolltap.protocols.handles import recorded_name
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.canonical import canonical_arguments, extend_chain, message_digest
-from rolltap.proxy.continuation.handles import recorded_name
-from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
 
 THINKING_TAG = re.compile(r"<(?P<tag>think|thinking|thought|reasoning)>\s*")
 """How thinking begins that a client sends back as text."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rolltap.proxy.conversation.chat import Tool
+from rolltap.protocols.conversation import Tool
 
 Types = frozenset[str]
 Schema = Mapping[str, Any] | bool | None

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rolltap.contract.diagnosis import Finding
+from rolltap.contract.admin import Finding
 
 log = logging.getLogger("rolltap.app")
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from rolltap.contract.trainer import TokenScores
 from rolltap.errors import EngineRefused
-from rolltap.proxy.conversation.chat import ChatRequest, Sampling, Usage
+from rolltap.protocols.conversation import ChatRequest, Sampling, Usage
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.types import VersionSpan
 

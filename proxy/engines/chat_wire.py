@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from rolltap.proxy.conversation.chat import TOOL_ERROR, Image, Message, Part, Reasoning, Tool, ToolChoice
-from rolltap.proxy.conversation.openai_pieces import MessagePiece
-from rolltap.proxy.conversation.openai_usage import OpenAIUsage
+from rolltap.protocols.conversation import TOOL_ERROR, Image, Message, Part, Reasoning, Tool, ToolChoice
+from rolltap.protocols.openai_chat.pieces import MessagePiece, OpenAIUsage
 from rolltap.proxy.engines import decode
 from rolltap.proxy.engines.base import ChatCall
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from rolltap.errors import EngineProtocolError, EngineRefused
 from rolltap.ids import new_id
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Sampling, Text
-from rolltap.proxy.conversation.openai_pieces import CallAssembler, MessagePiece
-from rolltap.proxy.conversation.openai_usage import OpenAIUsage
+from rolltap.protocols.conversation import ChatRequest, Message, Sampling, Text
+from rolltap.protocols.openai_chat.pieces import CallAssembler, MessagePiece, OpenAIUsage
 from rolltap.proxy.engines import chat_wire as wire
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, EngineFacts, FixedWeights, TakeChat, ToolDelta
 from rolltap.proxy.engines.decode import Problem, finish_of, problem

@@ -16,7 +16,7 @@ import numpy as np
 
 from rolltap.decoding import json_decoder
 from rolltap.errors import EngineProtocolError
-from rolltap.proxy.cache_space import SHARED, CacheSpace, WeighedCache
+from rolltap.protocols.cache_space import SHARED, CacheSpace, WeighedCache
 from rolltap.types import Int32
 
 NOT_ECHOED = msgspec.Raw(b"null")

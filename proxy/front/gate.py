@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from rolltap.errors import RolltapError
+from rolltap.protocols.base import WireReply
 from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
-from rolltap.proxy.dialects.base import WireReply
 from rolltap.proxy.metrics.calls import CountedSend, uncounted
 from rolltap.tenants import NOBODY, acting_for
 

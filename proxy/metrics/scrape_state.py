@@ -21,7 +21,7 @@ from rolltap.ledger.base import PolicyStats
 from rolltap.ledger.counts import LedgerCounts
 from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.engines.pool import EnginePool
-from rolltap.proxy.routes.services import Services
+from rolltap.proxy.planes.services import Services
 from rolltap.tenants import EVERY_TENANT, acting_for
 
 KEPT_S = 10.0

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rolltap.calllog.base import CallLog, CallRow
-from rolltap.contract.harness_log import HarnessLog
+from rolltap.contract.admin import HarnessLog
 from rolltap.decoding import convert
 from rolltap.ledger.base import TrajectoriesOf, answered
 from rolltap.log_check import LogCheck

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from rolltap.calllog.base import CallLog
 from rolltap.contract.keys import key_hash
+from rolltap.contract.tags import CAPTURED, PROJECT
 from rolltap.ids import new_id
+from rolltap.protocols.conversation import ChatRequest
 from rolltap.proxy.continuation.forest import Match
-from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
 from rolltap.tenants import tenant_tags
 from rolltap.types import Session
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
     from rolltap.proxy.sessions.key_accounts import KeyAccounts
 
 RECENT = 64
-CAPTURED = "captured"
-"""Tag of a session that opened automatically. Its value is the dialect of the first call."""
-PROJECT = "project"
-"""Tag with the id of a captured session's minted project key. Sessions of the settings' project key do not have it."""
 
 
 class Capture:

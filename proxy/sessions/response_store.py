@@ -5,10 +5,10 @@ from __future__ import annotations
 from rolltap.calllog.base import CallCompletion, CallLog, CallRow
 from rolltap.decoding import convert, from_json
 from rolltap.errors import NotFound
+from rolltap.protocols.base import Dialect, RecordedCall
+from rolltap.protocols.conversation import ChatRequest, Choice, Message, ReplyEnded, ReplyStarted, Usage
+from rolltap.protocols.handles import MAX_POSITION, Handles
 from rolltap.proxy.call.policies import Policies
-from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
-from rolltap.proxy.conversation.chat import ChatRequest, Choice, Message, ReplyEnded, ReplyStarted, Usage
-from rolltap.proxy.dialects.base import Dialect, RecordedCall
 from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.types import Finish, Outcome
 

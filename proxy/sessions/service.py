@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rolltap.calllog.base import CallLog
 from rolltap.contract.keys import key_hash
+from rolltap.contract.tags import check_tags
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ids import new_id
-from rolltap.proxy.sessions.tags import check_tags
 from rolltap.settings import LimitSettings
 from rolltap.tenants import tenant_tags
 from rolltap.types import Session

@@ -19,12 +19,21 @@ from cachetools import LRUCache
 
 from rolltap.errors import DatasetError, InvalidRequest, NotFound, RolltapError
 from rolltap.ledger.reading import GroupQuery
-from rolltap.proxy.viewer.compare import reach_of, tone
 from rolltap.proxy.viewer.differences import CALLS, compared_calls
-from rolltap.proxy.viewer.group import lanes_of, spread
-from rolltap.proxy.viewer.listing import PAGE, ListAddress, facet_links
-from rolltap.proxy.viewer.run import MOST_RUNS, EngineLine, Run, changed_at, chart_data, last_values, read_steps
-from rolltap.proxy.viewer.selection import MOST_SESSIONS
+from rolltap.proxy.viewer.listing import MOST_SESSIONS, PAGE, ListAddress, facet_links
+from rolltap.proxy.viewer.runs import (
+    MOST_RUNS,
+    EngineLine,
+    Run,
+    changed_at,
+    chart_data,
+    lanes_of,
+    last_values,
+    reach_of,
+    read_steps,
+    spread,
+    tone,
+)
 from rolltap.proxy.viewer.session import (
     BREAKS,
     MASKS,
@@ -32,14 +41,15 @@ from rolltap.proxy.viewer.session import (
     OutlineEntry,
     ShownTurn,
     entries_of,
+    news_address,
+    state_of,
     timeline_of,
     turns_of,
 )
-from rolltap.proxy.viewer.session_news import news_address, state_of
 from rolltap.proxy.viewer.templating import render_page
 from rolltap.proxy.viewer.tokens import AROUND, CHUNK, call_json, chunk_json, sides_of
 from rolltap.reading import RecordReader
-from rolltap.reading.comparing import version_range
+from rolltap.reading.runs import version_range
 from rolltap.reading.types import (
     CallTokens,
     CallTurn,

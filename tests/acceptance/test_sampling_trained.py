@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from rolltap.contract.leases import LeasedGroup
-from rolltap.contract.trainer import LeaseOptions
+from rolltap.contract.trainer import LeasedGroup, LeaseOptions
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
 from rolltap.trainer_client.client import TrainerClient

@@ -13,7 +13,7 @@ import torch
 
 from rolltap.contract.trainer import ScoredIds
 from rolltap.demo.stack import Stack
-from rolltap.engine.model import Qwen3
+from rolltap.engine.model import CausalModel
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ContextOverflow, Forbidden, InvalidRequest, UnknownPolicy
 from rolltap.trainer_client.client import TrainerClient
@@ -42,7 +42,7 @@ def client(stack: Stack) -> TrainerClient:
 def plain(ids: tuple[int, ...]) -> torch.Tensor:
     """[len(ids) - 1, V]: the log-probs of one forward pass."""
     with torch.no_grad():
-        return torch.log_softmax(Qwen3.load(FOLDER)(torch.tensor([ids]))[0, :-1], -1)
+        return torch.log_softmax(CausalModel.load(FOLDER).network(torch.tensor([ids])).logits[0, :-1], -1)
 
 
 def test_scores_are_the_models_own_log_probs(client: TrainerClient) -> None:

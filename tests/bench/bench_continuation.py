@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from rolltap.engine.tiny import FOLDER
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.engines.base import SampleRequest, Take
 from rolltap.proxy.engines.http import encoder
 from rolltap.proxy.engines.vllm_wire import CompletionOutput
 from rolltap.settings import LimitSettings
+from rolltap.tokenizer import HubTokenizer
 from tests.unit.proxy.conftest import Plane, ToldEngine, make_plane
 
 ROOT = Path(__file__).parents[2]

@@ -33,7 +33,7 @@ from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.database import Database
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.export import ExportJob, run_export
-from rolltap.proxy.conversation.chat import Message, Text
+from rolltap.protocols.conversation import Message, Text
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import Query
 from rolltap.reconstructor.reconstruct import reconstruct

@@ -42,7 +42,7 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.ids import first_id_at
 from rolltap.ledger.reading import GroupQuery
 from rolltap.ledger.schema import groups, policies, rewards, rollouts, tasks
-from rolltap.proxy.conversation.chat import Message, Text
+from rolltap.protocols.conversation import Message, Text
 from rolltap.proxy.viewer.listing import ListAddress
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.reading import RecordReader, opened_reader

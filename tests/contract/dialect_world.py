@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from starlette.routing import compile_path
 
-from rolltap.proxy.dialects import known_dialects
-from rolltap.proxy.dialects.base import Dialect, WireRequest
+from rolltap.protocols.base import Dialect, WireRequest
+from rolltap.protocols.dialects import known_dialects
 
 OURS = Path(__file__).parents[1] / "golden" / "dialects"
 

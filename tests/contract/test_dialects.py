@@ -31,8 +31,8 @@ from rolltap.errors import (
     StoreUnavailable,
     Unauthenticated,
 )
-from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.base import Dialect, WireRequest
+from rolltap.protocols.conversation import (
     TOOL_ERROR,
     ChatRequest,
     Choice,
@@ -51,8 +51,8 @@ from rolltap.proxy.conversation.chat import (
     ToolCallStarted,
     Usage,
 )
-from rolltap.proxy.dialects import DIALECTS, known_dialects
-from rolltap.proxy.dialects.base import Dialect, WireRequest
+from rolltap.protocols.dialects import DIALECTS, known_dialects
+from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest
 
 from .dialect_world import check_golden, conversation, stream_request
 

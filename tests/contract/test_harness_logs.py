@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.contract.harness_log import HarnessLog, LogEntry
+from rolltap.contract.admin import HarnessLog, LogEntry
 from rolltap.harnesses.logs import files
 from rolltap.harnesses.logs.check import read_log
 from rolltap.harnesses.logs.registry import ENTRY_POINTS, LOG_READERS

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseRequest, Replay, Rewind
+from rolltap.contract.trainer import Lease, LeaseRequest, Replay, Rewind
 from rolltap.errors import (
     InvalidRequest,
     LeaseLost,

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from rolltap.errors import EngineProtocolError, EngineUnavailable
-from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.conversation import (
     ChatRequest,
     Choice,
     Message,
@@ -30,7 +29,8 @@ from rolltap.proxy.conversation.chat import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from rolltap.proxy.dialects.openai_chat_reader import ChatReader
+from rolltap.protocols.openai_chat.read import ChatReader
+from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
 from rolltap.proxy.engines import open_chat_engine
 from rolltap.proxy.engines.base import ChatCall, ChatChunk
 from rolltap.settings import EngineSettings

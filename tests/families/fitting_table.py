@@ -10,7 +10,7 @@ from pathlib import Path
 from rolltap.proxy.continuation.fit import Fitting, find_fitting
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.tokenizer import HubTokenizer
 
 from .families import FAMILIES, TRAINING, Family
 from .vocabularies import harmony_folder, model_folder

@@ -15,7 +15,7 @@ import numpy as np
 
 from rolltap.calllog.base import CallRow
 from rolltap.engine.scripted import Entry, logprob_of
-from rolltap.proxy.conversation.chat import Message
+from rolltap.protocols.conversation import Message
 from rolltap.types import CallKind, Outcome, Segment, Trajectory
 
 

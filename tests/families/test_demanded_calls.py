@@ -9,11 +9,11 @@ import pytest
 
 from rolltap.engine.scripted import ScriptedReply, ToolUse
 from rolltap.ids import new_id
+from rolltap.protocols.conversation import ChatRequest, Message, Text, ToolCallDelta
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import PromptPlan
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Text, ToolCallDelta
 from rolltap.types import Outcome
 
 from ..unit.continuation.planning import run_steps
@@ -38,25 +38,25 @@ def test_a_demanded_call_is_sampled_from_its_arguments_on_and_continued(name: st
         FamilyReplyWriter(family, model_folder(family, "tiny")),
         Forest(DigestCache()),
     )
-    begun = continuation.call_beginnings.find("look")
+    beginning = continuation.call_beginnings.find("look")
     messages = [Message("user", (Text("go"),))]
 
     def planned(*, demands: bool) -> tuple[str, PromptPlan]:
         call_id = new_id()
         request = ChatRequest("test", "policy", tuple(messages), TOOLS, items=tuple(map(_item, messages)))
-        steps = continuation.steps(call_id, forest, request, thinking=False, begun=begun if demands else ())
+        steps = continuation.steps(call_id, forest, request, thinking=False, beginning=beginning if demands else ())
         return call_id, run_steps(steps)
 
     _, free = planned(demands=False)
     call_id, plan = planned(demands=True)
-    assert plan.prompt_ids.tolist() == [*free.prompt_ids.tolist(), *begun]
+    assert plan.prompt_ids.tolist() == [*free.prompt_ids.tolist(), *beginning]
     node = plan.node(call_id)
     forest.add(node)
     reply = writer.write(ScriptedReply(call=(ToolUse("look", {"name": "wbcw"}),)), free.prompt_ids.tolist())
-    at = 0 if name == "devstral (template)" else _place(begun, reply)  # Devstral's model makes ids of its own
-    at += len(begun)
+    at = 0 if name == "devstral (template)" else _place(beginning, reply)  # Devstral's model makes ids of its own
+    at += len(beginning)
     parser = ReplyParser(renderer, free.prompt_ids.tolist(), TOOLS, (), lambda at: HANDLES.mint(call_id, at))
-    events = [event for token in [*begun, *reply[at:]] for event in parser.feed([token])]
+    events = [event for token in [*beginning, *reply[at:]] for event in parser.feed([token])]
     last, choice = parser.finish("stop")
     (call,) = choice.message.tool_calls
     assert (call.name, json.loads(call.arguments), parser.unparsable) == ("look", {"name": "wbcw"}, False)
@@ -80,9 +80,9 @@ def test_a_request_is_no_repetition_of_one_that_demanded_otherwise() -> None:
     continuation, forest = continuation_of(renderer_of(FAMILIES["qwen3"])), Forest(DigestCache())
     messages = (Message("user", (Text("go"),)),)
     prompts = []
-    for begun in [(), *map(continuation.call_beginnings.find, ("look", "walk", "look")), ()]:
+    for beginning in [(), *map(continuation.call_beginnings.find, ("look", "walk", "look")), ()]:
         request = ChatRequest("test", "policy", messages, TOOLS, items=tuple(map(_item, messages)))
-        plan = run_steps(continuation.steps(call_id := new_id(), forest, request, thinking=False, begun=begun))
+        plan = run_steps(continuation.steps(call_id := new_id(), forest, request, thinking=False, beginning=beginning))
         forest.add(plan.node(call_id))
         prompts.append(renderer_of(FAMILIES["qwen3"]).tokenizer.decode(plan.prompt_ids.tolist()))
     assert prompts[0] == prompts[4]
@@ -94,6 +94,6 @@ def _item(message: Message) -> bytes:
     return repr(message).encode()
 
 
-def _place(begun: tuple[int, ...], reply: list[int]) -> int:
+def _place(beginning: tuple[int, ...], reply: list[int]) -> int:
     """Where the model's own call has the same beginning. Kimi K2.5's closes its thinking before."""
-    return next(at for at in range(3) if tuple(reply[at : at + len(begun)]) == begun)
+    return next(at for at in range(3) if tuple(reply[at : at + len(beginning)]) == beginning)

@@ -13,13 +13,13 @@ import pytest
 
 from rolltap.engine.scripted import ScriptedReply, ToolUse
 from rolltap.ids import new_id
+from rolltap.protocols.conversation import ChatRequest, Message, Role, Text, Tool, ToolCall
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan
 from rolltap.proxy.continuation.rendering import TokenRenderer
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Role, Text, Tool, ToolCall
 from rolltap.types import BreakReason, Outcome
 
 from ..unit.continuation.conftest import fitting_of

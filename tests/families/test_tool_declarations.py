@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from rolltap.protocols.conversation import Message, Text, Tool
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import Message, Text, Tool
+from rolltap.tokenizer import HubTokenizer
 
 from .families import FAMILIES, HARMONY, Family
 from .vocabularies import model_folder

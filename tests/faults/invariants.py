@@ -24,7 +24,7 @@ from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallLog, CallRow
 from rolltap.calllog.database import Database
 from rolltap.engine.scripted import logprob_of
-from rolltap.proxy.conversation.chat import Message
+from rolltap.protocols.conversation import Message
 from rolltap.types import Outcome, RolloutStatus
 
 from .clients import Told

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rolltap.contract.harness_log import HarnessLog
+from rolltap.contract.admin import HarnessLog
 from rolltap.engine.scripted import Entry, Script, ScriptedEngine
 from rolltap.engine.scripted.server import SCRIPTED, ServedModel
 from rolltap.engine.tiny import FOLDER
@@ -23,7 +23,7 @@ from rolltap.harnesses.install import Installation
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.sources import Files
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.reading_process.vocabularies import Vocabularies
+from rolltap.proxy.reading_process.child import Vocabularies
 from rolltap.proxy.server import bind, serve
 from rolltap.reading import RecordReader, reader_on
 from rolltap.settings import Settings, load_settings

@@ -33,6 +33,7 @@ CELLS = [
     ("copilot-cli", 45_000),
     ("copilot-cli", 20_000),
     ("mistral-vibe", 45_000),
+    ("mistral-vibe", 20_000),
     ("hermes", 100_000),  # its first prompt has 15,000 tokens, and it refuses less than 64,000
 ]
 

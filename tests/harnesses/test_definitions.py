@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.contract.harness_log import HarnessLog
+from rolltap.contract.admin import HarnessLog
 from rolltap.engine.scripted import Script, ScriptedReply, ToolUse
 from rolltap.harnesses.base import Ending, Harness, Limits
 from rolltap.harnesses.install import Installation

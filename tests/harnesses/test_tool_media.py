@@ -12,7 +12,7 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.base import Ending
 from rolltap.harnesses.install import Installation
 from rolltap.harnesses.registry import get_harness
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.tokenizer import HubTokenizer
 
 from .house import house
 from .matrix import Cell

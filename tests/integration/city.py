@@ -14,7 +14,7 @@ import httpx
 
 from rolltap import wire
 from rolltap.calllog.schema import metadata
-from rolltap.contract.leases import Lease
+from rolltap.contract.trainer import Lease
 from rolltap.engine.scripted import ScriptedEngine
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.app import Rolltap
@@ -109,7 +109,8 @@ class City:
             await connection.close()
 
     async def rows(self, tenant: Tenant) -> dict[str, list[Any]]:
-        """All that is on record of it, and the parts of requests."""
+        """All that is on record of it, and the parts of requests; what its keys used is saved first."""
+        await self.app.accounts.save()
         own = {"call_intents": f"session_id = '{tenant.ids['session_id']}'"}
         own |= dict.fromkeys(("prunings", "notes", "annotations"), f"session_id = '{tenant.ids['session_id']}'")
         own |= dict.fromkeys(("call_completions", "deliveries"), f"call_id = '{tenant.ids['call_id']}'")

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from rolltap import wire
-from rolltap.contract.leases import Lease
+from rolltap.contract.trainer import Lease
 from rolltap.engine.scripted import say
 from rolltap.proxy.front.access import ADMIN_PLANE, TRAINER_PLANE
 

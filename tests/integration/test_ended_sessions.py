@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 
 from rolltap.engine.scripted import Script, ScriptedReply
-from rolltap.proxy.cache_space import SHARED
+from rolltap.protocols.cache_space import SHARED
 
 from ..harnesses.house import POLICY, House, house
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rolltap.contract.harness_log import LogEntry
+from rolltap.contract.admin import LogEntry
 from rolltap.engine.scripted import Script, ScriptedReply
 from rolltap.harnesses.base import Evaluator, Evidence, Score, Verdict
 from rolltap.harnesses.command import AnyCommand

@@ -12,9 +12,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from rolltap.contract.harness_log import HarnessLog, LogEntry
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseOptions
+from rolltap.contract.admin import HarnessLog, LogEntry
+from rolltap.contract.trainer import Lease, LeaseOptions
 from rolltap.engine.scripted import Script, ScriptedReply
 from rolltap.errors import InvalidRequest
 from rolltap.harnesses.command import AnyCommand

@@ -57,7 +57,7 @@ MUTANTS = (
            "contract/test_rewards.py::test_the_database_refuses_to_change_a_reward"),
     Mutant(9, "proxy/engines/passthrough.py", 'if not _NAME.fullmatch(value) or ".." in value:', "if False:",
            "unit/proxy/test_vendor_reach.py::test_no_other_part_of_a_vendors_api_is_reached"),
-    Mutant(10, "proxy/routes/policies.py", "if roots and not _lies_in(path, roots):", "if False:",
+    Mutant(10, "proxy/planes/policies.py", "if roots and not _lies_in(path, roots):", "if False:",
            "unit/proxy/test_weights_paths.py::test_only_paths_in_the_roots_are_pushed"),
     Mutant(11, "proxy/call/sources/chat.py", "if url := foreign_image(request, self.settings.image_hosts):",
            "if (url := foreign_image(request, self.settings.image_hosts)) and False:",

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from rolltap.cli.rollouts import describe
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseRequest
+from rolltap.cli.tasks import describe
+from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.engine.scripted import say
 from rolltap.harnesses.base import Command, Job, Limits, RuntimeOptions
 from rolltap.harnesses.client import ClaimedRollout

@@ -27,7 +27,7 @@ import pytest
 import pytest_asyncio
 
 from rolltap.cli import screen
-from rolltap.cli.rollouts import describe
+from rolltap.cli.tasks import describe
 from rolltap.engine.scripted import say
 from rolltap.harnesses.base import (
     Command,

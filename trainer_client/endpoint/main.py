@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from rolltap.errors import ConfigError
-from rolltap.model_folders import download_hint
+from rolltap.tokenizer import download_hint
 from rolltap.trainer_client.endpoint.app import KEY_PREFIX, TinkerEndpoint
 from rolltap.trainer_client.endpoint.model import BaseModelInfo
 from rolltap.trainer_client.endpoint.saved import Library

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from tinker import types
 
-from rolltap.engine.model import Qwen3
+from rolltap.engine.model import CausalModel
 from rolltap.engine.protocol import GenerateRequest, check_prompt, decode
 from rolltap.engine.requests import Outbox, PromptScores, SamplingRequest, TokenDelta
 from rolltap.engine.sampling import Stops, never
@@ -110,7 +110,7 @@ def _load(folder: Path, slots: int) -> EngineLoop:
         raise NotFound(
             f"{folder.name}: the snapshot is gone; of a model the newest {KEPT} without a name stay, and all with one"
         )
-    loop = EngineLoop(Qwen3.load(folder), end_tokens(folder), _deliver, slots)
+    loop = EngineLoop(CausalModel.load(folder), end_tokens(folder), _deliver, slots)
     loop.start()
     return loop
 
@@ -163,7 +163,7 @@ async def _sample(loop: EngineLoop, work: SampleWork, id: str) -> bytes:
     last_n = request.prompt_logprobs_last_n
     if last_n is not None and not 0 < last_n < len(prompt):
         raise InvalidRequest(f"prompt_logprobs_last_n is {last_n}; it is from 1 to {len(prompt) - 1}")
-    max_tokens = check_prompt(generate, loop.model.config.vocab_size, loop.context)
+    max_tokens = check_prompt(generate, loop.model.vocabulary, loop.context)
     replies: list[Future[TokenDelta]] = [Future() for _ in range(request.num_samples)]
     samplings = [
         replace(generate.draw.sampling(max_tokens, choice), stops=work.stops) for choice in range(len(replies))

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rolltap.errors import EngineProtocolError, InvalidRequest
+from rolltap.protocols.conversation import ChatRequest, TokenLogprob
+from rolltap.protocols.dialects import known_dialects
 from rolltap.proxy.call.events import CallEvent
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
-from rolltap.proxy.conversation.chat import ChatRequest, TokenLogprob
-from rolltap.proxy.dialects import known_dialects
 from rolltap.proxy.engines.base import EngineFacts
 
 if TYPE_CHECKING:

@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rolltap.contract.tags import temperature_of
 from rolltap.errors import EngineError, InvalidRequest
+from rolltap.protocols.conversation import TOOL_DOCUMENT, TOOL_MEDIA, ChatRequest
 from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
@@ -25,9 +27,7 @@ from rolltap.proxy.call.sources.client_faults import upstream_faults
 from rolltap.proxy.call.sources.image_hosts import foreign_image, has_foreign, without_foreign
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
-from rolltap.proxy.conversation.chat import TOOL_DOCUMENT, TOOL_MEDIA, ChatRequest
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine
-from rolltap.proxy.sessions.tags import temperature_of
 from rolltap.settings import PolicySettings
 from rolltap.types import Flaw
 

@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from rolltap.decoding import from_json
-from rolltap.proxy.continuation.handles import MAX_CALLS
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.conversation import (
     ChatRequest,
     Choice,
     Message,
@@ -30,7 +29,8 @@ from rolltap.proxy.conversation.chat import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from rolltap.proxy.conversation.openai_pieces import is_object, join_details
+from rolltap.protocols.handles import MAX_CALLS
+from rolltap.protocols.openai_chat.pieces import is_object, join_details
 from rolltap.proxy.engines.base import ChatChunk, ToolDelta
 
 

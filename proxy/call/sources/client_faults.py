@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from rolltap.errors import EngineRefused, ModelNotLoaded, SchemaRefused
+from rolltap.protocols.conversation import ChatRequest
 from rolltap.proxy.call.sources.base import refused
-from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.settings import PinSettings
 
 WORDS: Mapping[str, str] = {

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from rolltap.proxy.conversation.chat import IMAGE_LINE, TOOL_MEDIA, ChatRequest, Image, Part, Text
+from rolltap.protocols.conversation import IMAGE_LINE, TOOL_MEDIA, ChatRequest, Image, Part, Text
 
 _ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+)(?::\d{1,5})?(?:[/?][A-Za-z0-9\-._~:/?&=%+,;!$'()*]*)?")
 """URLs that all parsers read in the same way: without user part, backslash, fragment, blank or control character."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolltap.errors import InvalidRequest, NotFound, RolltapError, Unauthenticated
+from rolltap.protocols.base import WireRequest
+from rolltap.protocols.conversation import ChatRequest
 from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.events import CallEvent, RelayedBytes, RelayedHead
 from rolltap.proxy.call.http_exchange import HttpExchange
@@ -23,8 +25,6 @@ from rolltap.proxy.call.sources.base import Begin, Publish, UpstreamSource
 from rolltap.proxy.call.sources.passthrough_reply import RelayedReplyReader
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
-from rolltap.proxy.conversation.chat import ChatRequest
-from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.engines.base import ChatCall
 from rolltap.proxy.engines.passthrough import NativeRequest, PassthroughUpstream, vendor_path
 from rolltap.types import Flaw

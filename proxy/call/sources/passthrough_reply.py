@@ -11,8 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from rolltap.errors import EngineProtocolError, InvalidRequest
-from rolltap.proxy.conversation.chat import Choice, Usage
-from rolltap.proxy.dialects.reply_reader import ReplyReader
+from rolltap.protocols.base import ReplyReader
+from rolltap.protocols.conversation import Choice, Usage
 from rolltap.proxy.engines.http import error_text
 from rolltap.proxy.engines.sse import SseParser
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.contract.tags import temperature_of
 from rolltap.errors import (
     ContextOverflow,
     EngineError,
@@ -17,6 +18,9 @@ from rolltap.errors import (
     InvalidRequest,
     RolltapError,
 )
+from rolltap.protocols.conversation import TOOL_DOCUMENT, TOOL_MEDIA, ChatRequest, Sampling, TokenLogprob, ToolChoice
+from rolltap.protocols.handles import MAX_CALLS, Handles
+from rolltap.protocols.thinking import asked_effort
 from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
@@ -25,14 +29,10 @@ from rolltap.proxy.call.reply import ClientReply, dialect_reply
 from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, marks_of, refused
 from rolltap.proxy.call.sources.client_faults import schema_faults
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.handles import MAX_CALLS, Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight
-from rolltap.proxy.conversation.chat import TOOL_DOCUMENT, TOOL_MEDIA, ChatRequest, Sampling, TokenLogprob, ToolChoice
-from rolltap.proxy.conversation.effort import asked_effort
 from rolltap.proxy.engines.base import Engine, EngineFacts, SampleChunk, SampleRequest
 from rolltap.proxy.engines.prompts import Prompts
-from rolltap.proxy.sessions.tags import temperature_of
 from rolltap.settings import PolicySettings
 from rolltap.types import Flaw
 
@@ -92,15 +92,15 @@ class TokenSource:
 
     def check(self, request: ChatRequest) -> None:
         allowed, demanded = request.tool_choice.names, demanded_tool(request.tool_choice)
-        if demanded is not None and not self._begun(request):
+        if demanded is not None and not self._call_beginning(request):
             why = "this policy's model always thinks first, or its template has no calls, so it can't be made to call"
             raise refused(request, "tool_choice", f"{why} {demanded!r}; use auto or none")
         if demanded is None and allowed and not {tool.name for tool in request.tools} <= set(allowed):
             why = "this policy can demand one tool, or none; it can't allow some only"
             raise refused(request, "tool_choice", f"{why}; declare only those, or use auto or none")
-        if request.sampling.json_schema is not None and not self.structured_output:
+        if _reply_schema(request) is not None and not self.structured_output:
             raise refused(request, "response_format", "this policy's engine has no structured output")
-        if request.sampling.json_schema is not None and self.continuation.renderer.opens_thinking:
+        if _reply_schema(request) is not None and self.continuation.renderer.opens_thinking:
             why = "this policy's model always thinks first, and the engine would write the JSON in its thinking"
             raise refused(request, "response_format", why)
         if self.settings.tool_media == "refuse" and marks_of(request) & {TOOL_MEDIA, TOOL_DOCUMENT}:
@@ -110,7 +110,7 @@ class TokenSource:
         if request.sampling.top_logprobs:
             raise refused(request, "top_logprobs", "this policy returns only the sampled token's log-prob")
 
-    def _begun(self, request: ChatRequest) -> tuple[int, ...]:
+    def _call_beginning(self, request: ChatRequest) -> tuple[int, ...]:
         """The beginning of the call that the request demands."""
         name = demanded_tool(request.tool_choice)
         if name is None:
@@ -169,7 +169,7 @@ class TokenSource:
             thinking=thinks(self.settings, request),
             effort=self.effort(request),
             keeps=request.sampling.keep_thinking is True,
-            begun=self._begun(request),
+            beginning=self._call_beginning(request),
         )
         result: Any = None
         try:
@@ -198,18 +198,18 @@ class TokenSource:
     async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
         request, sampled = arrival.request, call.sampled
         assert isinstance(call.sent, SampleRequest)
-        begun = call.plan.lineage.begun
-        reply_at = len(call.prompt) - begun
+        given = call.plan.lineage.call_beginning  # the reply's first ids, which the prompt holds
+        reply_at = len(call.prompt) - given
         parser = ReplyParser(
             self.continuation.renderer,
-            call.prompt[:reply_at] if begun else call.prompt,
+            call.prompt[:reply_at] if given else call.prompt,
             request.tools,
             request.sampling.stop,
             lambda position: self.handles.mint(call.id, position),
             call.index,
         )
         parser.max_calls = max_calls(request.tool_choice)
-        pending = parser.feed(call.prompt[reply_at:]) if begun else []
+        pending = parser.feed(call.prompt[reply_at:]) if given else []
         finish: Any = "stop"
 
         async def take(chunk: SampleChunk) -> bool:
@@ -218,7 +218,7 @@ class TokenSource:
             check_ids(chunk.token_ids)
             events = [*pending, *parser.feed(chunk.token_ids)]
             pending = []
-            sampled.take(chunk, parser.consumed - begun)
+            sampled.take(chunk, parser.consumed - given)
             publish(events)
             finish = chunk.finish or finish
             call.unknown_finish = chunk.unknown_finish or call.unknown_finish
@@ -229,7 +229,7 @@ class TokenSource:
         if finish == "abort":
             raise EngineError("the engine aborted the request")
         events, choice = parser.finish(finish)
-        sampled.truncate(parser.consumed - begun)
+        sampled.truncate(parser.consumed - given)
         sampled.unknown = self.continuation.renderer.tokenizer.lacks(sampled.ids)
         logprobs = self.token_logprobs(sampled.ids, sampled.logprobs) if request.sampling.logprobs else None
         call.choice = msgspec.structs.replace(choice, logprobs=logprobs) if logprobs is not None else choice
@@ -259,8 +259,8 @@ class TokenSource:
         requested, pin = arrival.request.sampling, self.settings.pin
         sampling = self._sampling(requested, temperature_of(arrival.session.session, arrival.policy.name))
         extra: dict[str, Any] = {name: sampling[name] for name in PENALTIES if name in sampling}
-        if requested.json_schema is not None:
-            extra["json_schema"] = requested.json_schema
+        if (schema := _reply_schema(arrival.request)) is not None:
+            extra["json_schema"] = schema
         return SampleRequest(
             id=call_id,
             model=self.settings.model or self.name,
@@ -338,11 +338,16 @@ def demanded_tool(choice: ToolChoice) -> str | None:
     return choice.names[0] if choice.mode in ("named", "required") and len(set(choice.names)) == 1 else None
 
 
+def _reply_schema(request: ChatRequest) -> dict[str, Any] | None:
+    """The schema that the engine must keep to. A demanded call has none: it is no text, and its prompt has begun it."""
+    return request.sampling.json_schema if demanded_tool(request.tool_choice) is None else None
+
+
 def thinks(settings: PolicySettings, request: ChatRequest) -> bool:
     """Whether a call thinks. One with a JSON schema or a demanded tool does not: the grammar, or the call, begins with
     the first token, which would be thinking.
     """
-    if request.sampling.json_schema is not None or demanded_tool(request.tool_choice) is not None:
+    if _reply_schema(request) is not None or demanded_tool(request.tool_choice) is not None:
         return False
     return wants_thinking(settings, request.sampling)
 

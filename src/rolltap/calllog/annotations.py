@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from rolltap.calllog.codec import pack_arrays, unpack_arrays, unpack_floats, unpack_ids
 from rolltap.calllog.records import CompletionDetail
 from rolltap.calllog.schema import annotations, call_completions, call_intents
-from rolltap.contract.annotations import CallAnnotation
+from rolltap.contract.trainer import CallAnnotation
 from rolltap.decoding import json_decoder
 from rolltap.errors import InvalidRequest, LedgerError
 from rolltap.types import NO_VERSION, Float32, Int32

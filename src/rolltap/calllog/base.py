@@ -92,7 +92,7 @@ class CallIntent:
 class CallCompletion:
     """How the call ended.
 
-    `message` is the assistant's message as canonical JSON (`proxy.conversation.chat.Message`).
+    `message` is the assistant's message as canonical JSON (`rolltap.protocols.conversation.Message`).
     """
 
     call_id: str

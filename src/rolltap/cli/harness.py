@@ -16,10 +16,18 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors, plane_url, refuse_relayed
-from rolltap.cli.completion import complete_harness, complete_policy
-from rolltap.cli.progress import working
-from rolltap.cli.screen import Screen, say
+from rolltap.cli.common import (
+    ConfigOption,
+    UrlOption,
+    complete_harness,
+    complete_policy,
+    config_path,
+    connect,
+    one_line_errors,
+    plane_url,
+    refuse_relayed,
+)
+from rolltap.cli.screen import Screen, say, working
 from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits, PythonCall
 from rolltap.harnesses.install import find, install, on_path

@@ -1,4 +1,4 @@
-"""`rolltap log`: looks after a call log. It opens the store itself.
+"""`rolltap log` and `rolltap import`: look after a call log, and add foreign traces to it, in the store itself.
 
 On SQLite the commands that write (import, prune, upgrade) need the file to themselves: stop `rolltap serve` first.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, astuple
@@ -27,8 +27,10 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.common import ConfigOption, JsonOption, StoreOption, chosen_store, one_line_errors
 from rolltap.cli.screen import Screen, say
 from rolltap.counted import counted
+from rolltap.datasets.importing import read_file, write
 from rolltap.errors import ConfigError
 from rolltap.moments import utc_text
+from rolltap.reconstructor.importers import READERS
 from rolltap.tenants import acting_for
 
 app = typer.Typer(
@@ -269,3 +271,24 @@ def _age(text: str) -> float:
     if not match:
         raise ConfigError(f"--older-than: expected a number and m, h or d, as 30d, not {text!r}")
     return float(match[1]) * _AGES[match[2]]
+
+
+@one_line_errors
+def import_traces(
+    files: Annotated[list[Path], typer.Argument(help="JSON or JSON Lines files")],
+    format: Annotated[str, typer.Option("--format", "-f", help=f"one of {', '.join(READERS)}")] = "messages",
+    store: StoreOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Imports traces of other tools into the record, as text.
+
+    rolltap import runs/*.jsonl --format messages
+    """
+    imported_runs = [imported for path in files for imported in read_file(path, format)]
+    written = asyncio.run(write(chosen_store(store, config, may_be_new=True), imported_runs))
+    known = f", {len(imported_runs) - written:,} were there already" if written < len(imported_runs) else ""
+    screen = Screen(stderr=True, highlight=False)
+    screen.print(f"{counted(written, 'session')} imported{known}")
+    unread = Counter(key for run in imported_runs for key in run.unread)
+    for key, count in sorted(unread.items()):
+        screen.print(f"not imported, as it is not known: {key} (in {counted(count, 'trace')})")

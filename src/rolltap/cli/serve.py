@@ -13,9 +13,8 @@ from typing import Any
 
 from rich.table import Table
 
-from rolltap.cli.listening import Listening
-from rolltap.cli.logs import json_only
-from rolltap.cli.screen import Screen
+from rolltap.cli.screen import Screen, json_only
+from rolltap.cli.server_address import Listening
 from rolltap.errors import ConfigError
 from rolltap.extras import page
 from rolltap.settings import PlaneName, Settings, hide_password, load_settings
@@ -71,7 +70,7 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
     """Serves until interrupted, in this process or in several; the exit code."""
     import uvloop
 
-    from rolltap.cli.listening import claimed
+    from rolltap.cli.server_address import claimed
     from rolltap.cli.workers import check_store, counts_of, serve_with_workers
     from rolltap.proxy.metrics.workers import remove_counts
 
@@ -163,7 +162,7 @@ def exports(settings: Settings, url: str, shown_key: str | None = None) -> list[
     Where calls go to a vendor under the user's own key, that key stays where it is. `shown_key`: what stands for the
     project's key.
     """
-    from rolltap.proxy.dialects import client_environments
+    from rolltap.protocols.dialects import client_environments
 
     key = shown_key or settings.keys.project
     own = [engine for engine in settings.engines.values() if engine.kind == "passthrough" and not engine.api_key]

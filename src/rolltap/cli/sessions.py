@@ -16,11 +16,19 @@ from rich.table import Column, Table
 from rich.text import Text
 from rich.tree import Tree
 
-from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors, one_that_begins
-from rolltap.cli.completion import complete_policy, complete_session
-from rolltap.cli.rollouts import tampering_lines
+from rolltap.cli.common import (
+    ConfigOption,
+    JsonOption,
+    UrlOption,
+    complete_policy,
+    complete_session,
+    connect,
+    one_line_errors,
+    one_that_begins,
+)
 from rolltap.cli.screen import Screen, say
+from rolltap.cli.server_address import PlaneClient
+from rolltap.cli.tasks import tampering_lines
 from rolltap.errors import ConfigError
 from rolltap.ids import ID_LENGTH
 from rolltap.log_check import LogVerdict
@@ -84,7 +92,7 @@ def open_(
 
 def relayed_exports(session: dict[str, Any], dialects: Collection[str]) -> list[str]:
     """What to export where calls go to a vendor under the user's own key: the URL holds the session's key."""
-    from rolltap.proxy.dialects import client_environments
+    from rolltap.protocols.dialects import client_environments
 
     url = f"{session['base_url'].rpartition('/')[0]}/{session['key']}"
     lines = [

@@ -1,8 +1,11 @@
-"""Task files by the command line: submitted, run here or by nodes, followed, cancelled."""
+"""Task files by the command line: submitted, run here or by nodes, followed, cancelled; how a rollout ended; groups
+that trainers refused too often.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import time
@@ -10,16 +13,25 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any
+from urllib.parse import quote, urlencode
 
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import ConfigOption, UrlOption, connect, one_line_errors, refuse_relayed
-from rolltap.cli.node import slots_of
-from rolltap.cli.screen import Screen
+from rolltap.cli.common import (
+    ConfigOption,
+    JsonOption,
+    TrainerUrlOption,
+    UrlOption,
+    connect,
+    one_line_errors,
+    refuse_relayed,
+)
+from rolltap.cli.screen import Screen, say
+from rolltap.cli.server_address import PlaneClient
+from rolltap.cli.up import slots_of
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
 from rolltap.counted import counted
 from rolltap.errors import TaskInvalid
@@ -31,7 +43,7 @@ from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults, build, check, check_installed, resolve_paths
 from rolltap.harnesses.task_sources import SourceOptions, tasks_of
 from rolltap.ids import new_id
-from rolltap.types import GroupStatus, RolloutStatus
+from rolltap.types import UNPROTECTED, GroupStatus, RolloutStatus
 
 POLL_S = 0.3
 SHOWN_FAILURES = 10
@@ -284,3 +296,78 @@ def submissions_table(submissions: Sequence[dict[str, Any]]) -> Table:
         rollouts = "cancelled" if one["cancelled"] else f"{ended} of {open_now + ended}"
         table.add_row(one["id"], one["policy"], tasks, rollouts, counts, mean)
     return table
+
+
+@one_line_errors
+def rollout(
+    id: Annotated[str, typer.Argument(help="a rollout's id")],
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Shows a rollout's result, its rewards, and the text that its evaluator saw."""
+    details = connect("admin", config, url).call("GET", f"/rollouts/{id}")
+    say(json.dumps(details) if as_json else describe(details))
+
+
+def describe(rollout: dict[str, Any]) -> str:
+    """The rollout as text."""
+    cause = f" ({rollout['cause']})" if rollout["cause"] else ""
+    reason = f": {rollout['reason']}" if rollout["reason"] else ""
+    lines = [
+        f"rollout {rollout['id']} of task {rollout['task_id']}, attempt {rollout['attempt']}",
+        f"{rollout['status']}{cause}{reason}",
+        f"session {rollout['session_id'] or 'none'}",
+        *(f"reward {reward['value']:g} ({reward['scope']}, by {reward['source']})" for reward in rollout["rewards"]),
+        *tampering_lines(rollout["tampering"]),
+        *unprotected_lines(rollout["rewards"]),
+    ]
+    tried = [f"  {act['kind']}: {act['detail']}" for act in rollout["tampering_acts"]]
+    return "\n".join([*lines, *tried, "", rollout["evaluation"] or "its evaluator saw nothing"])
+
+
+def unprotected_lines(rewards: list[dict[str, Any]]) -> list[str]:
+    """Why code of the agent could have written the rewards, in a line; none if it could not."""
+    reasons = [each["detail"][UNPROTECTED] for each in rewards if UNPROTECTED in each["detail"]]
+    return [f"unprotected: code of the agent could have written its reward, as {reason}" for reason in reasons[:1]]
+
+
+def tampering_lines(counts: dict[str, int]) -> list[str]:
+    """What the agent tried, in a line; none if it tried nothing."""
+    kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items())
+    return [f"tampering: {kinds}"] if kinds else []
+
+
+dead_letters = typer.Typer(help="List and revive groups that trainers refused too often.", no_args_is_help=True)
+
+
+@dead_letters.command("list")
+@one_line_errors
+def list_dead_letters(
+    policy: Annotated[str | None, typer.Option(help="only groups of this policy")] = None,
+    limit: Annotated[int, typer.Option(help="maximum number of groups")] = 100,
+    as_json: JsonOption = False,
+    url: TrainerUrlOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Lists dead groups, oldest first, with the last reason."""
+    query = {"limit": limit} | ({"policy": policy} if policy else {})
+    letters = connect("trainer", config, url).call("GET", f"/dead-letters?{urlencode(query)}")["dead_letters"]
+    if as_json:
+        say(json.dumps(letters))
+        return
+    table = Table("group", "policy", "task", "failures", "reason")
+    for letter in letters:
+        group = letter["group"]
+        table.add_row(group["id"], group["policy"], group["task_id"], str(group["failures"]), letter["reason"])
+    Screen().print(table)
+
+
+@dead_letters.command("revive")
+@one_line_errors
+def revive_groups(groups: list[str], url: TrainerUrlOption = None, config: ConfigOption = None) -> None:
+    """Offers dead groups to trainers again and resets their failures."""
+    client = connect("trainer", config, url)
+    for group in groups:
+        client.call("POST", f"/dead-letters/{quote(group, safe='')}/revive")
+        say(f"group {group} is ready again")

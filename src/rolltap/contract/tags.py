@@ -1,14 +1,39 @@
-"""Sizes of a session's tags, wherever they come from."""
+"""A session's tags: their sizes, and those that control every call of the session.
+
+Tag `roles`: several policies in one rollout, one for each role, `{"solver": "tiny", "judge": "frozen"}`. A role's name
+is the model that the harness asks for. At most one of the policies is trainable: the group belongs to it, and only its
+calls carry loss. The main role is the first one with the session's policy: its calls are the main agent's. Other roles'
+calls are recorded under the role's name (`Call.agent`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Collection, Mapping
 
+from rolltap.contract.control import TEMPERATURES
 from rolltap.errors import InvalidRequest
+from rolltap.tenants import TENANT_TAG
+from rolltap.types import Session
 
 MAX_TAGS = 32
 NAME_CHARS = 128
 VALUE_CHARS = 8192
+
+CAPTURED = "captured"
+"""Tag of a session that opened automatically. Its value is the dialect of the first call."""
+PROJECT = "project"
+"""Tag with the id of a captured session's minted project key. Sessions of the settings' project key do not have it."""
+TURNS = "turns"
+"""Tag with the turn cap (`rolltap.proxy.call.budget`)."""
+TURN_COUNT = re.compile(r"[0-9]{1,10}")
+TEMPERATURE = "rolltap.temperature"
+"""Tag with the temperature at which the session's policy samples all of its calls (`rolltap.contract.control`)."""
+TEMPERATURE_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,20})?")
+ROLES = "roles"
+MAX_ROLES = 16
+ROLE_NAME = re.compile(r"[\w.:/-]{1,128}")
 
 
 def check_sizes(tags: Mapping[str, str], most: int = MAX_TAGS) -> None:
@@ -21,3 +46,60 @@ def check_sizes(tags: Mapping[str, str], most: int = MAX_TAGS) -> None:
             raise InvalidRequest(message, param="tags")
         if "\0" in name + value or any("\ud800" <= character <= "\udfff" for character in name + value):
             raise InvalidRequest("a tag has no NUL and no half of a surrogate pair", param="tags")
+
+
+def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) -> None:
+    """Raises `InvalidRequest` for tags that a session of `policy` cannot have. `policies`: the served ones."""
+    check_sizes(tags)
+    for name in tags:
+        if name in (CAPTURED, PROJECT, TENANT_TAG):
+            raise InvalidRequest(f"tags.{name}: the server sets this tag itself", param=f"tags.{name}")
+    if TURNS in tags and not TURN_COUNT.fullmatch(tags[TURNS]):
+        raise InvalidRequest(f"tags.{TURNS}: a number of turns; 0: no cap", param=f"tags.{TURNS}")
+    if TEMPERATURE in tags and not _is_temperature(tags[TEMPERATURE]):
+        message = "tags.{}: a temperature of {} to {}".format(TEMPERATURE, *TEMPERATURES)
+        raise InvalidRequest(message, param=f"tags.{TEMPERATURE}")
+    if ROLES in tags:
+        _check_roles(tags[ROLES], policy, policies)
+
+
+def temperature_of(session: Session, policy: str) -> float | None:
+    """The temperature that was set for calls of `policy` in the session; None: its settings or the harness decide."""
+    set_value = session.tags.get(TEMPERATURE)
+    return float(set_value) if set_value is not None and session.policy == policy else None
+
+
+def main_role(roles: Mapping[str, str], policy: str) -> str:
+    """The first role with `policy`."""
+    return next(role for role, name in roles.items() if name == policy)
+
+
+def role_tags(roles: Mapping[str, str]) -> dict[str, str]:
+    """The tags of a session with `roles`."""
+    return {ROLES: json.dumps(dict(roles))} if roles else {}
+
+
+def roles_of(session: Session) -> dict[str, str]:
+    """The session's policy by role; empty if the session has only one policy."""
+    return json.loads(session.tags[ROLES]) if ROLES in session.tags else {}
+
+
+def _is_temperature(text: str) -> bool:
+    least, most = TEMPERATURES
+    return TEMPERATURE_NUMBER.fullmatch(text) is not None and least <= float(text) <= most
+
+
+def _check_roles(text: str, policy: str, policies: Collection[str]) -> None:
+    param = f"tags.{ROLES}"
+    try:
+        roles = json.loads(text)
+    except (ValueError, RecursionError):
+        roles = None
+    if not isinstance(roles, dict) or not 1 <= len(roles) <= MAX_ROLES:
+        raise InvalidRequest(f"{param}: a JSON object of 1 to {MAX_ROLES} roles, each with its policy", param=param)
+    for role, role_policy in roles.items():
+        if not ROLE_NAME.fullmatch(role) or role_policy not in policies:
+            message = f"{param}: role {role[:80]!r}: invalid role name, or unknown policy"
+            raise InvalidRequest(message, param=param)
+    if policy not in roles.values():
+        raise InvalidRequest(f"{param}: no role has the session's policy {policy!r}", param=param)

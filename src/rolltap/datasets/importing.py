@@ -22,11 +22,11 @@ import numpy as np
 from rolltap.calllog import open_call_log
 from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestParts
 from rolltap.contract.keys import key_hash
+from rolltap.contract.tags import check_tags
 from rolltap.errors import DatasetError, InvalidRequest, RequestError
-from rolltap.proxy.conversation.chat import ChatRequest
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import WireRequest
-from rolltap.proxy.sessions.tags import check_tags
+from rolltap.protocols.base import WireRequest
+from rolltap.protocols.conversation import ChatRequest
+from rolltap.protocols.dialects import DIALECTS
 from rolltap.reconstructor.importers import Trace, read_traces
 from rolltap.tenants import tenant_tags
 from rolltap.types import Finish, Flaw, Outcome, Session

@@ -9,9 +9,9 @@ from typing import Any
 from rolltap.calllog.base import CallRow, RequestParts
 from rolltap.calllog.facts import extend_items
 from rolltap.decoding import from_json
-from rolltap.proxy.conversation.chat import ChatRequest, Image, Message, Text, Tool
-from rolltap.proxy.dialects.base import RecordedCall
-from rolltap.reading.conversations import parse_call, recalled
+from rolltap.protocols.base import RecordedCall
+from rolltap.protocols.conversation import ChatRequest, Image, Message, Text, Tool
+from rolltap.reading.decoded import parse_call, recalled
 from rolltap.reconstructor.exporters.base import CallText
 
 

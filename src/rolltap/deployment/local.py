@@ -20,7 +20,7 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,7 +51,7 @@ READY_S = 180.0
 """How long a service may take to answer, on a busy machine; one that ends is noticed at once."""
 
 STOP_S = 20.0
-"""How long a service may take to stop after Ctrl-C; a proxy cuts its calls after 10 s."""
+"""How long the proxies may take to stop after Ctrl-C (they cut their calls after 10 s), and then all other services."""
 
 NGINX = """
 daemon off; pid {folder}/pid; error_log stderr warn; worker_processes 2; worker_rlimit_nofile 16384; {user}
@@ -137,15 +137,11 @@ class LocalDeployment:
         proxies = [child for name, child in self.children.items() if name in PROXIES]
         for child in proxies:
             child.signal(signal.SIGTERM if drain_s else signal.SIGINT)
-        deadline = time.monotonic() + drain_s + STOP_S
-        for child in proxies:
-            if not child.wait(max(0.1, deadline - time.monotonic())):
-                child.kill()
-        others = [child for name, child in reversed(self.children.items()) if name not in PROXIES]
+        _kill_after(drain_s + STOP_S, proxies)
+        others = [child for name, child in self.children.items() if name not in PROXIES]
         for child in others:
             child.signal(child.stop_signal)
-            if not child.wait(STOP_S):
-                child.kill()
+        _kill_after(STOP_S, others)
         self._processes.unlink(missing_ok=True)
 
     def proxy_environment(self, proxy: str) -> dict[str, str]:
@@ -405,6 +401,14 @@ def answers(url: str) -> int:
         return error.code
     except (urllib.error.URLError, OSError):
         return 0
+
+
+def _kill_after(seconds: float, children: Iterable[Child]) -> None:
+    """Waits so many seconds for all of them together; what still runs then is killed."""
+    deadline = time.monotonic() + seconds
+    for child in children:
+        if not child.wait(max(0.1, deadline - time.monotonic())):
+            child.kill()
 
 
 def _postgres_user() -> str | None:

@@ -22,10 +22,12 @@ def run(
     threads: Annotated[int, typer.Option(help="Torch threads.")] = 1,
     context: Annotated[int, typer.Option(help="Longest sequence in tokens; 0: the model's limit.")] = 0,
     key: Annotated[str, typer.Option(help="Key that clients send.", envvar="ROLLTAP_ENGINE_KEY")] = "",
+    device: Annotated[str, typer.Option(help="torch's device; auto: a CUDA card where there is one.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 on a card.")] = "auto",
 ) -> None:
     """Serves a model by token ids."""
     try:
-        main(ModelServerSettings(model, name, host, port, slots, threads, context, key))
+        main(ModelServerSettings(model, name, host, port, slots, threads, context, key, device, dtype))
     except ConfigError as error:
         sys.exit(f"rolltap engine: {error}")
 

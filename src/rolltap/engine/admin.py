@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -74,8 +73,18 @@ class AdminRoutes:
         return json_response({"object": "list", "data": [entry]})
 
     async def server_info(self, http: HttpRequest) -> Response:
-        info = {"engine": "rolltap", "logprobs_mode": LOGPROBS_MODE, "slots": self._settings.slots}
-        return json_response({**info, **asdict(self._loop.model.config)})
+        model = self._loop.model
+        return json_response(
+            {
+                "engine": "rolltap",
+                "logprobs_mode": LOGPROBS_MODE,
+                "slots": self._settings.slots,
+                "architecture": type(model.network).__name__,
+                "vocabulary": model.vocabulary,
+                "device": str(model.device),
+                "dtype": str(model.dtype).removeprefix("torch."),
+            }
+        )
 
     async def weight_info(self, http: HttpRequest) -> Response:
         return json_response({"weight_version": self._loop.version, "logprobs_mode": LOGPROBS_MODE})

@@ -1,297 +1,115 @@
-"""Qwen3 and Qwen3-MoE in torch, float32: the network that the embedded engine samples from.
+"""The network that the embedded engine samples from: any causal language model that transformers has.
 
-Parameter names, `config.json` and `model.safetensors` are Hugging Face's, so a folder written
-here loads there and the reverse; log-probs agree to 1e-5. One forward serves training (no cache) and sampling
-(with `KeyValueCache`, any mix of prompts and single tokens).
+transformers computes it, by the folder's `config.json`; this module knows its weights by their names in the folder's
+files, replaces them, and names what can't be served. A prompt's tokens are kept by position, so that a request can go
+on from any prefix of another: models whose layers keep a state instead of keys and values are refused.
 
-Shapes: `B` rows, `T` new tokens a row, `S` cached slots, `C` cached columns, `H` heads, `K` key-value heads,
-`G = H / K` query heads a key-value head, `D` head width, `V` vocabulary.
+Shapes: `B` rows, `T` new tokens a row, `C` cached columns, `V` vocabulary.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, Cache, DynamicCache
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import logging as transformers_logging
 
-from rolltap.engine.experts import ExpertBlock
+from rolltap.engine.slot_cache import SlotCache
 from rolltap.errors import ConfigError
 
-ARCHITECTURES = {"Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3_moe"}
-"""What is served, with Hugging Face's name of its family: a dense network and a mixture of experts."""
+KEPT_LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers whose keys and values are kept by position."""
+
+ROPES_OF_LENGTH = {"dynamic", "longrope"}
+"""Rotary embeddings that depend on the longest row of a batch: a request would depend on its neighbours."""
+
+SCORED_AT_ONCE = 256
+"""Positions whose logits exist at once where given ids are scored."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The fields of Hugging Face's `Qwen3Config` that shape the network, and of `Qwen3MoeConfig` for a mixture."""
+class CausalModel:
+    """A causal language model of transformers, with its weights named as in the files of a Hugging Face folder.
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10_000.0
-    tie_word_embeddings: bool = False
-    num_experts: int = 0
-    num_experts_per_tok: int = 0
-    moe_intermediate_size: int = 0
-    norm_topk_prob: bool = False
+    `vocabulary` is the number of logits, `longest` the most positions of a sequence (0: the configuration has none).
+    """
+
+    def __init__(self, network: Any) -> None:
+        self.network = network.eval()
+        text = network.config.get_text_config()
+        self.vocabulary: int = network.get_output_embeddings().out_features
+        self.longest: int = getattr(text, "max_position_embeddings", 0) or 0
+        self.layers: int = text.num_hidden_layers
+        parameter = next(network.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self._kinds, self._window = _layers(text)
+        self._is_eager = network.config._attn_implementation == "eager"
+        self._shapes = {name: tensor.shape for name, tensor in self._saved_state().items()}
+        self._choices: list[Tensor] = []
+        for module in network.modules():
+            if type(module).__name__.endswith("TopKRouter"):
+                module.register_forward_hook(lambda _, __, output: self._choices.append(output[2]))
 
     @classmethod
-    def load(cls, folder: Path) -> ModelConfig:
-        """Reads `folder/config.json`; `ConfigError` for a model that this network can't be."""
-        path = folder / "config.json"
-        try:
-            raw: dict[str, Any] = json.loads(path.read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: not a readable model configuration ({error})") from error
-        if not ARCHITECTURES.keys() & set(raw.get("architectures") or ()):
-            served = " and ".join(ARCHITECTURES)
-            raise ConfigError(f"{path}: architectures is {raw.get('architectures')}; this engine serves {served}")
-        raw.setdefault("num_experts", raw.get("num_local_experts", 0))
-        rope = raw.get("rope_parameters") or {"rope_theta": raw.get("rope_theta", cls.rope_theta)}
-        unsupported = {
-            "attention_bias": bool(raw.get("attention_bias")),
-            "use_sliding_window": bool(raw.get("use_sliding_window")),
-            "rope_scaling": bool(raw.get("rope_scaling")) or rope.get("rope_type", "default") != "default",
-            "hidden_act": raw.get("hidden_act", "silu") != "silu",
-            "mlp_only_layers": bool(raw.get("mlp_only_layers")),
-            "decoder_sparse_step": raw.get("decoder_sparse_step", 1) != 1,
-        }
-        for name, present in unsupported.items():
-            if present:
-                raise ConfigError(f"{path}: {name} = {raw.get(name)!r} is not supported by this engine")
-        try:
-            values = {name: raw[name] for name in cls.__slots__ if name in raw}
-            return cls(**{**values, "rope_theta": float(rope["rope_theta"])})
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"{path}: a field is missing ({error})") from error
+    def load(cls, folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> CausalModel:
+        """The model of a Hugging Face folder. `ConfigError` if it can't be served, or its weights are incomplete."""
+        config = read_config(folder)
+        read_weights(folder)  # names the file that is missing or corrupt
+        network = _build(config, folder, dtype)
+        return cls(network.to(device))
 
-    def save(self, folder: Path, **extra: Any) -> None:
-        """Writes `folder/config.json` with what transformers and vLLM also need; `extra` adds token ids."""
-        architecture = list(ARCHITECTURES)[bool(self.num_experts)]
-        shape = asdict(self)
-        raw = {
-            "architectures": [architecture],
-            "model_type": ARCHITECTURES[architecture],
-            **{name: shape[name] for name in shape if self.num_experts or name not in MIXTURE_FIELDS},
-            "rope_parameters": {"rope_theta": self.rope_theta, "rope_type": "default"},
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "hidden_act": "silu",
-            "use_sliding_window": False,
-            "torch_dtype": "float32",
-            **extra,
-        }
-        (folder / "config.json").write_text(json.dumps(raw, indent=2) + "\n")
+    def logits(self, ids: Tensor, cache: SlotCache) -> Tensor:
+        """Logits [B,T,V] of `ids` [B,T], float32, as `cache` has them extend its rows."""
+        self._choices.clear()
+        return self.network(input_ids=ids, **self._extending(cache)).logits.float()
 
+    def extend(self, ids: Tensor, cache: SlotCache) -> None:
+        """Adds `ids` [B,T] to the rows of `cache`, without the cost of logits."""
+        self.network.base_model(input_ids=ids, **self._extending(cache))
+        self._choices.clear()
 
-MIXTURE_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+    def experts(self, rows: int) -> Tensor | None:
+        """The experts [B,T,layers,k] that the tokens of the last `logits` of so many rows went through.
 
-
-class KeyValueCache:
-    """Keys and values of `slots` sequences of at most `length` tokens.
-
-    A slot's columns `[0, n)` hold its first n tokens. One column more than `length` takes the writes of padding, and
-    is never attended to. Columns are added by doubling as sequences grow.
-    """
-
-    def __init__(self, config: ModelConfig, slots: int, length: int) -> None:
-        self.length = length
-        self._shape = (slots, config.num_key_value_heads, config.head_dim)
-        self._layers = config.num_hidden_layers
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-        self.bin = -1
-        self.grow(min(length, 256))
-
-    def grow(self, columns: int) -> None:
-        """Makes room for `columns` tokens a slot; what is cached stays."""
-        if columns <= self.bin:
-            return
-        columns = min(self.length, max(columns, 2 * self.bin))
-        slots, heads, width = self._shape
-        filled, self.bin = max(self.bin, 0), columns
-        for name in ("keys", "values"):
-            grown = [torch.zeros(slots, columns + 1, heads, width) for _ in range(self._layers)]
-            for new, old in zip(grown, getattr(self, name), strict=False):
-                new[:, :filled] = old[:, :filled]
-            setattr(self, name, grown)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CachePlan:
-    """Where the new tokens of a forward go in the cache.
-
-    `rows` [B] are slots (a slice where they are contiguous); `positions` [B,T] are the tokens' places in their
-    sequences; `columns` [B,T] the cache columns written (`cache.bin` for padding); `width` the columns attended to.
-    """
-
-    cache: KeyValueCache
-    rows: Tensor
-    view: slice | Tensor
-    positions: Tensor
-    columns: Tensor
-    width: int
-
-
-class Attention(nn.Module):
-    """Grouped-query attention with RMS-normed queries and keys, and rotary positions."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.heads, self.kv_heads, self.width = (
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
-        hidden = config.hidden_size
-        self.q_proj = nn.Linear(hidden, self.heads * self.width, bias=False)
-        self.k_proj = nn.Linear(hidden, self.kv_heads * self.width, bias=False)
-        self.v_proj = nn.Linear(hidden, self.kv_heads * self.width, bias=False)
-        self.o_proj = nn.Linear(self.heads * self.width, hidden, bias=False)
-        self.q_norm = nn.RMSNorm(self.width, eps=config.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(self.width, eps=config.rms_norm_eps)
-
-    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, plan: CachePlan | None, layer: int) -> Tensor:
-        b, t, _ = x.shape
-        q_BTHD = rope.turn(self.q_norm(self.q_proj(x).view(b, t, self.heads, self.width)))
-        k_BTKD = rope.turn(self.k_norm(self.k_proj(x).view(b, t, self.kv_heads, self.width)))
-        v_BTKD = self.v_proj(x).view(b, t, self.kv_heads, self.width)
-        if plan is not None:
-            keys, values = plan.cache.keys[layer], plan.cache.values[layer]
-            keys[plan.rows, plan.columns] = k_BTKD
-            values[plan.rows, plan.columns] = v_BTKD
-            k_BTKD, v_BTKD = keys[plan.view, : plan.width], values[plan.view, : plan.width]
-        out = F.scaled_dot_product_attention(
-            q_BTHD.transpose(1, 2),
-            k_BTKD.transpose(1, 2),
-            v_BTKD.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=self.heads != self.kv_heads,
-        )
-        return self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
-
-
-class FeedForward(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, hidden: int, width: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, width, bias=False)
-        self.up_proj = nn.Linear(hidden, width, bias=False)
-        self.down_proj = nn.Linear(width, hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-def feed_forward(config: ModelConfig) -> nn.Module:
-    """A layer's: one, or a mixture of experts."""
-    if not config.num_experts:
-        return FeedForward(config.hidden_size, config.intermediate_size)
-    return ExpertBlock(
-        config.hidden_size,
-        config.num_experts,
-        config.num_experts_per_tok,
-        lambda: FeedForward(config.hidden_size, config.moe_intermediate_size),
-        normed=config.norm_topk_prob,
-    )
-
-
-class Layer(nn.Module):
-    """Attention and feed-forward, each normed before and added after."""
-
-    def __init__(self, config: ModelConfig, index: int) -> None:
-        super().__init__()
-        self.index = index
-        self.self_attn = Attention(config)
-        self.mlp = feed_forward(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def forward(self, x: Tensor, rope: Rope, mask: Tensor | None, plan: CachePlan | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, mask, plan, self.index)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Rope:
-    """Cosines and sines of the new tokens' positions, [B or 1,T,1,D]."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def turn(self, x: Tensor) -> Tensor:
-        """Rotates `x` [B,T,heads,D] by halves, as Hugging Face's `apply_rotary_pos_emb`."""
-        low, high = x.chunk(2, dim=-1)
-        return x * self.cos + torch.cat((-high, low), dim=-1) * self.sin
-
-
-class Body(nn.Module):
-    """Everything below the output head; its name in the weights is `model`."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-
-class Qwen3(nn.Module):
-    """The causal language model."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.model = Body(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
-        self._cos, self._sin = _rope_tables(config)
-
-    def hidden(self, ids: Tensor, plan: CachePlan | None = None) -> Tensor:
-        """The last hidden states [B,T,hidden] of `ids` [B,T], each attending to itself and what stands before.
-
-        Without a plan, rows are whole sequences from position 0, padded on the right if at all. With one, the
-        tokens extend the cached sequences that the plan names, and are added to the cache.
+        None where the model is no mixture.
         """
-        if plan is None:
-            positions, mask = torch.arange(ids.shape[1])[None], None
-        else:
-            positions = plan.positions
-            mask = (torch.arange(plan.width) <= positions[..., None])[:, None]
-        rope = Rope(self._cos[positions][:, :, None], self._sin[positions][:, :, None])
-        x = self.model.embed_tokens(ids)
-        for layer in self.model.layers:
-            x = layer(x, rope, mask, plan)
-        return self.model.norm(x)
+        if not self._choices:
+            return None
+        return torch.stack([choice.view(rows, -1, choice.shape[-1]) for choice in self._choices], 2)
 
-    def experts(self) -> Tensor | None:
-        """[B,T,layers,k]: the experts that the tokens of the last pass went through; None without a mixture."""
-        mixtures = [module for module in self.model.modules() if isinstance(module, ExpertBlock)]
-        return torch.stack([mixture.choices for mixture in mixtures], dim=2) if mixtures else None
+    def score(self, ids: Sequence[int]) -> Iterator[Tensor]:
+        """The logits [T,V] of a whole sequence, float32, in pieces of `SCORED_AT_ONCE` positions."""
+        past: Cache = DynamicCache(config=self.network.config)
+        whole = torch.tensor([list(ids)], dtype=torch.long, device=self.device)
+        for piece in whole.split(SCORED_AT_ONCE, 1) if ids else ():
+            yield self.network(input_ids=piece, past_key_values=past, use_cache=True).logits[0].float()
+        self._choices.clear()
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """The logits [B,T,V] of whole sequences `ids` [B,T]."""
-        return self.lm_head(self.hidden(ids))
+    def _extending(self, cache: SlotCache) -> dict[str, Any]:
+        positions = cache.positions
+        columns = torch.arange(cache.width, device=positions.device)
+        seen = (columns <= positions[..., None])[:, None]
+        masks = {"full_attention": seen}
+        if self._window:
+            masks["sliding_attention"] = seen & (columns > positions[..., None] - self._window)[:, None]
+        if self._is_eager:
+            least = torch.finfo(self.dtype).min
+            masks = {kind: torch.where(mask, 0.0, least).to(self.dtype) for kind, mask in masks.items()}
+        mask: Any = masks if len(self._kinds) > 1 else masks[next(iter(self._kinds))]
+        return {"attention_mask": mask, "position_ids": positions, "past_key_values": cache, "use_cache": True}
+
+    # Weights
 
     def save(self, folder: Path) -> None:
-        """Writes `folder/model.safetensors` (the config and the tokenizer are not weights)."""
-        save_file(_owned_state(self), folder / "model.safetensors", metadata={"format": "pt"})
+        """Writes `config.json`, `generation_config.json` and `model.safetensors`."""
+        self.network.save_pretrained(folder)
 
     def load_weights(self, folder: Path) -> None:
         """Replaces the weights by those of `folder`'s safetensors; see `replace_weights`."""
@@ -300,34 +118,72 @@ class Qwen3(nn.Module):
     def replace_weights(self, state: Mapping[str, Tensor], source: str) -> None:
         """Replaces the weights by `state`, which came from `source`, all or none.
 
-        `ConfigError` if a tensor is missing, unknown, of another shape or not finite: the weights are then unchanged.
+        `ConfigError` if a tensor is missing, unknown, of another shape or not finite, or if it unties weights that the
+        model shares: the weights are then unchanged.
         """
-        own = _owned_state(self)
-        if state.keys() != own.keys():
-            wrong = sorted(state.keys() ^ own.keys())
+        state = self._without_ties(state, source)
+        if state.keys() != self._shapes.keys():
+            wrong = sorted(state.keys() ^ self._shapes.keys())
             raise ConfigError(f"{source}: tensors don't match the model; first difference: {wrong[0]}")
         for name, tensor in state.items():
             self.check_weight(name, tensor.shape, source)
-            if not torch.isfinite(tensor).all():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise ConfigError(f"{source}: {name} holds values that are not finite")
+        own = self.network.state_dict()
+        if not state.keys() <= own.keys():  # the network holds some otherwise than the files, as experts in one tensor
+            state = _build(self.network.config, dict(state), self.dtype).state_dict()
         with torch.no_grad():
             for name, tensor in state.items():
                 own[name].copy_(tensor)
 
     def check_weight(self, name: str, shape: Sequence[int], source: str) -> None:
         """`ConfigError` if the model has no weight `name`, or one of another shape."""
-        own = _owned_state(self)
-        if name not in own:
+        if name in self._shapes and tuple(shape) != self._shapes[name]:
+            raise ConfigError(f"{source}: shape of {name} is {list(shape)}, the model's {list(self._shapes[name])}")
+        if name not in self._shapes and name not in self._ties:
             raise ConfigError(f"{source}: the model has no tensor {name}")
-        if tuple(shape) != own[name].shape:
-            raise ConfigError(f"{source}: shape of {name} is {list(shape)}, the model's {list(own[name].shape)}")
 
-    @classmethod
-    def load(cls, folder: Path) -> Qwen3:
-        """The model of a Hugging Face folder, in float32 whatever was stored."""
-        model = cls(ModelConfig.load(folder))
-        model.load_weights(folder)
-        return model.eval()
+    @property
+    def _ties(self) -> dict[str, str]:
+        """Names of weights that are another's, with that one's name."""
+        return dict(getattr(self.network, "all_tied_weights_keys", None) or {})
+
+    def _saved_state(self) -> dict[str, Tensor]:
+        """The weights by their names in files."""
+        state = {name: tensor for name, tensor in self.network.state_dict().items() if name not in self._ties}
+        return revert_weight_conversion(self.network, state)
+
+    def _without_ties(self, state: Mapping[str, Tensor], source: str) -> Mapping[str, Tensor]:
+        """Without the copies of shared weights, which some trainers send: they must equal what they are tied to."""
+        for name, original in self._ties.items():
+            if name in state and original in state and not torch.equal(state[name], state[original]):
+                raise ConfigError(
+                    f"{source}: {name} differs from {original}, but the model's configuration ties them "
+                    "(tie_word_embeddings): serve a folder whose configuration does not, or train them tied"
+                )
+        return {name: tensor for name, tensor in state.items() if name not in self._ties}
+
+
+def read_config(folder: Path) -> Any:
+    """transformers' configuration of `folder`; `ConfigError` for a model that can't be served."""
+    path = folder / "config.json"
+    try:
+        json.loads(path.read_text())
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path}: not a readable model configuration ({error})") from error
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ConfigError(f"{path}: model_type {config.model_type} is no causal language model of transformers")
+    text = config.get_text_config()
+    if unknown := set(getattr(text, "layer_types", None) or ()) - KEPT_LAYERS:
+        raise ConfigError(
+            f"{path}: its layers of {', '.join(sorted(unknown))} keep no keys and values by position, which this "
+            "engine needs; serve it with vLLM or SGLang"
+        )
+    rope = getattr(text, "rope_parameters", None) or {}
+    if (kind := rope.get("rope_type", "default")) in ROPES_OF_LENGTH:
+        raise ConfigError(f"{path}: rope_type {kind} depends on the longest sequence; serve it with vLLM or SGLang")
+    return config
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -344,16 +200,34 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return state
 
 
-def _owned_state(model: Qwen3) -> dict[str, Tensor]:
-    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    if model.config.tie_word_embeddings:
-        del state["lm_head.weight"]
-    return state
+def _build(config: Any, weights: Path | dict[str, Tensor], dtype: torch.dtype) -> nn.Module:
+    """The network with `weights`: a folder's, or tensors by their names in files."""
+    transformers_logging.disable_progress_bar()
+    folder, state = (weights, None) if isinstance(weights, Path) else (None, weights)
+    is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)  # which only eager attention computes
+    for attention in ("eager",) if is_capped else ("sdpa", "eager"):
+        try:
+            network, found = AutoModelForCausalLM._model_mapping[type(config)].from_pretrained(
+                folder,
+                config=config,
+                state_dict=state,
+                dtype=dtype,
+                attn_implementation=attention,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            if attention == "sdpa" and "scaled_dot_product_attention" in str(error):
+                continue
+            raise ConfigError(f"{folder or 'the transfer'}: {error}") from error
+        if wrong := sorted(map(str, [*found["missing_keys"], *found["unexpected_keys"], *found["mismatched_keys"]])):
+            raise ConfigError(f"{folder}: tensors don't match config.json; first difference: {wrong[0]}")
+        return network
+    raise AssertionError("eager attention is refused by none")
 
 
-def _rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [max_position_embeddings, D] of the default rotary embedding."""
-    inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
-    angles = torch.outer(torch.arange(config.max_position_embeddings).float(), inverse)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos(), angles.sin()
+def _layers(text: Any) -> tuple[set[str], int]:
+    """The kinds of the layers, and the positions that one with a window sees."""
+    window = getattr(text, "sliding_window", None) or 0
+    kinds = set(getattr(text, "layer_types", None) or ("sliding_attention" if window else "full_attention",))
+    return kinds, window if "sliding_attention" in kinds else 0

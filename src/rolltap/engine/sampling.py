@@ -50,7 +50,7 @@ class SamplingOptions:
 
 def processed_logprobs(logits_BV: Tensor, samplings: Sequence[SamplingOptions]) -> Tensor:
     """The log-probs [B,V] that each row is drawn from, -inf where truncated."""
-    temperatures = torch.tensor([sampling.temperature or 1.0 for sampling in samplings])
+    temperatures = torch.tensor([sampling.temperature or 1.0 for sampling in samplings], device=logits_BV.device)
     logprobs_BV = torch.log_softmax(logits_BV / temperatures[:, None], dim=-1)
     for row, sampling in enumerate(samplings):
         if sampling.truncates:
@@ -64,9 +64,9 @@ def draw_tokens(logprobs_BV: Tensor, samplings: Sequence[SamplingOptions], unifo
     A row depends on its own uniform only, so a seeded request does not depend on its neighbours in the batch.
     """
     cumulative_BV = logprobs_BV.double().exp().cumsum(-1)
-    targets_B1 = torch.tensor(uniforms, dtype=torch.float64)[:, None] * cumulative_BV[:, -1:]
+    targets_B1 = torch.tensor(uniforms, dtype=torch.float64, device=logprobs_BV.device)[:, None] * cumulative_BV[:, -1:]
     ids_B = torch.searchsorted(cumulative_BV, targets_B1, right=True)[:, 0]
-    greedy_B = torch.tensor([sampling.temperature == 0.0 for sampling in samplings])
+    greedy_B = torch.tensor([sampling.temperature == 0.0 for sampling in samplings], device=logprobs_BV.device)
     return torch.where(greedy_B, logprobs_BV.argmax(-1), ids_B)
 
 

@@ -22,11 +22,11 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from rolltap.engine.model import Qwen3, read_weights
+from rolltap.engine.model import CausalModel, read_weights
 from rolltap.engine.requests import ActiveRequest, FinishReason, Outbox, PromptScores, SamplingRequest, TokenDelta
 from rolltap.engine.sampling import draw_tokens, processed_logprobs, sampling_mask
-from rolltap.engine.slots import SlotCache
-from rolltap.errors import EngineUnavailable
+from rolltap.engine.slots import EngineSlots
+from rolltap.errors import ConfigError, EngineUnavailable
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -34,29 +34,28 @@ PauseMode = Literal["abort", "wait", "keep"]
 PREFILL_TOKENS = 4096
 """Prompt tokens computed per step at most, so that a long prompt does not delay the requests that are sampling."""
 
-SCORED_AT_ONCE = 256
-"""Positions whose logits exist at once where given ids are scored."""
-
 
 class EngineLoop:
     """Samples for many requests from one model. `deliver` gets the deltas of each step, in the loop's thread."""
 
     def __init__(
         self,
-        model: Qwen3,
+        model: CausalModel,
         eos_ids: frozenset[int],
         deliver: Callable[[Outbox], None],
         slots: int = 32,
         context: int | None = None,
     ) -> None:
         self.model = model
-        self.context = min(context or model.config.max_position_embeddings, model.config.max_position_embeddings)
+        if not (context or model.longest):
+            raise ConfigError("the model's configuration has no max_position_embeddings: set --context")
+        self.context = min(context or model.longest, model.longest or context or 0)
         self.version = "default"
         self.counts: Counter[str] = Counter()
         self.failure: Exception | None = None
         self._eos_ids = eos_ids
         self._deliver = deliver
-        self._slots = SlotCache(model, slots, self.context)
+        self._slots = EngineSlots(model, slots, self.context)
         self._waiting: deque[SamplingRequest] = deque()
         self._active: dict[int, ActiveRequest] = {}  # by slot
         self._outbox: Outbox = []
@@ -237,14 +236,13 @@ class EngineLoop:
             self.counts["prefix_hits"] += shared
 
     def _score(self, ids: Sequence[int], top: int) -> PromptScores:
-        hidden_TE = self.model.hidden(torch.tensor([ids]))[0, :-1]
         logprobs: list[float] = []
         tops: list[tuple[tuple[int, float], ...]] = []
-        for piece_TE in hidden_TE.split(SCORED_AT_ONCE):
-            logprobs_TV = torch.log_softmax(self.model.lm_head(piece_TE), dim=-1)
-            targets = torch.tensor(ids[len(logprobs) + 1 : len(logprobs) + 1 + len(piece_TE)])
+        for logits_TV in self.model.score(ids[:-1]):
+            logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
+            targets = torch.tensor(ids[len(logprobs) + 1 : len(logprobs) + 1 + len(logits_TV)], device=logits_TV.device)
             logprobs += logprobs_TV.gather(1, targets[:, None])[:, 0].tolist()
-            tops += [_top(row_V, top) for row_V in logprobs_TV] if top else [()] * len(piece_TE)
+            tops += [_top(row_V, top) for row_V in logprobs_TV] if top else [()] * len(logits_TV)
         self.counts["scored_tokens"] += len(ids)
         return PromptScores(tuple(ids[1:]), tuple(logprobs), tuple(tops))
 
@@ -276,8 +274,7 @@ class EngineLoop:
 
     def _sample(self, ready: list[ActiveRequest]) -> None:
         """Samples the next token of each request in `ready`, by one forward pass."""
-        logits_BV = self.model.lm_head(self._slots.next_hidden(ready))
-        experts = self._slots.experts(ready)
+        logits_BV, experts = self._slots.next_logits(ready)
         samplings = [active.request.sampling for active in ready]
         logprobs_BV = processed_logprobs(logits_BV, samplings)
         ids_B = draw_tokens(logprobs_BV, samplings, [active.rng.random() for active in ready])

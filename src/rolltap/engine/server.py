@@ -31,7 +31,7 @@ from tokenizers import Tokenizer
 
 from rolltap.engine.admin import AdminRoutes
 from rolltap.engine.keyed import keyed
-from rolltap.engine.model import Qwen3
+from rolltap.engine.model import CausalModel
 from rolltap.engine.protocol import (
     CompletionRequest,
     GenerateRequest,
@@ -91,7 +91,7 @@ class ModelServer:
     """The sampling routes over one engine loop, and the application with all routes."""
 
     def __init__(
-        self, settings: ModelServerSettings, model: Qwen3, eos_ids: frozenset[int], tokenizer: Tokenizer
+        self, settings: ModelServerSettings, model: CausalModel, eos_ids: frozenset[int], tokenizer: Tokenizer
     ) -> None:
         self.settings = settings
         self.loop = EngineLoop(model, eos_ids, self._deliver, settings.slots, settings.context or None)
@@ -162,7 +162,7 @@ class ModelServer:
         if request.model not in (None, served_name):
             message = f"The model `{request.model}` does not exist; this engine serves `{served_name}`."
             raise NotFound(message, param="model")
-        max_tokens = check_prompt(request, self.loop.model.config.vocab_size, self.loop.context)
+        max_tokens = check_prompt(request, self.loop.model.vocabulary, self.loop.context)
         request_id = request.request_id or uuid4().hex
         mailboxes = [Mailbox() for _ in range(request.draw.n)]
         choices = [
@@ -256,7 +256,7 @@ def end_tokens(folder: Path) -> frozenset[int]:
 def build(settings: ModelServerSettings) -> ModelServer:
     """The server with its model loaded; `ConfigError` names what is missing."""
     torch.set_num_threads(settings.threads)
-    model = Qwen3.load(settings.model)
+    model = CausalModel.load(settings.model, dtype=settings.torch_dtype, device=settings.torch_device)
     tokenizer = settings.model / "tokenizer.json"
     if not tokenizer.exists():
         raise ConfigError(f"{tokenizer}: not found; a model folder needs its tokenizer")

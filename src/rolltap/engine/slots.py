@@ -12,18 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rolltap.engine.model import CachePlan, KeyValueCache, Qwen3
+from rolltap.engine.model import CausalModel
 from rolltap.engine.requests import ActiveRequest
+from rolltap.engine.slot_cache import SlotCache
 
 
-class SlotCache:
+class EngineSlots:
     """Tokens and key-value cache of `slots` sequences of at most `context` tokens. For one thread."""
 
-    def __init__(self, model: Qwen3, slots: int, context: int) -> None:
+    def __init__(self, model: CausalModel, slots: int, context: int) -> None:
         self.count = slots
         self._model = model
         self._context = context
-        self._cache = KeyValueCache(model.config, slots, context)
+        self._cache = SlotCache(model.layers, slots, context)
         self._tokens = np.zeros((slots, context + 1), dtype=np.int64)
         self._cached = np.zeros(slots, dtype=np.int64)  # how many tokens of a free slot the cache holds
 
@@ -50,10 +51,11 @@ class SlotCache:
     def prefill(self, requests: Sequence[ActiveRequest], lengths: list[int]) -> None:
         """Caches the next `lengths` pending tokens of each request."""
         slots = torch.tensor([active.slot for active in requests])
-        self._forward(requests, lengths, slots[:, None], slots)
+        self._model.extend(self._place(requests, lengths, slots[:, None], slots), self._cache)
 
-    def next_hidden(self, requests: Sequence[ActiveRequest]) -> Tensor:
-        """Hidden states [B,hidden] of the one pending token of each request.
+    def next_logits(self, requests: Sequence[ActiveRequest]) -> tuple[Tensor, list[Tensor] | None]:
+        """Of the one pending token of each request: the logits [B,V] behind it, and in a mixture the experts [layers,k]
+        that it went through.
 
         A contiguous view of the cache is free, a gathered copy is not. So this computes all slots up to the last one
         in use and drops the rows of unused slots.
@@ -62,13 +64,11 @@ class SlotCache:
         by_slot = {active.slot: active for active in requests}
         rows = [by_slot.get(slot) for slot in range(width)]
         lengths = [int(row is not None) for row in rows]
-        hidden_BTH = self._forward(rows, lengths, torch.arange(width)[:, None], slice(0, width))
-        return hidden_BTH[[active.slot for active in requests], 0]
-
-    def experts(self, requests: Sequence[ActiveRequest]) -> list[Tensor] | None:
-        """The experts [layers,k] of each request's token in the pass of `next_hidden`; None without a mixture."""
-        experts_BTLk = self._model.experts()
-        return None if experts_BTLk is None else [experts_BTLk[active.slot, 0] for active in requests]
+        ids = self._place(rows, lengths, torch.arange(width)[:, None], slice(0, width))
+        places = [active.slot for active in requests]
+        logits_BV = self._model.logits(ids, self._cache)[places, 0]
+        experts_BTLk = self._model.experts(width)
+        return logits_BV, None if experts_BTLk is None else [experts_BTLk[slot, 0] for slot in places]
 
     def _best_slot(self, prompt: np.ndarray, busy: Collection[int]) -> tuple[int, int]:
         """The free slot that shares the longest prefix with `prompt`, and the length of that prefix."""
@@ -80,15 +80,17 @@ class SlotCache:
         best = int(shared.argmax())
         return int(free[best]), int(shared[best])
 
-    def _forward(
+    def _place(
         self, rows: Sequence[ActiveRequest | None], lengths: list[int], slots: Tensor, view: slice | Tensor
     ) -> Tensor:
-        """Hidden states [B,T,hidden] of the next `lengths` pending tokens of each row; None rows are padding."""
+        """The ids [B,T] of the next `lengths` pending tokens of each row, where the cache is set to. None: padding."""
         steps = torch.arange(max(lengths))[None]
         starts = torch.tensor([active.cached if active else 0 for active in rows])[:, None]
         counts = torch.tensor(lengths)[:, None]
         positions = torch.where(steps < counts, starts + steps, 0)
-        columns = torch.where(steps < counts, starts + steps, self._cache.bin)
+        columns = torch.where(steps < counts, starts + steps, self._cache.columns_held)
         ids = torch.from_numpy(self._tokens)[slots, positions]
         width = int(positions.max()) + 1
-        return self._model.hidden(ids, CachePlan(self._cache, slots, view, positions, columns, width))
+        device = self._model.device
+        self._cache.place(slots.to(device), view, positions.to(device), columns.to(device), width)
+        return ids.to(device)

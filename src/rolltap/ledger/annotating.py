@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from rolltap.calllog.annotations import AnnotationLine, AnnotationSource, append_annotations
 from rolltap.calllog.schema import sessions
-from rolltap.contract.annotations import AnnotateLease
+from rolltap.contract.trainer import AnnotateLease
 from rolltap.errors import LeaseLost
 from rolltap.ledger.leases import LeaseKey, locked_lease
 from rolltap.ledger.schema import groups, lease_groups, rollouts, tasks

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from rolltap.ledger.base import Event
 from rolltap.ledger.schema import events
-from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
+from rolltap.ledger.unit_of_work import BULK_WITHIN_S, Tx, UnitOfWork, wait_for
 
 OVERLAP = 5.0
 PAGE = 500
@@ -50,7 +50,10 @@ class Events:
     async def forget(self) -> int:
         """Deletes events older than the setting `event_memory`; returns their number."""
         memory = self._uow.settings.event_memory
-        return await self._uow.transact(lambda tx: tx.run(sa.delete(events).where(events.c.at < tx.now - memory)))
+        old = sa.delete(events)
+        return await self._uow.transact(
+            lambda tx: tx.run(old.where(events.c.at < tx.now - memory)), within_s=BULK_WITHIN_S
+        )
 
 
 def _page(tx: Tx, seq: int, limit: int) -> list[Event]:

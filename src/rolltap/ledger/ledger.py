@@ -41,7 +41,7 @@ from rolltap.ledger.rollouts import Rollouts
 from rolltap.ledger.submissions import Submissions
 from rolltap.ledger.tampering import Tampering
 from rolltap.ledger.trainers import Trainers
-from rolltap.ledger.unit_of_work import Clock, UnitOfWork
+from rolltap.ledger.unit_of_work import BULK_WITHIN_S, Clock, UnitOfWork
 from rolltap.tenants import DEFAULT_TENANT, acting_for
 
 log = logging.getLogger("rolltap.ledger")
@@ -93,7 +93,7 @@ class Ledger:
         """Ends expired leases and claims and settles groups after their deadline, for each tenant."""
         for tenant in self._tenants:
             with acting_for(tenant):
-                await self._uow.transact(expire)
+                await self._uow.transact(expire, within_s=BULK_WITHIN_S)
                 await self.nodes.expire()
                 while await self.groups.settle_late():
                     pass

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rolltap.calllog.database import Database, database_clock
-from rolltap.contract.leases import Lease, LeasedGroup, RolloutRecord
-from rolltap.contract.trainer import LeaseRequest
+from rolltap.contract.trainer import Lease, LeasedGroup, LeaseRequest, RolloutRecord
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger.base import TrainedVersions, TrajectoriesOf
 from rolltap.ledger.masking import without_late_calls, without_stale

@@ -11,7 +11,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from rolltap.contract.admin import EACH_CALL, WILDCARDS, GroupRule
-from rolltap.contract.leases import all_equal
+from rolltap.contract.trainer import all_equal
 from rolltap.types import RolloutStatus, Scoring
 
 

@@ -24,14 +24,11 @@ from rolltap.ledger.policies import locked_policy
 from rolltap.ledger.rollouts import LATE
 from rolltap.ledger.rows import load_groups, rule_json, task_digest
 from rolltap.ledger.schema import groups, rollouts, submissions, submitted
-from rolltap.ledger.unit_of_work import Tx, UnitOfWork
+from rolltap.ledger.unit_of_work import BULK_WITHIN_S, Tx, UnitOfWork
 from rolltap.ledger.waiting import waits_for
 from rolltap.types import Group, GroupStatus, Task
 
 MAX_TASKS = 10_000
-
-SUBMITTED_WITHIN_S = 300.0
-"""10,000 tasks take half a minute on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +112,7 @@ class Submissions:
                 )
             return _load(tx, id, self._uow.settings)
 
-        return await self._uow.transact(work, within_s=SUBMITTED_WITHIN_S)
+        return await self._uow.transact(work, within_s=BULK_WITHIN_S)
 
     async def get(self, submission_id: str) -> Submission:
         return await self._uow.query(lambda tx: _load(tx, submission_id, self._uow.settings))
@@ -152,7 +149,7 @@ class Submissions:
             _cancel_open(tx, submission_id, reason)
             return _load(tx, submission_id, self._uow.settings)
 
-        return await self._uow.transact(work)
+        return await self._uow.transact(work, within_s=BULK_WITHIN_S)
 
 
 def _insert(tx: Tx, id: str, spec: SubmissionSpec) -> None:

@@ -12,10 +12,8 @@ from typing import Protocol, TypeVar
 import sqlalchemy as sa
 
 from rolltap.calllog.annotations import AnnotationLine
-from rolltap.contract.annotations import AnnotateLease
 from rolltap.contract.base import check_ttl
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseRequest, Rewind, Rewound
+from rolltap.contract.trainer import AnnotateLease, Lease, LeaseRequest, Rewind, Rewound
 from rolltap.errors import StoreError
 from rolltap.ledger import annotating, dead_letters, leases
 from rolltap.ledger.base import DeadLetter

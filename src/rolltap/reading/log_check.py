@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from itertools import chain
 
 from rolltap.calllog.base import CallRow
-from rolltap.contract.harness_log import HarnessLog, LogEntry
+from rolltap.contract.admin import HarnessLog, LogEntry
 from rolltap.decoding import from_json
 from rolltap.ids import ALPHABET, ID_LENGTH
 from rolltap.log_check import LogCheck, LogVerdict
-from rolltap.proxy.continuation.handles import HANDLE_LENGTH, PREFIX
-from rolltap.proxy.conversation.chat import Message
-from rolltap.reading.conversations import turns
+from rolltap.protocols.conversation import Message
+from rolltap.protocols.handles import HANDLE_LENGTH, PREFIX
+from rolltap.reading.decoded import turns
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.types import CallKind, Outcome, Trajectory
 
@@ -43,7 +43,7 @@ _END = "(?![0-9A-Za-z])"
 HANDLE = re.compile(
     rf"(?:(?={TOOL_CALL.pattern}{_END})call_|chatcmpl-(?=[{ALPHABET}]{{{ID_LENGTH}}}{_END}))([{ALPHABET}]{{{ID_LENGTH}}})"
 )
-"""The part of a handle that names its call (`rolltap.proxy.continuation.handles`). A vendor's own ids in relayed
+"""The part of a handle that names its call (`rolltap.protocols.handles`). A vendor's own ids in relayed
 replies begin alike but have other lengths."""
 
 

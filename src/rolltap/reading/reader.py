@@ -8,33 +8,57 @@ beside the server that writes it. Every method answers from the record as it is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from cachetools import LRUCache
 
 from rolltap.calllog.annotations import annotations_of, streams_of
+from rolltap.calllog.database import Database
 from rolltap.calllog.mismatch import NO_SUMS, PolicySums, updated_sums
 from rolltap.calllog.notes import Note, append_note, append_note_beside, notes_of
 from rolltap.calllog.one_session import Fingerprint, fetch_session, fingerprint, session_of_call
-from rolltap.calllog.open import LogWithDatabase
+from rolltap.calllog.open import LogWithDatabase, open_call_log
 from rolltap.calllog.outline import fetch_summarized, openings, sampled_versions
-from rolltap.contract.notes import NewNote
+from rolltap.contract.admin import NewNote
 from rolltap.decoding import from_json
-from rolltap.errors import InvalidRequest, NotFound
+from rolltap.errors import ConfigError, InvalidRequest, NotFound
 from rolltap.ledger import reading as ledger
 from rolltap.ledger.reading import ALL_GROUPS, GroupQuery
 from rolltap.ledger.run_state import RunState, run_state
-from rolltap.proxy.conversation.chat import Message
-from rolltap.proxy.dialects.base import RecordedCall
-from rolltap.reading.comparing import ComparedRollout, VersionComparison, VersionRange, compared, default_ranges, within
-from rolltap.reading.conversations import common_prefix, parse_call, plain, recalled, refused_view, turns, view
-from rolltap.reading.decoded import DecodedSession
-from rolltap.reading.groups import common_tokens, group_line, harness_mismatch, run_line, run_point
-from rolltap.reading.indexing import Indexer
-from rolltap.reading.summaries import summary_of
-from rolltap.reading.tokens import both_sides, window
+from rolltap.protocols.base import RecordedCall
+from rolltap.protocols.conversation import Message
+from rolltap.reading.decoded import (
+    DecodedSession,
+    common_prefix,
+    parse_call,
+    plain,
+    recalled,
+    refused_view,
+    turns,
+    view,
+)
+from rolltap.reading.index import SessionIndex
+from rolltap.reading.indexing import Indexer, summary_of
+from rolltap.reading.runs import (
+    ComparedRollout,
+    VersionComparison,
+    VersionRange,
+    common_tokens,
+    compared,
+    default_ranges,
+    group_line,
+    harness_mismatch,
+    run_line,
+    run_point,
+    within,
+)
+from rolltap.reading.tokens import Vocabulary, both_sides, window
 from rolltap.reading.types import (
     BreakView,
     CallDetail,
@@ -55,10 +79,10 @@ from rolltap.reading.types import (
     SessionQuery,
     SessionSummary,
 )
-from rolltap.reading.vocabulary import Vocabulary
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of
 from rolltap.reconstructor.rules import Rules, session_rules
+from rolltap.tenants import DEFAULT_TENANT, current_tenant
 from rolltap.types import NO_VERSION, Session, Trajectory
 
 KEPT_SESSIONS = 4
@@ -421,3 +445,96 @@ class RecordReader:
 
     async def _decode_of(self, call_id: str) -> DecodedSession:
         return await self._decode(await self._query(lambda connection: session_of_call(connection, call_id)))
+
+
+def index_path(database: Database, folder: Path | None = None) -> Path:
+    """Returns the path of a store's index for this tenant: beside a SQLite file, else in `folder`, or without one in
+    the user's cache."""
+    if database.dialect_name == "sqlite" and database.url.database:
+        database_file = Path(database.url.database).absolute()
+        if os.access(database_file.parent, os.W_OK):
+            return database_file.with_name(f"{database_file.name}.index")
+    tenant = current_tenant()
+    identity = database.name if tenant == DEFAULT_TENANT else f"{database.name}\0{tenant}"
+    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    if folder is not None:
+        return folder / f"{name}.index"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "rolltap" / f"{name}.index"
+
+
+def reader_on(
+    log: LogWithDatabase,
+    *,
+    rules: RulesOf | None = None,
+    vocabulary: VocabularyOf | None = None,
+    indexes: Path | None = None,
+) -> RecordReader:
+    """Returns a reader on a started log. `indexes` is the folder of a Postgres store's index."""
+    indexer = Indexer(SessionIndex(index_path(log.database, indexes)), log.database)
+    return RecordReader(
+        log,
+        indexer,
+        rules=rules or session_rules,
+        vocabulary=vocabulary or (lambda policy: None),
+    )
+
+
+class Readers:
+    """One reader per tenant that asks, each with its own index."""
+
+    def __init__(self, log: LogWithDatabase, make: Callable[[], RecordReader]) -> None:
+        self.log = log
+        self._make = make
+        self._of_tenant: dict[str, RecordReader] = {}
+
+    def own(self) -> RecordReader:
+        """Returns the reader of this task's tenant."""
+        tenant = current_tenant()
+        if tenant not in self._of_tenant:
+            self._of_tenant[tenant] = self._make()
+        return self._of_tenant[tenant]
+
+    async def close(self) -> None:
+        for reader in self._of_tenant.values():
+            await reader.close()
+
+
+@asynccontextmanager
+async def opened_reader(
+    store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
+) -> AsyncIterator[RecordReader]:
+    """Opens the record at `sqlite:///PATH` or `postgresql://...` for reading, for this task's tenant."""
+    async with opened_readers(store, rules=rules, vocabulary=vocabulary) as readers:
+        yield readers.own()
+
+
+@asynccontextmanager
+async def opened_readers(
+    store: str,
+    *,
+    rules: RulesOf | None = None,
+    vocabulary: VocabularyOf | None = None,
+    connections: int = 20,
+    indexes: Path | None = None,
+) -> AsyncIterator[Readers]:
+    """Opens the record once for reading, for all tenants. Raises `ConfigError` if the store holds no record."""
+    log = open_call_log(store, writable=False, connections=connections)
+    if not isinstance(log, LogWithDatabase):
+        raise ConfigError(f"{store} holds no record to read; expected sqlite:///PATH or postgresql://...")
+    await log.start()
+    try:
+        readers = Readers(log, lambda: reader_on(log, rules=rules, vocabulary=vocabulary, indexes=indexes))
+        try:
+            yield readers
+        finally:
+            await readers.close()
+    finally:
+        await log.close()
+
+
+def folder_vocabulary(folder: Path) -> Vocabulary:
+    """Returns the tokenizer of a model folder. Raises `ConfigError` if it can't be read or the packages are missing."""
+    from rolltap.tokenizer import HubTokenizer
+
+    return Vocabulary(HubTokenizer(folder).decode)

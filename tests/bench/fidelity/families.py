@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.tokenizer import HubTokenizer
 from tests.families.families import FAMILIES as MATRIX
 from tests.families.vocabularies import harmony_folder, is_own, model_folder
 

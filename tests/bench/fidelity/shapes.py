@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 
 from rolltap.ids import new_id
+from rolltap.protocols.conversation import ChatRequest, Message, Reasoning, Text, Tool, ToolCall
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Reasoning, Text, Tool, ToolCall
 from rolltap.types import Outcome
 from tests.unit.continuation.planning import run_steps
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from rolltap.protocols.conversation import Message, Text
 from rolltap.proxy.continuation.rendering import TokenRenderer
-from rolltap.proxy.conversation.chat import Message, Text
 
 
 def writer(renderer: TokenRenderer, tools: tuple, seed: int) -> Callable[[Message], list[int]]:

@@ -22,9 +22,8 @@ from rolltap.calllog.prune import Reason, exported_in, plan_pruning, prune
 from rolltap.calllog.schema import annotations, notes
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.transfer import export_sessions, import_sessions
-from rolltap.contract.annotations import MAX_TOKENS, AnnotateLease, CallAnnotation
-from rolltap.contract.notes import NewNote
-from rolltap.contract.trainer import LeaseRequest, Rewind
+from rolltap.contract.admin import NewNote
+from rolltap.contract.trainer import MAX_TOKENS, AnnotateLease, CallAnnotation, LeaseRequest, Rewind
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, RecordCorrupt, StoreError, TrainerFenced
 from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.retention import group_uses

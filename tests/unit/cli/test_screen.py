@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from rolltap.cli.rollouts import describe
 from rolltap.cli.screen import Screen, say, visible
+from rolltap.cli.tasks import describe
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b1m \u202ereversed\u2066 \r\b\x7f [/nope] [red]x[/red] [link=file:///x]y[/link]"
 OBEYED = set("\x1b\x07\x9b\u202e\u2066\r\b\x7f")

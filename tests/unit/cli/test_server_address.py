@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rolltap.cli.common import plane_url
-from rolltap.cli.listening import FILE, claimed
 from rolltap.cli.main import app
+from rolltap.cli.server_address import FILE, claimed
 from rolltap.errors import ConfigError
 from rolltap.harnesses.registry import HARNESSES
 from rolltap.settings import Settings
@@ -96,7 +96,7 @@ def test_a_free_port_is_known_from_the_server_of_the_data_folder(here: Path) -> 
 SERVER = """
 import os, sys
 from pathlib import Path
-from rolltap.cli.listening import claimed
+from rolltap.cli.server_address import claimed
 with claimed(Path(sys.argv[1])) as listening:
     listening.write({"admin": "http://here:7", "agent": "http://here:8", "trainer": "http://here:9"})
     print("listens", flush=True)

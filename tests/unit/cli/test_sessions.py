@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from rolltap.cli.completion import complete_format, complete_harness, complete_policy, complete_session
+from rolltap.cli.common import complete_format, complete_harness, complete_policy, complete_session
 from rolltap.cli.main import app
 from rolltap.cli.serve import listening
 from rolltap.settings import Settings

@@ -10,17 +10,17 @@ import pytest
 
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
+from rolltap.protocols.conversation import ChatRequest, Message, Sampling, Tool
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.fit import find_fitting
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan
 from rolltap.proxy.continuation.rendering import FamilyRenderer, HistoryThinking, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import ChatRequest, Message, Sampling, Tool
+from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Outcome
 
 from .planning import run_steps

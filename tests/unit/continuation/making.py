@@ -11,11 +11,11 @@ from typing import Any
 
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
+from rolltap.protocols.conversation import Choice
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import Choice
+from rolltap.tokenizer import HubTokenizer
 
 LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|python_tag|>")
 GLM = ("<|user|>", "<|assistant|>", "<|observation|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from rolltap.protocols.conversation import Message, Text, Tool, ToolCall
 from rolltap.proxy.continuation.parsed import ParsedReply
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import Message, Text, Tool, ToolCall
+from rolltap.tokenizer import HubTokenizer
 
 from .making import (
     GEMMA4,

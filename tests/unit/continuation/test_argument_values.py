@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rolltap.protocols.conversation import Tool
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.proxy.continuation.typed_values import Parameters
-from rolltap.proxy.conversation.chat import Tool
 
 from .making import family_renderer, tokenizer_with, trl_template
 from .malformed import FORMATS, TOOLS, make, served

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rolltap.protocols.contents import whole_members
+from rolltap.protocols.conversation import Message, Reasoning, Text, ToolCall
 from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest, thought_digest
-from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
-from rolltap.proxy.conversation.partial_json import whole_members
 
 
 def assistant(text: str = "", *calls: tuple[str, str], reasoning: str = "") -> Message:

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from rolltap.engine.tiny import FOLDER
-from rolltap.proxy.continuation.handles import MAX_CALLS
+from rolltap.protocols.conversation import Tool
+from rolltap.protocols.handles import MAX_CALLS
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import Tool
+from rolltap.tokenizer import HubTokenizer
 
 from .conftest import BASH
 from .making import (

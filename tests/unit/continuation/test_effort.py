@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from rolltap.protocols.conversation import Message, Reasoning, Sampling, Text
+from rolltap.protocols.thinking import Efforts, asked_effort, find_efforts
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.conversation.chat import Message, Reasoning, Sampling, Text
-from rolltap.proxy.conversation.effort import Efforts, asked_effort, find_efforts
 from rolltap.types import BreakReason
 
 from .conftest import World

@@ -12,7 +12,7 @@ from rolltap.errors import ConfigError
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
+from rolltap.tokenizer import HubTokenizer
 
 from .conftest import BASH
 from .making import family_renderer, tokenizer_with, trl_template

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from rolltap.ids import new_id
-from rolltap.proxy.cache_space import CacheSpace
+from rolltap.protocols.cache_space import CacheSpace
+from rolltap.protocols.conversation import Message, Text
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.canonical import DIGEST_BYTES, DigestCache
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.conversation.chat import Message, Text
 from rolltap.types import Int32, Outcome
 
 FRAME = (b"t" * DIGEST_BYTES, b"s" * DIGEST_BYTES)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltap.ids import new_id
-from rolltap.proxy.continuation.handles import MAX_POSITION, Handles
+from rolltap.protocols.handles import MAX_POSITION, Handles
 
 HANDLES = Handles(b"a secret of the installation")
 

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltap.engine.tiny import FOLDER
+from rolltap.protocols.conversation import Message, Reasoning, Text, TextDelta, Tool, ToolCall
 from rolltap.proxy.continuation import template as template_module
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tokenizer import GUARD, HubTokenizer
-from rolltap.proxy.conversation.chat import Message, Reasoning, Text, TextDelta, Tool, ToolCall
+from rolltap.tokenizer import GUARD, HubTokenizer
 
 from .making import GEMMA, GLM, LLAMA, tokenizer_with, trl_template
 

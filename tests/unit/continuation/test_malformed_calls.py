@@ -10,11 +10,11 @@ import pytest
 from renderers.base import MODEL_RENDERER_MAP
 
 from rolltap.errors import ConfigError
+from rolltap.protocols.conversation import Message, Text
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.rendering import FamilyRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.continuation.tool_formats import FAMILY_FORMATS
-from rolltap.proxy.conversation.chat import Message, Text
+from rolltap.tokenizer import HubTokenizer
 
 from .making import family_renderer
 from .malformed import FORMATS, TOOLS, Generator, faults, make

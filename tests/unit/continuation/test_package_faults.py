@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.proxy.conversation.chat import Tool
+from rolltap.protocols.conversation import Tool
 
 from .making import family_renderer
 

@@ -10,10 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rolltap.proxy.continuation.handles import MAX_CALLS
-from rolltap.proxy.continuation.parser import ReplyParser
-from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.conversation import (
     Message,
     ReasoningDelta,
     Text,
@@ -22,6 +19,9 @@ from rolltap.proxy.conversation.chat import (
     ToolCallDelta,
     ToolCallStarted,
 )
+from rolltap.protocols.handles import MAX_CALLS
+from rolltap.proxy.continuation.parser import ReplyParser
+from rolltap.proxy.continuation.template import TemplateRenderer
 
 from .making import glm_family, tokenizer_with, trl_template
 

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from rolltap.protocols.conversation import Message, Reasoning, Text, Tool, ToolCall
+from rolltap.protocols.history import Linker
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import drops_thinking
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.conversation.chat import Message, Reasoning, Text, Tool, ToolCall
-from rolltap.proxy.dialects.history import Linker
 from rolltap.types import BreakReason, Outcome
 
 from .conftest import World

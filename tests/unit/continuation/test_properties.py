@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rolltap.protocols.conversation import Message, Text, ToolCall
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.rendering import TokenRenderer
-from rolltap.proxy.conversation.chat import Message, Text, ToolCall
 
 from .conftest import World
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from statistics import median
 
+from rolltap.protocols.conversation import Message, Text
 from rolltap.proxy.continuation.rendering import FamilyRenderer
-from rolltap.proxy.conversation.chat import Message, Text
 from rolltap.types import BreakReason
 
 from .conftest import World

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from rolltap.protocols.conversation import Message, Part, Reasoning, Text, ToolCall
+from rolltap.protocols.history import Linker
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.canonical import message_digest
 from rolltap.proxy.continuation.turns import MAX_PIECES, TurnReader
-from rolltap.proxy.conversation.chat import Message, Part, Reasoning, Text, ToolCall
-from rolltap.proxy.dialects.history import Linker
 from rolltap.types import BreakReason
 
 from .conftest import World

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from rolltap.protocols.conversation import TextDelta, ToolCallStarted
 from rolltap.proxy.continuation.json_calls import is_arguments
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.conversation.chat import TextDelta, ToolCallStarted
 
 from .conftest import BASH
 from .making import LLAMA, mistral, tokenizer_with, trl_template

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rolltap.protocols.conversation import Choice, TextDelta, ToolCallStarted
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.conversation.chat import Choice, TextDelta, ToolCallStarted
 
 from .conftest import BASH
 from .making import fed, glm_family, llama_renderer, mistral_renderer

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rolltap.proxy.continuation.parser import ReplyParser
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.contents import check_arguments
+from rolltap.protocols.conversation import (
     Choice,
     Message,
     Part,
@@ -24,7 +24,7 @@ from rolltap.proxy.conversation.chat import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from rolltap.proxy.dialects.arguments import check_arguments
+from rolltap.proxy.continuation.parser import ReplyParser
 
 from .conftest import BASH
 from .making import fed

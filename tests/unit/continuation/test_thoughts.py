@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, RequestParts
+from rolltap.protocols.conversation import Message, Reasoning, Text, ToolCall
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
 from rolltap.types import BreakReason, Finish, Outcome
 
 LIST = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'

@@ -12,10 +12,7 @@ import numpy as np
 import pytest
 
 from rolltap.errors import ConfigError, InvalidRequest
-from rolltap.proxy.continuation.parser import ReplyParser
-from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.conversation import (
     Message,
     Text,
     TextDelta,
@@ -25,6 +22,9 @@ from rolltap.proxy.conversation.chat import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from rolltap.proxy.continuation.parser import ReplyParser
+from rolltap.proxy.continuation.template import TemplateRenderer
+from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS
 from rolltap.types import BreakReason
 
 from .conftest import BASH, World

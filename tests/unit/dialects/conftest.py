@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.conversation.chat import ChatRequest
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import WireRequest
+from rolltap.protocols.base import WireRequest
+from rolltap.protocols.conversation import ChatRequest
+from rolltap.protocols.dialects import DIALECTS
 
 from .sdk_server import anthropic_client, gemini_client, openai_client, server, switch, url  # noqa: F401 - fixtures
 

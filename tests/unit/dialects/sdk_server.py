@@ -17,7 +17,8 @@ from google.genai import types as genai_types
 from starlette.routing import compile_path
 
 from rolltap.errors import RolltapError
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.base import Dialect, Route, WireReply, WireRequest
+from rolltap.protocols.conversation import (
     ChatRequest,
     Choice,
     Message,
@@ -34,9 +35,8 @@ from rolltap.proxy.conversation.chat import (
     ToolCallStarted,
     Usage,
 )
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import Dialect, Route, WireReply, WireRequest
-from rolltap.proxy.routes.model import wire_request
+from rolltap.protocols.dialects import DIALECTS
+from rolltap.proxy.planes.agent import wire_request
 
 CALL_ID = "01jd0000000000000001"
 HANDLE = f"call_{CALL_ID}zzabcdefghjkmn"

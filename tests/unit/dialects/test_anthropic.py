@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.proxy.continuation.canonical import message_digest
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.conversation import (
     Choice,
     Image,
     Message,
@@ -23,7 +22,8 @@ from rolltap.proxy.conversation.chat import (
     ToolChoice,
     Usage,
 )
-from rolltap.proxy.dialects import DIALECTS
+from rolltap.protocols.dialects import DIALECTS
+from rolltap.proxy.continuation.canonical import message_digest
 
 USER = {"role": "user", "content": "hi"}
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}

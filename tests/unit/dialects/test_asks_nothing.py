@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.dialects.asks_nothing import ASKED_BY_PRESENCE, NOTHING_WORDS, OFF_IS_ASKED, ON_BY_DEFAULT
-from rolltap.proxy.dialects.json_request import decode
+from rolltap.protocols.requests import ASKED_BY_PRESENCE, NOTHING_WORDS, OFF_IS_ASKED, ON_BY_DEFAULT, decode
 
 HI = {"role": "user", "content": "hi"}
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}

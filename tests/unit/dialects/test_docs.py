@@ -14,14 +14,12 @@ from openai.types import completion_create_params as completions
 from openai.types.chat import completion_create_params as chat
 from openai.types.responses import response_create_params as responses
 
-from rolltap.proxy.dialects import (
-    DIALECTS,
-    anthropic_wire,
-    gemini_wire,
-    openai_chat_wire,
-    openai_completions,
-    openai_responses_wire,
-)
+from rolltap.protocols import openai_completions
+from rolltap.protocols.anthropic import wire as anthropic_wire
+from rolltap.protocols.dialects import DIALECTS
+from rolltap.protocols.gemini import wire as gemini_wire
+from rolltap.protocols.openai_chat import wire as openai_chat_wire
+from rolltap.protocols.openai_responses import wire as openai_responses_wire
 
 PAGE = Path(__file__).parents[3] / "docs" / "dialects.md"
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.conversation.chat import TOOL_RESULT_REPEATED, Image, Reasoning, Text, ToolChoice
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import WireRequest
-from rolltap.proxy.dialects.gemini_schema import json_schema
+from rolltap.protocols.base import WireRequest
+from rolltap.protocols.conversation import TOOL_RESULT_REPEATED, Image, Reasoning, Text, ToolChoice
+from rolltap.protocols.dialects import DIALECTS
+from rolltap.protocols.gemini.parse import json_schema
 
 USER = {"role": "user", "parts": [{"text": "hi"}]}
 LOOK = {"functionDeclarations": [{"name": "look", "parametersJsonSchema": {"type": "object"}}]}

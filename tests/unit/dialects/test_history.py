@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rolltap.proxy.conversation.chat import (
-    TOOL_RESULT_REPEATED,
-    TOOL_RESULT_UNMATCHED,
-    Message,
-    Text,
-    ToolCall,
-)
-from rolltap.proxy.dialects.history import LONG, Linker
+from rolltap.protocols.conversation import TOOL_RESULT_REPEATED, TOOL_RESULT_UNMATCHED, Message, Text, ToolCall
+from rolltap.protocols.history import LONG, Linker
 
 PLACE = "messages[{}]".format
 

@@ -10,10 +10,10 @@ from operator import is_
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.cache_space import ENTRY_BYTES, CacheSpace
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import WireRequest
-from rolltap.proxy.dialects.item_cache import LONG, ItemCache
+from rolltap.protocols.base import WireRequest
+from rolltap.protocols.cache_space import ENTRY_BYTES, CacheSpace
+from rolltap.protocols.dialects import DIALECTS
+from rolltap.protocols.request_cache import LONG, ItemCache
 
 
 def test_the_cache_keeps_the_latest_bytes_within_its_limit() -> None:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rolltap.errors import RequestError
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import Dialect
+from rolltap.protocols.base import Dialect
+from rolltap.protocols.dialects import DIALECTS
 
 from ...contract.dialect_world import conversation_fields, stream_request
 

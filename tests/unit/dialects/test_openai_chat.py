@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.conversation import (
     Choice,
     Image,
     Message,
@@ -20,7 +20,7 @@ from rolltap.proxy.conversation.chat import (
     ToolChoice,
     Usage,
 )
-from rolltap.proxy.dialects import DIALECTS
+from rolltap.protocols.dialects import DIALECTS
 
 USER = {"role": "user", "content": "hi"}
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

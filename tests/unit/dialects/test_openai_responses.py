@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.conversation import (
     TOOL_RESULT_UNMATCHED,
     Choice,
     Image,
@@ -25,8 +25,8 @@ from rolltap.proxy.conversation.chat import (
     ToolChoice,
     Usage,
 )
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.openai_responses_reader import ResponsesReader
+from rolltap.protocols.dialects import DIALECTS
+from rolltap.protocols.openai_responses.read import ResponsesReader
 
 USER = {"role": "user", "content": "hi"}
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}

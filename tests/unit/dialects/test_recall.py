@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.conversation.chat import TOOL_RESULT_UNMATCHED, Message, Text, ToolCall
-from rolltap.proxy.dialects.base import FindCall, RecordedCall
-from rolltap.proxy.dialects.openai_responses_recall import recall
+from rolltap.protocols.base import FindCall, RecordedCall
+from rolltap.protocols.conversation import TOOL_RESULT_UNMATCHED, Message, Text, ToolCall
+from rolltap.protocols.openai_responses.recall import recall
 
 LOOK = ToolCall("call_1", "look", "{}")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.cache_space import CacheSpace
-from rolltap.proxy.conversation.chat import ChatRequest
-from rolltap.proxy.dialects.base import WireRequest
-from rolltap.proxy.dialects.history import LinkedHistory
-from rolltap.proxy.dialects.openai_chat import OpenAIChat
-from rolltap.proxy.dialects.request_cache import KnownRequest, RequestCache
+from rolltap.protocols.base import WireRequest
+from rolltap.protocols.cache_space import CacheSpace
+from rolltap.protocols.conversation import ChatRequest
+from rolltap.protocols.history import LinkedHistory
+from rolltap.protocols.openai_chat.dialect import OpenAIChat
+from rolltap.protocols.request_cache import KnownRequest, RequestCache
 
 FIRST = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "metadata": [1], "n": 1}'
 OPEN = FIRST[: FIRST.index(b"]")]

@@ -16,15 +16,8 @@ from google.genai import errors as genai_errors
 from google.genai import types as genai_types
 
 from rolltap.errors import ContextOverflow, InvalidRequest, RateLimited, SessionClosed
+from rolltap.protocols.conversation import Choice, Message, Reasoning, Text, TokenLogprob, ToolCall
 from rolltap.proxy.continuation.canonical import message_digest, thought_digest
-from rolltap.proxy.conversation.chat import (
-    Choice,
-    Message,
-    Reasoning,
-    Text,
-    TokenLogprob,
-    ToolCall,
-)
 
 from .sdk_server import ARGUMENTS, FIRST, HANDLE, REPLY, SCHEMA, SECOND, Server
 

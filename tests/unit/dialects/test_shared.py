@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.conversation.chat import MAX_DEPTH
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.arguments import check_arguments, object_of, text_of
-from rolltap.proxy.dialects.base import WireRequest
-from rolltap.proxy.dialects.hints import read_hints
-from rolltap.proxy.dialects.json_reply import encode
-from rolltap.proxy.dialects.json_request import check_depth
-from rolltap.proxy.routes.model import AgentPlane
+from rolltap.protocols.base import WireRequest
+from rolltap.protocols.contents import check_arguments, object_of, text_of
+from rolltap.protocols.conversation import MAX_DEPTH
+from rolltap.protocols.dialects import DIALECTS
+from rolltap.protocols.hints import read_hints
+from rolltap.protocols.replies import encode
+from rolltap.protocols.requests import check_depth
+from rolltap.proxy.planes.agent import AgentPlane
 from rolltap.settings import LimitSettings
 
 

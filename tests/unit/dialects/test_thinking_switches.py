@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rolltap.proxy.conversation.chat import Choice, Message, Reasoning, ReplyEnded, ReplyStarted, Text, Usage
-from rolltap.proxy.dialects import DIALECTS
+from rolltap.protocols.conversation import Choice, Message, Reasoning, ReplyEnded, ReplyStarted, Text, Usage
+from rolltap.protocols.dialects import DIALECTS
 
 SAID = {
     "thinking": lambda sampling: sampling.thinking,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rolltap.proxy.dialects.json_request import in_words
+from rolltap.protocols.requests import in_words
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ import aiohttp
 import pytest
 import torch
 
-from rolltap.engine.model import Qwen3
+from rolltap.engine.model import CausalModel
 from rolltap.engine.tiny import tokenizer as tiny
-from rolltap.engine.tiny.make import head, initialise, network, save
+from rolltap.engine.tiny.make import head, initialise, save, shape
 
 torch.set_num_threads(1)  # threads that spin on a shared machine cost more than they give
 
@@ -25,7 +25,8 @@ def write_model(folder: Path, seed: int) -> Path:
     tokenizer = tiny.train(tiny.corpus(head()))
     tiny.save(tokenizer, folder)
     ids = tokenizer.get_vocab()
-    save(initialise(network(tokenizer.get_vocab_size()), seed), folder, ids[tiny.END], ids[tiny.END_OF_TEXT])
+    config = shape(tokenizer.get_vocab_size(), ids[tiny.END], ids[tiny.END_OF_TEXT])
+    save(initialise(config, seed), config, folder)
     return folder
 
 
@@ -41,8 +42,8 @@ def other_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def model(model_folder: Path) -> Qwen3:
-    return Qwen3.load(model_folder)
+def model(model_folder: Path) -> CausalModel:
+    return CausalModel.load(model_folder)
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import torch
 
-from rolltap.engine.model import Qwen3
+from rolltap.engine.model import CausalModel
 
 PROMPT = [40, 300, 41, 500, 42, 600, 43]
 GENERATE = "/inference/v1/generate"
@@ -48,20 +48,20 @@ def logprobs_of(choice: dict[str, Any]) -> list[float]:
     return [entry["logprob"] for entry in choice["logprobs"]["content"]]
 
 
-def expected(model: Qwen3, prompt: list[int], output: list[int], temperature: float = 1.0) -> torch.Tensor:
+def expected(model: CausalModel, prompt: list[int], output: list[int], temperature: float = 1.0) -> torch.Tensor:
     """The log-probs [T] of `output` by one forward over everything."""
     ids = torch.tensor([prompt + output])
     with torch.no_grad():
-        logprobs = torch.log_softmax(model(ids)[0, :-1] / temperature, -1)
+        logprobs = torch.log_softmax(model.network(ids).logits[0, :-1] / temperature, -1)
     return logprobs.gather(1, ids[0, 1:, None])[len(prompt) - 1 :, 0]
 
 
-def assert_close(choice: dict[str, Any], model: Qwen3, prompt: list[int], temperature: float = 1.0) -> None:
+def assert_close(choice: dict[str, Any], model: CausalModel, prompt: list[int], temperature: float = 1.0) -> None:
     want = expected(model, prompt, choice["token_ids"], temperature)
     assert (torch.tensor(logprobs_of(choice)) - want).abs().max() < 1e-4
 
 
-async def test_log_probs_are_the_models(engine: aiohttp.ClientSession, model: Qwen3) -> None:
+async def test_log_probs_are_the_models(engine: aiohttp.ClientSession, model: CausalModel) -> None:
     """Many requests of different lengths and temperatures at once, with prefixes in common."""
     prompts = [PROMPT[: 1 + n % 7] + list(range(100, 100 + 13 * n)) for n in range(40)]
     wanted = [0.7 + 0.1 * (n % 5) for n in range(40)]
@@ -73,7 +73,9 @@ async def test_log_probs_are_the_models(engine: aiohttp.ClientSession, model: Qw
         assert_close(choice, model, prompt, temperature)
 
 
-async def test_a_cut_distribution_comes_with_the_ids_that_it_left(engine: aiohttp.ClientSession, model: Qwen3) -> None:
+async def test_a_cut_distribution_comes_with_the_ids_that_it_left(
+    engine: aiohttp.ClientSession, model: CausalModel
+) -> None:
     """Normalised over its mask, each log-prob is the model's; whole and streamed masks are the same."""
     cut = {"max_tokens": 20, "seed": 3, "top_p": 0.8, "top_k": 5, "temperature": 0.9}
     choice, plain, greedy = await asyncio.gather(
@@ -85,7 +87,7 @@ async def test_a_cut_distribution_comes_with_the_ids_that_it_left(engine: aiohtt
     assert [token in mask for token, mask in zip(ids, masks, strict=True)] == [True] * 20
     assert {len(mask) for mask in masks} <= {1, 2, 3, 4, 5}
     with torch.no_grad():
-        logits_TV = model(torch.tensor([PROMPT + ids]))[0, len(PROMPT) - 1 : -1] / 0.9
+        logits_TV = model.network(torch.tensor([PROMPT + ids])).logits[0, len(PROMPT) - 1 : -1] / 0.9
     for token, mask, logits_V, logprob in zip(ids, masks, logits_TV, logprobs_of(choice), strict=True):
         assert float(logits_V[token] - logits_V[mask].logsumexp(0)) == pytest.approx(logprob, abs=1e-4)
     async with engine.post(GENERATE, json=stream_body(**cut)) as reply:
@@ -117,7 +119,7 @@ async def test_a_stream_says_what_the_whole_reply_says(engine: aiohttp.ClientSes
     assert pieces[-1]["weight_versions"] == whole["weight_versions"]
 
 
-async def test_stop_tokens_end_a_reply_and_are_in_it(engine: aiohttp.ClientSession, model: Qwen3) -> None:
+async def test_stop_tokens_end_a_reply_and_are_in_it(engine: aiohttp.ClientSession, model: CausalModel) -> None:
     free = await generate(engine, max_tokens=30, seed=3)
     stop = free["token_ids"][10]
     cut = await generate(engine, max_tokens=30, seed=3, stop_token_ids=[stop])
@@ -154,7 +156,7 @@ async def test_top_log_probs_are_the_likeliest(engine: aiohttp.ClientSession) ->
         assert entry["top_logprobs"][0]["token_id"] == token
 
 
-async def test_completions_give_ids_text_and_log_probs(engine: aiohttp.ClientSession, model: Qwen3) -> None:
+async def test_completions_give_ids_text_and_log_probs(engine: aiohttp.ClientSession, model: CausalModel) -> None:
     body = {"prompt": PROMPT, "max_tokens": 6, "logprobs": 1, "return_token_ids": True, "seed": 4, "ignore_eos": True}
     whole = (await post(engine, "/v1/completions", body))["choices"][0]
     assert whole["prompt_token_ids"] == PROMPT
@@ -169,7 +171,7 @@ async def test_completions_give_ids_text_and_log_probs(engine: aiohttp.ClientSes
 
 
 async def test_new_weights_in_mid_reply_give_two_spans(
-    engine: aiohttp.ClientSession, model: Qwen3, other_folder: Path
+    engine: aiohttp.ClientSession, model: CausalModel, other_folder: Path
 ) -> None:
     """Every token's log-prob is that of the weights its span names, over all tokens before it."""
     async with engine.post(GENERATE, json=stream_body(max_tokens=800)) as reply:
@@ -189,7 +191,7 @@ async def test_new_weights_in_mid_reply_give_two_spans(
     got = torch.tensor([value for piece in pieces for value in logprobs_of(piece)])
     cut = old["end"]
     assert (got[:cut] - expected(model, PROMPT, ids)[:cut]).abs().max() < 1e-4
-    assert (got[cut:] - expected(Qwen3.load(other_folder), PROMPT, ids)[cut:]).abs().max() < 1e-3
+    assert (got[cut:] - expected(CausalModel.load(other_folder), PROMPT, ids)[cut:]).abs().max() < 1e-3
     assert (await (await engine.get("/weight_info")).json())["weight_version"] == "7"
 
 
@@ -198,10 +200,10 @@ async def test_reused_prefixes_do_not_outlive_their_weights(engine: aiohttp.Clie
     await generate(engine, prompt, max_tokens=2)
     rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(other_folder)}}
     await post(engine, "/collective_rpc", rpc)
-    assert_close(await generate(engine, prompt, max_tokens=10), Qwen3.load(other_folder), prompt)
+    assert_close(await generate(engine, prompt, max_tokens=10), CausalModel.load(other_folder), prompt)
 
 
-async def test_a_prefix_seen_before_is_reused(engine: aiohttp.ClientSession, model: Qwen3) -> None:
+async def test_a_prefix_seen_before_is_reused(engine: aiohttp.ClientSession, model: CausalModel) -> None:
     prompt = list(range(300, 390))
     first = await generate(engine, prompt, max_tokens=10)
     longer = [*prompt, *first["token_ids"], 5, 6, 7]
@@ -213,12 +215,12 @@ async def test_a_prefix_seen_before_is_reused(engine: aiohttp.ClientSession, mod
 
 @pytest.mark.parametrize("damage", ["missing", "shape"])
 async def test_weights_that_do_not_load_leave_the_old_ones(
-    engine: aiohttp.ClientSession, model: Qwen3, tmp_path: Path, damage: str
+    engine: aiohttp.ClientSession, model: CausalModel, tmp_path: Path, damage: str
 ) -> None:
     if damage == "shape":
         from safetensors.torch import save_file
 
-        state = {name: torch.zeros(2, 2) for name in model.state_dict()}
+        state = {name: torch.zeros(2, 2) for name in model.network.state_dict()}
         save_file(state, tmp_path / "model.safetensors")
     rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
     async with engine.post("/collective_rpc", json=rpc) as reply:
@@ -333,7 +335,12 @@ async def test_what_is_not_json_or_not_there_is_said(engine: aiohttp.ClientSessi
 async def test_it_says_what_it_serves(engine: aiohttp.ClientSession) -> None:
     (entry,) = (await (await engine.get("/v1/models")).json())["data"]
     assert (entry["id"], entry["max_model_len"]) == ("tiny", 3000)
-    assert (await (await engine.get("/server_info")).json())["logprobs_mode"] == "processed_logprobs"
+    info = await (await engine.get("/server_info")).json()
+    assert (info["logprobs_mode"], info["architecture"], info["dtype"]) == (
+        "processed_logprobs",
+        "Qwen3ForCausalLM",
+        "float32",
+    )
     assert (await engine.get("/health")).status == 200
 
 

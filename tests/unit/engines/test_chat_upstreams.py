@@ -10,7 +10,7 @@ import pytest
 from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, ToolUse, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
-from rolltap.proxy.conversation.chat import (
+from rolltap.protocols.conversation import (
     ChatRequest,
     Image,
     Message,

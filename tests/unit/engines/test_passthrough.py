@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest
-from rolltap.proxy.dialects import DIALECTS
+from rolltap.protocols.dialects import DIALECTS
 from rolltap.proxy.engines.passthrough import NativeRequest, PassthroughUpstream
 from rolltap.settings import EngineSettings
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rolltap.errors import EngineProtocolError
-from rolltap.proxy.cache_space import CacheSpace
+from rolltap.protocols.cache_space import CacheSpace
 from rolltap.proxy.engines.prompts import NOT_ECHOED, Prompts, echoed_ids, written
 
 

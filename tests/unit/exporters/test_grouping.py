@@ -17,9 +17,9 @@ import rolltap
 from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.database import Database
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.proxy.conversation.chat import Message, Text
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import WireRequest
+from rolltap.protocols.base import WireRequest
+from rolltap.protocols.conversation import Message, Text
+from rolltap.protocols.dialects import DIALECTS
 from rolltap.reconstructor.exporters.opening import opening_key
 from rolltap.reconstructor.exporters.preference import Preference
 from rolltap.types import Finish, Outcome, Session, VersionSpan

@@ -19,7 +19,7 @@ from rolltap.calllog.base import CallRow
 from rolltap.calllog.database import Database
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.export import export
-from rolltap.cli.importing import import_
+from rolltap.cli.log import import_
 from rolltap.datasets.importing import read_file
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.types import Flaw, Session

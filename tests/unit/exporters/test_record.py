@@ -26,11 +26,11 @@ from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rebuilding import LocalRebuilder
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.conversation.chat import Message, Reasoning, Text, ToolCall
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import WireRequest
+from rolltap.protocols.base import WireRequest
+from rolltap.protocols.conversation import Message, Reasoning, Text, ToolCall
+from rolltap.protocols.dialects import DIALECTS
 from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Finish, Flaw, Outcome, RolloutStatus, Session, Task, Trajectory, VersionSpan
 
 from .world import lines

@@ -10,10 +10,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rolltap.cli.client import PlaneClient
 from rolltap.cli.main import app
-from rolltap.cli.rollouts import describe
-from rolltap.cli.tasks import RunRequest, groups_table, policy_or_roles, run_tasks, submissions_table
+from rolltap.cli.server_address import PlaneClient
+from rolltap.cli.tasks import RunRequest, describe, groups_table, policy_or_roles, run_tasks, submissions_table
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.specs import Defaults
 

@@ -14,7 +14,7 @@ from rolltap.types import CallKind, Outcome
 from .product import Function, Source, compare, sources
 
 MAX_LINES, MAX_FUNCTION, MAX_PARAMETERS = 800, 80, 8
-MIRRORS = ("_wire.py", "_reply.py")  # modules that mirror a vendor's words: its requests and its replies
+MIRRORS = ("_wire.py", "/wire.py", "/write.py")  # modules that mirror a vendor's words: its requests and its replies
 MIRROR_FOLDERS = ("engine/scripted/wires/",)
 
 LONG_FILES: set[str] = set()

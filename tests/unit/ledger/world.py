@@ -17,8 +17,7 @@ import sqlalchemy as sa
 from rolltap.calllog.append_only import guards
 from rolltap.calllog.database import Database
 from rolltap.contract.admin import FinishRollout, GroupRule, NewReward
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseRequest
+from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.errors import NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.ledger.base import LedgerSettings

@@ -13,6 +13,8 @@ import pytest
 from rolltap.calllog.memory import MemoryCallLog
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
+from rolltap.protocols.dialects import DIALECTS
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.policies import Policies, Policy
@@ -20,20 +22,18 @@ from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.sources.tokens import TokenSource
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions, ReadPolicies
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.plan import Continuation
 from rolltap.proxy.continuation.rendering import FamilyRenderer
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.dialects import DIALECTS
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.receivers import Receiver
-from rolltap.proxy.routes.model import AgentPlane
+from rolltap.proxy.planes.agent import AgentPlane
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.session_cache import SessionCache, key_hash
 from rolltap.settings import KeySettings, LimitSettings, PolicySettings
+from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Session, VersionSpan
 
 SECRET = b"0123456789abcdef"

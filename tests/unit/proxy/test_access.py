@@ -19,9 +19,9 @@ from rolltap.contract.control import RolloutControl
 from rolltap.contract.keys import ROLES
 from rolltap.contract.trainer import FinishUpdate, Rewind
 from rolltap.engine.scripted import say
-from rolltap.proxy.dialects.base import WireReply
+from rolltap.protocols.base import WireReply
 from rolltap.proxy.front import access
-from rolltap.proxy.routes.slices import PIECE_VALUES
+from rolltap.proxy.planes.bodies import PIECE_VALUES
 from rolltap.types import Task
 
 from ...harnesses.house import POLICY, House, house

@@ -8,8 +8,8 @@ import pytest
 
 from rolltap.proxy.call import budget
 from rolltap.proxy.call.turn_cap import FINAL_ANSWERS
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.settings import LimitSettings
+from rolltap.tokenizer import HubTokenizer
 
 from .conftest import Plane, make_plane
 

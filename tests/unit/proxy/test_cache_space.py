@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolltap.proxy.cache_space import SHARED, CacheSpace, WeighedCache
+from rolltap.protocols.base import WireRequest
+from rolltap.protocols.cache_space import SHARED, CacheSpace, WeighedCache
+from rolltap.protocols.conversation import Message, Text
+from rolltap.protocols.dialects import DIALECTS
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.conversation.chat import Message, Text
-from rolltap.proxy.dialects import DIALECTS
-from rolltap.proxy.dialects.base import WireRequest
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.types import Outcome
 

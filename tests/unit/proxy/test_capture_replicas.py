@@ -10,8 +10,8 @@ import pytest
 
 from rolltap.calllog.base import CallLog
 from rolltap.calllog.open import open_call_log
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.settings import LimitSettings
+from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Outcome, Session
 from tests.unit.proxy.conftest import Client, ToldEngine, serve
 

@@ -17,10 +17,10 @@ import pytest
 from rolltap.engine.scripted import Fault, Prompt, ScriptedEngine, ScriptedReply, ToolUse, logprob_of, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
+from rolltap.protocols.conversation import ChatRequest
+from rolltap.protocols.handles import MAX_CALLS, Handles
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
-from rolltap.proxy.continuation.handles import MAX_CALLS, Handles
-from rolltap.proxy.conversation.chat import ChatRequest
 from rolltap.proxy.engines.base import ChatChunk, ToolDelta
 from rolltap.proxy.server import bind, serve
 from rolltap.settings import Settings

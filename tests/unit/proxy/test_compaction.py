@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rolltap.proxy.continuation.handles import Handles
-from rolltap.proxy.dialects.openai_responses_compaction import HEAD, PROMPT
-from rolltap.proxy.dialects.openai_responses_reader import ResponsesReader
+from rolltap.protocols.handles import Handles
+from rolltap.protocols.openai_responses.read import ResponsesReader
+from rolltap.protocols.openai_responses.recall import HEAD, PROMPT
 from rolltap.types import CallKind, Outcome
 
 from .conftest import SECRET, make_plane, serve

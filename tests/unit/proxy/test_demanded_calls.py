@@ -114,6 +114,27 @@ async def test_a_call_that_goes_wrong_behind_its_beginning_is_flagged(plane: Any
     assert row.completion.flaw is not None
 
 
+async def test_a_schema_of_text_is_not_asked_for_beside_a_demanded_call(plane: Any) -> None:
+    plane.engine.replies = [f"{REST}<|im_end|>"]
+    schema = {"type": "json_schema", "json_schema": {"name": "reply", "schema": SCHEMA}}
+    path, body = body_of("openai_chat", response_format=schema)
+    answer = await plane.client.post(path, body)
+    assert answer.status == 200, answer.body
+    assert "json_schema" not in plane.engine.seen[-1].extra
+    (row,) = await plane.rows()
+    assert row.intent.shape.constrained is False
+    assert [one.mask for one in reconstruct([row.call()]).classifications] == [""]
+
+
+async def test_each_of_several_choices_goes_on_with_the_call(plane: Any) -> None:
+    plane.engine.replies = [f"{REST}<|im_end|>"] * 2
+    path, body = body_of("openai_chat", n=2)
+    answer = await plane.client.post(path, body)
+    choices = json.loads(answer.body)["choices"]
+    assert [choice["message"]["tool_calls"][0]["function"]["name"] for choice in choices] == ["bash", "bash"]
+    assert [row.intent.shape.constrained for row in await plane.rows()] == [False, False]
+
+
 async def test_a_list_of_allowed_tools_that_has_all_of_them_asks_for_nothing(plane: Any) -> None:
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": CHAT_TOOLS}}
     assert (await plane.client.post(*body_of("openai_chat", tool_choice=allowed))).status == 200

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from rolltap.calllog.server_facts import PostgresFacts
-from rolltap.cli.server_doctor import differences
-from rolltap.contract.diagnosis import Diagnosis, Finding
+from rolltap.cli.doctor import differences
+from rolltap.contract.admin import Diagnosis, Finding
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.app import Rolltap

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rolltap.errors import ConfigError
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.open_policies import open_policies
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.continuation.plan import Continuation
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.engines.prompts import Prompts

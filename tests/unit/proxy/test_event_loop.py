@@ -25,8 +25,8 @@ async def longest_stall(task: asyncio.Task[Any]) -> float:
 
 
 async def test_a_long_prompt_is_encoded_beside_the_loop(plane: Any) -> None:
+    from rolltap.protocols.conversation import ChatRequest, Message, Text
     from rolltap.proxy.continuation.canonical import DigestCache
-    from rolltap.proxy.conversation.chat import ChatRequest, Message, Text
 
     chat = ChatRequest("test", "tiny", (Message("user", (Text(LONG),)),), items=(LONG.encode(),))
     plane.policy.source.max_context = 200_000

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rolltap.errors import InvalidRequest
+from rolltap.protocols.conversation import ChatRequest, Image, Message
 from rolltap.proxy.call.sources.chat import ChatSource
-from rolltap.proxy.conversation.chat import ChatRequest, Image, Message
 from rolltap.settings import PolicySettings
 
 ALLOWED = "images.example.org"

@@ -13,9 +13,9 @@ from rolltap.contract.keys import Caller, KeyBudget, KeyUsage, key_hash
 from rolltap.errors import StoreUnavailable
 from rolltap.proxy.call import budget
 from rolltap.proxy.call.turn_cap import FINAL_ANSWERS
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
 from rolltap.proxy.sessions import key_accounts
 from rolltap.settings import LimitSettings
+from rolltap.tokenizer import HubTokenizer
 
 from .conftest import Plane, make_plane, serve
 

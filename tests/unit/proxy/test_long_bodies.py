@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from rolltap.errors import BodyTooLarge, RateLimited
-from rolltap.proxy.cache_space import CacheSpace, WeighedCache
+from rolltap.protocols.base import WireReply
+from rolltap.protocols.cache_space import CacheSpace, WeighedCache
 from rolltap.proxy.call import value_count
 from rolltap.proxy.call.body_reader import BodyRoom
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.value_count import MOST_VALUES, count_values
-from rolltap.proxy.continuation.tokenizer import HubTokenizer
-from rolltap.proxy.dialects.base import WireReply
 from rolltap.settings import LimitSettings
+from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Outcome
 from tests.unit.proxy.conftest import make_plane
 from tests.unit.proxy.test_event_loop import longest_stall

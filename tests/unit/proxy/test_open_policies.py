@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rolltap.engine.tiny import FOLDER
+from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.open_policies import open_policies
-from rolltap.proxy.continuation.handles import Handles
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.settings import Settings
 

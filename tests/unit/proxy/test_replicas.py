@@ -11,7 +11,7 @@ import pytest
 
 from rolltap.contract.trainer import PolicyState
 from rolltap.errors import StoreUnavailable
-from rolltap.proxy.continuation.handles import Handles
+from rolltap.protocols.handles import Handles
 from rolltap.settings import LimitSettings
 from rolltap.types import BreakReason, Flaw
 from tests.unit.proxy.conftest import SECRET, Plane, ToldEngine, serve

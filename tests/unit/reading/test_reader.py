@@ -12,8 +12,7 @@ from rolltap.calllog.base import RequestParts
 from rolltap.calllog.database import database_clock
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.schema import sessions
-from rolltap.contract.admin import NewReward
-from rolltap.contract.notes import NewNote
+from rolltap.contract.admin import NewNote, NewReward
 from rolltap.errors import DatasetError, InvalidRequest, NotFound
 from rolltap.ledger.groups import GroupSpec
 from rolltap.log_check import LogCheck, LogVerdict

@@ -17,8 +17,8 @@ from rolltap.ledger.reading import GroupQuery
 from rolltap.proxy.viewer.listing import ListAddress, address_of
 from rolltap.proxy.viewer.pages import QUIET_S, Pages
 from rolltap.reading import opened_reader
-from rolltap.reading.comparing import VersionRange, default_ranges
-from rolltap.reading.facets import condition
+from rolltap.reading.index import condition
+from rolltap.reading.runs import VersionRange, default_ranges
 from rolltap.reading.types import SessionPage
 from rolltap.types import RolloutStatus, Task
 

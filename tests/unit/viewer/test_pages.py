@@ -16,7 +16,7 @@ import pytest
 
 from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.proxy.viewer import pages
-from rolltap.proxy.viewer.access import LINK_S, Access
+from rolltap.proxy.viewer.app import LINK_S, Access
 from rolltap.proxy.viewer.one_file import one_file
 from rolltap.proxy.viewer.session import BREAKS, MASKS
 from rolltap.proxy.viewer.templating import ago, duration, figure, moment

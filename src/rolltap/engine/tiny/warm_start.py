@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 import torch
 from tokenizers import Tokenizer
 from torch.nn import functional as F
+from transformers import Qwen3ForCausalLM
 
-from rolltap.engine.model import Qwen3
 from rolltap.engine.tiny.tasks import KINDS, SUBMIT, TinyTask, make_task
 
 RIGHT_SHARE = 0.25  # of episodes show the right command; what the shares leave shows any of the same arity
@@ -124,7 +124,7 @@ def encode(episode: Episode, head: str, tokenizer: Tokenizer) -> tuple[list[int]
 
 
 def warm_start(
-    model: Qwen3, tokenizer: Tokenizer, head: str, seed: str, settings: WarmStartSettings
+    model: Qwen3ForCausalLM, tokenizer: Tokenizer, head: str, seed: str, settings: WarmStartSettings
 ) -> Iterator[float]:
     """Trains `model` in place and yields the loss of each step. Deterministic for a seed on one machine."""
     seeds = random.Random(seed).sample(range(2**32), settings.episodes)
@@ -148,7 +148,7 @@ def warm_start(
         yield loss.item()
 
 
-def _loss(model: Qwen3, rows: list[tuple[list[int], list[bool]]]) -> torch.Tensor:
+def _loss(model: Qwen3ForCausalLM, rows: list[tuple[list[int], list[bool]]]) -> torch.Tensor:
     """Mean cross-entropy of the sampled tokens of a batch, rows padded on the right."""
     length = max(len(ids) for ids, _ in rows)
     ids_BT = torch.zeros(len(rows), length, dtype=torch.long)
@@ -157,5 +157,5 @@ def _loss(model: Qwen3, rows: list[tuple[list[int], list[bool]]]) -> torch.Tenso
         ids_BT[row, : len(ids)] = torch.tensor(ids)
         mask_BT[row, : len(ids)] = torch.tensor(mask)
     sampled = mask_BT[:, 1:]
-    logits = model.lm_head(model.hidden(ids_BT[:, :-1])[sampled])
+    logits = model.lm_head(model.model(ids_BT[:, :-1]).last_hidden_state[sampled])
     return F.cross_entropy(logits, ids_BT[:, 1:][sampled])
