@@ -15,16 +15,16 @@ from typing import Any
 import aiohttp
 from fastapi import FastAPI
 
-from rolltap.addresses import is_loopback
 from rolltap.calllog import open_call_log
 from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
-from rolltap.calllog.peers import KeysMark, PeersCheck
-from rolltap.calllog.separation import check_separation
+from rolltap.calllog.processes import KeysMark, PeersCheck
+from rolltap.calllog.schema import check_separation
 from rolltap.errors import ConfigError, StoreError
-from rolltap.ledger.audit import Audit
-from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.keys import Audit
 from rolltap.ledger.ledger import Ledger
+from rolltap.ledger.unit_of_work import LedgerSettings
+from rolltap.network import is_loopback
 from rolltap.protocols.base import Dialect
 from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.dialects import open_dialects
@@ -47,11 +47,11 @@ from rolltap.proxy.metrics.calls import Metrics
 from rolltap.proxy.metrics.durations import watch_loop
 from rolltap.proxy.metrics.spans import CallTracer, otlp
 from rolltap.proxy.metrics.workers import summed
-from rolltap.proxy.planes import admin_app, trainer_app
+from rolltap.proxy.planes.agent import AgentPlane
+from rolltap.proxy.planes.apps import admin_app, trainer_app
+from rolltap.proxy.planes.services import CheckTask, Services
 from rolltap.proxy.reading_process.process import ReadingProcess
-from rolltap.proxy.reading_process.remote_rebuilder import RemoteRebuilder
-from rolltap.proxy.routes.model import AgentPlane
-from rolltap.proxy.routes.services import CheckTask, Services
+from rolltap.proxy.reading_process.questions import RemoteRebuilder
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
@@ -59,10 +59,8 @@ from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.proxy.sessions.session_cache import SessionCache
-from rolltap.proxy.viewer.access import Access, Viewers
-from rolltap.proxy.viewer.app import mount, viewer_app
-from rolltap.proxy.viewer.engines import engines_of
-from rolltap.proxy.viewer.replay import Replays
+from rolltap.proxy.viewer.app import Access, Viewers, mount, viewer_app
+from rolltap.proxy.viewer.live import Replays, engines_of
 from rolltap.settings import LimitSettings, Settings, with_keys
 from rolltap.tenants import DEFAULT_TENANT, act_for, acting_for
 

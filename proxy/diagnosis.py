@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from rolltap import __version__
-from rolltap.calllog.server_facts import postgres_facts, redis_problem, writer_facts
-from rolltap.contract.diagnosis import Diagnosis, Finding
+from rolltap.calllog.stats import postgres_facts, redis_problem, writer_facts
+from rolltap.contract.admin import Diagnosis, Finding
 from rolltap.errors import RolltapError
 from rolltap.proxy.call.policy import Policy
-from rolltap.proxy.routes.services import Services
+from rolltap.proxy.planes.services import Services
 from rolltap.settings import hide_password
 from rolltap.tenants import EVERY_TENANT, acting_for
 from rolltap.types import GroupStatus

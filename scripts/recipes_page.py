@@ -41,10 +41,6 @@ HOOKS = (
 )
 """What makes a recipe of its own."""
 
-COLUMNS = (
-    "| `--recipe` | method | settings that it brings | `options` | needs, and beside the trainer |\n"
-    "|---|---|---|---|---|\n"
-)
 SETTINGS_HEAD = """Settings of a paper over a recipe above; credit and loss are that recipe's:
 
 """
@@ -57,7 +53,7 @@ def page() -> str:
         for wanted in (False, True)
     )
     text = HEAD.read_text(encoding="utf-8")
-    text = text.replace("<!-- recipes -->\n", f"{COLUMNS}{own}\n\n{SETTINGS_HEAD}{COLUMNS}{settings}\n")
+    text = text.replace("<!-- recipes -->\n", f"{own}\n\n{SETTINGS_HEAD}{settings}\n")
     return text.replace("<!-- systems -->\n", _systems())
 
 
@@ -84,11 +80,11 @@ def _systems() -> str:
     by_recipe = [RECIPES[one["recipe"]] for one in running if "recipe" in one]
     settings = sum(one is Recipe or bool(settings_of(one)) for one in by_recipe)
     links = ", ".join(f"[{one['name']}](../examples/systems/{one['example']}.py)" for one in examples)
-    missing = "\n".join(f"| {one['name']} | {one['missing']} |" for one in lacking)
+    missing = "; ".join(f"{one['name']} ({one['missing']})" for one in lacking)
     return (
         f"Of {len(SYSTEMS)} systems {len(running)} run: {len(by_recipe) - settings} by a recipe, {settings} by the "
         f"settings of a known one, {len(examples)} as an example that shows their loop. Each has a test.\n\n"
-        f"Examples: {links}.\n\n| not covered | what is missing |\n|---|---|\n{missing}\n"
+        f"Examples: {links}.\n\nNot covered, for what is missing: {missing}.\n"
     )
 
 
@@ -97,19 +93,14 @@ def _row(name: str, recipe: type[Recipe]) -> str:
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     title = (recipe.__doc__ or "") if recipe is Recipe else _method(" ".join(doc.split("\n\n")[0].split()))
     if base := settings_of(recipe):
-        title = f"{title} Over `{base}`."
+        title = f"{title} Over `{base}`"
     link = f"[{name}](../{path.relative_to(ROOT)})"
     options = [f"`{field.name}={field.default!r}`" for field in dataclasses.fields(recipe) if field.init]
     needs = ", ".join(need.replace("_", " ") for need in recipe.needs)
-    beside = "; ".join(_beside(one, name) for one in SYSTEMS if one.get("recipe") == name)
-    cells = [
-        link,
-        title,
-        "; ".join(_flat(recipe.settings)),
-        ", ".join(options),
-        "; ".join(filter(None, (needs, beside))),
-    ]
-    return "| " + " | ".join(cells).replace("  ", " ") + " |"
+    parts = {"Sets": ", ".join(_flat(recipe.settings)), "Options": ", ".join(options), "Needs": needs}
+    said = [title.rstrip("."), *(f"{name} {text}" for name, text in parts.items() if text)]
+    said += [text for one in SYSTEMS if one.get("recipe") == name and (text := _beside(one, name))]
+    return f"* {link}: {'. '.join(said)}."
 
 
 def _method(text: str) -> str:
@@ -126,7 +117,7 @@ def _beside(one: Mapping[str, Any], recipe: str) -> str:
     rest = "; ".join([*_flat(one.get("settings", {})), *filter(None, [one.get("rest", "")])])
     plain = re.sub(r"\W", "", one["name"]).lower()
     known = plain.startswith(recipe.replace("_", "")) or recipe.replace("_", "") in plain
-    return rest if known or not rest else f"*{one['name']}*: {rest}"
+    return rest[:1].upper() + rest[1:] if known or not rest else f"*{one['name']}*: {rest}"
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -1,9 +1,10 @@
-"""Writes the list of controls in docs/security.md: `python scripts/security_page.py`. Their tests are named here."""
+"""Writes tests/security/controls.md, and the table of boundaries in docs/security.md."""
 
 # ruff: noqa: E501
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,13 @@ from rolltap.harnesses import protection
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 MUTATIONS = Path(__file__).parents[1] / "tests" / "security" / "mutations.json"
 """Of each control, the day on which its test failed without it (`python -m tests.security.mutate`)."""
-BEGIN, END = "<!-- controls: scripts/security_page.py -->\n", "<!-- end of controls -->\n"
+CONTROLS_PAGE = Path(__file__).parents[1] / "tests" / "security" / "controls.md"
+HEAD = """# Controls
 
+Each with its tests, and the day on which they failed without it (`python -m tests.security.mutate`).
+`python scripts/security_page.py` writes this page.
 
+"""
 BOUNDARIES, BOUNDARIES_END = "<!-- boundaries: scripts/security_page.py -->\n", "<!-- end of boundaries -->\n"
 
 
@@ -220,8 +225,9 @@ CONTROLS = (
          "unit/harnesses/test_code_sandbox.py::test_a_python_check_reads_no_file_of_the_machine_by_a_link"),
     ),
     Control(
-        "with `takes` an evaluator sees the agent's named changes only: no configuration, no script",
+        "an evaluator sees of the agent's changes what an allow-list or its `takes` brings: no configuration, no script",
         ("security/test_configuration.py::test_planted_configuration_changes_no_reward",
+         "security/test_configuration.py::test_no_configuration_comes_in_at_any_depth",
          "unit/harnesses/test_code_sandbox.py::test_with_takes_only_named_changes_count"),
     ),
     Control(
@@ -237,20 +243,28 @@ CONTROLS = (
         "what an agent left is opened and listed by one helper, which follows no link",
         ("unit/house/test_left_files.py::test_no_other_way_leads_into_what_an_agent_left",),
     ),
+    Control(
+        "an agent that makes its own evaluation fail is worth 0 and counted",
+        ("security/test_failing_evaluations.py::test_who_breaks_its_evaluation_gets_nothing_and_is_counted",),
+        "failures that the task's own files have, too",
+    ),
 )  # fmt: skip
 
 
 def controls() -> str:
-    """The controls as a numbered list, with what is missing of them."""
+    """The page of controls and holes."""
     shown = json.loads(MUTATIONS.read_text(encoding="utf-8"))
-    lines, untried = [], []
+    lines = ["| # | control | its tests | failed without it on | not (yet) |", "|---|---|---|---|---|"]
     for number, control in enumerate(CONTROLS, 1):
-        lines.append(f"{number}. {control.what}" + (f" (gap: {control.missing})" if control.missing else ""))
-        if not shown.get(str(number)):
-            untried.append(str(number))
-    days = sorted({day for day in shown.values() if day})
-    tried = f"all but {', '.join(untried)}" if untried else "all"
-    return "\n".join(lines) + f"\n\nTests failed without their control: {tried}, {days[0]} to {days[-1]}.\n"
+        failed = shown.get(str(number), "not tried") or "no"
+        lines.append(f"| {number} | {control.what} | {_named(control.tests)} | {failed} | {control.missing} |")
+    lines += ["", "## Holes that were found and closed", "| | was | test |", "|---|---|---|"]
+    lines += [f"| A{number} | {what} | {_named(tests)} |" for number, (what, *tests) in enumerate(HOLES, 1)]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _named(tests: Iterable[str]) -> str:
+    return "<br>".join(f"`{test.partition('::')[2]}`" for test in tests)
 
 
 HOLES = (
@@ -271,11 +285,6 @@ HOLES = (
 """Holes that were found and closed, each with the test that keeps it so."""
 
 
-def holes() -> str:
-    """The holes as a sentence."""
-    return "Holes that were found, closed and have tests: " + "; ".join(hole[0] for hole in HOLES) + ".\n"
-
-
 def boundaries() -> str:
     """What code of the working copy can reach, as Markdown."""
     rows = protection.table()
@@ -287,12 +296,11 @@ def boundaries() -> str:
 
 
 def page() -> str:
-    """The page with its tables as they are now."""
+    """docs/security.md with its table as it is now."""
     text = PAGE.read_text(encoding="utf-8")
-    text = text[: text.index(BOUNDARIES) + len(BOUNDARIES)] + boundaries() + text[text.index(BOUNDARIES_END) :]
-    made = f"{controls()}\n{holes()}"
-    return text[: text.index(BEGIN) + len(BEGIN)] + made + text[text.index(END) :]
+    return text[: text.index(BOUNDARIES) + len(BOUNDARIES)] + boundaries() + text[text.index(BOUNDARIES_END) :]
 
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    CONTROLS_PAGE.write_text(controls(), encoding="utf-8")

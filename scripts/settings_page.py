@@ -36,15 +36,12 @@ SECTIONS: dict[str, type[BaseModel]] = {
 }
 HEAD = """# Settings
 
-`rolltap config init` writes a commented `rolltap.toml` with every key below, and
-`rolltap config schema > rolltap.schema.json` a JSON schema by which editors complete and check it.
-
-`rolltap serve` reads `rolltap.toml` (or `--config FILE`) once, at start. Every key can be overridden from the
-environment as `ROLLTAP_<SECTION>__<KEY>` (`ROLLTAP_LISTEN__AGENT_PORT=9000`); a name with a hyphen needs `env`:
-`env 'ROLLTAP_POLICIES__MY-MODEL__MODEL=x' rolltap serve`. An unknown key stops the start with one
-line that names it. At the top of the file, `data` names the folder of the database, the keys and the spool (default
-`rolltap-data`). A relative one is looked up where the command starts, not beside the file: in another folder, set
-`ROLLTAP_DATA=/absolute/path`. `rolltap train` reads `[trainer]` of the same file.
+`rolltap config init` writes a commented `rolltap.toml` with every key below, `rolltap config schema` a JSON schema for
+editors. `rolltap serve` reads `rolltap.toml` (or `--config FILE`) once, at start. The environment overrides every key
+as `ROLLTAP_<SECTION>__<KEY>` (`ROLLTAP_LISTEN__AGENT_PORT=9000`); a name with a hyphen needs `env`:
+`env 'ROLLTAP_POLICIES__MY-MODEL__MODEL=x' rolltap serve`. An unknown key stops the start. At the top of the file,
+`data` names the folder of the database, the keys and the spool (default `rolltap-data`), which is looked up where the
+command starts; elsewhere set `ROLLTAP_DATA=/absolute/path`. In brackets: the default, then other values of a key.
 
 ```toml
 [engines.main]
@@ -64,7 +61,6 @@ TRAINER = """
 Of `rolltap train` ([trainer](trainer.md)). Sections in dots: `[trainer.loss]`, `ROLLTAP_TRAINER__LOSS__KL`.
 
 """
-COLUMNS = "| key | default (others) | meaning |\n|---|---|---|\n"
 
 
 def page() -> str:
@@ -72,9 +68,9 @@ def page() -> str:
     parts = [HEAD]
     for section, model in SECTIONS.items():
         rows = [_row(name, field) for name, field in model.model_fields.items()]
-        parts.append(f"\n## [{section}]\n{(model.__doc__ or '').strip()}\n\n{COLUMNS}" + "\n".join(rows) + "\n")
+        parts.append(f"\n## [{section}]\n{(model.__doc__ or '').strip()}\n\n" + "\n".join(rows) + "\n")
     trainer = "\n".join(_row(name, field) for name, field in _flat(TrainerSettings))
-    return "".join([*parts, TRAINER, COLUMNS, trainer, "\n"])
+    return "".join([*parts, TRAINER, trainer, "\n"])
 
 
 def _flat(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -86,13 +82,15 @@ def _flat(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, Field
 
 
 def _row(name: str, field: FieldInfo) -> str:
+    """A line of a list: the key with its default, other values that it takes, its meaning."""
     default = field.get_default(call_default_factory=True)
-    shown = "required" if field.is_required() else f"`{default!r}`"
+    shown = f"`{name}`, required" if field.is_required() else f"`{name}` (`{default!r}`)"
     if isinstance(default, BaseModel):
-        shown = "see below"
+        shown = f"`{name}`"
     if get_origin(field.annotation) is Literal:
-        shown += f" ({', '.join(f'`{one}`' for one in get_args(field.annotation) if one != default)})"
-    return f"| `{name}` | {shown} | {(field.description or '').replace('|', chr(92) + '|')} |"
+        others = [one for one in get_args(field.annotation) if one != default]
+        shown = f"`{name}` ({', '.join(f'`{one!r}`' for one in (default, *others))})"
+    return f"* {shown}" + (f": {field.description}" if field.description else "")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from rolltap.harnesses.base import Command, Endpoint, Harness, Job
 from rolltap.harnesses.registry import HARNESSES
 from rolltap.harnesses.tested import release_results
 from rolltap.proxy.front.access import ADMIN_PLANE, TRAINER_PLANE, Table
-from rolltap.proxy.planes import admin_app, trainer_app
+from rolltap.proxy.planes.apps import admin_app, trainer_app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -31,7 +31,7 @@ EACH_HARNESS = "Each harness"
 ENDPOINT = Endpoint("http://127.0.0.1:8710/s/SESSION", "KEY", "my-model")
 LINK = re.compile(r"(?P<before>\]\()(?P<path>[^)#:\s]+)(?P<rest>(?:#[^)\s]*)?\))")
 PYTHON = {
-    "The record": ("rolltap.records.record", "rolltap.records.tables"),
+    "The record": ("rolltap.reading.record", "rolltap.reading.tables"),
     "Leases": ("rolltap.trainer_client.client", "rolltap.trainer_client.protocol", "rolltap.weights"),
     "Recipes": (
         "rolltap.trainer_client.recipe",

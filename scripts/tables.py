@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and docs/ from reports/*.json, between their markers."""
+"""Writes the tables of README.md, docs/ and tests/families/matrix.md from reports/*.json, between their markers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rolltap.demo.show import plot, share
+from rolltap.cli.demo import plot, share
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,11 +36,8 @@ def demo(report: dict[str, Any]) -> str:
 
 def demo_seeds(report: dict[str, Any]) -> str:
     """Each run of the demo."""
-    rows = "\n".join(
-        f"| {run['seed']} | {share(run['success_before'], run['held_out'])} | {share(run['success_after'], run['held_out'])} |"
-        for run in report["runs"]
-    )
-    return f"| seed | before (95% interval) | after |\n|---|---|---|\n{rows}"
+    runs = (f"{run['seed']}: {run['success_before']:.2f} to {run['success_after']:.2f}" for run in report["runs"])
+    return f"Success before and after, by seed: {', '.join(runs)} ({report['runs'][0]['held_out']} held-out rollouts each)."
 
 
 def fidelity(report: dict[str, Any]) -> str:
@@ -70,12 +67,12 @@ def demo_record(report: dict[str, Any]) -> str:
 
 def bench_reconstruct(report: dict[str, Any]) -> str:
     rows = "\n".join(
-        f"| {one['name']} | {one['calls']:,} | {one['tokens']:,} | {1e3 * one['seconds']:.1f} | {one['tokens_per_s'] / 1e6:.1f} | {one['goal']} |"
+        f"* {one['name']}: {one['tokens']:,} tokens in {1e3 * one['seconds']:.1f} ms, {one['tokens_per_s'] / 1e6:.1f} M tokens/s"
+        + (f" (goal {one['goal']})" if one["goal"] else "")
         for one in report["figures"]
     )
     log = report["log"]
     return (
-        "| session | calls | tokens of its rows | ms | million tokens/s | goal |\n|---|---|---|---|---|---|\n"
         f"{rows}\n\n"
         f"A log of {log['calls']:,} calls into Parquet: {log['seconds']:.0f} s, peak {log['peak_mb_half_way']} MB half way "
         f"and {log['peak_mb_at_the_end']} MB at the end. "
@@ -84,18 +81,21 @@ def bench_reconstruct(report: dict[str, Any]) -> str:
 
 
 def faults(report: dict[str, Any]) -> str:
-    rows, found = "", 0
+    """A line for each fault; what holds of most is said once."""
+    usual = Counter(one["runs"] for one in report["rows"]).most_common(1)[0][0]
+    lines, found = [], 0
     for one in report["rows"]:
         recovery, found = one["recovery_s"], found + len(one["violations"])
-        times = f"{recovery['median']:.1f} / {recovery['max']:.1f}" if recovery else ""
-        said = f"{one['fault']}: {len(one['violations'])} violations" if one["violations"] else one["fault"]
-        rows += f"| {one['row']} | {said} | {one['runs']} | {times} |\n"
+        said = [f"{one['runs']} runs"] if one["runs"] != usual else []
+        said += [f"{recovery['median']:.1f} / {recovery['max']:.1f} s"] if recovery else []
+        said += [f"{len(one['violations'])} violations"] if one["violations"] else []
+        lines.append(f"{one['row']}. {one['fault']}" + (f" ({', '.join(said)})" if said else ""))
     return (
-        "| # | fault | runs | recovery s, median / worst |\n|---|---|---|---|\n"
-        f"{rows}\n"
-        f"{sum(one['runs'] for one in report['rows'])} runs with {sum(one['checks'] for one in report['rows']):,} checks, {found} violations: "
-        f"{report['seeds']} seeds; {report['kills']} kills in row 5's loops; {report['seconds'] / 60:.0f} minutes. "
-        f"({report['cores']} cores, Python {report['python']}, SQLite {report['sqlite']}, {report['time'][:10]}.)"
+        "\n".join(lines)
+        + f"\n\n{usual} runs each, if nothing else is said; seconds are the recovery's median / worst. "
+        + f"{sum(one['runs'] for one in report['rows'])} runs with {sum(one['checks'] for one in report['rows']):,} checks, "
+        + f"{found} violations: {report['seeds']} seeds; {report['kills']} kills in row 5's loops; {report['seconds'] / 60:.0f} minutes. "
+        + f"({report['cores']} cores, Python {report['python']}, SQLite {report['sqlite']}, {report['time'][:10]}.)"
     )
 
 
@@ -167,17 +167,15 @@ def trainers(report: dict[str, Any]) -> str:
 
 def bench_viewer(report: dict[str, Any]) -> str:
     browser = report["browser"]
-    paints = {name: f"{1e3 * seen['paint_s']:,.0f}" for name, seen in browser.items()}
-    rows = "\n".join(
-        f"| {name} | {1e3 * page['median_s']:,.0f} / {1e3 * page['worst_s']:,.0f} | {page['kilobytes']:,.0f} "
-        f"| {paints.get(name, '')} |"
+    pages = "; ".join(
+        f"{name}: {1e3 * page['median_s']:,.0f} / {1e3 * page['worst_s']:,.0f}"
+        + (f" ({1e3 * browser[name]['paint_s']:,.0f})" if name in browser else "")
         for name, page in report["pages"].items()
     )
     slowest = max(1e3 * seen["key_s"] for seen in browser.values())
     return (
-        "| page | median / worst, ms | kB | first paint, ms |\n|---|---|---|---|\n"
-        f"{rows}\n\nA key takes {slowest:,.0f} ms at most. The index of the {report['sessions']:,} sessions and their words, once: "
-        f"{report['index_s']:,.0f} s.\n\n{_machine(report)}"
+        f"Milliseconds, median / worst (first paint in a browser): {pages}. A key takes {slowest:,.0f} ms at most. The index of the "
+        f"{report['sessions']:,} sessions and their words, once: {report['index_s']:,.0f} s.\n\n{_machine(report)}"
     )
 
 
@@ -215,36 +213,27 @@ def _machine(report: dict[str, Any]) -> str:
 
 
 def families(report: dict[str, Any]) -> str:
-    """The matrix harness x family, summed over harnesses. `reports/families.json` has every cell."""
-    _, *rows = report["grid"]
-    counts, versions = report["counts"], report["versions"]
-    lines = [
-        "| rendered by | every continuing prompt bridged | bridged of continuing | calls are text |",
-        "|---|---|---|---|",
-    ]
-    for by in dict.fromkeys(row[1] for row in rows):
-        whole, partly, text = [], [], []
-        for name, _, _, *cells in (row for row in rows if row[1] == by):
-            pairs = [pair for cell in cells for pair in re.findall(r"(\d+)/(\d+)", cell)]
-            bridged, continuing = (sum(int(pair[at]) for pair in pairs) for at in (0, 1))
-            if any("failed" in cell for cell in cells):
-                partly.append(f"{name} **failed**")
-            elif all(cell.endswith(("text", "text)")) for cell in cells if cell):
-                text.append(f"{name} {bridged}/{continuing}")
-            elif bridged == continuing:
-                whole.append(name)
-            else:
-                partly.append(f"{name} {bridged}/{continuing}")
-        lines.append(f"| {by} | {', '.join(whole)} | {', '.join(partly)} | {', '.join(text)} |")
-    own = ", ".join(dict.fromkeys(row[0].removesuffix("_training") for row in rows if row[2] == "its own"))
-    table = "\n".join(lines)
+    """The matrix harness x family in sums, and the families that stand out."""
+    rows, counts, versions = report["grid"][1:], report["counts"], report["versions"]
+    pairs = {f"{row[0]} ({row[1]})": re.findall(r"(\d+)/(\d+)", " ".join(row[3:])) for row in rows}
+    sums = {name: [sum(int(pair[at]) for pair in found) for at in (0, 1)] for name, found in pairs.items()}
+    whole = sum(bridged == continuing for bridged, continuing in sums.values())
+    never = ", ".join(name for name, (bridged, continuing) in sums.items() if continuing and not bridged)
+    text = ", ".join(dict.fromkeys(row[0] for row in rows if any("text" in cell for cell in row[3:])))
+    failed = ", ".join(row[0] for row in rows if any("failed" in cell for cell in row[3:])) or "none"
     return (
-        f"{table}\n\nTheir own vocabulary have {own}; the others have a known one under the family's special tokens.\n\n"
         f"{counts['cells']:,} cells, {counts['real']:,} of them with real releases: {counts['calls']:,} calls, "
         f"{counts['bridged']:,} of {counts['continuing']:,} continuing prompts bridged, {counts['trained_tokens']:,} trained "
-        f"tokens, {counts['violations']} violations, {counts['failed']} cells failed. (renderers {versions['renderers']}, "
-        f"trl {versions['trl']}, {report['cores']} cores, Python {versions['python']}, {report['time'][:10]}.)"
+        f"tokens, {counts['violations']} violations, {counts['failed']} cells failed. Of {len(rows)} families and templates "
+        f"{whole} bridge every prompt. Never bridged: {never}. Calls are text: {text}. Failed: {failed}. (renderers "
+        f"{versions['renderers']}, trl {versions['trl']}, {report['cores']} cores, Python {versions['python']}, {report['time'][:10]}.)"
     )
+
+
+def families_grid(report: dict[str, Any]) -> str:
+    """Every cell of the matrix."""
+    head, *rows = report["grid"]
+    return f"| {' | '.join(head)} |\n{'|---' * len(head)}|\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
@@ -253,6 +242,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "demo_record": ("demo", demo_record),
     "fidelity": ("fidelity", fidelity),
     "families": ("families", families),
+    "families_grid": ("families", families_grid),
     "bench_reconstruct": ("bench_reconstruct", bench_reconstruct),
     "faults": ("faults", faults),
     "bench_calllog": ("bench_calllog", bench_calllog),
@@ -283,7 +273,7 @@ def read_report(source: str) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [ROOT / "README.md", ROOT / "tests" / "families" / "matrix.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for name, (source, table) in TABLES.items():
         report = read_report(source)
         if report is None:

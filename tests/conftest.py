@@ -352,9 +352,9 @@ def _made_once_a_process() -> Iterator[None]:
 @pytest.fixture
 def started_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading processes start as users' do."""
-    from rolltap.proxy.reading_process import spawn
+    from rolltap.proxy.reading_process import process
 
-    monkeypatch.setattr(spawn, "subprocess", subprocess)
+    monkeypatch.setattr(process, "subprocess", subprocess)
 
 
 @pytest.fixture(autouse=True)

@@ -87,7 +87,7 @@ def fork_server() -> ForkServer:
 
 @contextmanager
 def forked_readers() -> Iterator[None]:
-    from rolltap.proxy.reading_process import spawn
+    from rolltap.proxy.reading_process import process
 
     def popen(command: Sequence[str], *, pass_fds: Sequence[int], **more: Any) -> Any:
         if tuple(command[:3]) != READER:
@@ -96,12 +96,12 @@ def forked_readers() -> Iterator[None]:
             fork_server.cache_clear()
         return ForkedReader(fork_server(), pass_fds)
 
-    before = spawn.subprocess
-    spawn.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    before = process.subprocess
+    process.subprocess = SimpleNamespace(Popen=popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     try:
         yield
     finally:
-        spawn.subprocess = before
+        process.subprocess = before
 
 
 def main(requests: socket.socket) -> None:

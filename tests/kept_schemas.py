@@ -15,12 +15,12 @@ from pydantic import GetCoreSchemaHandler, TypeAdapter
 
 from rolltap.contract.base import RequestBody
 
-CONTRACT = ("trainer", "admin", "keys", "control", "annotations", "harness_log", "notes")
+CONTRACT = ("trainer", "admin", "keys", "control")
 MODULES = (
     *(f"rolltap.contract.{name}" for name in CONTRACT),
-    "rolltap.proxy.routes.answers",
+    "rolltap.proxy.planes.answers",
     "rolltap.reading.types",
-    "rolltap.reading.comparing",
+    "rolltap.reading.runs",
     "rolltap.types",
 )
 """Where the types of the planes are."""

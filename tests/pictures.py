@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/viewer.md, in a real browser and in a terminal: `python -m tests.pictures STORE`.
+"""Takes the pictures of docs/viewer.md, in a real browser: `python -m tests.pictures STORE`.
 
 STORE is what `rolltap demo` left (demo-out/data/rolltap.db): lists, groups, runs and comparisons are of it, and so are
 a trainer's numbers, where it ran with ROLLTAP_TRAINER__REPORT__ANNOTATE=true. The conversation with thinking, tools,
@@ -22,7 +22,6 @@ from selenium.webdriver.common.keys import Keys
 
 from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
 from rolltap.engine.tiny import FOLDER
-from rolltap.tui.app import RecordApp
 
 from .harnesses.house import House, house
 from .integration.browser import Browser, chromium
@@ -154,25 +153,6 @@ def scripted_pictures(browser: Browser, session_id: str) -> None:
     take(browser, "break", ".title h1:not(.mono)")
 
 
-async def terminal_pictures(home: House) -> None:
-    """A session at a break, and a reply's tokens by their log-probs, as `rolltap view --tui` shows them."""
-    app = RecordApp(home.reader)
-    async with app.run_test(size=(100, 30)) as pilot:
-        for opens, rows, keys, name in (
-            ("", "DataTable", "", ""),
-            ("enter", ".turn", "bb", "session"),
-            ("t", "DataTable", "mo", "tokens"),
-        ):
-            await pilot.press(*filter(None, [opens]))
-            while not app.screen.query(rows):
-                await pilot.pause(0.1)
-            await pilot.pause(1.0)
-            await pilot.press(*keys)
-            await pilot.pause(1.0)
-            if name:
-                (IMAGES / f"tui-{name}.svg").write_text(app.export_screenshot(), encoding="utf-8")
-
-
 def clipped_call(store: Path) -> list[str]:
     """The call with the least of the clipped tokens' differences: none where the trainer wrote no annotations."""
     least = "SELECT call_id FROM annotations WHERE clipped > 0 ORDER BY mismatch_max LIMIT 1"
@@ -224,7 +204,6 @@ async def main(store: Path) -> None:
             browser = Browser(driver, home.urls["admin"])
             await asyncio.to_thread(browser.open, f"/view/open?token={home.app.view_access.new_link()}")
             await asyncio.to_thread(scripted_pictures, browser, session_id)
-            await terminal_pictures(home)
         with viewing(store) as link:
             browser = Browser(driver, link.partition("/view/")[0])
             browser.open(link.removeprefix(browser.admin))

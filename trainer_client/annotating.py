@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rolltap.contract.annotations import CallAnnotation
+from rolltap.contract.trainer import CallAnnotation
 from rolltap.trainer_client.learner import Readout
 from rolltap.trainer_client.packing import Pack
 from rolltap.types import Float32

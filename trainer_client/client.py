@@ -21,10 +21,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 
-from rolltap.contract.annotations import CallAnnotation
 from rolltap.contract.control import PolicyStatus, RolloutControl
-from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import (
+    CallAnnotation,
+    Lease,
     LeaseOptions,
     PauseMode,
     PolicyScores,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rolltap.contract.leases import EQUAL_WITHIN, LEAST_SIZE
+from rolltap.contract.trainer import EQUAL_WITHIN, LEAST_SIZE
 
 Numbers = NDArray[Any]
 EPSILON = 1e-6

@@ -12,9 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rolltap.contract.annotations import CallAnnotation
-from rolltap.contract.leases import Lease, LeasedGroup
-from rolltap.contract.trainer import LeaseOptions, Replay
+from rolltap.contract.trainer import CallAnnotation, Lease, LeasedGroup, LeaseOptions, Replay
 from rolltap.errors import AlignmentError, LeaseLost, RolltapError, ServerUnreachable, StoreUnavailable, TrainerFenced
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.scoring import has_loss, informative

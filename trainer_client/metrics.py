@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.trainer_client.collate import Batch
 from rolltap.trainer_client.experts import ExpertShape
 from rolltap.trainer_client.loss import Terms

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rolltap.contract.leases import LeasedGroup, RolloutRecord
+from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.learner import Readout
 from rolltap.trainer_client.loss import Correction, PolicyLoss

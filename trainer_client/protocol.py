@@ -10,17 +10,21 @@ from typing import TypedDict
 from urllib.parse import quote
 
 from rolltap import wire
-from rolltap.contract.annotations import MAX_CALLS, MAX_TOKENS, AnnotateLease, CallAnnotation, LeaseAnnotated
 from rolltap.contract.base import values_of
 from rolltap.contract.control import PolicyStatus, RolloutControl, SetControl
-from rolltap.contract.leases import Lease
 from rolltap.contract.trainer import (
+    MAX_CALLS,
+    MAX_TOKENS,
     AckLease,
+    AnnotateLease,
     BeginUpdate,
+    CallAnnotation,
     EngineRanks,
     ExtendLease,
     FinishUpdate,
+    Lease,
     LeaseAcknowledged,
+    LeaseAnnotated,
     LeaseExtended,
     LeaseOptions,
     LeaseRefused,

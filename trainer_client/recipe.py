@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from rolltap.contract.control import RolloutControl
-from rolltap.contract.leases import LeasedGroup
-from rolltap.contract.trainer import Replay
+from rolltap.contract.trainer import LeasedGroup, Replay
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.estimators import normalise
 from rolltap.trainer_client.step import POLICY, Credit, RowView, Step, StepRollout

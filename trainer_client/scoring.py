@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rolltap.contract.leases import LeasedGroup, RolloutRecord, all_equal
+from rolltap.contract.trainer import LeasedGroup, RolloutRecord, all_equal
 from rolltap.errors import AlignmentError
 from rolltap.trainer_client.experts import ExpertShape
 from rolltap.trainer_client.sampling import check_masks

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rolltap.contract.harness_log import LogEntry
+from rolltap.contract.admin import LogEntry
 from rolltap.harnesses.logs.files import LeftFiles
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
-from rolltap.contract.harness_log import ID_CHARS, MAX_ENTRIES, PROBLEM_CHARS, TOOL_CALLS, HarnessLog
+from rolltap.contract.admin import ID_CHARS, MAX_ENTRIES, PROBLEM_CHARS, TOOL_CALLS, HarnessLog
 from rolltap.errors import InvalidRequest, LogUnreadable, Unreadable, capped
 from rolltap.harnesses.base import Ending, Exit, Harness, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rolltap.contract.harness_log import LogEntry
+from rolltap.contract.admin import LogEntry
 from rolltap.harnesses.logs.base import RunFolders, count, mapping, text
 
 FOLDER = ".codex/sessions"

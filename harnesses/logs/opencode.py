@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from rolltap.contract.harness_log import LogEntry
+from rolltap.contract.admin import LogEntry
 from rolltap.errors import LogUnreadable
 from rolltap.harnesses.logs.base import RunFolders, count, mapping, text
 from rolltap.harnesses.logs.files import LeftFiles

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from rolltap.contract.tags import TURNS
-from rolltap.counted import counted
 from rolltap.errors import InvalidRequest, RateLimited, SessionClosed
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.sessions.key_accounts import USED, KeyAccount
 from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.settings import LimitSettings
 from rolltap.types import Session
+from rolltap.wording import counted
 
 if TYPE_CHECKING:
     from rolltap.proxy.call.policy import Arrival

@@ -1,6 +1,6 @@
 """The way of a call, from the harness's request to the end of its reply. Read it top to bottom.
 
-    enter        check the key by the headers, before a long body is read             routes/model.py
+    enter        check the key by the headers, before a long body is read             planes/agent.py
     admit        find the session, parse the request, choose the policy               admission.py
     place        find the parent, plan the prompt, check caps and budgets             sources/ (plan), _place
     intent       write the intent row, before the engine is asked (chat mode: in run) _record_intent

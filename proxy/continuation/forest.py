@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rolltap.calllog.base import CallRow
+from rolltap.calllog.facts import CallRow
 from rolltap.decoding import from_json, from_msgpack
 from rolltap.protocols.conversation import ChatRequest, Message, Reasoning, ToolCall
 from rolltap.protocols.handles import Handles

@@ -12,9 +12,9 @@ from collections.abc import Collection, Sequence
 from typing import get_args
 from urllib.parse import urlsplit
 
-from rolltap.addresses import is_loopback
 from rolltap.errors import ConfigError
 from rolltap.extras import page
+from rolltap.network import is_loopback
 from rolltap.settings import ListenSettings, PlaneName, Settings
 
 log = logging.getLogger("rolltap.front")

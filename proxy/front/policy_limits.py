@@ -9,7 +9,7 @@ from fastapi import Request
 
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.front.access import By
-from rolltap.proxy.routes.services import Services
+from rolltap.proxy.planes.services import Services
 
 
 def limit_to_policies(services: Services) -> Callable[..., Awaitable[None]]:

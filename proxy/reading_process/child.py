@@ -13,8 +13,9 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
@@ -25,14 +26,14 @@ from starlette.responses import Response
 from rolltap.decoding import convert
 from rolltap.errors import NotFound, RolltapError
 from rolltap.ledger.rebuilding import LocalRebuilder
-from rolltap.proxy.reading_process.asking import TENANT_HEADER, encode, names_of
+from rolltap.proxy.reading_process.questions import TENANT_HEADER, encode, names_of
 from rolltap.proxy.reading_process.session_views import SessionViews
-from rolltap.proxy.reading_process.vocabularies import Vocabularies
+from rolltap.proxy.viewer.listing import Selections
 from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
-from rolltap.proxy.viewer.run import metrics_of
-from rolltap.proxy.viewer.selection import Selections
-from rolltap.reading.opening import opened_readers
+from rolltap.proxy.viewer.runs import metrics_of
+from rolltap.reading import Vocabulary, folder_vocabulary
+from rolltap.reading.reader import opened_readers
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings
@@ -113,6 +114,21 @@ class _Server(uvicorn.Server):
 
     def capture_signals(self) -> Any:
         return nullcontext()
+
+
+class Vocabularies:
+    """One tokenizer per policy, read from its folder at first use."""
+
+    def __init__(self, folders: Mapping[str, str]) -> None:
+        self._folders = folders
+        self._known: dict[str, Vocabulary] = {}
+
+    def of_policy(self, policy: str) -> Vocabulary | None:
+        """Returns the policy's tokenizer; None if it has no folder: then only its upstream has one."""
+        folder = self._folders.get(policy)
+        if folder and folder not in self._known:
+            self._known[folder] = folder_vocabulary(Path(folder))
+        return self._known.get(folder or "")
 
 
 def rules_of(settings: Settings) -> Callable[[Session], Rules]:

@@ -10,11 +10,20 @@ that the process had are sent again to the new one. It only reads, so nothing is
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
+import os
+import shutil
 import socket
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
 
 import aiohttp
 import msgspec
@@ -22,10 +31,8 @@ import msgspec
 from rolltap import errors
 from rolltap.decoding import from_json
 from rolltap.errors import RolltapError, StoreUnavailable
-from rolltap.proxy.reading_process.asking import TENANT_HEADER, Answer, P, Question, name_of
 from rolltap.proxy.reading_process.child import ERROR_STATUS, WireError
-from rolltap.proxy.reading_process.folder import SocketFolder
-from rolltap.proxy.reading_process.spawn import Subprocess
+from rolltap.proxy.reading_process.questions import TENANT_HEADER, Answer, P, Question, name_of
 from rolltap.settings import KeySettings, Settings
 from rolltap.tenants import current_tenant
 
@@ -154,3 +161,99 @@ def _decode_error(status: int, body: bytes) -> RolltapError:
     wire_error = from_json(body, WireError)
     kind: type[RolltapError] = getattr(errors, wire_error.name)
     return kind(wire_error.message, param=wire_error.param, retry_after=wire_error.retry_after)
+
+
+PREFIX = "rolltap-reading-"
+
+
+@dataclass(frozen=True, slots=True)
+class SocketFolder:
+    """The folder of the process's socket. It is this user's, and nobody else can enter it.
+
+    `lock` is its file descriptor, open and locked. The system releases the lock however the owner ends, so the next
+    process that makes such a folder can tell folders that `kill -9` left behind from those in use, even if the
+    processes do not see one another.
+    """
+
+    path: Path
+    lock: int
+
+    @classmethod
+    def make(cls) -> Self:
+        """Makes a new folder, after it has removed those without an owner."""
+        for old_folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            if (lock := _try_lock(old_folder)) is not None:
+                cls(old_folder, lock).remove()
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=PREFIX))
+            if (lock := _try_lock(path)) is not None:  # else another process has just taken it for abandoned
+                return cls(path, lock)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.lock)
+
+
+def _try_lock(path: Path) -> int | None:
+    """Locks the folder and returns its file descriptor.
+
+    Returns None if it belongs to another process or user, or is no folder any more.
+    """
+    try:
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(lock).st_uid == os.getuid() and os.fstat(lock).st_ino == os.stat(path).st_ino:
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
+
+
+class Subprocess:
+    """Starts `command`, which inherits the descriptors `pass_fds` and is given `line` on standard input.
+
+    To be made on the event loop, which it blocks until the program runs, about 1 ms. uvloop starts a process by a fork,
+    and the event loop waits for it. A fork copies the page tables of a large server, and runs the fork handlers of
+    every loaded library in the child: one that waits for a lock there stops the loop for good. `subprocess` uses vfork
+    on Linux, which does neither.
+    """
+
+    def __init__(self, command: Sequence[str], line: bytes, pass_fds: Sequence[int]) -> None:
+        loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, pass_fds=pass_fds)
+        # A thread of its own, as it lives as long as the process. It writes too: a process that hangs reads nothing.
+        threading.Thread(target=self._serve, args=(line, loop), name=f"process {self.pid}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; minus the signal's number if a signal ended it."""
+        return self._process.returncode
+
+    def close_input(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def wait(self) -> int:
+        """Returns `returncode` once the process has ended."""
+        await self._ended.wait()
+        return self._process.wait()
+
+    def _serve(self, line: bytes, loop: asyncio.AbstractEventLoop) -> None:
+        assert self._process.stdin is not None
+        with suppress(OSError, ValueError):  # it has ended, or its input was closed
+            self._process.stdin.write(line + b"\n")
+        self._process.wait()
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(self._ended.set)

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rolltap.counted import counted
 from rolltap.errors import RateLimited
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.sessions.key_accounts import KeyAccount
 from rolltap.types import Session
+from rolltap.wording import counted
 
 UNDELIVERED_KEPT = 8
 

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
-from rolltap.calllog.base import CallLog
+from rolltap.calllog.facts import CallLog
 from rolltap.contract.keys import key_hash
 from rolltap.errors import SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.proxy.continuation.canonical import DigestCache

@@ -17,8 +17,8 @@ from typing import Any
 from markupsafe import Markup
 
 from rolltap.errors import NotFound
-from rolltap.proxy.viewer.group import spread
 from rolltap.proxy.viewer.pages import Pages
+from rolltap.proxy.viewer.runs import spread
 from rolltap.proxy.viewer.session import BREAKS, MASKS, entries_of, turns_of
 from rolltap.proxy.viewer.templating import ASSETS, render_page
 from rolltap.proxy.viewer.tokens import CHUNK, FACTS, call_json, chunk_json

@@ -18,13 +18,22 @@ import numpy as np
 from cachetools import LRUCache
 
 from rolltap.errors import DatasetError, InvalidRequest, NotFound, RolltapError
-from rolltap.ledger.reading import GroupQuery
-from rolltap.proxy.viewer.compare import reach_of, tone
+from rolltap.ledger.views import GroupQuery
 from rolltap.proxy.viewer.differences import CALLS, compared_calls
-from rolltap.proxy.viewer.group import lanes_of, spread
-from rolltap.proxy.viewer.listing import PAGE, ListAddress, facet_links
-from rolltap.proxy.viewer.run import MOST_RUNS, EngineLine, Run, changed_at, chart_data, last_values, read_steps
-from rolltap.proxy.viewer.selection import MOST_SESSIONS
+from rolltap.proxy.viewer.listing import MOST_SESSIONS, PAGE, ListAddress, facet_links
+from rolltap.proxy.viewer.runs import (
+    MOST_RUNS,
+    EngineLine,
+    Run,
+    changed_at,
+    chart_data,
+    lanes_of,
+    last_values,
+    reach_of,
+    read_steps,
+    spread,
+    tone,
+)
 from rolltap.proxy.viewer.session import (
     BREAKS,
     MASKS,
@@ -32,14 +41,15 @@ from rolltap.proxy.viewer.session import (
     OutlineEntry,
     ShownTurn,
     entries_of,
+    news_address,
+    state_of,
     timeline_of,
     turns_of,
 )
-from rolltap.proxy.viewer.session_news import news_address, state_of
 from rolltap.proxy.viewer.templating import render_page
 from rolltap.proxy.viewer.tokens import AROUND, CHUNK, call_json, chunk_json, sides_of
 from rolltap.reading import RecordReader
-from rolltap.reading.comparing import version_range
+from rolltap.reading.runs import version_range
 from rolltap.reading.types import (
     CallTokens,
     CallTurn,
@@ -285,7 +295,7 @@ class Pages:
 
     async def groups(self, query: GroupQuery) -> str:
         state = await self.state()
-        groups = await self.reader.groups(query, PAGE)
+        groups = await self.reader.find_groups(query, PAGE)
         counts = await self.reader.group_counts(query)
         others = await self.reader.group_counts(replace(query, purpose=""))
 
@@ -407,7 +417,7 @@ class Pages:
             if not (first or second):
                 raise InvalidRequest("no two weight versions of this run share a task: evaluate both on the same tasks")
             ranges = version_range(first, "first"), version_range(second, "second")
-            comparison = await self.reader.compare(policy, *ranges)
+            comparison = await self.reader.compare(policy, first, second)
             if task:
                 sides = [
                     (f"{task} under versions {text}", await self.reader.rollouts_of(policy, versions, task))

@@ -1,13 +1,18 @@
-"""A session's pages: its outline, its turns, and a timeline of who waited for whom."""
+"""A session's pages: its outline, its turns, a timeline of who waited for whom, and what is new while it goes on."""
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import quote, urlencode
 
-from rolltap.reading.types import CallLine, CallTurn, MessageView, SessionDetail
-from rolltap.types import BreakReason, CallKind, Outcome
+import msgspec
+
+from rolltap.reading.types import CallLine, CallTurn, MessageView, SessionDetail, SessionSummary
+from rolltap.types import BreakReason, CallKind, Outcome, RolloutStatus
 
 TURNS = 40
 """Calls on a page of the transcript. The browser loads more while the user scrolls."""
@@ -225,3 +230,23 @@ def _lane(line: CallLine) -> str:
     if line.kind != CallKind.MAIN:
         return f"{line.kind} calls"
     return line.agent or MAIN
+
+
+def state_of(summary: SessionSummary) -> str:
+    """Returns a hash of all that the list of sessions shows: calls, labels, the reward, the end."""
+    return hashlib.sha256(msgspec.json.encode(summary)).hexdigest()[:16]
+
+
+def goes_on(summary: SessionSummary, now: float | None = None) -> bool:
+    """True if more may come: the session accepts calls, or its rollout has not ended."""
+    if summary.status == RolloutStatus.RUNNING or summary.open_calls:
+        return True
+    return summary.closed_at is None and summary.expires_at > (time.time() if now is None else now)
+
+
+def news_address(detail: SessionDetail) -> str:
+    """Returns the address where a page of this state asks for news; empty if none can come."""
+    if not goes_on(detail.summary):
+        return ""
+    query = urlencode({"seen": state_of(detail.summary)})
+    return f"/view/sessions/{quote(detail.summary.id, safe='')}/news?{query}"

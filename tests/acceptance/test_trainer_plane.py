@@ -17,9 +17,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from rolltap.cli import dead_letters
-from rolltap.contract.leases import LeasedGroup
-from rolltap.contract.trainer import LeaseOptions
+from rolltap.cli.tasks import dead_letters
+from rolltap.contract.trainer import LeasedGroup, LeaseOptions
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineRefused, LedgerError
@@ -166,7 +165,7 @@ def test_dead_letters_are_listed_and_revived(stack: Stack, client: TrainerClient
     env = {"ROLLTAP_TRAINER_URL": stack.trainer_url, "ROLLTAP_TRAINER_KEY": stack.keys["trainer"], "COLUMNS": "200"}
 
     def told(*words: str, code: int = 0) -> str:
-        result = CliRunner().invoke(dead_letters.app, words, env=env)
+        result = CliRunner().invoke(dead_letters, words, env=env)
         assert result.exit_code == code, result.output
         return result.output
 

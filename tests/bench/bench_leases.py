@@ -28,11 +28,10 @@ from rich.progress import track
 from rich.table import Table
 
 from rolltap import __version__
-from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
+from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.open import open_call_log
 from rolltap.contract.admin import FinishRollout, NewReward
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseOptions
+from rolltap.contract.trainer import Lease, LeaseOptions
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
 from rolltap.ledger.groups import GroupSpec

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from hypothesis.stateful import RuleBasedStateMachine
 
 from rolltap.calllog.database import Database
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import BeginUpdate, Rewind
+from rolltap.contract.trainer import BeginUpdate, Lease, Rewind
 from rolltap.errors import LedgerError, TrainerFenced
 from rolltap.ledger.leases import LeaseKey
 from rolltap.types import Group, GroupStatus, Scoring

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from rolltap.contract.base import values_of
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseOptions, LeaseRequest, Rewind, Rewound
+from rolltap.contract.trainer import Lease, LeaseOptions, LeaseRequest, Rewind, Rewound
 from rolltap.errors import ServerUnreachable, StoreUnavailable, TrainerFenced
 from rolltap.ledger.leases import LeaseKey
 from rolltap.trainer_client.adapters.feed import Feed, FeedSettings

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseRequest, Replay, Rewind
+from rolltap.contract.trainer import Lease, LeaseRequest, Replay, Rewind
 from rolltap.errors import (
     InvalidRequest,
     LeaseLost,
@@ -19,7 +18,7 @@ from rolltap.errors import (
     TrainerFenced,
 )
 from rolltap.ledger.leases import LeaseKey
-from rolltap.ledger.open_leases import OpenedLease
+from rolltap.ledger.rebuilding import OpenedLease
 from rolltap.types import GroupStatus
 
 from ..unit.ledger.world import World, key, status, wants

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from rolltap import wire
-from rolltap.contract.leases import Lease
+from rolltap.contract.trainer import Lease
 
 from .processes import KEYS, Proxy
 from .turns import MARK

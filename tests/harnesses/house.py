@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rolltap.contract.harness_log import HarnessLog
+from rolltap.contract.admin import HarnessLog
 from rolltap.engine.scripted import Entry, Script, ScriptedEngine
 from rolltap.engine.scripted.server import SCRIPTED, ServedModel
 from rolltap.engine.tiny import FOLDER
@@ -23,7 +23,7 @@ from rolltap.harnesses.install import Installation
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.sources import Files
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.reading_process.vocabularies import Vocabularies
+from rolltap.proxy.reading_process.child import Vocabularies
 from rolltap.proxy.server import bind, serve
 from rolltap.reading import RecordReader, reader_on
 from rolltap.settings import Settings, load_settings
@@ -86,9 +86,9 @@ class House:
         await self.client.close_session(session_id)
         if run.log is not None:
             await self.client.check_log(session_id, run.log)
-        session = await self.client.get(f"/sessions/{session_id}")
+        session = await self.client.get(f"/read/sessions/{session_id}")
         run.calls, run.check = session["calls"], session["log_check"]
-        run.report = await self.client.get(f"/sessions/{session_id}/trajectory")
+        run.report = {**session["report"], "findings": session["findings"]}
         run.asked = [entry for entry in self.engine.journal.entries if entry.session == session_id]
         return run
 

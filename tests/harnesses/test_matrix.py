@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.contract.harness_log import HarnessLog
+from rolltap.contract.admin import HarnessLog
 from rolltap.harnesses.base import Ending, Harness
 from rolltap.harnesses.install import Installation
 from rolltap.harnesses.logs.check import read_log

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.cli.first import KNOWN
+from rolltap.cli.try_ import KNOWN
 from rolltap.demo.stack import Process
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.install import Installation

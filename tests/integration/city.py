@@ -14,7 +14,7 @@ import httpx
 
 from rolltap import wire
 from rolltap.calllog.schema import metadata
-from rolltap.contract.leases import Lease
+from rolltap.contract.trainer import Lease
 from rolltap.engine.scripted import ScriptedEngine
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.app import Rolltap

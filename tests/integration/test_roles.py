@@ -12,8 +12,7 @@ import aiohttp
 import pytest
 
 from rolltap.contract.admin import GroupRule, SubmitTasks
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseRequest
+from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.engine.scripted import Script, ScriptedEngine, ScriptedReply
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import InvalidRequest, TaskInvalid

@@ -15,8 +15,7 @@ from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
 from rolltap.contract.admin import FinishRollout, NewReward
-from rolltap.contract.annotations import AnnotateLease, CallAnnotation
-from rolltap.contract.trainer import LeaseRequest
+from rolltap.contract.trainer import AnnotateLease, CallAnnotation, LeaseRequest
 from rolltap.engine.scripted import say
 from rolltap.harnesses.client import ClaimedRollout
 from rolltap.ledger.leases import LeaseKey

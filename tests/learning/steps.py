@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from transformers.optimization import get_constant_schedule
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.demo.learn import POLICY
 from rolltap.trainer_client.adapters.feed import Feed, FeedSettings
 from rolltap.trainer_client.adapters.rows import TrainedRow

@@ -14,8 +14,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from rolltap.contract.admin import FinishRollout, NewReward
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseOptions
+from rolltap.contract.trainer import Lease, LeaseOptions
 from rolltap.errors import LeaseLost, RateLimited, RolltapError
 from rolltap.harnesses.client import AdminClient, ClaimedRollout
 from rolltap.trainer_client.client import AsyncTrainerClient

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.trainer_client import attention
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss

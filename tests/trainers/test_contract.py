@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client import adapters
 from rolltap.trainer_client.adapters import ADAPTERS, UntestedTrainer

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.types import Scoring, Segment
 
 from ..unit.trainer_client.making import VOCABULARY, group, model_folder, random_segment, record, segment

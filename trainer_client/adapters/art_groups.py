@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rolltap.contract.leases import LeasedGroup, RolloutRecord
+from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.errors import TrainerError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed, write_version

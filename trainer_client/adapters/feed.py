@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rolltap import weights
-from rolltap.contract.leases import LeasedGroup
-from rolltap.contract.trainer import LeaseOptions, PauseMode
+from rolltap.contract.trainer import LeasedGroup, LeaseOptions, PauseMode
 from rolltap.errors import CheckpointMismatch, ConfigError, VersionTaken
 from rolltap.trainer_client.adapters.rows import TrainedRow, rows_of
 from rolltap.trainer_client.client import TrainerClient

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rolltap.contract.leases import RolloutRecord
-from rolltap.contract.trainer import LeaseOptions
+from rolltap.contract.trainer import LeaseOptions, RolloutRecord
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import check_tokenizer

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from openenv.core.harness import TrainingTrace, TrainingTurn
 
-from rolltap.contract.leases import RolloutRecord
+from rolltap.contract.trainer import RolloutRecord
 from rolltap.trainer_client.adapters.rows import trained_runs
 from rolltap.types import NO_VERSION, Scoring
 

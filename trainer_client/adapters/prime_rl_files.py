@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import TrainerError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed, write_version

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.sampling import masked_tokens, temperatures

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rolltap.contract.leases import LeasedGroup, RolloutRecord
+from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed

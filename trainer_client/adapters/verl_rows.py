@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.trainer_client.adapters.rows import TrainedRow
 from rolltap.types import NO_VERSION
 

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.schema import call_intents, notes, sessions
-from rolltap.contract.notes import NewNote, NoteKind, NoteValue
+from rolltap.contract.admin import NewNote, NoteKind, NoteValue
 from rolltap.errors import ConfigError, NotFound, StoreUnavailable
 from rolltap.ids import new_id
 

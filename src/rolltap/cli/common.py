@@ -1,4 +1,4 @@
-"""What the commands share: options, errors as one line, and the way to a running server."""
+"""What the commands share: options, their completion by the shell, errors as one line, the way to a running server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rolltap.cli.client import PlaneClient, kept_key
 from rolltap.cli.screen import say
+from rolltap.cli.server_address import PlaneClient, kept_key
 from rolltap.contract.keys import Role
 from rolltap.errors import ConfigError, RolltapError
-from rolltap.store_urls import STORE_HELP, store_url
+from rolltap.settings import STORE_HELP, store_url
 
 if TYPE_CHECKING:
     from rolltap.settings import PlaneName, Settings
+
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", help="TOML settings; default: rolltap.toml here, if there is one")
@@ -148,7 +149,7 @@ def refuse_relayed(served: Sequence[Mapping[str, Any]], policies: Collection[str
 def plane_url(settings: Settings, plane: PlaneName) -> str:
     """The URL of the server with these settings, as seen from this machine: the one that a running server wrote to
     their data folder, else the one in the settings."""
-    from rolltap.cli.listening import listening_url
+    from rolltap.cli.server_address import listening_url
 
     listen = settings.listen
     if plane == "agent" and listen.public_url:
@@ -162,3 +163,58 @@ def plane_url(settings: Settings, plane: PlaneName) -> str:
             "start `rolltap serve`, or name another server with --url"
         )
     return listen.url_of(plane, port)
+
+
+def complete_session(incomplete: str) -> list[str]:
+    """The running server's newest sessions."""
+    from rolltap.reading.operations import ReadPlane
+    from rolltap.reading.types import SessionQuery
+
+    try:
+        page = connect("admin", config_path(None)).ask(ReadPlane.sessions, SessionQuery(limit=100))
+    except RolltapError:
+        return []
+    return [session.id for session in page.sessions if session.id.startswith(incomplete)]
+
+
+def complete_policy(incomplete: str) -> list[str]:
+    """The policies of the settings here, else those of the running server."""
+    from rolltap.settings import load_settings
+
+    try:
+        names = list(load_settings(config_path(None)).policies)
+        if not names:
+            rows = connect("admin", config_path(None)).call("GET", "/policies")["policies"]
+            names = [row["name"] for row in rows]
+    except RolltapError:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_harness(incomplete: str) -> list[str]:
+    """The names of the defined harnesses."""
+    from rolltap.harnesses.registry import harness_names
+
+    return [name for name in harness_names() if name.startswith(incomplete)]
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """What `rolltap run` takes by name; where nothing fits, the shell completes the files of tasks."""
+    return [*complete_harness(incomplete), *(name for name in ("command",) if name.startswith(incomplete))]
+
+
+def complete_runtime(incomplete: str) -> list[str]:
+    """The runtimes of rollouts."""
+    from rolltap.extras import known_names
+    from rolltap.harnesses.runtimes.registry import AUTO, ENTRY_POINTS, RUNTIMES
+
+    names = [AUTO, *known_names(RUNTIMES, ENTRY_POINTS)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_format(incomplete: str) -> list[str]:
+    """The formats of datasets."""
+    from rolltap.extras import known_names
+    from rolltap.reconstructor.exporters import ENTRY_POINTS, EXPORTERS
+
+    return [name for name in known_names(EXPORTERS, ENTRY_POINTS) if name.startswith(incomplete)]

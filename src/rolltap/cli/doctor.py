@@ -1,4 +1,6 @@
-"""`rolltap doctor`: checks the set-up, and says what to do about what is wrong."""
+"""`rolltap doctor`: checks this installation with its settings, or servers that run, and says what to do about what is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +10,29 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import aiohttp
 from rich.table import Table
 from rich.text import Text
 
-from rolltap.cli.checks import check_engines, check_store, check_tokenizers
+from rolltap.calllog import open_call_log
+from rolltap.cli.common import connect
 from rolltap.cli.harness import NOT_INSTALLED, TESTED_RELEASE, installed
 from rolltap.cli.screen import Screen
-from rolltap.cli.server_doctor import diagnose
-from rolltap.contract.diagnosis import Finding
-from rolltap.errors import RolltapError
+from rolltap.cli.server_address import PlaneClient
+from rolltap.contract.admin import Diagnosis, Finding
+from rolltap.errors import (
+    ConfigError,
+    DatabaseInUse,
+    EngineError,
+    EngineTimeout,
+    EngineUnavailable,
+    RateLimited,
+    RolltapError,
+)
 from rolltap.extras import install_line
 from rolltap.harnesses import protection
 from rolltap.harnesses.base import Harness
@@ -29,10 +41,18 @@ from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.cgroup import own_cgroup
 from rolltap.harnesses.runtimes.machine import limits_here
 from rolltap.harnesses.tested import release_results
-from rolltap.settings import Settings, load_settings
+from rolltap.http_client import Request, read_as
+from rolltap.protocols.dialects import known_dialects
+from rolltap.proxy.call.engine_watch import tokenizer_difference
+from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model
+from rolltap.proxy.engines.passthrough import PassthroughUpstream
+from rolltap.proxy.engines.registry import is_chat_engine, open_chat_engine, open_engine, open_vendor
+from rolltap.settings import EngineSettings, Settings, hide_password, load_settings
+from rolltap.tokenizer import HubTokenizer
 
 if TYPE_CHECKING:
     from rolltap.proxy.continuation.fit import Fitting
+
 
 EXTRAS = {
     "tokens": ("tokenizers", "renderers", "jinja2", "httpx"),
@@ -44,7 +64,6 @@ EXTRAS = {
     "export": ("pyarrow",),
     "lora": ("peft",),
     "otel": ("opentelemetry",),
-    "tui": ("textual",),
     "harbor": ("harbor",),
     "trl": ("trl", "datasets"),
     "tinker": ("tinker",),
@@ -208,3 +227,179 @@ async def _configured(config: Path) -> list[Finding]:
         return [Finding(f"settings {config}", "broken", error.message, healthy=False)]
     findings = [Finding(f"settings {config}", "fine"), await check_store(settings), *check_tokenizers(settings)]
     return findings + await check_engines(settings)
+
+
+CONNECT_S = 10.0
+
+
+async def check_store(settings: Settings) -> Finding:
+    """Opens the store for writing, which also brings its tables up to date.
+
+    SQLite has one writer at a time, so beside a running server the store cannot be opened, and works.
+    """
+    name = hide_password(settings.store_url)
+    try:
+        call_log = open_call_log(settings.store_url)
+        await call_log.start()
+    except DatabaseInUse as error:
+        return Finding("store", f"{name}: in use by the running server (process {error.holder})")
+    except RolltapError as error:
+        return Finding("store", name, error.message, healthy=False)
+    condition = await call_log.condition()
+    await call_log.close()
+    if condition.clock_is_off:
+        advice = f"this machine's clock is {condition.clock_ahead_s:+.1f} s off the store's: set it (NTP)"
+        return Finding("store", name, advice, healthy=False)
+    return Finding("store", name)
+
+
+def check_tokenizers(settings: Settings) -> list[Finding]:
+    """A finding for each policy whose tokenizer folder has no tokenizer.json."""
+    advice = "correct the policy's `tokenizer`; a relative folder is looked up where `rolltap` starts"
+    return [
+        Finding(f"policy {name}", f"no tokenizer.json in {policy.tokenizer}", advice, healthy=False)
+        for name, policy in settings.policies.items()
+        if policy.tokenizer and not (Path(policy.tokenizer) / "tokenizer.json").is_file()
+    ]
+
+
+async def check_engines(settings: Settings) -> list[Finding]:
+    """Probes every engine at once: what it can do, and whether it serves the policies' models."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        checks = (_check_engine(name, engine, settings, http) for name, engine in settings.engines.items())
+        return [finding for findings in await asyncio.gather(*checks) for finding in findings]
+
+
+async def _check_engine(
+    name: str, engine: EngineSettings, settings: Settings, http: aiohttp.ClientSession
+) -> list[Finding]:
+    what = f"engine {name}"
+    try:
+        client = _open(name, engine, http)
+    except ConfigError as error:
+        return [Finding(what, "broken", error.message, healthy=False)]
+    try:
+        facts = await client.probe()
+        tokenizers = await _check_tokenizer_of(name, client, settings)
+    except (EngineUnavailable, EngineTimeout) as error:
+        advice = f"{error.message}; start the model server, or correct engines.{name}.url (--engine)"
+        return [Finding(what, "down", advice, healthy=False)]
+    except (ConfigError, EngineError, RateLimited) as error:
+        return [Finding(what, "broken", error.message, healthy=False)]
+    finally:
+        await client.close()
+    can_do = [
+        f"{engine.kind}, models {', '.join(facts.models)}" if facts.models else engine.kind,
+        f"context {facts.max_context or 'unknown'}",
+        f"log-probs {facts.logprobs_mode}",
+        _versions(facts),
+        "takes new weights" if facts.weight_updates else "takes no new weights",
+    ]
+    return [
+        Finding(what, "; ".join(can_do), "; ".join(facts.notes)),
+        *_check_models(name, facts, settings),
+        *tokenizers,
+    ]
+
+
+async def _check_tokenizer_of(engine: str, client: object, settings: Settings) -> list[Finding]:
+    """A finding for each policy of `engine` whose tokenizer is another one than the engine's."""
+    found: list[Finding] = []
+    for name, policy in settings.policies.items():
+        if policy.engine == engine and (Path(policy.tokenizer or "") / "tokenizer.json").is_file():
+            tokenizer = HubTokenizer(policy.tokenizer)
+            if difference := await tokenizer_difference(client, tokenizer, policy.model or name):
+                found.append(Finding(f"policy {name}", "another tokenizer", difference, healthy=False))
+    return found
+
+
+def _versions(facts: EngineFacts) -> str:
+    """Where tokens' weight versions come from."""
+    if facts.weight_versions:
+        return "a weight version for every token"
+    return "says its weight version when asked" if facts.states_weights else "the policy's weight version"
+
+
+def _check_models(engine: str, facts: EngineFacts, settings: Settings) -> list[Finding]:
+    """A finding for each policy of `engine` whose model the engine does not list."""
+    return [
+        Finding(f"policy {name}", f"engine {engine} serves no model {policy.model or name!r}", advice, healthy=False)
+        for name, policy in settings.policies.items()
+        if policy.engine == engine and (advice := missing_model(policy.model or name, facts.models))
+    ]
+
+
+def _open(
+    name: str, settings: EngineSettings, http: aiohttp.ClientSession
+) -> Engine | ChatEngine | PassthroughUpstream:
+    if settings.kind == "passthrough":
+        return open_vendor(name, settings, http, known_dialects())
+    return (open_chat_engine if is_chat_engine(settings.kind) else open_engine)(name, settings)
+
+
+MOST_ASKED = 8
+KNOWN_IN_A_ROW = 2
+"""Behind a balancer, or with --workers, each request may reach another process. After so many known ones they are all
+taken to be known."""
+
+
+def diagnose(urls: Sequence[str], config: Path | None) -> Iterator[tuple[str, Sequence[Finding]]]:
+    """A title and findings for each process that is reached at `urls`, and last for what differs between them."""
+    reached: dict[tuple[str, int], Diagnosis] = {}
+    for url in urls:
+        plane = connect("admin", config, url)
+        for found in _processes(plane):
+            reached.setdefault((found.host, found.process), found)
+    for (host, process), found in reached.items():
+        yield f"rolltap {found.version} on {host} (process {process})", found.findings
+    if differing := differences(list(reached.values())):
+        yield "between them", differing
+
+
+def _processes(plane: PlaneClient) -> list[Diagnosis]:
+    """Those that answer at one address."""
+    found: dict[tuple[str, int], Diagnosis] = {}
+    known = 0
+    for _ in range(MOST_ASKED):
+        answer = plane.send(Request("GET", "/diagnosis", parse=read_as(Diagnosis), once=True))
+        known = known + 1 if (answer.host, answer.process) in found else 0
+        found.setdefault((answer.host, answer.process), answer)
+        if known == KNOWN_IN_A_ROW:
+            break
+    return list(found.values())
+
+
+def differences(diagnoses: Sequence[Diagnosis]) -> list[Finding]:
+    """Findings for versions and policies that not all of them have."""
+    findings: list[Finding] = []
+    by_version = _by(diagnoses, lambda one: [one.version])
+    if len(by_version) > 1:
+        state = "; ".join(f"{version} on {', '.join(map(_name, some))}" for version, some in sorted(by_version.items()))
+        findings.append(Finding("versions", state, "upgrade the older ones, one after the other"))
+    lacking = {
+        policy: [one for one in diagnoses if policy not in one.policies] for policy in sorted(_by(diagnoses, _policies))
+    }
+    if any(lacking.values()):
+        state = "; ".join(
+            f"{policy} is not on {', '.join(map(_name, without))}" for policy, without in lacking.items() if without
+        )
+        advice = "calls of such a policy get 404 there: give all proxies the same [policies] and restart them"
+        findings.append(Finding("policies", state, advice, healthy=False))
+    return findings
+
+
+def _policies(diagnosis: Diagnosis) -> Sequence[str]:
+    return diagnosis.policies
+
+
+def _by(diagnoses: Sequence[Diagnosis], values: Any) -> Mapping[str, list[Diagnosis]]:
+    grouped: dict[str, list[Diagnosis]] = {}
+    for one in diagnoses:
+        for value in values(one):
+            grouped.setdefault(value, []).append(one)
+    return grouped
+
+
+def _name(diagnosis: Diagnosis) -> str:
+    return f"{diagnosis.host} (process {diagnosis.process})"

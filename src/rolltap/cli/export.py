@@ -9,37 +9,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Annotated, Any
 
 from rich.table import Table
 from rich.text import Text
+from typer import Argument, Option
 
+from rolltap.calllog.database import in_thread
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.cli import export_options as options
-from rolltap.cli.common import ConfigOption, config_path, one_line_errors
-from rolltap.cli.progress import working
-from rolltap.cli.screen import Screen
-from rolltap.counted import counted
+from rolltap.cli.common import ConfigOption, complete_format, config_path, one_line_errors
+from rolltap.cli.screen import Screen, working
 from rolltap.datasets import hub
 from rolltap.datasets.record import ReadOptions, open_record, recorded_groups
 from rolltap.errors import DatasetError
 from rolltap.extras import install_line
-from rolltap.reconstructor.exporters import exporter_named
+from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
-from rolltap.reconstructor.exporters.consumers import layout
+from rolltap.reconstructor.exporters.conditions import ITEM_FIELDS, SEGMENT_FIELDS
+from rolltap.reconstructor.exporters.consumers import CONSUMERS, layout
 from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, FirstPass, Query
 from rolltap.reconstructor.exporters.decontaminate import NGRAM_WORDS, NgramIndex
 from rolltap.reconstructor.exporters.grouping import Grouping
 from rolltap.reconstructor.exporters.increments import GrowingDataset
-from rolltap.reconstructor.exporters.redact import Detector, detectors_in, detectors_named
+from rolltap.reconstructor.exporters.redact import DETECTORS, Detector, detectors_in, detectors_named
 from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.exporters.session_filter import SessionFilter
 from rolltap.reconstructor.rules import Rules, session_rules
-from rolltap.settings import Settings, load_settings
-from rolltap.store_urls import store_url
-from rolltap.threads import in_thread
+from rolltap.settings import STORE_HELP, Settings, load_settings, store_url
 from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Session
+from rolltap.wording import counted
 
 SECRETS_VARIABLE = "ROLLTAP_EXPORT_SECRETS"
 """Environment variable with further secrets to keep out, separated by newlines."""
@@ -97,36 +96,36 @@ class ExportJob:
 
 @one_line_errors
 def export(
-    out: options.Out = None,
-    format: options.Format = "",
-    consumer: options.For = "",
-    where: options.Where = None,
-    sessions: options.Sessions = None,
-    since: options.Since = "",
-    option: options.FormatOption = None,
-    split: options.Split = "train=1",
-    seed: options.Seed = 0,
-    container: options.InContainer = "",
-    include: options.Include = None,
-    best: options.Best = 0,
-    balance: options.Balance = "",
-    limit: options.Limit = 0,
-    score: options.Score = "",
-    group_by: options.GroupBy = "",
-    decontaminate: options.Decontaminate = None,
-    ngram: options.Ngram = NGRAM_WORDS,
-    duplicates: options.Duplicates = False,
-    near_duplicates: options.Near = 0.0,
-    strategy: options.Strategy = "tree",
-    train: options.Train = None,
-    tokenizer: options.TokenizerFolder = None,
-    detector: options.DetectorNames = None,
-    redact: options.RedactFile = None,
-    dry_run: options.DryRun = False,
-    shard_mb: options.ShardMb = 256.0,
-    state: options.StateFile = None,
-    push: options.Push = "",
-    store: options.Store = "",
+    out: Out = None,
+    format: Format = "",
+    consumer: For = "",
+    where: Where = None,
+    sessions: Sessions = None,
+    since: Since = "",
+    option: FormatOption = None,
+    split: Split = "train=1",
+    seed: Seed = 0,
+    container: InContainer = "",
+    include: Include = None,
+    best: Best = 0,
+    balance: Balance = "",
+    limit: Limit = 0,
+    score: Score = "",
+    group_by: GroupBy = "",
+    decontaminate: Decontaminate = None,
+    ngram: Ngram = NGRAM_WORDS,
+    duplicates: Duplicates = False,
+    near_duplicates: Near = 0.0,
+    strategy: Strategy = "tree",
+    train: Train = None,
+    tokenizer: TokenizerFolder = None,
+    detector: DetectorNames = None,
+    redact: RedactFile = None,
+    dry_run: DryRun = False,
+    shard_mb: ShardMb = 256.0,
+    state: StateFile = None,
+    push: Push = "",
+    store: Store = "",
     config: ConfigOption = None,
 ) -> None:
     """Writes recorded rollouts as a dataset, with a manifest of what is in it.
@@ -359,3 +358,49 @@ def _print(out: Path | None, manifest: dict[str, Any]) -> None:
         checked = manifest.get("rerendered")
         differing = f": {checked['differ']:,} of {checked['rows']:,} rows differ" if checked else ""
         console.print(Text.assemble((note, "yellow"), differing))
+
+
+WHERE = f"FIELD OP VALUE and ...; fields {', '.join([*ITEM_FIELDS, *SEGMENT_FIELDS])}"
+RERENDER = "count rows that render to other tokens than sampled; look for secrets in the ids"
+
+Out = Annotated[Path | None, Argument(help="folder to write; must not exist, or be empty")]
+Format = Annotated[
+    str,
+    Option(
+        "--format", "-f", help=f"one of {', '.join(EXPORTERS)}; default trajectories", autocompletion=complete_format
+    ),
+]
+For = Annotated[str, Option("--for", help=f"the layout of a consumer: {', '.join(CONSUMERS)}")]
+Where = Annotated[list[str] | None, Option(help=WHERE)]
+Sessions = Annotated[Path | None, Option(help="only the sessions in this file, one id per line (the viewer's format)")]
+FormatOption = Annotated[list[str] | None, Option(help="NAME=VALUE of the format, several times")]
+Split = Annotated[str, Option(help="shares by task, such as train=0.9,test=0.1")]
+Seed = Annotated[int, Option(help="seed that assigns tasks to splits")]
+InContainer = Annotated[str, Option(help="jsonl, parquet or pt; default the format's own")]
+Include = Annotated[
+    list[str] | None, Option(help="include rollouts that a lease would not train: running, failed, ...")
+]
+Best = Annotated[int, Option(help="at most N rollouts per task, those with the highest reward")]
+Balance = Annotated[str, Option(help="the same number of sessions for each harness or task")]
+Limit = Annotated[int, Option(help="at most N sessions, drawn by --seed")]
+Score = Annotated[str, Option(help="the score that is the reward of sessions without a rollout")]
+GroupBy = Annotated[str, Option(help="groups sessions without a rollout: opening, or tag.NAME")]
+Since = Annotated[str, Option(help="only sessions opened on or after this date (UTC), such as 2026-03-01")]
+Decontaminate = Annotated[list[Path] | None, Option(help="leave out sessions that share --ngram words with a file")]
+Ngram = Annotated[int, Option(help="words in a row that count as an overlap")]
+Duplicates = Annotated[bool, Option(help="keep rows with equal content")]
+Near = Annotated[float, Option("--near-duplicates", help="leave out rows with this similarity to an earlier one: 0.9")]
+Push = Annotated[str, Option(help="upload the folder to this dataset repository of the Hugging Face hub")]
+Strategy = Annotated[str, Option(help="how calls merge: tree, prefix or per_call")]
+Train = Annotated[list[str] | None, Option(help="a mask rule to switch off, such as length_truncated")]
+TokenizerFolder = Annotated[Path | None, Option(help=RERENDER)]
+DetectorNames = Annotated[
+    list[str] | None, Option("--detector", help=f"also redact its findings: {', '.join(DETECTORS)}, or a package's")
+]
+RedactFile = Annotated[list[Path] | None, Option("--redact", help="TOML file of patterns to redact: KIND = 'PATTERN'")]
+StateFile = Annotated[
+    Path | None, Option("--state", help="append only sessions that this state file lacks; resumes after a kill")
+]
+DryRun = Annotated[bool, Option(help="make and count everything, write nothing")]
+ShardMb = Annotated[float, Option(help="maximum size of a file, in MB")]
+Store = Annotated[str, Option(help=STORE_HELP)]

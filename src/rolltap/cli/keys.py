@@ -1,4 +1,4 @@
-"""`rolltap keys`: mint, list, rotate and revoke keys of a running server."""
+"""`rolltap keys` and `rolltap audit`: mint, list, rotate and revoke a server's keys, and which key did what."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 import re
 import time
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import typer
 from rich.table import Column, Table
 
-from rolltap.cli.client import PlaneClient
 from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors, one_that_begins
 from rolltap.cli.screen import Screen, say
+from rolltap.cli.server_address import PlaneClient
 from rolltap.contract.keys import ROLES
 from rolltap.errors import ConfigError
 from rolltap.ids import ID_LENGTH
@@ -148,3 +148,24 @@ def _state(key: dict[str, Any]) -> str:
     else:
         state = f"ends {time.strftime('%Y-%m-%d %H:%M', time.localtime(key['expires_at']))}"
     return f"{state}, rotating" if key["secrets"] > 1 else state
+
+
+@one_line_errors
+def audit(
+    key: Annotated[str, typer.Option(help="only entries of the key with this id")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="maximum number of entries")] = 100,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Shows the newest entries of the audit log, including refusals: time, key and request."""
+    query = urlencode({"limit": limit} | ({"key_id": key} if key else {}))
+    entries = connect("admin", config, url).call("GET", f"/audit?{query}")["entries"]
+    if as_json:
+        say(json.dumps(entries))
+        return
+    table = Table("at", "key", "role", "action", "detail")
+    for entry in entries:
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["at"]))
+        table.add_row(at, entry["key_id"], entry["role"], entry["action"], json.dumps(entry["detail"]))
+    Screen().print(table)

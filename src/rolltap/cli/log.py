@@ -1,4 +1,4 @@
-"""`rolltap log`: looks after a call log. It opens the store itself.
+"""`rolltap log` and `rolltap import`: look after a call log, and add foreign traces to it, in the store itself.
 
 On SQLite the commands that write (import, prune, upgrade) need the file to themselves: stop `rolltap serve` first.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, astuple
@@ -26,10 +26,11 @@ from rolltap.calllog.prune import PruneDecision
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.common import ConfigOption, JsonOption, StoreOption, chosen_store, one_line_errors
 from rolltap.cli.screen import Screen, say
-from rolltap.counted import counted
+from rolltap.datasets.importing import read_file, write
 from rolltap.errors import ConfigError
-from rolltap.moments import utc_text
+from rolltap.reconstructor.importers import READERS
 from rolltap.tenants import acting_for
+from rolltap.wording import counted, utc_text
 
 app = typer.Typer(
     help="Maintain the call log: verify, stats, backup, export, import, prune, upgrade.", no_args_is_help=True
@@ -49,7 +50,7 @@ def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOp
     keep it when your runs are over.
     """
     from rolltap.calllog import verify as checks
-    from rolltap.ledger.reward_chain import VerifiedRewards, verify_rewards
+    from rolltap.ledger.rewards import VerifiedRewards, verify_rewards
 
     async def run(show: Callable[[int, int], None]) -> tuple[checks.VerifyReport, VerifiedRewards]:
         async with _opened(chosen_store(store, config), writable=False) as database:
@@ -106,11 +107,11 @@ def export(
     config: ConfigOption = None,
 ) -> None:
     """Writes sessions to an archive file, row for row, for another store or for keeping."""
-    from rolltap.calllog import transfer
+    from rolltap.calllog import archive
 
-    async def run(show: Callable[[int, int], None]) -> transfer.TransferCounts:
+    async def run(show: Callable[[int, int], None]) -> archive.TransferCounts:
         async with _opened(chosen_store(store, config), writable=False) as database:
-            return await transfer.export_sessions(database, out, only=session or (), show=show)
+            return await archive.export_sessions(database, out, only=session or (), show=show)
 
     with _progress("sessions") as show:
         moved = asyncio.run(run(show))
@@ -146,16 +147,16 @@ def import_(
     config: ConfigOption = None,
 ) -> None:
     """Imports exported sessions into a store. Existing rows stay; conflicting rows are refused."""
-    from rolltap.calllog import transfer
+    from rolltap.calllog import archive
 
-    async def run() -> list[transfer.TransferCounts]:
+    async def run() -> list[archive.TransferCounts]:
         async with _opened(chosen_store(store, config, may_be_new=True), writable=True) as database:
             with console.status("importing") as status:
 
                 def show(path: Path) -> Callable[[int], None]:
                     return lambda done: status.update(f"{path}: {counted(done, 'session')}")
 
-                return [await transfer.import_sessions(database, path, show=show(path)) for path in files]
+                return [await archive.import_sessions(database, path, show=show(path)) for path in files]
 
     for path, moved in zip(files, asyncio.run(run()), strict=True):
         known = f", {moved.sessions - moved.new:,} of them there already" if moved.new < moved.sessions else ""
@@ -176,8 +177,9 @@ def prune(
     rolltap log export keep.rtlog && rolltap log prune --older-than 30d --exported keep.rtlog --dry-run
     """
     from rolltap.calllog import prune as retention
-    from rolltap.calllog.separation import tenants_on_record
-    from rolltap.ledger.retention import group_uses, note_prune
+    from rolltap.calllog.schema import tenants_on_record
+    from rolltap.ledger.keys import note_prune
+    from rolltap.ledger.views import group_uses
 
     age = _age(older_than)
 
@@ -269,3 +271,24 @@ def _age(text: str) -> float:
     if not match:
         raise ConfigError(f"--older-than: expected a number and m, h or d, as 30d, not {text!r}")
     return float(match[1]) * _AGES[match[2]]
+
+
+@one_line_errors
+def import_traces(
+    files: Annotated[list[Path], typer.Argument(help="JSON or JSON Lines files")],
+    format: Annotated[str, typer.Option("--format", "-f", help=f"one of {', '.join(READERS)}")] = "messages",
+    store: StoreOption = "",
+    config: ConfigOption = None,
+) -> None:
+    """Imports traces of other tools into the record, as text.
+
+    rolltap import runs/*.jsonl --format messages
+    """
+    imported_runs = [imported for path in files for imported in read_file(path, format)]
+    written = asyncio.run(write(chosen_store(store, config, may_be_new=True), imported_runs))
+    known = f", {len(imported_runs) - written:,} were there already" if written < len(imported_runs) else ""
+    screen = Screen(stderr=True, highlight=False)
+    screen.print(f"{counted(written, 'session')} imported{known}")
+    unread = Counter(key for run in imported_runs for key in run.unread)
+    for key, count in sorted(unread.items()):
+        screen.print(f"not imported, as it is not known: {key} (in {counted(count, 'trace')})")

@@ -14,32 +14,32 @@ from typer.core import TyperGroup
 
 from rolltap import __version__
 from rolltap.cli.common import ConfigOption, config_path, one_line_errors
-from rolltap.cli.logs import LogFormat, LogLevel, set_up_logging
-from rolltap.cli.screen import say
-from rolltap.extras import documentation, page
+from rolltap.cli.screen import LogFormat, LogLevel, say, set_up_logging
+from rolltap.errors import ConfigError
+from rolltap.extras import documentation, install_line, page
 
 START, AGENTS, RECORD, TRAIN, OPERATE = "Start", "Run agents", "The record", "Train", "Operate"
 """The panels of `rolltap --help`, in their order."""
 
 ELSEWHERE = {
-    "try": (START, "first", "try_"),
+    "try": (START, "try_", "try_"),
     "config": (START, "config", "app"),
     "run": (AGENTS, "run", "run"),
     "status": (AGENTS, "tasks", "status"),
     "cancel": (AGENTS, "tasks", "cancel"),
-    "rollout": (AGENTS, "rollouts", "rollout"),
-    "node": (AGENTS, "node", "node"),
+    "rollout": (AGENTS, "tasks", "rollout"),
+    "node": (AGENTS, "up", "node"),
     "up": (START, "up", "up"),
     "harness": (AGENTS, "harness", "app"),
     "view": (RECORD, "view", "view"),
     "export": (RECORD, "export", "export"),
-    "import": (RECORD, "importing", "import_"),
+    "import": (RECORD, "log", "import_traces"),
     "sessions": (RECORD, "sessions", "app"),
     "log": (RECORD, "log", "app"),
     "train": (TRAIN, "train", "train"),
-    "tinker": (TRAIN, "tinker", "tinker"),
-    "dead-letters": (TRAIN, "dead_letters", "app"),
-    "audit": (OPERATE, "audit", "audit"),
+    "tinker": (TRAIN, "train", "tinker"),
+    "dead-letters": (TRAIN, "tasks", "dead_letters"),
+    "audit": (OPERATE, "keys", "audit"),
     "keys": (OPERATE, "keys", "app"),
 }
 """The commands that are defined in other modules of this package: their panel, the module, its function or group."""
@@ -158,9 +158,20 @@ def engine(
     ] = "",
 ) -> None:
     """Runs the embedded model server, or a scripted one (for dry runs)."""
-    from rolltap.cli.engine import run
+    if script is not None:
+        from rolltap.engine.scripted import ScriptedEngine, load_script
+        from rolltap.engine.tiny import FOLDER
 
-    run(model, script, host, port, key)
+        ScriptedEngine(load_script(script), model or FOLDER).run(host, port, key)
+        return
+    try:
+        from rolltap.engine.server import main
+    except ImportError as error:
+        raise ConfigError(f"the embedded engine needs torch: {install_line('train')}") from error
+    from rolltap.engine.settings import ModelServerSettings
+    from rolltap.engine.tiny import FOLDER
+
+    main(ModelServerSettings(model or FOLDER, "tiny" if model is None else "", host, port, key=key))
 
 
 @app.command(rich_help_panel=START)

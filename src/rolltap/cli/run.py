@@ -1,34 +1,52 @@
-"""`rolltap run`: one harness under a fresh session in this folder, or whole task files."""
+"""`rolltap run`: one harness under a fresh session in this folder, whole task files, or groups of Harbor's trials."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import termios
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from rolltap.cli.client import PlaneClient
-from rolltap.cli.common import ConfigOption, UrlOption, connect, interrupted_by_term, one_line_errors, refuse_relayed
-from rolltap.cli.completion import complete_harness, complete_policy, complete_runtime, complete_target
-from rolltap.cli.harbor import TrialOrder, check_alone, run_harbor
+from rolltap.cli.common import (
+    ConfigOption,
+    UrlOption,
+    complete_harness,
+    complete_policy,
+    complete_runtime,
+    complete_target,
+    connect,
+    interrupted_by_term,
+    one_line_errors,
+    refuse_relayed,
+)
 from rolltap.cli.screen import Screen, say
-from rolltap.cli.tasks import RunRequest, run_tasks
-from rolltap.counted import counted
+from rolltap.cli.server_address import PlaneClient
+from rolltap.cli.tasks import RunRequest, bars, groups_table, only, policy_or_roles, print_failures, run_tasks
+from rolltap.contract.operations import request_of
 from rolltap.errors import RolltapError, TaskInvalid
+from rolltap.harnesses.attempts import Slots, Stage
 from rolltap.harnesses.base import Command, Ending, Exit, Harness, Interactive, Job, Limits, PythonCall, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
+from rolltap.harnesses.harbor import check_installed
 from rolltap.harnesses.install import find
 from rolltap.harnesses.logs.check import check_log
 from rolltap.harnesses.registry import get_harness
+from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.here import runtime_here
 from rolltap.harnesses.sources import Empty
 from rolltap.harnesses.specs import Defaults, launch_type
 from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments
+from rolltap.reading.operations import ReadPlane
+from rolltap.reading.types import OPEN, CallLine
+from rolltap.wording import counted
 
 POLL_S = 0.3
 RUNTIME_HELP = "tasks: thread, process, bubblewrap, docker, apptainer; auto: bubblewrap; fails without it"
@@ -222,15 +240,77 @@ async def _watch(client: AdminClient, session: OpenedSession, seen: set[str]) ->
 
 async def _show_new_calls(client: AdminClient, session: OpenedSession, seen: set[str]) -> None:
     with suppress(RolltapError):
-        details = await client.get(f"/sessions/{session.session_id}")
-        for call in details["calls"]:
-            if call["id"] not in seen and call["outcome"] != "open":
-                seen.add(call["id"])
+        detail = await client.send(request_of(ReadPlane.session, session.session_id))
+        for call in detail.calls:
+            if call.id not in seen and call.outcome != OPEN:
+                seen.add(call.id)
                 console.print(_call_line(len(seen), call))
 
 
-def _call_line(number: int, call: dict[str, Any]) -> str:
-    text = f"call {number}: {call['prompt_tokens']} + {call['output_tokens']} tokens, {call['outcome']}"
-    if call.get("break"):
-        text += f" ({call['break']['reason']})"
-    return f"{text}: {call['error']}" if call["error"] else text
+def _call_line(number: int, call: CallLine) -> str:
+    text = f"call {number}: {call.prompt_tokens} + {call.output_tokens} tokens, {call.outcome}"
+    if call.break_:
+        text += f" ({call.break_.reason})"
+    return f"{text}: {call.error}" if call.error else text
+
+
+JOBS = Path("jobs")
+"""Where Harbor, too, puts its trials, below this folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOrder:
+    """What `rolltap run --harbor` is to do."""
+
+    target: str
+    agent: str
+    n: int
+    slots: int
+    policy: str
+    dialect: str
+    runtime: str
+    reward_key: str
+
+
+def check_alone(agent: str, others: Sequence[str]) -> None:
+    """`TaskInvalid` for options that Harbor's trials do not take, and without an agent."""
+    if others or not agent:
+        raise TaskInvalid(
+            f"--harbor can't be with {others[0]}" if others else "--harbor needs one of its agents: -a NAME"
+        )
+
+
+async def run_harbor(plane: PlaneClient, order: TrialOrder) -> bool:
+    """Runs the trials with a progress bar, and prints the groups; True if a rollout did not succeed."""
+    check_installed()
+    os.environ.setdefault(
+        "LITELLM_LOCAL_MODEL_COST_MAP", "True"
+    )  # else LiteLLM, which Harbor imports, asks the network
+    from rolltap.harnesses.harbor.runner import Grader, HarborRunner, Player, work_on
+
+    jobs = JOBS / time.strftime("%Y-%m-%d__%H-%M-%S")  # as Harbor names a job
+    player = Player(order.agent, order.dialect)
+    works = await work_on(order.target, player, Grader(order.reward_key), runtime=order.runtime, jobs=jobs)
+    async with AdminClient(plane.url, plane.key) as client:
+        served = (await client.get("/policies"))["policies"]
+        names = [policy["name"] for policy in served]
+        policy = policy_or_roles(order.policy) or only(names)
+        refuse_relayed(served, [policy] if isinstance(policy, str) else list(policy.values()))
+        summary = f"{counted(len(works), 'task')}, {counted(order.n, 'trial')} each · {order.agent} · {policy}"
+        console.print(f"{summary} · {jobs}")
+        started = time.monotonic()
+        with bars() as shown:
+            bar = shown.add_task("trials", total=len(works) * order.n, waits="")
+            runner = HarborRunner(
+                client,
+                Slots(run=order.slots),
+                progress=lambda step: shown.advance(bar) if step.stage is Stage.ENDED else None,
+            )
+            done = await run_groups(runner, works, policy=policy, n=order.n)
+        details = [await client.send(request_of(ReadPlane.group, group.group_id)) for group in done]
+    groups = [(group.line.task_id, [each.rollout for each in group.rollouts]) for group in details]
+    console.print(groups_table(groups))
+    failed = print_failures(groups)
+    count = sum(len(rollouts) for _, rollouts in groups)
+    console.print(f"{counted(count, 'rollout')} in {time.monotonic() - started:.1f} s, {failed} not succeeded")
+    return bool(failed)

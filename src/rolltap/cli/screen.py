@@ -1,15 +1,23 @@
-"""What the commands print. Recorded text is an agent's or a stranger's, and a terminal obeys what is printed to it.
+"""What the commands print: text and tables, the progress of long steps, and log lines.
 
-Control characters come out as pictures of themselves (ESC as U+241B), and so do those that turn the direction of
-writing. Square brackets are text: colours of our own are given as a style or as `rich.text.Text`, never as markup.
+Recorded text is an agent's or a stranger's, and a terminal obeys what is printed to it. So control characters come out
+as pictures of themselves (ESC as U+241B), and so do those that turn the direction of writing. Square brackets are text:
+colours of our own are given as a style or as `rich.text.Text`, never as markup.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any
 
+import msgspec
 import typer
+from pythonjsonlogger.json import JsonFormatter
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
@@ -27,6 +35,11 @@ _PICTURES = {
 def visible(text: str) -> str:
     """`text` with nothing in it that a terminal would obey; line ends and tabs stay."""
     return text.translate(_PICTURES)
+
+
+def json_text(value: Any) -> str:
+    """A reply of a server as JSON."""
+    return msgspec.json.encode(value).decode()
 
 
 def say(text: str, *, err: bool = False, style: str | None = None) -> None:
@@ -48,3 +61,85 @@ class Screen(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+FIRST_LINE_S, BETWEEN_LINES_S = 1.5, 10.0
+"""In a pipe: a step that takes less than the first says nothing."""
+
+
+@contextmanager
+def working(what: str, *, if_stopped: str = "") -> Iterator[Callable[[str], None]]:
+    """Shows on stderr that `what` goes on, and what the yielded function is told last.
+
+    Ctrl-C prints that it was stopped, and `if_stopped`: what is left behind, and how to go on.
+    """
+    console = Screen(stderr=True, highlight=False)
+    latest = what
+    ended = threading.Event()
+    try:
+        if console.is_terminal:
+            with console.status(what) as status:
+                yield lambda text: status.update(f"{what}: {text}")
+        else:
+            began = time.monotonic()
+
+            def note(text: str) -> None:
+                nonlocal latest
+                latest = f"{what}: {text}"
+
+            def lines() -> None:
+                if not ended.wait(FIRST_LINE_S):
+                    say(f"{latest} ...", err=True)
+                while not ended.wait(BETWEEN_LINES_S):
+                    say(f"{latest} ({time.monotonic() - began:.0f} s)", err=True)
+
+            teller = threading.Thread(target=lines, daemon=True)
+            teller.start()
+            try:
+                yield note
+            finally:
+                ended.set()
+                teller.join()
+    except KeyboardInterrupt:
+        say(f"stopped: {what}" + (f"; {if_stopped}" if if_stopped else ""), err=True)
+        raise
+
+
+TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+JSON = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for a terminal: recorded text in a message has nothing that a terminal would obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
+def json_only() -> bool:
+    """Whether stderr is for machines: then nothing but events is printed there, and no link with a token."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+def set_up_logging(level: LogLevel, form: LogFormat) -> None:
+    """Sends rolltap's events of `level` and above to stderr, and the warnings of all others."""
+    handler = logging.StreamHandler()
+    if form is LogFormat.JSON:
+        names = {"asctime": "time", "levelname": "level", "name": "logger"}
+        handler.setFormatter(JsonFormatter(JSON, rename_fields=names))
+    else:
+        handler.setFormatter(TextFormatter(TEXT, datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("rolltap").setLevel(level.upper())

@@ -15,9 +15,8 @@ from typing import Any
 from rich.table import Table
 
 from rolltap.cli.common import signals_put_back
-from rolltap.cli.listening import Listening
-from rolltap.cli.logs import json_only
-from rolltap.cli.screen import Screen
+from rolltap.cli.screen import Screen, json_only
+from rolltap.cli.server_address import Listening
 from rolltap.errors import ConfigError
 from rolltap.extras import page
 from rolltap.settings import PlaneName, Settings, hide_password, load_settings
@@ -73,7 +72,7 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
     """Serves until interrupted, in this process or in several; the exit code."""
     import uvloop
 
-    from rolltap.cli.listening import claimed
+    from rolltap.cli.server_address import claimed
     from rolltap.cli.workers import check_store, counts_of, serve_with_workers
     from rolltap.proxy.metrics.workers import remove_counts
 

@@ -1,9 +1,11 @@
-"""`rolltap up`: a whole deployment on this machine, or a node agent on every node of a Ray cluster."""
+"""`rolltap up` and `rolltap node`: a whole deployment on this machine, or machines that run the ledger's rollouts."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,19 +13,30 @@ from urllib.parse import urlsplit
 
 import typer
 
-from rolltap.addresses import is_loopback
-from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, interrupted_by_term, one_line_errors
-from rolltap.cli.listening import claimed
-from rolltap.cli.node import HarnessOption, RuntimeOption, SlotsOption, WorkspacesOption, slots_of
-from rolltap.cli.progress import working
-from rolltap.cli.screen import say
-from rolltap.counted import counted
+from rolltap.cli.common import (
+    ConfigOption,
+    UrlOption,
+    complete_harness,
+    complete_runtime,
+    config_path,
+    connect,
+    interrupted_by_term,
+    one_line_errors,
+    signals_put_back,
+)
+from rolltap.cli.screen import say, working
+from rolltap.cli.server_address import PlaneClient, claimed
 from rolltap.deployment.description import FIRST_PORT, ports_from
 from rolltap.deployment.local import LocalDeployment, LocalOptions
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
+from rolltap.harnesses.attempts import Slots
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults
+from rolltap.network import is_loopback
 from rolltap.settings import load_settings
+from rolltap.wording import counted
 
 LOOK_EVERY_S = 0.2
 
@@ -158,3 +171,55 @@ def check_cluster(address: str) -> None:
         f"--ray {address}: the cluster's ports are open to whoever reaches them; start it with RAY_AUTH_MODE=token "
         "(Ray 2.52 or newer), and set that here too"
     )
+
+
+HarnessOption = Annotated[
+    str, typer.Option(help="default harness, for tasks without one", autocompletion=complete_harness)
+]
+RuntimeOption = Annotated[
+    str,
+    typer.Option(
+        help="default runtime, for tasks without one; auto: bubblewrap; fails without it",
+        autocompletion=complete_runtime,
+    ),
+]
+SlotsOption = Annotated[int, typer.Option(min=1, help="agents at once")]
+WorkspacesOption = Annotated[Path | None, typer.Option(help="folder of the working copies; default the temporary one")]
+
+
+def slots_of(agents: int) -> Slots:
+    """Stages in proportion to the agents: setting up and evaluating are shorter."""
+    return Slots(prepare=max(1, agents // 2), run=agents, evaluate=max(1, agents // 2), ahead=max(1, agents // 2))
+
+
+@one_line_errors
+def node(
+    name: Annotated[str, typer.Option(help="this node's name; default host and process")] = "",
+    slots: SlotsOption = 4,
+    harness: HarnessOption = "",
+    runtime: RuntimeOption = "auto",
+    workspaces: WorkspacesOption = None,
+    until_idle: Annotated[bool, typer.Option(help="end when there is nothing left to run")] = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Claims rollouts from the server and runs them on this machine, until stopped.
+
+    The key is ROLLTAP_RUNNER_KEY, which gives access only to this node's claims; on the server's machine it may be left
+    out.
+    """
+    plane = connect("admin", config, url, role="runner")
+    settings = NodeSettings(name or f"{socket.gethostname()}-{os.getpid()}", slots_of(slots))
+    defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces)
+    with signals_put_back(signal.SIGINT, signal.SIGTERM):
+        asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
+
+
+async def run_node(plane: PlaneClient, settings: NodeSettings, defaults: Defaults, *, until_idle: bool) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    say(f"node {settings.name}: {settings.slots.run} agents at once, from {plane.url}")
+    async with AdminClient(plane.url, plane.key) as client:
+        await NodeAgent(client, settings, defaults).run(stop, until_idle=until_idle)

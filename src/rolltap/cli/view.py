@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import secrets
-import sys
 import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,11 +14,9 @@ import typer
 from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors
 from rolltap.cli.screen import say
 from rolltap.errors import ConfigError
-from rolltap.extras import install_line
-from rolltap.store_urls import STORE_HELP, store_url
+from rolltap.settings import STORE_HELP, store_url
 
 if TYPE_CHECKING:
-    from rolltap.cli.client import PlaneClient
     from rolltap.reading import Vocabulary
     from rolltap.settings import Settings
 
@@ -30,7 +26,6 @@ def view(
     what: Annotated[
         str | None, typer.Argument(help="a store to open without a server; with --html, a session, a group or a policy")
     ] = None,
-    tui: Annotated[bool, typer.Option("--tui", help="in this terminal, for machines without a browser")] = False,
     html: Annotated[Path | None, typer.Option(help="write one file that shows it anywhere, instead of a page")] = None,
     store: Annotated[str, typer.Option(help=f"with --html: {STORE_HELP}")] = "",
     tokenizer: Annotated[
@@ -48,20 +43,10 @@ def view(
     """Shows sessions, tokens, groups and runs in a browser.
 
     Without arguments it asks the running server for a link; with a store (a file or a URL) it serves the pages itself.
-    `--tui` shows sessions, transcripts and tokens in the terminal.
     """
     from rolltap.settings import load_settings
 
-    if tui:
-        if html is not None:
-            raise ConfigError("--tui shows the record here, --html writes a file: give one of them")
-        check_terminal_pages()
-        if what is not None:
-            settings = load_settings(config_path(config))
-            asyncio.run(_terminal_of_store(store_url(what), tokenizer or (), settings))
-        else:
-            asyncio.run(_terminal_of_server(connect("admin", config, url)))
-    elif html is not None:
+    if html is not None:
         if what is None:
             raise ConfigError("--html: name the session, the group or the policy to write")
         if html.exists():
@@ -86,33 +71,6 @@ def _show(link: str, browser: bool) -> None:
     say("works once, within 15 minutes", err=True, style="bright_black")
     if browser:
         webbrowser.open(link)
-
-
-def check_terminal_pages() -> None:
-    """`ConfigError` names the extra where what draws in a terminal is missing, or says that there is no terminal."""
-    if importlib.util.find_spec("textual") is None:
-        raise ConfigError(f"--tui needs textual: {install_line('tui')}")
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("--tui needs a terminal; `rolltap sessions list` prints lines, --html writes a file")
-
-
-async def _terminal_of_server(plane: PlaneClient) -> None:
-    from rolltap.http_client import AsyncHttpClient
-    from rolltap.records.source import ServerSource
-    from rolltap.tui.app import RecordApp
-
-    async with AsyncHttpClient(plane.url, plane.key, timeout=300.0) as client:
-        await RecordApp(ServerSource(client)).run_async()
-
-
-async def _terminal_of_store(store: str, named: Sequence[str], settings: Settings) -> None:
-    from rolltap.cli.export import policy_rules
-    from rolltap.reading import opened_reader
-    from rolltap.tui.app import RecordApp
-
-    vocabularies = TokenizerFolders(named, settings)
-    async with opened_reader(store, rules=policy_rules(settings, ()), vocabulary=vocabularies.of_policy) as reader:
-        await RecordApp(reader).run_async()
 
 
 class TokenizerFolders:
@@ -140,7 +98,7 @@ class TokenizerFolders:
 
 def metrics_files(named: Sequence[str], settings: Settings) -> dict[str, Path]:
     """The files of the trainers' steps by policy: those that the command names, else those of the settings."""
-    from rolltap.proxy.viewer.run import metrics_of
+    from rolltap.proxy.viewer.runs import metrics_of
 
     files = {} if named else metrics_of(settings)
     for text in named:
@@ -157,13 +115,12 @@ async def _serve(
 ) -> None:
     """Serves the pages of a store on the loopback address until interrupted."""
     from rolltap.cli.export import policy_rules
-    from rolltap.proxy.reading_process.asking import AskHere
+    from rolltap.proxy.reading_process.questions import AskHere
     from rolltap.proxy.server import bind, serve
-    from rolltap.proxy.viewer.access import Access
-    from rolltap.proxy.viewer.app import standalone_app
+    from rolltap.proxy.viewer.app import Access, standalone_app
+    from rolltap.proxy.viewer.listing import Selections
     from rolltap.proxy.viewer.one_file import SavedPages
     from rolltap.proxy.viewer.pages import Pages
-    from rolltap.proxy.viewer.selection import Selections
     from rolltap.reading import opened_reader
 
     vocabularies = TokenizerFolders(named, settings)

@@ -1,4 +1,6 @@
-"""The admin plane: sessions, groups of rollouts, submitted tasks, rewards, and the nodes that run rollouts."""
+"""The admin plane: sessions and their harnesses' logs, groups of rollouts, submitted tasks, rewards, the nodes that run
+rollouts, notes, and the server's diagnosis.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,8 @@ from pydantic import Field, GetPydanticSchema
 
 from rolltap.contract.base import Integer, RequestBody, check_ttl
 from rolltap.errors import InvalidRequest
-from rolltap.finding import SessionFinding
 from rolltap.tampering import DETAIL_CHARS, MOST_ACTS, TamperingAct
-from rolltap.types import Cause, RolloutStatus, Scoring, Task
+from rolltap.types import Cause, RolloutStatus, Scoring, SessionFinding, Task
 
 PolicyOrRoles = str | Mapping[str, str]
 """A policy, or a policy for each role."""
@@ -346,3 +347,92 @@ class ReleasedRollouts:
 
     node: str
     released: int
+
+
+NoteKind = Literal["score", "label", "comment", "tag"]
+NoteValue = float | str | None
+NOTE_CHARS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class NewNote(RequestBody):
+    """A note to append, on the session `session_id` or on one call. `author` says whose it is."""
+
+    kind: NoteKind
+    name: Annotated[str, Field(max_length=256)] = ""
+    value: float | Annotated[str, Field(max_length=NOTE_CHARS)] | None = None
+    session_id: str | None = None
+    call_id: str | None = None
+    author: Annotated[str, Field(max_length=256)] = ""
+
+    def __post_init__(self) -> None:
+        if (self.session_id is None) == (self.call_id is None):
+            raise InvalidRequest("a note is on a session or on a call: give session_id or call_id", param="session_id")
+        number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
+        if self.kind == "score" and not (number and math.isfinite(self.value)):  # type: ignore[arg-type]
+            raise InvalidRequest("a score's value is a finite number", param="value")
+        if self.kind != "score" and not isinstance(self.value, str | None):
+            raise InvalidRequest(f"a {self.kind}'s value is a text", param="value")
+        if self.kind == "comment" and not self.value:
+            raise InvalidRequest("a comment's value is its text", param="value")
+        if self.kind != "comment" and not self.name:
+            raise InvalidRequest(f"a {self.kind} has a name", param="name")
+        if self.kind == "tag" and self.call_id is not None:
+            raise InvalidRequest("tags are on sessions; label a call instead", param="call_id")
+
+
+MAX_ENTRIES = 100_000
+ID_CHARS = 256
+PROBLEM_CHARS = 500
+TOOL_CALLS = 1024
+
+Id = Annotated[str, Field(max_length=ID_CHARS)]
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry(RequestBody):
+    """A message of the log. The id is that of a reply as the server named it, or of the call that a tool answers.
+
+    `tokens` is what the log says that a reply has; None or "" where it does not say.
+    """
+
+    role: Literal["user", "assistant", "tool"]
+    id: Id = ""
+    tokens: Integer | None = None
+    tool_calls: Annotated[Sequence[Id], Field(max_length=TOOL_CALLS)] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessLog(RequestBody):
+    """The main conversation of a harness's own log, in order. Subagents and side calls may be missing.
+
+    `problem` says why there is none. `complete`: the harness ended by itself, so its last replies must be here.
+    """
+
+    entries: Annotated[Sequence[LogEntry], Field(max_length=MAX_ENTRIES)] = ()
+    problem: Annotated[str, Field(max_length=PROBLEM_CHARS)] = ""
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's table. `advice` is empty where nothing has to be done.
+
+    With `healthy` False, something does not work as configured; a healthy part may still have advice.
+    """
+
+    what: str
+    state: str
+    advice: str = ""
+    healthy: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Of the process that answered. `policies` are those that it serves."""
+
+    version: str
+    process: int
+    host: str
+    policies: Sequence[str]
+    findings: Sequence[Finding]

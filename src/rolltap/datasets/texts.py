@@ -6,12 +6,11 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rolltap.calllog.base import CallRow, RequestParts
-from rolltap.calllog.facts import extend_items
+from rolltap.calllog.facts import CallRow, RequestParts, extend_items
 from rolltap.decoding import from_json
 from rolltap.protocols.base import RecordedCall
 from rolltap.protocols.conversation import ChatRequest, Image, Message, Text, Tool
-from rolltap.reading.conversations import parse_call, recalled
+from rolltap.reading.decoded import parse_call, recalled
 from rolltap.reconstructor.exporters.base import CallText
 
 

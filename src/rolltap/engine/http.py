@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from rolltap.addresses import is_loopback
 from rolltap.errors import ConfigError, RolltapError
+from rolltap.network import is_loopback
 
 ERROR_TYPES = {400: "BadRequestError", 404: "NotFoundError", 405: "MethodNotAllowed", 503: "ServiceUnavailableError"}
 

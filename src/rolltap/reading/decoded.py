@@ -1,16 +1,25 @@
-"""A session, read and reconstructed, with the facts about its calls."""
+"""A session, read and reconstructed, with the facts about its calls; calls of any dialect as messages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from rolltap.calllog.base import CallRow
-from rolltap.calllog.one_session import decode_session
-from rolltap.calllog.reading import StoredSessions
-from rolltap.reading.conversations import preview, reply_view
+import msgspec
+
+from rolltap.calllog.facts import CallIntent, CallRow, RequestParts, extend_items
+from rolltap.calllog.sessions import StoredSessions, decode_session
+from rolltap.decoding import from_json
+from rolltap.errors import RequestError
+from rolltap.protocols.base import Dialect, FindCall
+from rolltap.protocols.cache_space import CacheSpace
+from rolltap.protocols.conversation import ChatRequest, Image, Message, Reasoning
+from rolltap.protocols.dialects import open_dialects
+from rolltap.protocols.handles import recorded_name
 from rolltap.reading.tokens import Context
-from rolltap.reading.types import OPEN, CallLine, MessageView
+from rolltap.reading.types import OPEN, CallLine, CallTurn, MessageView, PartView
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
 from rolltap.types import Break, Classification, Outcome, Session, Trajectory
@@ -118,3 +127,159 @@ def _retries(rows: list[CallRow]) -> dict[str, str]:
         if earlier is not row and ended_at is not None and ended_at <= row.intent.created_at:
             retries[row.intent.id] = earlier.intent.id
     return retries
+
+
+READING_BYTES = 64_000_000
+"""Limit of what is kept of parsed requests, as calls repeat the history of earlier ones."""
+
+
+@cache
+def _dialects() -> Mapping[str, Dialect]:
+    """The dialects of this process's readers: what they keep was on record already, and parsing it is pure."""
+    return open_dialects(CacheSpace(READING_BYTES))
+
+
+def parse_request(dialect: str, request: RequestParts) -> ChatRequest | None:
+    """Parses the request with its dialect; None if that fails (refused bodies, dialects that no longer exist)."""
+    known = _dialects().get(dialect)
+    if known is None:
+        return None
+    try:
+        return known.parse_recorded(request.head, request.items, request.fixed)
+    except RequestError:
+        return None
+
+
+def parse_call(intent: CallIntent, request: RequestParts, known: Collection[str]) -> ChatRequest | None:
+    """Parses a call's request; None if that fails. The replies that it names are named by the ids of `known` calls.
+
+    `previous` that names no known call (a vendor's own id) stands for the call's parent.
+    """
+    chat = parse_request(intent.dialect, request)
+    if chat is None or (chat.previous is None and not chat.recalls):
+        return chat
+    previous = (_known_name(chat.previous, known) or intent.parent_id) if chat.previous is not None else None
+    messages = tuple(_naming(message, known) if message.recall else message for message in chat.messages)
+    return msgspec.structs.replace(chat, messages=messages, previous=previous)
+
+
+def _naming(message: Message, known: Collection[str]) -> Message:
+    call_id = _known_name(message.handle, known)
+    return msgspec.structs.replace(message, handle=call_id, recall=call_id is not None)
+
+
+def _known_name(handle: str | None, known: Collection[str]) -> str | None:
+    call_id = recorded_name(handle)
+    return call_id if call_id is not None and call_id in known else None
+
+
+async def recalled(chat: ChatRequest, find: FindCall) -> ChatRequest:
+    """Returns the request of `parse_call` with the history that it names, as the engine saw it. `find` gets call ids.
+
+    A history that the record does not hold is left out.
+    """
+    try:
+        return await _dialects()[chat.dialect].recall(chat, find)
+    except RequestError:
+        return chat
+
+
+def view(message: Message) -> MessageView:
+    parts: list[PartView] = []
+    for part in message.parts:
+        match part:
+            case Image(url=url):
+                parts.append(PartView("image", url=url))
+            case Reasoning(text=text):
+                parts.append(PartView("thinking", text))
+            case _:
+                parts.append(PartView("text", part.text))
+    parts += [PartView("tool_call", call.arguments, call.name, call.id) for call in message.tool_calls]
+    role = "system" if message.role == "developer" else message.role
+    return MessageView(role, tuple(parts), message.name or "", message.tool_call_id or "", message.is_error)
+
+
+def reply_view(packed: bytes) -> MessageView | None:
+    """Returns a completion's message; None if the call has none."""
+    return view(from_json(packed, Message)) if packed else None
+
+
+def refused_view(request: RequestParts) -> MessageView | None:
+    """Returns the recorded body of a refused request; None if there is none."""
+    try:
+        head = msgspec.json.decode(request.head)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    body = head.get("refused") if isinstance(head, dict) else None
+    return MessageView("user", (PartView("text", body),)) if isinstance(body, str) else None
+
+
+def common_prefix(first: Sequence[MessageView], second: Sequence[MessageView]) -> int:
+    """Returns how many leading messages are equal. Thinking does not count, as harnesses may leave it out."""
+    length = 0
+    for one, other in zip(first, second, strict=False):
+        if _comparable(one) != _comparable(other):
+            break
+        length += 1
+    return length
+
+
+def _comparable(message: MessageView) -> tuple[Any, ...]:
+    content = tuple((part.kind, part.text, part.name, part.url) for part in message.parts if part.kind != "thinking")
+    return message.role, content
+
+
+def turns(rows: Sequence[CallRow]) -> tuple[CallTurn, ...]:
+    """Returns what each call added, in order. Costs what is new in each request, not its history."""
+    added: list[CallTurn] = []
+    items: dict[str, tuple[bytes, ...]] = {}
+    replies: dict[str, MessageView | None] = {}
+    systems: dict[str, tuple[MessageView, ...]] = {}
+    for row in rows:
+        intent = row.intent
+        parent = intent.parent_id or ""
+        items[intent.id] = extend_items(intent.id, items.get(parent, ()), intent.request)
+        new, system = _new_messages(row, items[intent.id], systems.get(parent, ()), replies.get(parent))
+        reply = reply_view(row.completion.message) if row.completion is not None else None
+        replies[intent.id], systems[intent.id] = reply, system
+        added.append(CallTurn(intent.id, intent.kind, intent.agent, tuple(new), reply))
+    return tuple(added)
+
+
+def _new_messages(
+    row: CallRow, items: tuple[bytes, ...], system: tuple[MessageView, ...], reply: MessageView | None
+) -> tuple[list[MessageView], tuple[MessageView, ...]]:
+    """Returns the messages that the parent's conversation does not hold, and the request's leading system messages."""
+    dialect, request = row.intent.dialect, row.intent.request
+    shared, chat, known_messages = request.items_shared, None, 0
+    if shared:
+        chat = parse_request(dialect, RequestParts(request.head, request.items, 0, request.fixed))
+    if chat is None:  # nothing is shared, or the new items can't be parsed without the earlier ones
+        chat = parse_request(dialect, RequestParts(request.head, items, 0, request.fixed))
+        before = (
+            parse_request(dialect, RequestParts(request.head, items[:shared], 0, request.fixed)) if shared else None
+        )
+        known_messages = len(before.messages) if before is not None else 0
+    if chat is None:
+        refused = refused_view(request)
+        return ([refused] if refused is not None else []), ()
+    messages = [view(message) for message in chat.messages]
+    leading = tuple(messages[: next((i for i, m in enumerate(messages) if m.role != "system"), len(messages))])
+    if shared or chat.previous:
+        messages = messages[known_messages or common_prefix(system, messages) :]
+        if messages and reply is not None and _comparable(messages[0]) == _comparable(reply):
+            messages = messages[1:]
+    return messages, leading or system
+
+
+def preview(packed: bytes, characters: int = 200) -> tuple[str, tuple[str, ...]]:
+    """Returns the beginning of a reply's text, and the names of the tools that it calls."""
+    if not packed:
+        return "", ()
+    message = from_json(packed, Message)
+    return message.text[:characters], tuple(call.name for call in message.tool_calls)
+
+
+def plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Drops empty values: settings that a request left out are None in the record."""
+    return {name: entry for name, entry in value.items() if entry not in (None, [], {}, "")}

@@ -8,34 +8,59 @@ beside the server that writes it. Every method answers from the record as it is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import hashlib
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from cachetools import LRUCache
 
-from rolltap.calllog.annotations import annotations_of, streams_of
-from rolltap.calllog.mismatch import NO_SUMS, PolicySums, updated_sums
+from rolltap.calllog.annotations import NO_SUMS, PolicySums, annotations_of, streams_of, updated_sums
+from rolltap.calllog.database import Database
 from rolltap.calllog.notes import Note, append_note, append_note_beside, notes_of
-from rolltap.calllog.one_session import Fingerprint, fetch_session, fingerprint, session_of_call
-from rolltap.calllog.open import LogWithDatabase
-from rolltap.calllog.outline import fetch_summarized, openings, sampled_versions
-from rolltap.contract.notes import NewNote
+from rolltap.calllog.open import LogWithDatabase, open_call_log
+from rolltap.calllog.outlines import fetch_summarized, openings, sampled_versions
+from rolltap.calllog.sessions import Fingerprint, fetch_session, fingerprint, session_of_call
+from rolltap.contract.admin import NewNote
 from rolltap.decoding import from_json
-from rolltap.errors import InvalidRequest, NotFound
-from rolltap.ledger import reading as ledger
-from rolltap.ledger.reading import ALL_GROUPS, GroupQuery
-from rolltap.ledger.run_state import RunState, run_state
+from rolltap.errors import ConfigError, InvalidRequest, NotFound
+from rolltap.ledger import views as ledger
+from rolltap.ledger.views import ALL_GROUPS, GroupQuery, RunState, run_state
 from rolltap.protocols.base import RecordedCall
 from rolltap.protocols.conversation import Message
-from rolltap.reading.comparing import ComparedRollout, VersionComparison, VersionRange, compared, default_ranges, within
-from rolltap.reading.conversations import common_prefix, parse_call, plain, recalled, refused_view, turns, view
-from rolltap.reading.decoded import DecodedSession
-from rolltap.reading.groups import common_tokens, group_line, harness_mismatch, run_line, run_point
-from rolltap.reading.indexing import Indexer
-from rolltap.reading.summaries import summary_of
-from rolltap.reading.tokens import both_sides, window
+from rolltap.reading.decoded import (
+    DecodedSession,
+    common_prefix,
+    parse_call,
+    plain,
+    recalled,
+    refused_view,
+    turns,
+    view,
+)
+from rolltap.reading.index import SessionIndex
+from rolltap.reading.indexing import Indexer, summary_of
+from rolltap.reading.operations import MAX_TOKENS, ReadPlane
+from rolltap.reading.runs import (
+    ComparedRollout,
+    VersionComparison,
+    VersionRange,
+    common_tokens,
+    compared,
+    default_ranges,
+    group_line,
+    harness_mismatch,
+    run_line,
+    run_point,
+    version_range,
+    within,
+)
+from rolltap.reading.tokens import Vocabulary, both_sides, window
 from rolltap.reading.types import (
+    NEWEST,
     BreakView,
     CallDetail,
     CallTokens,
@@ -55,11 +80,12 @@ from rolltap.reading.types import (
     SessionQuery,
     SessionSummary,
 )
-from rolltap.reading.vocabulary import Vocabulary
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of
 from rolltap.reconstructor.rules import Rules, session_rules
-from rolltap.types import NO_VERSION, Session, Trajectory
+from rolltap.tampering import count_by_kind
+from rolltap.tenants import DEFAULT_TENANT, current_tenant
+from rolltap.types import NO_VERSION, GroupStatus, Session, Trajectory
 
 KEPT_SESSIONS = 4
 """Sessions that are kept decoded for the next question about them."""
@@ -67,14 +93,12 @@ KEPT_SESSIONS = 4
 KEPT_POLICIES = 8
 """Policies whose sums of mismatch are kept."""
 
-NEWEST = SessionQuery()
-
 RulesOf = Callable[[Session], Rules]
 VocabularyOf = Callable[[str], Vocabulary | None]
 """Returns a policy's tokenizer; None if none is known."""
 
 
-class RecordReader:
+class RecordReader(ReadPlane):
     """See the module. `log` must be started; whoever opened it closes it."""
 
     def __init__(
@@ -134,10 +158,19 @@ class RecordReader:
         (summary,) = (await self.summaries([session_id])).values()
         notes = await self._notes(session_id)
         by_call = await self._query(lambda connection: annotations_of(connection, session_id))
+        acts = await self._query(lambda connection: ledger.tampering_acts(connection, [session_id]))
         lines = await asyncio.to_thread(
             lambda: tuple(replace(decoded.line(call_id), trainer=by_call.get(call_id)) for call_id in decoded.rows)
         )
-        return SessionDetail(summary, lines, report_of(decoded.trajectory).to_dict(), tuple(notes))
+        return SessionDetail(
+            summary=summary,
+            calls=lines,
+            report=report_of(decoded.trajectory).to_dict(),
+            notes=tuple(notes),
+            findings=decoded.trajectory.findings,
+            log_check=decoded.session.log_check,
+            tampering=count_by_kind(acts.get(session_id, ())),
+        )
 
     async def summaries(self, session_ids: Sequence[str]) -> dict[str, SessionSummary]:
         """Returns the sessions' summaries, from the record itself. Unknown ids are left out."""
@@ -169,10 +202,6 @@ class RecordReader:
 
     async def trajectory(self, session_id: str) -> Trajectory:
         return (await self._decode(session_id)).trajectory
-
-    async def report(self, session_id: str) -> dict[str, Any]:
-        """Returns the report of the session's reconstruction."""
-        return report_of(await self.trajectory(session_id)).to_dict()
 
     # Calls.
 
@@ -248,12 +277,13 @@ class RecordReader:
         return messages, tools, True
 
     async def tokens(self, call_id: str, start: int = 0, end: int | None = None) -> CallTokens:
-        """Returns tokens `[start, end)` of the call's prompt and output."""
+        """Returns tokens `[start, end)` of the call's prompt and output, at most `MAX_TOKENS`."""
         decoded = await self._decode_of(call_id)
         streams = await self._query(lambda connection: streams_of(connection, call_id))
         context = replace(decoded.context(call_id), trainer=streams)
         vocabulary = self._vocabulary(context.row.intent.policy)
-        return await asyncio.to_thread(window, context, start, end, vocabulary)
+        last = start + MAX_TOKENS if end is None else min(end, start + MAX_TOKENS)
+        return await asyncio.to_thread(window, context, start, last, vocabulary)
 
     async def break_of(self, call_id: str, around: int = 60) -> BreakView | None:
         """Returns where the call leaves the recorded context; None if it extends its parent."""
@@ -280,6 +310,16 @@ class RecordReader:
     # Groups, rollouts, runs.
 
     async def groups(
+        self,
+        policy: str | None = None,
+        status: GroupStatus | None = None,
+        limit: int = 50,
+        before: str | None = None,
+    ) -> tuple[GroupLine, ...]:
+        query = GroupQuery(policy=policy or "", status=status.value if status is not None else "")
+        return await self.find_groups(query, limit, before)
+
+    async def find_groups(
         self, query: GroupQuery = ALL_GROUPS, limit: int = 50, before: str | None = None
     ) -> tuple[GroupLine, ...]:
         """Returns the newest groups of the query first. `before` is the last id of the previous page."""
@@ -321,7 +361,9 @@ class RecordReader:
             return []
         evidence_by_rollout = await self._query(lambda connection: ledger.seen_by_evaluators(connection, rollout_ids))
         attempts = await self._query(lambda connection: ledger.attempt_counts(connection, rollout_ids))
-        sessions = await self.summaries([o.rollout.session_id for o in origins.values() if o.rollout.session_id])
+        session_ids = [o.rollout.session_id for o in origins.values() if o.rollout.session_id]
+        sessions = await self.summaries(session_ids)
+        acts = await self._query(lambda connection: ledger.tampering_acts(connection, session_ids))
         return [
             RolloutDetail(
                 rollout=origin.rollout,
@@ -329,6 +371,7 @@ class RecordReader:
                 session=sessions.get(origin.rollout.session_id or ""),
                 evaluation=evidence_by_rollout.get(origin.rollout.id, ""),
                 attempts=attempts.get(origin.rollout.id, 0),
+                tampering_acts=tuple(acts.get(origin.rollout.session_id or "", ())),
             )
             for origin in origins.values()
         ]
@@ -370,10 +413,14 @@ class RecordReader:
             self._sums[policy] = sums
         return sums
 
-    async def compare(self, policy: str, first: VersionRange, second: VersionRange) -> VersionComparison:
-        """Compares the policy's rewarded rollouts of two ranges of weight versions, task by task."""
-        sides = {versions: await self.rollouts_of(policy, versions) for versions in (first, second)}
-        return compared(policy, sides, first, second)
+    async def compare(self, policy: str, first: str, second: str) -> VersionComparison:
+        """Compares the policy's rewarded rollouts of two weight versions ("7") or ranges of them ("0-9"), task by task.
+
+        Raises `InvalidRequest` for a text that is no range.
+        """
+        ranges = version_range(first, "first"), version_range(second, "second")
+        sides = {versions: await self.rollouts_of(policy, versions) for versions in ranges}
+        return compared(policy, sides, *ranges)
 
     async def comparable(self, policy: str) -> tuple[VersionRange, VersionRange] | None:
         """Returns two ranges of the policy's weight versions with rewarded rollouts of a common task, if any."""
@@ -421,3 +468,96 @@ class RecordReader:
 
     async def _decode_of(self, call_id: str) -> DecodedSession:
         return await self._decode(await self._query(lambda connection: session_of_call(connection, call_id)))
+
+
+def index_path(database: Database, folder: Path | None = None) -> Path:
+    """Returns the path of a store's index for this tenant: beside a SQLite file, else in `folder`, or without one in
+    the user's cache."""
+    if database.dialect_name == "sqlite" and database.url.database:
+        database_file = Path(database.url.database).absolute()
+        if os.access(database_file.parent, os.W_OK):
+            return database_file.with_name(f"{database_file.name}.index")
+    tenant = current_tenant()
+    identity = database.name if tenant == DEFAULT_TENANT else f"{database.name}\0{tenant}"
+    name = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    if folder is not None:
+        return folder / f"{name}.index"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "rolltap" / f"{name}.index"
+
+
+def reader_on(
+    log: LogWithDatabase,
+    *,
+    rules: RulesOf | None = None,
+    vocabulary: VocabularyOf | None = None,
+    indexes: Path | None = None,
+) -> RecordReader:
+    """Returns a reader on a started log. `indexes` is the folder of a Postgres store's index."""
+    indexer = Indexer(SessionIndex(index_path(log.database, indexes)), log.database)
+    return RecordReader(
+        log,
+        indexer,
+        rules=rules or session_rules,
+        vocabulary=vocabulary or (lambda policy: None),
+    )
+
+
+class Readers:
+    """One reader per tenant that asks, each with its own index."""
+
+    def __init__(self, log: LogWithDatabase, make: Callable[[], RecordReader]) -> None:
+        self.log = log
+        self._make = make
+        self._of_tenant: dict[str, RecordReader] = {}
+
+    def own(self) -> RecordReader:
+        """Returns the reader of this task's tenant."""
+        tenant = current_tenant()
+        if tenant not in self._of_tenant:
+            self._of_tenant[tenant] = self._make()
+        return self._of_tenant[tenant]
+
+    async def close(self) -> None:
+        for reader in self._of_tenant.values():
+            await reader.close()
+
+
+@asynccontextmanager
+async def opened_reader(
+    store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
+) -> AsyncIterator[RecordReader]:
+    """Opens the record at `sqlite:///PATH` or `postgresql://...` for reading, for this task's tenant."""
+    async with opened_readers(store, rules=rules, vocabulary=vocabulary) as readers:
+        yield readers.own()
+
+
+@asynccontextmanager
+async def opened_readers(
+    store: str,
+    *,
+    rules: RulesOf | None = None,
+    vocabulary: VocabularyOf | None = None,
+    connections: int = 20,
+    indexes: Path | None = None,
+) -> AsyncIterator[Readers]:
+    """Opens the record once for reading, for all tenants. Raises `ConfigError` if the store holds no record."""
+    log = open_call_log(store, writable=False, connections=connections)
+    if not isinstance(log, LogWithDatabase):
+        raise ConfigError(f"{store} holds no record to read; expected sqlite:///PATH or postgresql://...")
+    await log.start()
+    try:
+        readers = Readers(log, lambda: reader_on(log, rules=rules, vocabulary=vocabulary, indexes=indexes))
+        try:
+            yield readers
+        finally:
+            await readers.close()
+    finally:
+        await log.close()
+
+
+def folder_vocabulary(folder: Path) -> Vocabulary:
+    """Returns the tokenizer of a model folder. Raises `ConfigError` if it can't be read or the packages are missing."""
+    from rolltap.tokenizer import HubTokenizer
+
+    return Vocabulary(HubTokenizer(folder).decode)

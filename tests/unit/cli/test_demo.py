@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 
 from rolltap.cli import demo
-from rolltap.cli.demo import MARKER, prepare_folder
+from rolltap.cli.demo import MARKER, prepare_folder, share
 from rolltap.demo import learn
 from rolltap.demo.learn import DemoRecipe, Success
-from rolltap.demo.show import share
 from rolltap.demo.stack import DemoFailed, free_ports
 from rolltap.engine.tiny.tasks import TinyTask, make_tasks
 from rolltap.errors import ConfigError, EvaluatorFailed
 from rolltap.harnesses.base import Ending, Evidence, Exit, Job, Launch, Limits, PythonCall, Verdict
 from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
-from rolltap.reading.intervals import wilson
+from rolltap.reading.runs import wilson
 from rolltap.types import Task
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rolltap.cli.logs import LogFormat, LogLevel, set_up_logging
+from rolltap.cli.screen import LogFormat, LogLevel, set_up_logging
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import time
 import pytest
 from rich.console import Console
 
-from rolltap.cli.progress import working
+from rolltap.cli.screen import working
 from rolltap.cli.tasks import ProgressView, bars
 
 
@@ -29,8 +29,8 @@ def test_it_says_what_the_work_waits_for_while_it_waits() -> None:
 def test_in_a_pipe_a_long_step_says_that_it_goes_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolltap.cli.progress.FIRST_LINE_S", 0.0)
-    monkeypatch.setattr("rolltap.cli.progress.BETWEEN_LINES_S", 0.01)
+    monkeypatch.setattr("rolltap.cli.screen.FIRST_LINE_S", 0.0)
+    monkeypatch.setattr("rolltap.cli.screen.BETWEEN_LINES_S", 0.01)
     with working("exporting sft") as note:
         note("3 sessions")
         time.sleep(0.05)

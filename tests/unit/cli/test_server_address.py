@@ -12,13 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from rolltap.cli.common import plane_url
-from rolltap.cli.listening import FILE, claimed
 from rolltap.cli.main import app
+from rolltap.cli.server_address import FILE, claimed
 from rolltap.errors import ConfigError
 from rolltap.harnesses.registry import HARNESSES
 from rolltap.settings import Settings
 
-from .plane import stub_plane
+from .plane import shown, stub_plane
 
 LIST = {"GET /read/sessions?limit=100": {"sessions": [], "total": 0, "indexed": 1.0}}
 
@@ -96,7 +96,7 @@ def test_a_free_port_is_known_from_the_server_of_the_data_folder(here: Path) -> 
 SERVER = """
 import os, sys
 from pathlib import Path
-from rolltap.cli.listening import claimed
+from rolltap.cli.server_address import claimed
 with claimed(Path(sys.argv[1])) as listening:
     listening.write({"admin": "http://here:7", "agent": "http://here:8", "trainer": "http://here:9"})
     print("listens", flush=True)
@@ -178,7 +178,7 @@ def test_env_finds_a_harness_that_is_in_the_cache_only(here: Path, monkeypatch: 
 
 def test_env_of_an_open_session_takes_the_model_of_its_policy(here: Path) -> None:
     keep_key(here / "rolltap-data")
-    with stub_plane({**OPENS, "GET /sessions/s1": {"id": "s1", "policy": "my-model"}}) as plane:
+    with stub_plane({**OPENS, "GET /read/sessions/s1": shown("s1", policy="my-model")}) as plane:
         output = run("harness", "env", "codex", "--session", "s1", "--key", "k-1", "--url", plane.url)
     assert "http://127.0.0.1:8710/s/s1" in output
     assert "-m my-model" in output

@@ -35,7 +35,7 @@ from rolltap.protocols.conversation import (
     ToolCallStarted,
     Usage,
 )
-from rolltap.proxy.routes.model import wire_request
+from rolltap.proxy.planes.agent import wire_request
 from tests.dialects import DIALECTS
 
 CALL_ID = "01jd0000000000000001"

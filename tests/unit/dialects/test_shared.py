@@ -19,7 +19,7 @@ from rolltap.protocols.conversation import MAX_DEPTH
 from rolltap.protocols.hints import read_hints
 from rolltap.protocols.replies import encode
 from rolltap.protocols.requests import check_depth
-from rolltap.proxy.routes.model import AgentPlane
+from rolltap.proxy.planes.agent import AgentPlane
 from rolltap.settings import LimitSettings
 from tests.dialects import DIALECTS
 

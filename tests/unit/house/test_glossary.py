@@ -6,12 +6,14 @@ import re
 
 from .product import ROOT, sources
 
-ENTRY = re.compile(r"^\| (?P<word>[a-z][^|]*) \| [^|]+ \|(?: `(?P<name>\w+)`)? \|$", re.MULTILINE)
+ENTRY = re.compile(r"^\* \*\*(?P<word>[a-z][^*]*)\*\*: .+?(?: \(`(?P<name>\w+)`\))?$", re.MULTILINE)
 
 
 def entries() -> list[tuple[str, str | None]]:
     text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    return [(entry["word"], entry["name"]) for entry in ENTRY.finditer(text) if entry["word"] != "word"]
+    found = [(entry["word"], entry["name"]) for entry in ENTRY.finditer(text)]
+    assert len(found) == len(re.findall(r"^\* ", text, re.MULTILINE)), "an entry is `* **word**: meaning (`Class`)`"
+    return found
 
 
 def test_every_class_of_the_glossary_is_in_the_product() -> None:

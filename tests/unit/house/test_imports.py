@@ -15,7 +15,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "torch": ("trainer_client/", "engine/", "weight_group.py"),  # the group that both ends of a transfer join
     "transformers": ("trainer_client/", "engine/", "cli/export.py"),
     "ray": ("harnesses/ray_runner.py", "trainer_client/adapters/verl_trainer.py"),  # verl's workers are Ray's
-    "pyarrow": ("reconstructor/exporters/", "records/"),
+    "pyarrow": ("reconstructor/exporters/", "reading/tables.py"),
     "typer": ("cli/", "engine/"),
 }
 """Package → the files that import it, by the beginnings of their names."""

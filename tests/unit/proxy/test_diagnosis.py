@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from rolltap.calllog.server_facts import PostgresFacts
-from rolltap.cli.server_doctor import differences
-from rolltap.contract.diagnosis import Diagnosis, Finding
+from rolltap.calllog.stats import PostgresFacts
+from rolltap.cli.doctor import differences
+from rolltap.contract.admin import Diagnosis, Finding
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy import diagnosis

@@ -17,11 +17,9 @@ import pytest
 
 from rolltap.errors import NotFound, RolltapError, StoreUnavailable
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.reading_process.folder import SocketFolder
-from rolltap.proxy.reading_process.process import ReadingProcess
-from rolltap.proxy.reading_process.spawn import Subprocess
+from rolltap.proxy.reading_process.process import ReadingProcess, SocketFolder, Subprocess
 from rolltap.proxy.viewer.pages import Pages
-from rolltap.proxy.viewer.run import EngineLine
+from rolltap.proxy.viewer.runs import EngineLine
 from rolltap.reading import RecordReader
 from rolltap.reading.types import SessionQuery
 from rolltap.settings import Settings, StoreSettings
@@ -122,7 +120,7 @@ def test_folders_that_a_killed_server_left_go_with_the_next_start(
     living = SocketFolder.make()
     foreign = tmp_path / "rolltap-readings"
     foreign.mkdir()
-    script = "from rolltap.proxy.reading_process.folder import SocketFolder; import os, signal; "
+    script = "from rolltap.proxy.reading_process.process import SocketFolder; import os, signal; "
     script += "print(SocketFolder.make().path, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     killed = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={"TMPDIR": str(tmp_path)}

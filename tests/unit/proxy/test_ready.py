@@ -14,11 +14,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from rolltap.calllog.base import Condition
+from rolltap.calllog.facts import Condition
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.routes import health
+from rolltap.proxy.planes import health
 from rolltap.proxy.server import bind, serve
 from rolltap.settings import Settings
 

@@ -15,14 +15,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from rolltap.contract.admin import NewTask, SubmitTasks
-from rolltap.contract.annotations import AnnotateLease, CallAnnotation
 from rolltap.contract.base import MAX_ENTRIES
-from rolltap.contract.trainer import Rewind
-from rolltap.proxy.planes import _app
-from rolltap.proxy.routes import cutting, slices
-from rolltap.proxy.routes.cutting import cut
-from rolltap.proxy.routes.slices import sliced
-from rolltap.proxy.routes.values import check_values
+from rolltap.contract.trainer import AnnotateLease, CallAnnotation, Rewind
+from rolltap.proxy.planes import bodies
+from rolltap.proxy.planes.apps import _app
+from rolltap.proxy.planes.bodies import check_values, cut, sliced
 
 TASK = {"id": "t", "instruction": "look", "spec": {"files": {f"f{n}": "" for n in range(200)}}}
 MANY = 400
@@ -78,7 +75,7 @@ BODIES = {
 
 @pytest.mark.parametrize("name", BODIES)
 async def test_the_answer_is_the_same_as_of_the_body_in_one_piece(name: str) -> None:
-    assert len(BODIES[name]) > slices.LONG_BODY
+    assert len(BODIES[name]) > bodies.LONG_BODY
     whole = await posted(None, BODIES[name])
     assert await posted(sliced({"tasks": NewTask}), BODIES[name]) == whole
     assert whole[0] == (200 if name == "sound" else 400)
@@ -91,13 +88,13 @@ def annotated(*last: Any) -> bytes:
 
 @pytest.mark.parametrize("last", [(), (5,), ({"call_id": "c", "logprobs": [1.0]},), ({"call_id": "c0"},)])
 async def test_annotations_are_answered_the_same_as_in_one_piece(last: tuple[Any, ...]) -> None:
-    assert len(annotated(*last)) > slices.LONG_BODY
+    assert len(annotated(*last)) > bodies.LONG_BODY
     whole = await posted(None, annotated(*last), "/annotations")
     assert await posted(sliced({"calls": CallAnnotation}), annotated(*last), "/annotations") == whole
     assert whole[0] == (400 if last else 200)
 
 
-LARGE = b"[" + b"{}," * slices.PIECE_VALUES + b"{}]"
+LARGE = b"[" + b"{}," * bodies.PIECE_VALUES + b"{}]"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +104,7 @@ LARGE = b"[" + b"{}," * slices.PIECE_VALUES + b"{}]"
         b'{"tasks": [{"spec": ' + LARGE + b"}]}",
         LARGE,
         LARGE[:-1],
-        b'{"id": "' + b"x" * slices.PIECE_BYTES + b'"}',
+        b'{"id": "' + b"x" * bodies.PIECE_BYTES + b'"}',
     ],
     ids=["a field", "an item", "a list", "no JSON", "text"],
 )
@@ -140,7 +137,7 @@ READ_IN_SLICES = {
 
 @pytest.mark.parametrize("name", READ_IN_SLICES)
 async def test_others_run_while_it_is_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(bodies, "SLICE_S", 0.0)
     route_class, sent, path = READ_IN_SLICES[name]
     assert await turns_beside(route_class, sent, path) > await turns_beside(None, sent, path) + MANY // 2
 
@@ -194,7 +191,7 @@ async def test_the_smallest_items_hold_nobody(name: str) -> None:
 )
 async def test_values_that_are_all_refused_end_with_the_first(path: str, refused: bytes) -> None:
     """As many as a piece may have. An error for each of them takes seconds."""
-    values = b",".join([b'""'] * (slices.PIECE_VALUES - 100))
+    values = b",".join([b'""'] * (bodies.PIECE_VALUES - 100))
     assert await held_by(sliced({}), refused % values, path) < HELD_S
 
 
@@ -230,7 +227,7 @@ UNSOUND = [
 
 def put_together(text: str) -> dict[str, Any]:
     """The parts of a body."""
-    fields = slices._Fields(text.encode("utf-8", "surrogatepass"), {"tasks": TypeAdapter(Any)})
+    fields = bodies._Fields(text.encode("utf-8", "surrogatepass"), {"tasks": TypeAdapter(Any)})
     for part in cut(fields._raw, fields.lists):
         fields.take(part)
     return fields.body
@@ -259,6 +256,6 @@ VALUES = st.recursive(
 def test_any_sound_body_is_cut_into_itself(value: Any, step: int) -> None:
     body = {"tasks": [value, [value]], "other": value}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cutting, "STEP_BYTES", step)
+        patch.setattr(bodies, "STEP_BYTES", step)
         for text in (json.dumps(body), json.dumps(body, ensure_ascii=False, indent=1)):
             assert put_together(text) == body

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.routes.values import MAX_DEPTH, _check_inside, check_values, is_suspect
+from rolltap.proxy.planes.bodies import MAX_DEPTH, _check_inside, check_values, is_suspect
 
 BAD = (
     b'"a\\u0000"',

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.routes.policies import check_weights_path
+from rolltap.proxy.planes.policies import check_weights_path
 
 ELSEWHERE = [
     "/etc/passwd",

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rolltap.contract.harness_log import HarnessLog, LogEntry
+from rolltap.contract.admin import HarnessLog, LogEntry
 from rolltap.ids import new_id
-from rolltap.log_check import LogVerdict
 from rolltap.reading.log_check import RecordedReply, compare
+from rolltap.types import LogVerdict
 
 FIRST, SECOND, THIRD, SIDE = (new_id() for _ in range(4))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.contract.harness_log import HarnessLog, LogEntry
+from rolltap.contract.admin import HarnessLog, LogEntry
 from rolltap.harnesses.logs.base import RunFolders
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.logs.registry import LOG_READERS

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rolltap.contract.leases import LeasedGroup, RolloutRecord
+from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.types import NO_VERSION, CallSpan, Reward, Scoring, Segment
 
 from .making import VOCABULARY, group, record

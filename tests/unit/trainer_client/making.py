@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from rolltap.contract.leases import LeasedGroup, RolloutRecord
-from rolltap.plugins import known_names
+from rolltap.contract.trainer import LeasedGroup, RolloutRecord
+from rolltap.extras import known_names
 from rolltap.trainer_client import attention
 from rolltap.trainer_client.find_recipe import ENTRY_POINTS, make_recipe
 from rolltap.trainer_client.network import PolicyNetwork

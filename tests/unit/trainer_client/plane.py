@@ -14,7 +14,7 @@ import msgspec
 
 from rolltap import wire
 from rolltap.contract.control import PolicyStatus, RolloutControl
-from rolltap.contract.leases import Lease, LeasedGroup
+from rolltap.contract.trainer import Lease, LeasedGroup
 from rolltap.errors import (
     EngineUnavailable,
     InvalidRequest,

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters.rows import rows_of
 from rolltap.trainer_client.find_recipe import make_recipe

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.trainer_client.loop import Trainer
 from rolltap.trainer_client.ranks import Ranks

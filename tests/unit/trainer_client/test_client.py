@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from rolltap.contract.control import RolloutControl
-from rolltap.contract.leases import Lease
-from rolltap.contract.trainer import LeaseOptions, Replay, Rewound
+from rolltap.contract.trainer import Lease, LeaseOptions, Replay, Rewound
 from rolltap.errors import (
     ConfigError,
     InvalidRequest,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.trainer_client.collate import collate
 from rolltap.trainer_client.loss import PolicyLoss, RatioKind
 from rolltap.trainer_client.network import PolicyNetwork, Predictions

@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from rolltap.contract.control import RolloutControl
-from rolltap.contract.leases import LeasedGroup
-from rolltap.contract.trainer import LeaseOptions
+from rolltap.contract.trainer import LeasedGroup, LeaseOptions
 from rolltap.errors import CheckpointMismatch, TrainerError, UnknownPolicy
 from rolltap.trainer_client import loop
 from rolltap.trainer_client.client import TrainerClient

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import AlignmentError
 from rolltap.trainer_client import planning
 from rolltap.trainer_client.find_recipe import make_recipe

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from rolltap.contract.control import RolloutControl
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.step import view

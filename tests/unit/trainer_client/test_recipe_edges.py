@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from rolltap.contract.leases import RolloutRecord
+from rolltap.contract.trainer import RolloutRecord
 from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client import estimators
 from rolltap.trainer_client.critic import value_loss

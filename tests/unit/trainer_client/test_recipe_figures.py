@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import ConfigError
 from rolltap.trainer_client import estimators
 from rolltap.trainer_client.critic import value_loss

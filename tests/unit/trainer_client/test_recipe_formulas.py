@@ -22,7 +22,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.trainer_client import estimators
 from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.loss import Correction, PolicyLoss

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.trainer_client.find_recipe import make_recipe
 from rolltap.trainer_client.network import Predictions
 from rolltap.trainer_client.planning import make_step, policy_loss, rows_to_train

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rolltap.contract.leases import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup
 from rolltap.types import Segment
 
 from .making import VOCABULARY, group, model_folder, record, segment

@@ -13,9 +13,17 @@ import pytest
 from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.errors import InvalidRequest
 from rolltap.harnesses.client import ClaimedRollout
-from rolltap.proxy.viewer.compare import tone
-from rolltap.reading.comparing import ComparedRollout, VersionRange, compared, version_range, within
-from rolltap.reading.intervals import difference, paired, student
+from rolltap.proxy.viewer.runs import tone
+from rolltap.reading.runs import (
+    ComparedRollout,
+    VersionRange,
+    compared,
+    difference,
+    paired,
+    student,
+    version_range,
+    within,
+)
 from rolltap.types import RolloutStatus, Task
 
 from ..reading.conftest import Talk

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.proxy.viewer.group import lanes_of
+from rolltap.proxy.viewer.runs import lanes_of
 from rolltap.proxy.viewer.session import ShownTurn
 from rolltap.reading.types import MessageView, PartView
 

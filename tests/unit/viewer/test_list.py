@@ -13,12 +13,12 @@ import pytest
 
 from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.harnesses.client import ClaimedRollout
-from rolltap.ledger.reading import GroupQuery
+from rolltap.ledger.views import GroupQuery
 from rolltap.proxy.viewer.listing import ListAddress, address_of
 from rolltap.proxy.viewer.pages import QUIET_S, Pages
 from rolltap.reading import opened_reader
-from rolltap.reading.comparing import VersionRange, default_ranges
-from rolltap.reading.facets import condition
+from rolltap.reading.index import condition
+from rolltap.reading.runs import VersionRange, default_ranges
 from rolltap.reading.types import SessionPage
 from rolltap.types import RolloutStatus, Task
 

@@ -8,7 +8,7 @@ from html import unescape
 
 import pytest
 
-from rolltap.proxy.viewer.session_news import goes_on
+from rolltap.proxy.viewer.session import goes_on
 from rolltap.reading.types import SessionSummary
 
 from ..reading.conftest import QUESTION, SYSTEM

@@ -14,15 +14,14 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.proxy.viewer import pages
-from rolltap.proxy.viewer.access import LINK_S, Access
+from rolltap.proxy.viewer.app import LINK_S, Access
 from rolltap.proxy.viewer.one_file import one_file
 from rolltap.proxy.viewer.session import BREAKS, MASKS
 from rolltap.proxy.viewer.templating import ago, duration, figure, moment
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.tampering import TamperingAct, TamperingKind
-from rolltap.types import BreakReason
+from rolltap.types import BreakReason, LogCheck, LogVerdict
 
 from ..reading.conftest import QUESTION, SYSTEM
 from .conftest import HOSTILE, Viewed

@@ -13,9 +13,8 @@ from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import NotFound
 from rolltap.harnesses.client import ClaimedRollout
-from rolltap.proxy.viewer.group import spread
 from rolltap.proxy.viewer.one_file import one_file
-from rolltap.proxy.viewer.run import Run, chart_data, last_values, read_steps
+from rolltap.proxy.viewer.runs import Run, chart_data, last_values, read_steps, spread
 from rolltap.reading.types import GroupEffort, RunPoint
 from rolltap.types import RolloutStatus, Task
 

@@ -1,0 +1,113 @@
+"""The trainer and admin planes' applications: FastAPI, deny by default, errors in one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from rolltap import __version__
+from rolltap.errors import RolltapError
+from rolltap.proxy.front import access
+from rolltap.proxy.front.access import guard
+from rolltap.proxy.front.policy_limits import limit_to_policies
+from rolltap.proxy.planes import health, keys, leases, policies, read, rollouts, sessions
+from rolltap.proxy.planes.answers import ErrorAnswer
+from rolltap.proxy.planes.bodies import check_values
+from rolltap.proxy.planes.health import diagnosis_router, metrics_router
+from rolltap.proxy.planes.keys import audit_router
+from rolltap.proxy.planes.policies import score_router, transfer_router
+from rolltap.proxy.planes.rollouts import event_router, node_router, task_router
+from rolltap.proxy.planes.services import Services
+from rolltap.proxy.sessions.keys import Keyring
+
+NOT_FOUND = 404
+PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorAnswer, "description": "what went wrong"}}
+
+
+def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
+    """Leases, trajectories and weights."""
+    app = _app("trainer plane")
+    own = Depends(limit_to_policies(services))
+    guards = [Depends(_guard(services, keyring, access.TRAINER_PLANE)), own, Depends(check_values)]
+    own_routes = (leases.router, policies.trainer_router, score_router, transfer_router)
+    for routes in (router(services) for router in own_routes):
+        app.include_router(routes, dependencies=guards)
+    app.include_router(health.router(services))
+    return app
+
+
+def admin_app(services: Services, keyring: Keyring) -> FastAPI:
+    """Sessions, tasks, rollouts, rewards and keys."""
+    app = _app("admin plane")
+    guards = [Depends(_guard(services, keyring, access.ADMIN_PLANE)), Depends(check_values)]
+    for router in (
+        audit_router,
+        sessions.router,
+        task_router,
+        rollouts.router,
+        node_router,
+        event_router,
+        metrics_router,
+        diagnosis_router,
+        read.router,
+        policies.admin_router,
+    ):
+        app.include_router(router(services), dependencies=guards)
+    app.include_router(keys.router(services, keyring), dependencies=guards)
+    app.include_router(health.router(services))
+    return app
+
+
+def _guard(services: Services, keyring: Keyring, table: access.Table) -> Any:
+    return guard(keyring, services.ledger.audit, table, services.count_tampering)
+
+
+def _app(title: str) -> FastAPI:
+    app = FastAPI(title=f"rolltap {title}", version=__version__, openapi_url=None, responses=PROBLEMS)
+    app.router.redirect_slashes = False  # a redirect would name whatever host the client sent
+    app.add_exception_handler(RolltapError, _rolltap_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error(title))
+    return app
+
+
+def _body(code: str, message: str, param: str | None = None) -> dict[str, Any]:
+    return {"error": {"code": code, "message": message, "param": param}}
+
+
+async def _rolltap_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RolltapError)
+    headers = {"retry-after": str(max(1, round(error.retry_after)))} if error.retry_after else None
+    return JSONResponse(_body(error.code, error.message, error.param), error.status, headers)
+
+
+async def _validation_error(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    unknown = first["type"] == "unexpected_keyword_argument"  # bodies are dataclasses; no client knows keywords
+    problem = "Extra inputs are not permitted" if unknown else first["msg"]
+    if first["loc"] == ("body",) and first["type"] != "value_error":
+        problem = "the body must be a JSON object, sent with Content-Type: application/json"
+    return JSONResponse(_body("invalid_request", f"{where}: {problem}" if where else problem, where or None), 400)
+
+
+def _http_error(plane: str) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
+    """Answers the framework's own errors. For an unknown route it names the plane, and the one that has the route."""
+
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        text = str(error.detail)
+        if error.status_code == NOT_FOUND:
+            path = request.scope["path"]
+            text = f"no route {request.method} {path} on the {plane}"
+            if (home := access.plane_of(path)) is not None:
+                text += f"; it is on the {home} plane"
+        return JSONResponse(_body("http_error", text), error.status_code)
+
+    return answer

@@ -1,0 +1,88 @@
+"""Sessions on the admin plane: opened, closed, compared with the logs of their harnesses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+
+from rolltap.contract.admin import ClosedSession, HarnessLog, LogEntry, OpenSession, SessionKey
+from rolltap.decoding import convert
+from rolltap.errors import Forbidden, InvalidRequest, LedgerError
+from rolltap.proxy.call.budget import cap_of
+from rolltap.proxy.front.access import By
+from rolltap.proxy.planes.bodies import sliced
+from rolltap.proxy.planes.services import Services
+from rolltap.proxy.reading_process.questions import P, Question
+from rolltap.proxy.reading_process.session_views import SessionViews
+from rolltap.types import UNCHECKED, LogCheck, Session
+
+
+def judged_rollout(tags: Mapping[str, str]) -> str:
+    """The rollout that a session's calls judge; "" for another session."""
+    return tags.get("rollout", "") if tags.get("kind") == "judge" else ""
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter(tags=["sessions"], route_class=sliced({"entries": LogEntry}))
+
+    @routes.post("/sessions")
+    async def open_session(body: OpenSession, by: By) -> SessionKey:
+        """Opens a session. Only this answer contains its key.
+
+        A runner's key opens only those in which a judge scores a rollout that it runs: tags `kind=judge`, `rollout=ID`.
+        """
+        if by.only_own:
+            judged = body.rollout_id is None and judged_rollout(body.tags)
+            if not judged:
+                raise Forbidden("a runner's key opens only sessions of a judge: tags kind=judge, rollout=ID")
+            await services.ledger.rollouts.check_own(judged, by)
+        session, key = await services.sessions.open(
+            body.policy, rollout_id=body.rollout_id, ttl=body.ttl, tags=body.tags
+        )
+        base_url = services.session_url(session.id)
+        context = services.policies[session.policy].context
+        return SessionKey(session.id, key, base_url, session.expires_at, session.policy, context=context)
+
+    @routes.post("/sessions/{session_id}/close", response_model=ClosedSession)
+    async def close_session(session_id: str, by: By) -> dict[str, Any]:
+        """Closes the session: later calls are refused. `capped`: calls were refused because of the cap of turns.
+
+        `findings` are the session's current findings.
+        """
+        session = await services.sessions.get(session_id)
+        if by.only_own and (judged := judged_rollout(session.tags)):
+            await services.ledger.rollouts.check_own(judged, by)
+        else:
+            await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
+        await services.sessions.close(session_id)
+        ended = await _ask_json(services, SessionViews.ended, session_id, cap_of(session) > 0)
+        return {"session_id": session_id, **ended}
+
+    @routes.post("/sessions/{session_id}/log")
+    async def check_log(session_id: str, body: HarnessLog, by: By) -> LogCheck:
+        """Compares the harness's own log with the record of a closed session. Only the first comparison counts."""
+        session = await services.sessions.get(session_id)
+        await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
+        return await _checked(services, session, body)
+
+    return routes
+
+
+async def _checked(services: Services, session: Session, log: HarnessLog) -> LogCheck:
+    if session.log_check != UNCHECKED:
+        return session.log_check
+    if session.closed_at is None:
+        raise InvalidRequest(f"session {session.id} is open; close it, so that its calls are complete", param="log")
+    if session.rollout_id is not None and (await services.ledger.rollouts.get(session.rollout_id)).status.terminal:
+        # What is trained was settled when the rollout ended.
+        raise LedgerError(f"rollout {session.rollout_id} has ended; its harness's log is compared before")
+    check = await _ask_json(services, SessionViews.compared, session.id, asdict(log))
+    return await services.call_log.set_log_check(session.id, convert(check, LogCheck))
+
+
+async def _ask_json(services: Services, question: Question[P], *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+    return msgspec.json.decode(await (await services.ask(question, *args, **kwargs)).read())

@@ -1,0 +1,395 @@
+"""The processes on one store: the open calls of dead ones are aborted, and the settings of proxies are compared.
+settings.
+
+A process has a row in `processes` from its start, at the latest from the transaction of its first intent on. Every
+`BEAT_S` it renews the row: the time; the id up to which all of its calls are complete, so that a search for its open
+calls reads few rows; and since when it has durable facts that are not in the store. So a peer that needs all calls of a
+session waits until every process has renewed its row without such facts (`behind`). The id
+lags by `MARGIN_S`, as an id may be made well before its intent is written. A process that could not renew its row for
+half of `GONE_S` does so with its next intent, as a peer may have removed the row.
+
+On SQLite only one process can write, so every other one is dead. On Postgres a process is dead if its row is older than
+`GONE_S` by the database's clock; the first peer that notices completes its open calls as presumed aborted. Nobody can
+renew a row while Postgres is down, so the age counts from the server's start at the earliest.
+
+A new proxy with another secret than its peers refuses to start; all proxies warn of other keys or policies. Postgres
+shows every client the names of all connections. A proxy's connection name contains hashes of its keys and of its
+policies' names, which cannot be reversed. A SQLite store has only one server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from rolltap.calllog.backend import Durability, Insert
+from rolltap.calllog.codec import completion_row
+from rolltap.calllog.database import Database
+from rolltap.calllog.facts import CLOCK_OFF_S, CallIntent, aborted
+from rolltap.calllog.schema import VERSION, call_completions, call_intents, processes
+from rolltap.calllog.versions import PROXY
+from rolltap.errors import ConfigError, StoreError
+from rolltap.settings import KeySettings
+from rolltap.tenants import EVERY_TENANT, acting_for
+
+log = logging.getLogger("rolltap.store")
+
+BEAT_S = 1.0
+RETRY_S = 1.0
+"""Seconds to the next heartbeat after one that could not be written."""
+WITHIN_S = 10.0
+"""Timeout of a heartbeat."""
+
+GONE_S = 30.0
+AWAY_S = 3 * BEAT_S
+"""A process that has not renewed its row for so long may not reach the store."""
+
+SILENT_S = 4.0
+"""A process whose data folder another one has taken over, and which has not renewed its row for so long, is dead."""
+
+MARGIN_S = 600.0
+
+
+class ProcessRegistry:
+    """The processes that write to a log, including this one.
+
+    Subclasses have the SQL for the clock and dead processes.
+    """
+
+    clock: str
+    gone: str
+
+    def __init__(
+        self, database: Database, *, beat_s: float = BEAT_S, gone_s: float = GONE_S, margin_s: float = MARGIN_S
+    ) -> None:
+        self._database = database
+        self._beat_s = beat_s
+        self._gone_s = gone_s
+        self._margin_s = margin_s
+        self._own: set[str] = set()
+        self._announced: dict[str, float] = {}
+        self._open: dict[str, str] = {}
+        self._latest: dict[str, str] = {}
+        self._marks: deque[tuple[float, dict[str, str]]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._clock_off = False
+        self.beats = True
+        """Whether the last heartbeat could be written: a small write like those of calls."""
+        self.waiting: Callable[[], int] = lambda: 0
+        """Returns the number of durable facts of this process that no other process can read."""
+        columns = "id, seen_at, complete_to, waiting_since"
+        insert = f"INSERT INTO processes ({columns}) VALUES (:id, {self.clock}, :complete_to, {{}})"
+        renewed = "seen_at = excluded.seen_at, complete_to = excluded.complete_to"
+        self._seen = sa.text(f"{insert.format('NULL')} ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at")
+        on_conflict = f"ON CONFLICT (id) DO UPDATE SET {renewed}, waiting_since"
+        self._renew = sa.text(f"{insert.format('NULL')} {on_conflict} = NULL")
+        since = "coalesce(processes.waiting_since, excluded.waiting_since)"
+        self._renew_behind = sa.text(f"{insert.format(self.clock)} {on_conflict} = {since}")
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._beat())
+
+    async def close(self) -> None:
+        """Renews the rows a last time, so that the next start has to search only the calls that are open now."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        with suppress(StoreError):
+            await self._beat_once(self._latest)
+            if not self._open and not self.waiting():
+                await self._forget_own()
+
+    async def _forget_own(self) -> None:
+        """Removes the rows of this process, which leaves nothing behind: nobody has to wait for it."""
+        with acting_for(EVERY_TENANT):
+            async with self._database.write() as connection:
+                await connection.execute(sa.delete(processes).where(processes.c.id.in_(self._own)))
+
+    async def behind(self, since: float) -> list[str]:
+        """The other processes that may have facts from before `since` (by the database's clock) outside the store."""
+        rows = await self._database.select(
+            sa.select(processes.c.id).where(
+                processes.c.id.not_in(self._own),
+                sa.or_(processes.c.seen_at < since, processes.c.waiting_since.is_not(None)),
+            )
+        )
+        return [row.id for row in rows]
+
+    async def away(self) -> bool:
+        """Whether another process may have facts outside the store now: it says so, or has not renewed its row."""
+        clock = sa.literal_column(self.clock)
+        silent = clock - processes.c.seen_at > AWAY_S
+        query = sa.select(sa.func.count()).where(
+            processes.c.id.not_in(self._own), sa.or_(processes.c.waiting_since.is_not(None), silent)
+        )
+        with acting_for(EVERY_TENANT):
+            ((count,),) = await self._database.select(query)
+        return count > 0
+
+    def joined(self, ids: Iterable[str]) -> None:
+        """Notes processes of this log that have a row from now on, before their first call."""
+        self._own.update(ids)
+
+    def opened(self, intent: CallIntent) -> None:
+        """Notes a call whose intent is about to be written."""
+        self._own.add(intent.process)
+        self._open[intent.id] = intent.process
+        self._latest[intent.process] = max(intent.id, self._latest.get(intent.process, ""))
+
+    def ended(self, call_id: str) -> None:
+        """Notes a call whose completion is durable."""
+        self._open.pop(call_id, None)
+
+    def knows(self, ids: set[str]) -> bool:
+        """Whether the rows of these processes are so recent that no peer can have removed them."""
+        now = time.monotonic()
+        return all(now < self._announced.get(process, 0.0) for process in ids)
+
+    def announce(self, connection: sa.Connection, ids: set[str]) -> None:
+        """Renews the rows of these processes, own or not, in the transaction that writes their intents."""
+        for process in sorted(ids):
+            connection.execute(self._seen, {"id": process, "complete_to": ""})
+
+    def announced(self, ids: set[str], at: float) -> None:
+        """Notes that a committed transaction that began at monotonic time `at` renewed the rows of these processes."""
+        self._announced.update(dict.fromkeys(ids & self._own, at + self._gone_s / 2))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._beat_s if self.beats else min(self._beat_s, RETRY_S))
+            try:
+                async with asyncio.timeout(WITHIN_S):
+                    await self._database.check()
+                    await self._beat_once(self._latest_long_ago())
+                    count = await self.abort_orphans(sorted(self._own), at=time.time())
+            except (StoreError, TimeoutError) as error:
+                self.beats = False
+                log.warning("the heartbeat could not be written: %s", str(error) or "no answer in time")
+                continue
+            self.beats = True
+            self._note_clock()
+            if count:
+                log.warning("%d open calls of a dead process are recorded as aborted", count)
+
+    def _note_clock(self) -> None:
+        """Warns once while this machine's clock is off."""
+        ahead = self._database.clock_ahead_s
+        if (off := abs(ahead) > CLOCK_OFF_S) and not self._clock_off:
+            log.warning("this machine's clock is %+.1f s off the database's: set it (NTP)", ahead)
+        self._clock_off = off
+
+    def _latest_long_ago(self) -> dict[str, str]:
+        """The greatest call id of each own process `MARGIN_S` ago, if known."""
+        margin = time.monotonic() - self._margin_s
+        self._marks.append((time.monotonic(), dict(self._latest)))
+        while len(self._marks) > 1 and self._marks[1][0] <= margin:
+            self._marks.popleft()
+        marked_at, latest = self._marks[0]
+        return latest if marked_at <= margin else {}
+
+    async def _beat_once(self, latest: Mapping[str, str]) -> None:
+        rows = [{"id": process, "complete_to": self._complete_to(process, latest)} for process in sorted(self._own)]
+        began, waiting = time.monotonic(), self.waiting()
+
+        def renew(connection: sa.Connection) -> None:
+            connection.execute(self._renew_behind if waiting else self._renew, rows)
+
+        if rows:
+            with acting_for(EVERY_TENANT):
+                await self._database.transact(renew, Durability.PROCESS)
+            self.announced({row["id"] for row in rows}, began)
+
+    def _complete_to(self, process: str, latest: Mapping[str, str]) -> str:
+        """An id below which all calls of `process` are complete."""
+        open_calls = (call_id for call_id, owner in self._open.items() if owner == process)
+        return min([latest.get(process, ""), *open_calls])
+
+    async def end_predecessor(self, process: str, *, at: float) -> int:
+        """Ends the process that had this one's spool before, so that no peer waits for it any more: what it left in the
+        spool is in the store. Returns the number of its open calls, which are recorded as aborted.
+
+        A process that renews its row meanwhile lives, and is left alone: its data folder was copied.
+        """
+        known: float | None = None
+        while True:
+            row = await self._row_of(process)
+            if row is None:
+                return 0
+            if known is not None and row.seen_at != known:
+                log.warning(
+                    "process %s, whose data folder this is, is alive: give each proxy a folder of its own", process
+                )
+                return 0
+            if row.age > SILENT_S:
+                break
+            known = row.seen_at
+            await asyncio.sleep(self._beat_s)
+
+        def end(connection: sa.Connection) -> int:
+            gone = sa.delete(processes).where(processes.c.id == process, processes.c.seen_at == row.seen_at)
+            deleted = connection.execute(gone.returning(processes.c.complete_to)).first()
+            return 0 if deleted is None else _abort(connection, process, deleted.complete_to, at)
+
+        with acting_for(EVERY_TENANT):
+            return await self._database.transact(end)
+
+    async def _row_of(self, process: str) -> sa.Row[Any] | None:
+        """A process's row with its `age` in seconds, by the database's clock."""
+        clock = sa.literal_column(self.clock)
+        query: Any = sa.select(processes.c.seen_at, (clock - processes.c.seen_at).label("age"))
+        query = query.where(processes.c.id == process)
+        with acting_for(EVERY_TENANT):
+            return await self._database.query(lambda connection: connection.execute(query).first())
+
+    async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:
+        """Completes the open calls of dead processes as aborted; returns their number."""
+
+        def sweep(connection: sa.Connection) -> int:
+            absent = connection.execute(sa.text(self.gone), {"age": self._gone_s} if ":age" in self.gone else {})
+            dead = {row.id: row.complete_to for row in absent if row.id not in live}
+            count = sum(_abort(connection, process, complete_to, at) for process, complete_to in dead.items())
+            if dead:
+                connection.execute(sa.delete(processes).where(processes.c.id.in_(dead)))
+            return count
+
+        with acting_for(EVERY_TENANT):
+            return await self._database.transact(sweep)
+
+
+def _abort(connection: sa.Connection, process: str, complete_to: str, at: float) -> int:
+    orphans = (
+        sa.select(call_intents.c.id)
+        .outerjoin(call_completions, call_completions.c.call_id == call_intents.c.id)
+        .where(call_completions.c.call_id.is_(None))
+        .where(call_intents.c.id >= complete_to, call_intents.c.process == process)
+    )
+    rows = [completion_row(aborted(row[0], at), presumed=True) for row in connection.execute(orphans)]
+    return Insert(call_completions, connection.dialect).run(connection, rows) if rows else 0
+
+
+class SqliteRegistry(ProcessRegistry):
+    """The registry on SQLite."""
+
+    clock = "CAST(strftime('%s', 'now') AS REAL)"
+    gone = "SELECT id, complete_to FROM processes"
+
+
+class PostgresRegistry(ProcessRegistry):
+    """The registry on Postgres."""
+
+    clock = "extract(epoch FROM clock_timestamp())"
+    gone = (
+        "SELECT id, complete_to FROM processes WHERE extract(epoch FROM clock_timestamp()) "
+        "- greatest(seen_at, extract(epoch FROM pg_postmaster_start_time())) > :age FOR UPDATE SKIP LOCKED"
+    )
+
+
+def registry_of(database: Database) -> ProcessRegistry:
+    return PostgresRegistry(database) if database.dialect_name == "postgresql" else SqliteRegistry(database)
+
+
+GONE_WITHIN_S = 3.0
+"""Seconds for which a process that has just ended may still be listed among the connections."""
+
+LOOK_EVERY_S = 15.0
+
+_PEERS = sa.text(
+    "SELECT DISTINCT application_name FROM pg_stat_activity "
+    "WHERE datname = current_database() AND application_name LIKE :prefix"
+).bindparams(prefix=f"{PROXY} %")
+
+
+@dataclass(frozen=True, slots=True)
+class KeysMark:
+    """Hashes to compare the secret, the other keys and the policies' names of two proxies."""
+
+    of_secret: str = ""
+    of_others: str = ""
+    of_policies: str = ""
+
+    @classmethod
+    def of(cls, keys: KeySettings, policies: Iterable[str] = ()) -> Self:
+        others = keys.model_dump(exclude={"secret"})
+        of_others = _mark(*(f"{name}={others[name]}" for name in sorted(others)))
+        names = hashlib.blake2b("\0".join(sorted(policies)).encode(), digest_size=4).hexdigest()
+        return cls(_mark(keys.secret), of_others, names)
+
+    @property
+    def application(self) -> str:
+        """The name of a proxy's connections. Postgres truncates it to 63 bytes."""
+        return f"{PROXY} {self.of_secret} {self.of_others} {VERSION} {self.of_policies}"
+
+
+def _mark(*texts: str) -> str:
+    """Slow on purpose, as everybody on that server could try keys against it: 30 ms."""
+    return hashlib.scrypt("\0".join(texts).encode(), salt=PROXY.encode(), n=2**12, r=8, p=1, dklen=8).hex()
+
+
+class PeersCheck:
+    """Compares this proxy with the others on its store, at the start and every `LOOK_EVERY_S`."""
+
+    def __init__(self, database: Database, mark: KeysMark) -> None:
+        self._database = database
+        self._mark = mark
+        self.differences: Mapping[str, str] = {}
+        """What another proxy has otherwise, and what to do about it: as of the last look."""
+
+    async def check_start(self) -> None:
+        """Raises `ConfigError` if another proxy has another secret; warns of other differences."""
+        by = time.monotonic() + GONE_WITHIN_S
+        while any(peer[0] != self._mark.of_secret for peer in await self._peers()):
+            if time.monotonic() > by:
+                raise ConfigError(
+                    f"another proxy on {self._database.name} has a different keys.secret, so neither would find the "
+                    "other's sessions: give both the same keys ([keys], or ROLLTAP_KEYS__SECRET and so on); to change "
+                    "them, stop all proxies of this store first"
+                )
+            await asyncio.sleep(0.1)
+        await self.look()
+
+    async def watch(self) -> None:
+        """Looks again and again: a proxy that starts later with other keys is noticed by those that run."""
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            with suppress(StoreError):
+                await self.look()
+
+    async def look(self) -> Mapping[str, str]:
+        """The differences now. A new one is logged."""
+        before, self.differences = self.differences, self._compared(await self._peers())
+        for what, remedy in self.differences.items():
+            if what not in before:
+                log.warning("another proxy on %s %s: %s", self._database.name, what, remedy)
+        return self.differences
+
+    def _compared(self, peers: Iterable[list[str]]) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        for _, others, *rest in peers:
+            if others != self._mark.of_others:
+                found["has different keys"] = (
+                    "only one of the two accepts a client's key; give all proxies the same [keys]"
+                )
+            if rest[1:] and rest[1] != self._mark.of_policies:
+                found["has other policies"] = (
+                    "calls of a policy that it lacks get 404 there; give all proxies the same [policies]"
+                )
+        return found
+
+    async def _peers(self) -> list[list[str]]:
+        """The words of the other proxies' marks: secret, other keys, schema, policies. Older proxies lack the last."""
+        if self._database.dialect_name == "sqlite":
+            return []
+        names = await self._database.query(lambda connection: connection.execute(_PEERS).scalars().all())
+        return [words for name in names if len(words := name.removeprefix(f"{PROXY} ").split()) >= 2]

@@ -1,0 +1,167 @@
+"""How the commands reach a running server: its address and keys, from options, environment or the data folder.
+
+A server that listens writes its addresses to a private file in its data folder, for commands that read the same
+settings. It holds a lock on the file, so a file that a killed server left is known.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+import tomllib
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from rolltap.contract.operations import request_of
+from rolltap.errors import ConfigError
+from rolltap.http_client import HttpClient, Request
+from rolltap.settings import PlaneName
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEFAULT_URLS = {"admin": "http://127.0.0.1:8712", "trainer": "http://127.0.0.1:8711", "agent": "http://127.0.0.1:8710"}
+
+
+class PlaneClient(HttpClient):
+    """JSON over HTTP to one plane. A call is made once: the user is there to repeat it."""
+
+    def __init__(self, plane: str, url: str | None = None, key: str | None = None) -> None:
+        url = url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL") or DEFAULT_URLS[plane]
+        super().__init__(url, key or os.environ.get(f"ROLLTAP_{plane.upper()}_KEY") or kept_key(plane, None))
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """The decoded reply."""
+        return self.send(Request(method, path, body, once=True))
+
+    def ask(
+        self, operation: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """The reply to an operation of a plane: `plane.ask(ReadPlane.session, session_id)`."""
+        return self.send(replace(request_of(operation, *args, **kwargs), once=True))
+
+
+def kept_key(role: str, data: Path | None) -> str:
+    path = (data or Path(os.environ.get("ROLLTAP_DATA", "rolltap-data"))) / "keys.toml"
+    if not path.exists():
+        plane = (role if role in DEFAULT_URLS else "admin").upper()
+        raise ConfigError(
+            f"no server was started with the data folder {path.parent.absolute()}: run `rolltap serve` first, in this "
+            f"folder; if it runs elsewhere, set ROLLTAP_DATA to the absolute path of its data folder, or "
+            f"ROLLTAP_{plane}_URL and ROLLTAP_{role.upper()}_KEY (`rolltap keys mint {role} --name NAME` beside the "
+            "server makes one)"
+        )
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))[role]
+    except (OSError, KeyError, tomllib.TOMLDecodeError):
+        raise ConfigError(
+            f"no {role} key in {path.absolute()}: set ROLLTAP_DATA to the absolute path of the server's data folder, "
+            f"name a settings file whose `data` is that path with --config, or set ROLLTAP_{role.upper()}_KEY "
+            f"(`rolltap keys mint {role} --name NAME` makes one)"
+        ) from None
+
+
+FILE = "listening.json"
+PROBES, BETWEEN_PROBES_S = 20, 0.05
+"""A command that looks at the file locks it for an instant, which must not keep a server from starting."""
+
+
+class Listening:
+    """A data folder's file, locked by this process."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def write(self, urls: Mapping[PlaneName, str]) -> None:
+        """Says where the planes are, as this machine reaches them."""
+        self._replace(json.dumps({"process": os.getpid(), "planes": urls}).encode())
+
+    def clear(self) -> None:
+        self._replace(b"")
+
+    def _replace(self, content: bytes) -> None:
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, content, 0)
+
+
+@contextmanager
+def claimed(data: Path) -> Iterator[Listening]:
+    """The folder's file, this process's while the block lasts; `ConfigError` where a living server has it,
+    or where the folder is a file. A folder that is new, and still has nothing else in it, is removed at the end."""
+    is_new = not data.exists()
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"data: {data} is a file, but a folder is wanted; name another with --data") from None
+    file = os.open(data / FILE, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if not _locked(file):
+            server = _read(file)
+            where = f" on {server['planes']['admin']} (process {server['process']})" if server else ""
+            raise ConfigError(
+                f"a server with the data folder {data} already runs{where}: stop it, or give this one a folder of its "
+                "own with --data"
+            )
+        listening = Listening(file)
+        try:
+            yield listening
+        finally:
+            listening.clear()
+            if is_new and os.listdir(data) == [FILE]:
+                shutil.rmtree(data)
+    finally:
+        os.close(file)
+
+
+def listening_url(data: Path, plane: PlaneName) -> str | None:
+    """Where the server of this data folder has the plane; None where none has started, or the last one ended by itself.
+
+    `ConfigError` where the last one was killed.
+    """
+    try:
+        file = os.open(data / FILE, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        is_free = _try_lock(file, fcntl.LOCK_SH)
+        server = _read(file)
+    finally:
+        os.close(file)
+    if server is None:
+        return None
+    if is_free:
+        raise ConfigError(
+            f"the server that listened on {server['planes'][plane]} was killed, and none runs now with the data folder "
+            f"{data}: start `rolltap serve` again, or name another server with --url"
+        )
+    return server["planes"][plane]
+
+
+def _locked(file: int) -> bool:
+    for probe in range(PROBES):
+        if _try_lock(file, fcntl.LOCK_EX):
+            return True
+        time.sleep(BETWEEN_PROBES_S if probe < PROBES - 1 else 0)
+    return False
+
+
+def _try_lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _read(file: int) -> dict[str, Any] | None:
+    """What the file says; None for an empty one, and for one that is being written."""
+    try:
+        return json.loads(os.pread(file, 65_536, 0))
+    except ValueError:
+        return None

@@ -1,0 +1,56 @@
+"""Server addresses, and sockets that notice when the other machine is gone."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from urllib.parse import urlsplit
+
+from rolltap.errors import ConfigError
+
+
+def server_url(url: str, what: str = "the server's URL") -> str:
+    """`url` without spaces and slashes around it; `ConfigError` names `what` if it isn't an http(s) URL with a host."""
+    text = url.strip()
+    try:
+        parts = urlsplit(text)
+        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a bracket without its other one, a port that is no number
+        is_whole = False
+    if not is_whole:
+        example = f"http://{text}" if _has_port(text) else "http://HOST:PORT, as http://127.0.0.1:8712"
+        raise ConfigError(f"{what}: {url!r} is not an http(s) URL; write {example}")
+    return text.rstrip("/")
+
+
+def _has_port(text: str) -> bool:
+    host, colon, port = text.partition(":")
+    return bool(host and colon) and port.isdecimal()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address or name."""
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+DEAD_AFTER_S = 20
+"""A machine that acknowledges nothing for so long is gone. Without a limit the kernel waits for minutes to hours."""
+
+
+def notice_death(connected: socket.socket) -> None:
+    """The kernel ends the connection if the other machine acknowledges nothing for `DEAD_AFTER_S`, data or probes."""
+    if connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 2, "TCP_USER_TIMEOUT": DEAD_AFTER_S * 1000}
+    for name, value in options.items():
+        if (option := getattr(socket, name, None)) is not None:  # macOS lacks some
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)

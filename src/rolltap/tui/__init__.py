@@ -1,1 +1,0 @@
-"""`rolltap view --tui`: the record in a terminal, for machines without a browser. It needs `rolltap[tui]`."""

@@ -1,0 +1,49 @@
+"""Small pieces of the texts that people read: a number with its noun, a suggestion, a time."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Iterable
+from datetime import UTC, datetime
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 session`, `2,000 sessions`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean codex?` for a name that is near a known one, else nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+LATEST = 253_370_764_800.0
+"""9999-01-01. A later time has no date."""
+
+
+def is_moment(at: float) -> bool:
+    """True if something on record can have this time. False for NaN."""
+    return 0 <= at < LATEST
+
+
+def utc_text(at: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
+    """The time in UTC; its number if it has no date, so that one bad time never keeps other rows from being shown."""
+    return datetime.fromtimestamp(at, UTC).strftime(form) if is_moment(at) else f"{at:g}"
+
+
+UNIT_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400}
+
+
+def ago(at: float | None, now: float | None = None) -> str:
+    """Says how long ago a time was, in one unit; after 60 days the date."""
+    if at is None:
+        return ""
+    age = (time.time() if now is None else now) - at
+    if age < 10:
+        return "now"
+    for size, unit in ((60, "s"), (3600, "min"), (86_400, "h"), (86_400 * 60, "d")):
+        if age < size:
+            return f"{age / UNIT_S[unit]:.0f} {unit} ago"
+    return utc_text(at)[:10]
