@@ -126,8 +126,10 @@ def parse_parts(texts: Sequence[str], kinds: Mapping[str, Kind]) -> tuple[Expres
             expression = _parse(text, kinds)
             if _depth(expression) > MAX_DEPTH:
                 raise DatasetError(f"where: brackets and `not` are nested more than {MAX_DEPTH} deep")
-            is_list = isinstance(expression, Joined) and expression.word == "and"
-            parts += expression.parts if is_list else (expression,)
+            if isinstance(expression, Joined) and expression.word == "and":
+                parts += expression.parts
+            else:
+                parts.append(expression)
     return tuple(parts)
 
 
