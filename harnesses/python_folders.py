@@ -11,7 +11,7 @@ from pathlib import Path
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.private_files import check_shown, private_paths
 
-FOLDERS = """\
+PRINT_FOLDERS = """\
 import json, os, sys
 print(json.dumps([*sys.path[1:], sys.executable, os.path.realpath(sys.executable), sys.prefix, sys.base_prefix]))
 """
@@ -28,7 +28,7 @@ def python_folders(python: str) -> tuple[Path, ...]:
     Raises `RuntimeFailed` if it can't run, or if one of them holds what a sandbox must not show.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    command = [python, "-s", "-c", FOLDERS]
+    command = [python, "-s", "-c", PRINT_FOLDERS]
     try:
         listing = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:

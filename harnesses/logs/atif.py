@@ -1,7 +1,4 @@
-"""ATIF (Agent Trajectory Interchange Format, Harbor): `trajectory.json`, which the harness `command` may write.
-
-A step is a message of the user or the agent; the results of an agent's tool calls are in the same step.
-"""
+"""A log."""
 
 from __future__ import annotations
 
@@ -10,14 +7,18 @@ from collections.abc import Iterator
 from rolltap.contract.admin import LogEntry
 from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
-NAME = "trajectory.json"
+ATIF_NAME = "trajectory.json"
 
 
 def read_atif(run_folders: RunFolders) -> Iterator[LogEntry]:
+    """ATIF (Agent Trajectory Interchange Format, Harbor): `trajectory.json`, which the harness `command` may write.
+
+    A step is a message of the user or the agent; the results of an agent's tool calls are in the same step.
+    """
     for files in (run_folders.home, run_folders.work):
-        if not files.has(NAME):
+        if not files.has(ATIF_NAME):
             continue
-        log = files.json(NAME)
+        log = files.json(ATIF_NAME)
         if not text(log.get("schema_version")).startswith("ATIF"):
             continue  # another file of that name, which belongs to the task
         for step in items(log.get("steps")):

@@ -1,8 +1,4 @@
-"""Claude Code: `~/.claude/projects/FOLDER/SESSION.jsonl`; subagents' files are in subfolders. Same for the agent SDK.
-
-A reply has one line per block, each with the reply's id and the usage of the whole reply. A tool's results may be
-between the lines of the reply that calls it.
-"""
+"""A log."""
 
 from __future__ import annotations
 
@@ -12,18 +8,23 @@ from typing import Any
 from rolltap.contract.admin import LogEntry
 from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
-FOLDER = ".claude/projects"
+CLAUDE_CODE_FOLDER = ".claude/projects"
 SYNTHETIC = "<synthetic>"
 """The `model` of messages that no model wrote: errors shown to the user."""
 
 
 def read_claude_code(run_folders: RunFolders) -> Iterator[LogEntry]:
-    for path in run_folders.home.find(FOLDER, ".jsonl"):
-        if path.count("/") == FOLDER.count("/") + 2:
-            yield from _entries(run_folders.home.lines(path))
+    """Claude Code: `~/.claude/projects/FOLDER/SESSION.jsonl`; subagents' files are in subfolders. Same for the agent SDK.
+
+    A reply has one line per block, each with the reply's id and the usage of the whole reply. A tool's results may be
+    between the lines of the reply that calls it.
+    """
+    for path in run_folders.home.find(CLAUDE_CODE_FOLDER, ".jsonl"):
+        if path.count("/") == CLAUDE_CODE_FOLDER.count("/") + 2:
+            yield from _claude_code_entries(run_folders.home.lines(path))
 
 
-def _entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
+def _claude_code_entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
     reply: LogEntry | None = None
     following: list[LogEntry] = []
     for line in lines:

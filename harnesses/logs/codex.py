@@ -1,8 +1,4 @@
-"""Codex: `~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl`, one file per thread; subagents have their own threads.
-
-All items of a reply have the number of the last item in its request. The reply's token counts come after its items;
-tool results may be logged before them.
-"""
+"""A log."""
 
 from __future__ import annotations
 
@@ -13,17 +9,22 @@ from typing import Any
 from rolltap.contract.admin import LogEntry
 from rolltap.harnesses.logs.base import RunFolders, count, mapping, text
 
-FOLDER = ".codex/sessions"
+CODEX_FOLDER = ".codex/sessions"
 CALLS = ("function_call", "custom_tool_call", "local_shell_call", "tool_search_call")
 RESULTS = ("function_call_output", "custom_tool_call_output", "tool_search_output")
 
 
 def read_codex(run_folders: RunFolders) -> Iterator[LogEntry]:
-    for path in run_folders.home.find(FOLDER, ".jsonl"):
+    """Codex: `~/.codex/sessions/YYYY/MM/DD/rollout-*.jsonl`, one file per thread; subagents have their own threads.
+
+    All items of a reply have the number of the last item in its request. The reply's token counts come after its items;
+    tool results may be logged before them.
+    """
+    for path in run_folders.home.find(CODEX_FOLDER, ".jsonl"):
         lines = list(run_folders.home.lines(path))
         first = mapping(lines[0].get("payload")) if lines else {}
         if not isinstance(first.get("source"), dict):  # {"subagent": ...}
-            yield from _entries(lines)
+            yield from _codex_entries(lines)
 
 
 @dataclass(slots=True)
@@ -40,7 +41,7 @@ class _Reply:
         yield from self.following
 
 
-def _entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
+def _codex_entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
     reply: _Reply | None = None
     for line in lines:
         kind, item = line.get("type"), mapping(line.get("payload"))

@@ -1,8 +1,4 @@
-"""Gemini CLI: `~/.gemini/tmp/FOLDER/chats/session-*.jsonl`. A later line with a message's id updates its fields.
-
-A resumed run writes the earlier messages again, without their tokens and tool calls; into the same file if it begins in
-the same minute. The answer's tokens and its thoughts' tokens are counted separately.
-"""
+"""A log."""
 
 from __future__ import annotations
 
@@ -12,12 +8,17 @@ from typing import Any
 from rolltap.contract.admin import LogEntry
 from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
-FOLDER = ".gemini/tmp"
+GEMINI_CLI_FOLDER = ".gemini/tmp"
 
 
 def read_gemini_cli(run_folders: RunFolders) -> Iterator[LogEntry]:
+    """Gemini CLI: `~/.gemini/tmp/FOLDER/chats/session-*.jsonl`. A later line with a message's id updates its fields.
+
+    A resumed run writes the earlier messages again, without their tokens and tool calls; into the same file if it
+    begins in the same minute. The answer's tokens and its thoughts' tokens are counted separately.
+    """
     messages: dict[str, Mapping[str, Any]] = {}
-    for path in run_folders.home.find(FOLDER, ".jsonl"):
+    for path in run_folders.home.find(GEMINI_CLI_FOLDER, ".jsonl"):
         if path.split("/")[-2] != "chats":
             continue
         for line in run_folders.home.lines(path):
@@ -25,10 +26,10 @@ def read_gemini_cli(run_folders: RunFolders) -> Iterator[LogEntry]:
                 if id := text(message.get("id")):
                     messages[id] = {**messages.get(id, {}), **message}
     for message in messages.values():
-        yield from _entries(message)
+        yield from _gemini_cli_entries(message)
 
 
-def _entries(message: Mapping[str, Any]) -> Iterator[LogEntry]:
+def _gemini_cli_entries(message: Mapping[str, Any]) -> Iterator[LogEntry]:
     if message.get("type") == "gemini":
         tokens = mapping(message.get("tokens"))
         output, thoughts = count(tokens.get("output")), count(tokens.get("thoughts"))

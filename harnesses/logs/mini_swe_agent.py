@@ -1,4 +1,4 @@
-"""mini-swe-agent: `~/.config/mini-swe-agent/last_mini_run.traj.json`, its messages as sent and received."""
+"""A log."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from rolltap.contract.admin import LogEntry
 from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
-FOLDER = ".config/mini-swe-agent"
-NAME = "last_mini_run.traj.json"
+MINI_SWE_AGENT_FOLDER = ".config/mini-swe-agent"
+MINI_SWE_AGENT_NAME = "last_mini_run.traj.json"
 
 
 def read_mini_swe_agent(run_folders: RunFolders) -> Iterator[LogEntry]:
-    if not run_folders.home.has(f"{FOLDER}/{NAME}"):
+    """mini-swe-agent: `~/.config/mini-swe-agent/last_mini_run.traj.json`, its messages as sent and received."""
+    if not run_folders.home.has(f"{MINI_SWE_AGENT_FOLDER}/{MINI_SWE_AGENT_NAME}"):
         return
-    for message in items(run_folders.home.json(f"{FOLDER}/{NAME}").get("messages")):
+    for message in items(run_folders.home.json(f"{MINI_SWE_AGENT_FOLDER}/{MINI_SWE_AGENT_NAME}").get("messages")):
         match message.get("role"):
             case "assistant":
                 response = mapping(mapping(message.get("extra")).get("response"))

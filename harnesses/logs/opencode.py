@@ -1,8 +1,4 @@
-"""OpenCode: the tables `session`, `message` and `part` of `~/.local/share/opencode/opencode.db` (SQLite).
-
-A tool's result is in the part of its call. The answer's tokens and its reasoning's tokens are counted separately; they
-are 0 until the reply and its tools have ended.
-"""
+"""A log."""
 
 from __future__ import annotations
 
@@ -19,8 +15,8 @@ from rolltap.errors import LogUnreadable
 from rolltap.harnesses.logs.base import RunFolders, count, mapping, text
 from rolltap.harnesses.logs.files import LeftFiles
 
-FOLDER = ".local/share/opencode"
-NAME = "opencode.db"
+DATABASE_FOLDER = ".local/share/opencode"
+DATABASE = "opencode.db"
 BESIDE = "-wal"
 """The write-ahead log: data that is not in the database's own file yet."""
 
@@ -43,12 +39,17 @@ ENDED = ("completed", "error")
 
 
 def read_opencode(run_folders: RunFolders) -> list[LogEntry]:
-    if not run_folders.home.has(f"{FOLDER}/{NAME}"):
+    """OpenCode: the tables `session`, `message` and `part` of `~/.local/share/opencode/opencode.db` (SQLite).
+
+    A tool's result is in the part of its call. The answer's tokens and its reasoning's tokens are counted
+    separately; they are 0 until the reply and its tools have ended.
+    """
+    if not run_folders.home.has(f"{DATABASE_FOLDER}/{DATABASE}"):
         return []
     try:
-        return list(_entries(_rows(run_folders.home)))
+        return list(_opencode_entries(_rows(run_folders.home)))
     except (sqlite3.Error, msgspec.DecodeError) as error:
-        raise LogUnreadable(f"{FOLDER}/{NAME}: {error}") from error
+        raise LogUnreadable(f"{DATABASE_FOLDER}/{DATABASE}: {error}") from error
 
 
 def _rows(home: LeftFiles) -> list[tuple[str, str, str | None]]:
@@ -57,10 +58,10 @@ def _rows(home: LeftFiles) -> list[tuple[str, str, str | None]]:
     Views, virtual tables and computed columns are refused: they would run SQL that an agent wrote.
     """
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / NAME
+        copy = Path(folder) / DATABASE
         for suffix in ("", BESIDE):
-            if home.has(f"{FOLDER}/{NAME}{suffix}"):
-                copy.with_name(NAME + suffix).write_bytes(home.read(f"{FOLDER}/{NAME}{suffix}"))
+            if home.has(f"{DATABASE_FOLDER}/{DATABASE}{suffix}"):
+                copy.with_name(DATABASE + suffix).write_bytes(home.read(f"{DATABASE_FOLDER}/{DATABASE}{suffix}"))
         with closing(sqlite3.connect(copy)) as database:
             database.execute("PRAGMA trusted_schema = OFF")
             budget = iter(range(STEPS // 10_000))
@@ -69,7 +70,9 @@ def _rows(home: LeftFiles) -> list[tuple[str, str, str | None]]:
             columns = [column for table in TABLES for column in database.execute(f"PRAGMA table_xinfo({table})")]
             stored = {name for (name,) in database.execute(STORED)}
             if not stored.issuperset(TABLES) or any(column[6] for column in columns):
-                raise LogUnreadable(f"{FOLDER}/{NAME}: one of {', '.join(TABLES)} is no table of stored values")
+                raise LogUnreadable(
+                    f"{DATABASE_FOLDER}/{DATABASE}: one of {', '.join(TABLES)} is no table of stored values"
+                )
             database.set_authorizer(_authorize)
             return database.execute(MESSAGES).fetchall()
 
@@ -79,7 +82,7 @@ def _authorize(action: int, table: str | None, _column: str | None, _base: str |
     return sqlite3.SQLITE_OK if plain else sqlite3.SQLITE_DENY
 
 
-def _entries(rows: list[tuple[str, str, str | None]]) -> Iterator[LogEntry]:
+def _opencode_entries(rows: list[tuple[str, str, str | None]]) -> Iterator[LogEntry]:
     by_message: dict[str, tuple[str, list[str]]] = {}
     for id, packed, part in rows:
         by_message.setdefault(id, (packed, []))[1].extend([part] if part is not None else [])

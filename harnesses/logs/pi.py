@@ -1,4 +1,4 @@
-"""Pi: `~/.pi/agent/sessions/FOLDER/*.jsonl`, one line per message."""
+"""A log."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from rolltap.contract.admin import LogEntry
 from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
-FOLDER = ".pi/agent/sessions"
+PI_FOLDER = ".pi/agent/sessions"
 FAILED = ("error", "aborted")
 """Stop reasons of an interrupted reply. Pi removes the reply from its history and sends the request again."""
 
 
 def read_pi(run_folders: RunFolders) -> Iterator[LogEntry]:
-    for path in run_folders.home.find(FOLDER, ".jsonl"):
+    """Pi: `~/.pi/agent/sessions/FOLDER/*.jsonl`, one line per message."""
+    for path in run_folders.home.find(PI_FOLDER, ".jsonl"):
         for line in run_folders.home.lines(path):
             message = mapping(line.get("message"))
             role = message.get("role")

@@ -1,4 +1,4 @@
-"""Qwen Code: `~/.qwen/projects/FOLDER/chats/SESSION.jsonl`, a line per message. `candidatesTokenCount`: all tokens."""
+"""A log."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from rolltap.contract.admin import LogEntry
 from rolltap.harnesses.logs.base import RunFolders, count, items, mapping, text
 
-FOLDER = ".qwen/projects"
+QWEN_CODE_FOLDER = ".qwen/projects"
 
 
 def read_qwen_code(run_folders: RunFolders) -> Iterator[LogEntry]:
-    for path in run_folders.home.find(FOLDER, ".jsonl"):
+    """Qwen Code: `~/.qwen/projects/FOLDER/chats/SESSION.jsonl`, a line per message.
+
+    `candidatesTokenCount`: all tokens.
+    """
+    for path in run_folders.home.find(QWEN_CODE_FOLDER, ".jsonl"):
         if path.split("/")[-2] != "chats":
             continue
         for line in run_folders.home.lines(path):
