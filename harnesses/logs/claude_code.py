@@ -14,7 +14,9 @@ SYNTHETIC = "<synthetic>"
 
 
 def read_claude_code(run_folders: RunFolders) -> Iterator[LogEntry]:
-    """Claude Code: `~/.claude/projects/FOLDER/SESSION.jsonl`; subagents' files are in subfolders. Same for the agent SDK.
+    """Claude Code: `~/.claude/projects/FOLDER/SESSION.jsonl`; subagents' files are in subfolders.
+
+    The same for the agent SDK.
 
     A reply has one line per block, each with the reply's id and the usage of the whole reply. A tool's results may be
     between the lines of the reply that calls it.
