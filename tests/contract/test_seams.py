@@ -40,8 +40,8 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
 
 
 TOY_DIALECT = '''
-from rolltap.proxy.dialects.base import Route
-from rolltap.proxy.dialects.openai_chat import OpenAIChat
+from rolltap.protocols.dialects.base import Route
+from rolltap.protocols.dialects.openai_chat import OpenAIChat
 
 
 class Toy(OpenAIChat):

@@ -107,11 +107,11 @@ def export(
     config: ConfigOption = None,
 ) -> None:
     """Writes sessions to an archive file, row for row, for another store or for keeping."""
-    from rolltap.calllog import archive as transfer
+    from rolltap.calllog import archive
 
-    async def run(show: Callable[[int, int], None]) -> transfer.TransferCounts:
+    async def run(show: Callable[[int, int], None]) -> archive.TransferCounts:
         async with _opened(chosen_store(store, config), writable=False) as database:
-            return await transfer.export_sessions(database, out, only=session or (), show=show)
+            return await archive.export_sessions(database, out, only=session or (), show=show)
 
     with _progress("sessions") as show:
         moved = asyncio.run(run(show))
@@ -147,16 +147,16 @@ def import_(
     config: ConfigOption = None,
 ) -> None:
     """Imports exported sessions into a store. Existing rows stay; conflicting rows are refused."""
-    from rolltap.calllog import archive as transfer
+    from rolltap.calllog import archive
 
-    async def run() -> list[transfer.TransferCounts]:
+    async def run() -> list[archive.TransferCounts]:
         async with _opened(chosen_store(store, config, may_be_new=True), writable=True) as database:
             with console.status("importing") as status:
 
                 def show(path: Path) -> Callable[[int], None]:
                     return lambda done: status.update(f"{path}: {counted(done, 'session')}")
 
-                return [await transfer.import_sessions(database, path, show=show(path)) for path in files]
+                return [await archive.import_sessions(database, path, show=show(path)) for path in files]
 
     for path, moved in zip(files, asyncio.run(run()), strict=True):
         known = f", {moved.sessions - moved.new:,} of them there already" if moved.new < moved.sessions else ""
