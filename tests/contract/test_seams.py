@@ -40,8 +40,8 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
 
 
 TOY_DIALECT = '''
-from rolltap.protocols.dialects.base import Route
-from rolltap.protocols.dialects.openai_chat import OpenAIChat
+from rolltap.protocols.base import Route
+from rolltap.protocols.openai_chat.dialect import OpenAIChat
 
 
 class Toy(OpenAIChat):
