@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolltap.harnesses import protection
+from rolltap.harnesses.evaluators import registry
 
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 MUTATIONS = Path(__file__).parents[1] / "tests" / "security" / "mutations.json"
@@ -287,11 +287,11 @@ HOLES = (
 
 def boundaries() -> str:
     """What code of the working copy can reach, as Markdown."""
-    rows = protection.table()
+    rows = registry.reach_table()
     runtimes = list(next(iter(rows.values())))
     lines = [f"| evaluator | {' | '.join(f'`{name}`' for name in runtimes)} |", "|---" * (len(runtimes) + 1) + "|"]
     lines += [f"| `{kind}` | {' | '.join(cells.values())} |" for kind, cells in rows.items()]
-    meanings = [f"* {reach}: {meaning}" for reach, meaning in protection.MEANINGS.items()]
+    meanings = [f"* {reach}: {meaning}" for reach, meaning in registry.REACH_MEANINGS.items()]
     return "\n".join([*lines, "", *meanings]) + "\n"
 
 
