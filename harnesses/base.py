@@ -197,6 +197,14 @@ class Interactive(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class CodeWork:
+    """A folder that an evaluator's code works in, and what is done in a thread after each command there."""
+
+    folder: Path
+    after: Callable[[], None]
+
+
 class CodeHelper(Protocol):
     """How an evaluator's program starts code of the working copy: by the helper that `env` names, with `mounts`.
 
@@ -251,14 +259,18 @@ class Workspace(Protocol):
         """
         ...
 
+    @property
+    def is_sandboxed(self) -> bool:
+        """Whether each command runs in a sandbox of its own."""
+        ...
+
     def code_helper(
-        self, limits: Limits, deadline: float, hidden: Sequence[str] = (), *, own_copy: bool = False
+        self, limits: Limits, deadline: float, work: CodeWork | None = None
     ) -> AbstractAsyncContextManager[CodeHelper]:
         """A helper for an evaluator's program, which serves until the context ends.
 
-        Code that it runs ends by `deadline` (monotonic clock). `hidden`: files of the working copy that are empty and
-        read-only there. With `own_copy` it works in a copy of the working copy, and changes nothing that the program
-        sees. Raises `Unreadable` if the working copy can't be looked through.
+        Code that it runs ends by `deadline` (monotonic clock) and changes nothing that the program sees: it works in
+        `work`, or without that in a copy of the working copy. Raises `Unreadable` if that can't be looked through.
         """
         ...
 
@@ -347,7 +359,9 @@ OWN_CONFIGURATION: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The input of an evaluator. The agent ran in `workspace`; `clean_workspace` creates an untouched one.
+    """The input of an evaluator. The agent ran in `workspace`; each call of `clean_workspace` gives an untouched one.
+
+    Without a `session_id` no agent ran: the evaluator is tried on the task's own files.
 
     Text that the evaluator adds to `seen` is stored with the rollout, even if the evaluation fails. The evaluator's
     time limit counts from `began` (monotonic clock).

@@ -7,32 +7,21 @@ and never followed. Files are compared by what is in them: size and time are the
 from __future__ import annotations
 
 import filecmp
-import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from fnmatch import fnmatch
 from pathlib import Path
 
+from rolltap.errors import Unreadable
 from rolltap.harnesses.copying import CopyBudget
 from rolltap.harnesses.logs.files import LeftFiles
-
-_CONFIGURATION = (
-    *("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg"),
-    *("pyproject.toml", "sitecustomize.py", "usercustomize.py", "pyvenv.cfg"),
-)
-
-TEST_FILES = (
-    *("test/*", "tests/*", "*/test/*", "*/tests/*", "test_*.py", "*/test_*.py", "*_test.py"),
-    *(f"{place}{name}" for place in ("", "*/") for name in _CONFIGURATION),
-    *("*.dist-info/*", "*.egg-info/*", "*.pth"),
-)
-"""Files that an evaluator takes from the source, never from the agent: tests, and what pytest and Python read as their
-configuration, wherever it lies."""
 
 MOST_BYTES = 4 << 30
 MOST_FILES = 200_000
 """The most data and files of an agent that are copied into a clean workspace."""
+
+MOST_LISTED, DEEPEST = 2_000_000, 500
 
 UNSEEN = {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"}
 """Folders that are not compared: those of builds and tools."""
@@ -52,56 +41,71 @@ class Change:
 
 def changes(before: Path, after: Path) -> list[Change]:
     """The files and links that differ, by path."""
-    old, new = set(_files(before)), set(_files(after))
+    old, new = file_states(before).keys(), file_states(after).keys()
     differing = [Change(path, ChangeKind.ADDED) for path in new - old]
     differing += [Change(path, ChangeKind.DELETED) for path in old - new]
     differing += [Change(path, ChangeKind.MODIFIED) for path in old & new if not _same(before / path, after / path)]
     return sorted(differing, key=lambda change: change.path)
 
 
-def matches(path: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(path, pattern) for pattern in patterns)
-
-
 def apply_changes(
-    every: list[Change], after: Path, target: Path, protected: tuple[str, ...] = (), takes: tuple[str, ...] = ("*",)
+    every: Iterable[Change],
+    after: Path,
+    target: Path,
+    brings: Callable[[Change], bool] = lambda _: True,
+    budget: CopyBudget | None = None,
 ) -> list[Change]:
-    """Applies the changes that `takes` matches to `target`, but not to protected files and not through links outward.
+    """Applies to `target` the changes that `brings` accepts, but none through a link outward.
 
-    Returns the changes that were not applied. Raises `Unreadable` for more than `MOST_BYTES` or `MOST_FILES`.
+    Returns the changes that were not applied. Raises `Unreadable` for more than `budget` (`MOST_BYTES`, `MOST_FILES`),
+    and for what can't lie in the target, such as a file in a file's place.
     """
-    budget = CopyBudget(MOST_BYTES, MOST_FILES)
-    dropped = []
+    budget = budget or CopyBudget(MOST_BYTES, MOST_FILES)
+    left, dropped = LeftFiles(after), []
     for change in every:
         destination = target / change.path
-        is_taken = matches(change.path, takes) and not matches(change.path, protected)
-        if not is_taken or not _stays_inside(target, destination):
+        if not brings(change) or not _stays_inside(target, destination):
             dropped.append(change)
             continue
-        if destination.is_symlink() or destination.is_file():
-            destination.unlink()
-        if change.kind is not ChangeKind.DELETED:
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            if (after / change.path).is_symlink():
-                destination.symlink_to((after / change.path).readlink())
-            else:
-                budget.copy(LeftFiles(after), change.path, destination)
+        try:
+            if destination.is_symlink() or destination.is_file():
+                destination.unlink()
+            if change.kind is not ChangeKind.DELETED:
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                if (after / change.path).is_symlink():
+                    destination.symlink_to(left.link(change.path))
+                else:
+                    budget.copy(left, change.path, destination)
+        except OSError as error:
+            raise Unreadable(f"{change.path} can't be taken over: {error.strerror}") from error
     return dropped
+
+
+FileState = tuple[int, int, int]
+"""The inode, the time of its last change, which nobody can set, and the size of a file or link."""
+
+
+def file_states(folder: Path) -> dict[str, FileState]:
+    """The files and links below `folder`, but for folders that are not compared. It may change meanwhile.
+
+    Raises `Unreadable` for more than `MOST_LISTED` entries.
+    """
+    left, found, waiting, looked_at = LeftFiles(folder), dict[str, FileState](), [""], 0
+    while waiting:
+        for path, status in left.entries(waiting.pop()):
+            looked_at += 1
+            if looked_at > MOST_LISTED:
+                raise Unreadable(f"the working copy has more than {MOST_LISTED:,} files")
+            if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+                found[path[1:]] = (status.st_ino, status.st_ctime_ns, status.st_size)
+            elif stat.S_ISDIR(status.st_mode) and path.rpartition("/")[2] not in UNSEEN and path.count("/") < DEEPEST:
+                waiting.append(path)
+    return found
 
 
 def _stays_inside(root: Path, destination: Path) -> bool:
     """True if no link in the path leads `destination` out of `root`."""
     return destination.parent.resolve().is_relative_to(root.resolve())
-
-
-def _files(root: Path) -> Iterator[str]:
-    for folder, folders, names in os.walk(root):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        folders[:] = [name for name in folders if name not in UNSEEN and name not in links]
-        for name in [*names, *links]:
-            path = os.path.join(folder, name)
-            if os.path.islink(path) or os.path.isfile(path):
-                yield os.path.relpath(path, root)
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -11,7 +11,7 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from rolltap.errors import EvaluatorFailed, RolltapError, SetupTimedOut, Unreadable
+from rolltap.errors import EvaluatorFailed, LedgerError, RolltapError, SetupTimedOut, Unreadable
 from rolltap.harnesses.attempts import AttemptRunner, RolloutState, Stage
 from rolltap.harnesses.base import (
     Ending,
@@ -29,7 +29,8 @@ from rolltap.harnesses.base import (
 )
 from rolltap.harnesses.client import OpenedSession
 from rolltap.harnesses.logs.check import check_log
-from rolltap.harnesses.result import CAUSES, STATUSES, Result, reason_of, unanswered
+from rolltap.harnesses.output import Transcript
+from rolltap.harnesses.result import AWAY, CAUSES, STATUSES, Result, reason_of, unanswered
 from rolltap.harnesses.tampering import WorkspaceSnapshot, acts_since, take_snapshot
 from rolltap.harnesses.untrusted import read_untrusted
 from rolltap.tampering import MOST_ACTS, TamperingAct, TamperingKind
@@ -55,10 +56,11 @@ class Assignment:
 
 @dataclass(slots=True)
 class Workspaces:
-    """The workspaces of one attempt: the agent's, and a clean one without access for the agent."""
+    """The workspaces of one attempt: the agent's, a clean one that is prepared meanwhile, and those of evaluations."""
 
     agent: Workspace | None = None
     clean: asyncio.Task[Workspace] | None = None
+    more: list[Workspace] = field(default_factory=list)
 
 
 class RolloutRunner(AttemptRunner[Assignment]):
@@ -90,7 +92,7 @@ class RolloutRunner(AttemptRunner[Assignment]):
                 if is_unanswered:
                     return unanswered(exit_)
                 try:
-                    verdict = await self._evaluate(state, workspace, workspaces.clean, exit_)
+                    verdict = await self._judge(state, workspaces, exit_)
                 except Unreadable as error:  # what the agent left can't be judged: it is worth nothing
                     unreadable = TamperingAct.at(TamperingKind.UNREADABLE, error.message)
                     state.tampering = [*state.tampering[: MOST_ACTS - 1], unreadable]
@@ -133,36 +135,76 @@ class RolloutRunner(AttemptRunner[Assignment]):
         launch = assignment.harness.launch(job)
         return await workspace.run(launch, limits, limits.agent_s, reach=session.endpoint.base_url)
 
+    async def _judge(self, state: RolloutState[Assignment], workspaces: Workspaces, exit_: Exit) -> Verdict:
+        """The verdict on the agent's work. Where its evaluation fails, the task's own files are evaluated.
+
+        If that gives a verdict, and the agent's work fails once more, the work is what can't be evaluated: an agent
+        that could choose this would choose to be left out of the baseline. Raises `Unreadable` then, and otherwise the
+        first failure.
+        """
+        assert workspaces.agent is not None
+        work = workspaces.agent, exit_, state.session
+        try:
+            return await self._evaluate(state, workspaces, *work)
+        except (Unreadable, LedgerError, *AWAY):
+            raise
+        except Exception as failure:
+            if state.tampering and isinstance(failure, EvaluatorFailed):
+                raise
+            seen, state.seen = state.seen, Transcript()
+            try:
+                untouched = await self._prepare_another(state.assignment, workspaces)
+                await self._evaluate(state, workspaces, untouched, Exit(Ending.DONE, 0.0, 0), None)
+            except Exception as own:  # noqa: BLE001 - the evaluator's code may raise anything
+                log.debug("rollout %s: the task's own files can't be evaluated: %s", state.claim.rollout_id, own)
+                state.seen = seen
+                raise failure from None
+            state.seen = Transcript()
+            try:
+                return await self._evaluate(state, workspaces, *work)
+            except (Unreadable, LedgerError, *AWAY):
+                raise
+            except Exception as again:
+                reason = again.message if isinstance(again, RolltapError) else f"{type(again).__name__}: {again}"
+                raise Unreadable(f"only what the agent left can't be evaluated: {reason}") from again
+
     async def _evaluate(
         self,
         state: RolloutState[Assignment],
+        workspaces: Workspaces,
         workspace: Workspace,
-        clean: asyncio.Task[Workspace] | None,
         exit_: Exit,
+        session: OpenedSession | None,
     ) -> Verdict:
-        evaluator, limits = state.assignment.evaluator, state.assignment.limits
+        assignment, limits = state.assignment, state.assignment.limits
 
         async def clean_workspace() -> Workspace:
-            if clean is None:
-                raise EvaluatorFailed(f"the evaluator {evaluator.name!r} did not ask for a clean workspace")
-            return await clean
+            if workspaces.clean is None:
+                return await self._prepare_another(assignment, workspaces)
+            prepared, workspaces.clean = workspaces.clean, None
+            workspaces.more.append(await prepared)
+            return workspaces.more[-1]
 
         evidence = Evidence(
-            task=state.assignment.task,
+            task=assignment.task,
             exit=exit_,
             workspace=workspace,
             clean_workspace=clean_workspace,
             limits=limits,
-            session_id=state.session.session_id if state.session else "",
+            session_id=session.session_id if session else "",
             rollout_id=state.claim.rollout_id,
-            harness=state.assignment.harness.name,
+            harness=assignment.harness.name,
             seen=state.seen,
         )
         try:
             async with asyncio.timeout(limits.evaluate_s + ENDING_S):
-                return await evaluator.evaluate(evidence)
+                return await assignment.evaluator.evaluate(evidence)
         except TimeoutError:
             raise EvaluatorFailed(f"the evaluation ran past {limits.evaluate_s:g} s") from None
+
+    async def _prepare_another(self, assignment: Assignment, workspaces: Workspaces) -> Workspace:
+        workspaces.more.append(await self._prepare_clean(assignment))
+        return workspaces.more[-1]
 
 
 async def _scan(assignment: Assignment, workspace: Workspace) -> WorkspaceSnapshot | None:
@@ -199,8 +241,8 @@ async def _tear_down(workspaces: Workspaces) -> None:
             workspaces.clean.cancel()
         with suppress(asyncio.CancelledError, RolltapError):
             await _close(await workspaces.clean)
-    if workspaces.agent is not None:
-        await _close(workspaces.agent)
+    for workspace in (*workspaces.more, *([workspaces.agent] if workspaces.agent else [])):
+        await _close(workspace)
 
 
 async def _close(workspace: Workspace) -> None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,11 @@ AGENT_DEFAULTS: Mapping[str, Any] = {
         "{{task}}\nWhen it is done, run as a command of its own: echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
     ),
     "cost_limit": 0.0,
+}
+
+MODELS = {
+    "litellm": ("minisweagent.models.litellm_model", "LitellmModel"),
+    "litellm_textbased": ("minisweagent.models.litellm_textbased_model", "LitellmTextbasedModel"),
 }
 
 CALL_TIMEOUT_S = 600.0
@@ -83,7 +89,8 @@ class MiniSweAgent:
 @dataclass(frozen=True, slots=True)
 class MiniSweAgentInProcess:
     """`config` has keyword arguments for the release's own classes, by part: `agent`, `model`, `environment`.
-    The default templates are two short ones.
+    `model_class` of `model` is one of `MODELS`, by the release's own names: with "litellm_textbased" commands are
+    blocks of text, for models that know no tools. The default templates are two short ones.
 
     Its bash commands run as this process's children in the rollout's folder, with the rollout's HOME.
     """
@@ -118,7 +125,6 @@ def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threadi
         from minisweagent.agents.default import DefaultAgent
         from minisweagent.environments.local import LocalEnvironment
         from minisweagent.exceptions import TimeExceeded
-        from minisweagent.models.litellm_model import LitellmModel
     except ImportError as error:
         raise ConfigError(f"mini-swe-agent is not installed ({error}); {install_line('demo')}") from error
 
@@ -133,6 +139,7 @@ def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threadi
             return super().execute(action, cwd, timeout=timeout)
 
     model_options = dict(config.get("model", {}))
+    module, name = choice("model.model_class", model_options.pop("model_class", "litellm"), MODELS)
     call_options = {
         "timeout": CALL_TIMEOUT_S,
         "max_retries": 0,
@@ -140,7 +147,9 @@ def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threadi
         "api_base": job.endpoint.v1,
         "api_key": job.endpoint.key,
     }
-    model = LitellmModel(model_name=f"openai/{job.endpoint.model}", model_kwargs=call_options, **model_options)
+    model = getattr(import_module(module), name)(
+        model_name=f"openai/{job.endpoint.model}", model_kwargs=call_options, **model_options
+    )
     environment_options = dict(config.get("environment", {}))
     environment_options["env"] = {**_emptied_secrets(), **environment_options.get("env", {}), "HOME": str(job.home)}
     environment = StoppableEnvironment(cwd=str(job.workdir), **environment_options)

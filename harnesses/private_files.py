@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rolltap.errors import RuntimeFailed
-from rolltap.store_urls import DATA
+from rolltap.settings import DATA
 
 SKIPPED = {".git", "node_modules", "__pycache__"}
 KEYS = re.compile(rb"^(admin|trainer|secret)\s*=", re.M)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from rolltap.counted import did_you_mean
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.base import Job
+from rolltap.wording import did_you_mean
 
 T = TypeVar("T")
 

@@ -7,6 +7,7 @@ from dataclasses import is_dataclass, replace
 from typing import Any, cast
 
 from rolltap.errors import TaskInvalid
+from rolltap.extras import known_names, lookup
 from rolltap.harnesses.aider import Aider
 from rolltap.harnesses.base import Harness
 from rolltap.harnesses.claude_agent_sdk import ClaudeAgentSdk
@@ -27,7 +28,6 @@ from rolltap.harnesses.pi import Pi
 from rolltap.harnesses.qwen_agent import QwenAgent
 from rolltap.harnesses.qwen_code import QwenCode
 from rolltap.harnesses.smolagents import SmolAgents
-from rolltap.plugins import known_names, lookup
 
 HARNESSES: Mapping[str, Harness] = {
     "codex": Codex(),

@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 
 from rolltap.errors import TaskInvalid
+from rolltap.extras import lookup
 from rolltap.harnesses.environments import PACKAGES, list_tasks
 from rolltap.harnesses.evaluators.environment import EnvironmentCheck
 from rolltap.harnesses.specs import TaskSpec
 from rolltap.harnesses.tasks import read_tasks, refuse_twins
-from rolltap.plugins import lookup
 from rolltap.types import Task
 
 

@@ -15,16 +15,16 @@ from typing import Any
 import aiohttp
 from fastapi import FastAPI
 
-from rolltap.addresses import is_loopback
 from rolltap.calllog import open_call_log
 from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import LogWithDatabase
-from rolltap.calllog.peers import KeysMark, PeersCheck
-from rolltap.calllog.separation import check_separation
+from rolltap.calllog.processes import KeysMark, PeersCheck
+from rolltap.calllog.schema import check_separation
 from rolltap.errors import ConfigError, StoreError
-from rolltap.ledger.audit import Audit
-from rolltap.ledger.base import LedgerSettings
+from rolltap.ledger.keys import Audit
 from rolltap.ledger.ledger import Ledger
+from rolltap.ledger.unit_of_work import LedgerSettings
+from rolltap.network import is_loopback
 from rolltap.protocols.cache_space import SHARED
 from rolltap.protocols.dialects import known_dialects
 from rolltap.protocols.handles import Handles

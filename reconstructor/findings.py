@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from rolltap.finding import Grade, SessionFinding
-from rolltap.log_check import UNCHECKED, LogCheck, LogVerdict
 from rolltap.reconstructor.kinds import KindRule
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.types import (
     TEXT_FLAWS,
     TOOLS_NOT_SHOWN,
+    UNCHECKED,
     Break,
     BreakReason,
     Call,
@@ -28,7 +27,11 @@ from rolltap.types import (
     Classification,
     Finish,
     Flaw,
+    Grade,
+    LogCheck,
+    LogVerdict,
     Outcome,
+    SessionFinding,
 )
 
 POSITIVE = 1e-4

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from rolltap.errors import DatasetError
-from rolltap.moments import is_moment
+from rolltap.wording import is_moment
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,20 @@ from enum import StrEnum
 import numpy as np
 
 from rolltap.errors import ConfigError
-from rolltap.log_check import UNCHECKED, LogCheck, LogVerdict
-from rolltap.types import EVALUATION, PURPOSE_TAG, Call, CallKind, Finish, Flaw, Outcome, SamplingFlaw, Session
+from rolltap.types import (
+    EVALUATION,
+    PURPOSE_TAG,
+    UNCHECKED,
+    Call,
+    CallKind,
+    Finish,
+    Flaw,
+    LogCheck,
+    LogVerdict,
+    Outcome,
+    SamplingFlaw,
+    Session,
+)
 
 
 class MaskReason(StrEnum):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rolltap.errors import ConfigError
-from rolltap.plugins import lookup
+from rolltap.extras import lookup
 from rolltap.reconstructor.forest import PrefixNode
 from rolltap.reconstructor.kinds import Purposes
 from rolltap.reconstructor.rules import MaskReason

@@ -225,8 +225,9 @@ CONTROLS = (
          "unit/harnesses/test_code_sandbox.py::test_a_python_check_reads_no_file_of_the_machine_by_a_link"),
     ),
     Control(
-        "with `takes` an evaluator sees the agent's named changes only: no configuration, no script",
+        "an evaluator sees of the agent's changes what an allow-list or its `takes` brings: no configuration, no script",
         ("security/test_configuration.py::test_planted_configuration_changes_no_reward",
+         "security/test_configuration.py::test_no_configuration_comes_in_at_any_depth",
          "unit/harnesses/test_code_sandbox.py::test_with_takes_only_named_changes_count"),
     ),
     Control(
@@ -241,6 +242,11 @@ CONTROLS = (
     Control(
         "what an agent left is opened and listed by one helper, which follows no link",
         ("unit/house/test_left_files.py::test_no_other_way_leads_into_what_an_agent_left",),
+    ),
+    Control(
+        "an agent that makes its own evaluation fail is worth 0 and counted",
+        ("security/test_failing_evaluations.py::test_who_breaks_its_evaluation_gets_nothing_and_is_counted",),
+        "failures that the task's own files have, too",
     ),
 )  # fmt: skip
 

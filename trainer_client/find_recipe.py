@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from rolltap.errors import CheckpointMismatch, ConfigError
-from rolltap.plugins import lookup
+from rolltap.extras import lookup
 from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes import RECIPES
 

@@ -21,7 +21,6 @@ from typing import Any
 from rolltap.contract.base import values_of
 from rolltap.contract.control import PolicyStatus, RolloutControl
 from rolltap.contract.trainer import LeasedGroup, LeaseOptions
-from rolltap.counted import counted
 from rolltap.errors import AlignmentError, EngineUnavailable, TrainerError, TrainerFenced, VersionTaken
 from rolltap.extras import page
 from rolltap.trainer_client import architectures, planning, weights
@@ -44,6 +43,7 @@ from rolltap.trainer_client.step import PolicyReading, Step
 from rolltap.trainer_client.teachers import scored_reading
 from rolltap.trainer_client.waiting import AnswerWatch, PrintLine, WaitNotice
 from rolltap.trainer_client.worker import RankWorker
+from rolltap.wording import counted
 
 LEASE_WAIT_S = 5.0
 """How long one request for groups waits; between two, the trainer notices that it should stop."""

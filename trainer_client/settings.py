@@ -14,8 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from rolltap.errors import ConfigError
 from rolltap.extras import page
-from rolltap.settings import read_settings_file
-from rolltap.settings_keys import check_environment, check_file
+from rolltap.settings import check_environment, check_file, read_settings_file
 
 PAGE = page("trainer")
 

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rolltap.call_order import call_order
 from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client.scoring import baseline, trained_segments
-from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Float32, Int32, Scoring, Segment
+from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Float32, Int32, Scoring, Segment, call_order
 
 Numbers = NDArray[np.float64]
 RowArrays = tuple[Float32, ...]

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 from rolltap.contract.control import PolicyStatus
-from rolltap.counted import counted
 from rolltap.errors import TrainerError
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.types import GroupStatus, RolloutStatus
+from rolltap.wording import counted
 
 PrintLine = Callable[[str], None]
 

@@ -12,10 +12,11 @@ from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Command, Evidence, Exit, Score, Verdict, Workspace
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.exit_status import check_survived, verdict_status
-from rolltap.harnesses.evaluators.programs import run_program, working_copy
+from rolltap.harnesses.evaluators.programs import place_of, run_program
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.output import last_line
 from rolltap.harnesses.removal import remove
+from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.sources import inside
 
 RUN = 'bash -n -c "$1" || exit 126; exec bash -o pipefail -c "$1"'
@@ -31,7 +32,7 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
     With `reward_file` (below the working copy) the file's content is the reward, and a missing file is an error.
     Without it, the reward is 1.0 for exit code 0, else 0.0; a status that is no verdict (`exit_status`) is an error.
     With `reads_only` the command starts nothing of the working copy, and need not use `$ROLLTAP_SANDBOXED`.
-    With `takes` (patterns of paths) it runs in a clean copy of the task with only those changes of the agent.
+    `takes`: patterns of the changes that come in (`intake.py`); () for the allow-list.
     """
 
     example = '{"kind": "command", "command": "test -f calc.py"}'
@@ -44,7 +45,7 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
 
     @property
     def needs_clean_workspace(self) -> bool:
-        return bool(self.takes)
+        return bool(self.takes) or (VARIABLE in self.command and not self.reads_only)
 
     def __post_init__(self) -> None:
         if self.reward_file:
@@ -55,21 +56,13 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         return (self.reward_file,) if self.reward_file else ()
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        workspace, about = await working_copy(evidence, self.takes)
+        place, about = await place_of(evidence, self.command, self.takes, self.reward_files, reads_only=self.reads_only)
+        workspace = place.workspace
         if self.reward_file:
             await asyncio.to_thread(_clear, workspace.folder, self.reward_file)
         launch = Command(("/bin/bash", "-c", RUN, "bash", self.command))
         step = "the evaluator's command"
-        end = await run_program(
-            evidence,
-            workspace,
-            step,
-            launch,
-            self.reward_files,
-            starts_code=not self.reads_only,
-            own_copy=bool(self.takes),
-            source=self.command,
-        )
+        end = await run_program(evidence, place, step, launch, starts_code=not self.reads_only)
         exit_ = end.exit
         detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds, **about, **end.detail}
         with end.blamed():

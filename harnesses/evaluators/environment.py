@@ -108,7 +108,7 @@ class EnvironmentScorer:
 
     async def _score(self, evidence: Evidence) -> tuple[str, str]:
         """Runs the scorer on the recorded answer. Returns its output and the key that signs its result."""
-        answer = await self.client.answer(evidence.session_id)
+        answer = await self.client.answer(evidence.session_id) if evidence.session_id else ""
         evidence.seen.add("the answer", answer)
         step, key = self.settings.step, secrets.token_hex(32)
         values = {**step.values, "answer": answer, "instruction": evidence.task.instruction}

@@ -22,9 +22,10 @@ from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.command import parse_reward, read_reward
 from rolltap.harnesses.evaluators.exit_status import check_survived
-from rolltap.harnesses.evaluators.programs import run_program, working_copy
+from rolltap.harnesses.evaluators.programs import place_of, run_program
 from rolltap.harnesses.output import Transcript, last_line
 from rolltap.harnesses.removal import remove
+from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.sources import located
 
 
@@ -32,7 +33,7 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
     """`tests` is the task's folder of that name; `env` is added to the environment of `test.sh`.
 
     `reward_key` is the key of `reward.json` that counts. It is needed if there are several and none is `reward`.
-    With `takes` (patterns of paths) `test.sh` runs in a clean copy of the task with only those changes of the agent.
+    `takes`: patterns of the changes that come in (`intake.py`); () for the allow-list.
     """
 
     example = '{"kind": "harbor", "tests": "tests"}'
@@ -45,7 +46,11 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
 
     @property
     def needs_clean_workspace(self) -> bool:
-        return bool(self.takes)
+        return bool(self.takes) or VARIABLE in self._source
+
+    @property
+    def _source(self) -> str:
+        return (Path(self.tests) / "test.sh").read_text(encoding="utf-8", errors="replace")
 
     def resolve_paths(self, base: Path) -> HarborCheck:
         return msgspec.structs.replace(self, tests=str(located(base, self.tests).absolute()))
@@ -60,15 +65,14 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
         return self
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        workspace, about = await working_copy(evidence, self.takes)
+        place, about = await place_of(evidence, self._source, self.takes)
         scratch = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="rollout-harbor-"))
         try:
             logs, tests = scratch / "logs", scratch / "tests"
             (logs / "verifier").mkdir(parents=True)
             await asyncio.to_thread(shutil.copytree, self.tests, tests, symlinks=True)
             launch = Command(("/bin/bash", "/tests/test.sh"), env=self.env, mounts={"/tests": tests, "/logs": logs})
-            source = await asyncio.to_thread((tests / "test.sh").read_text, encoding="utf-8", errors="replace")
-            end = await run_program(evidence, workspace, "test.sh", launch, own_copy=bool(self.takes), source=source)
+            end = await run_program(evidence, place, "test.sh", launch)
             exit_ = end.exit
             with end.blamed():
                 check_survived(exit_, "test.sh")

@@ -1,11 +1,12 @@
 """Runs an evaluator's program (the judge) beside a working copy that an agent wrote.
 
 The judge gets `$ROLLTAP_SANDBOXED`, which runs code of the working copy in a sandbox of its own (`code_sandbox.py`).
-Code that it starts in another way shares the judge's sandbox and may do to the reward what the judge may: the reward's
-detail then says why it is `unprotected`.
+A judge that names it runs in a clean copy of the task, into which only what `intake.py` allows comes of the agent's
+changes: at its start, and again after each program that the helper ran. That program works in the agent's own copy.
+Any other judge shares its sandbox and its files with what the agent wrote: the reward's detail then says why it is
+`unprotected`.
 
-With `takes` the judge gets the task's own files and of the agent's changes only those that it names: no configuration
-of a tool, no script and no link that it does not name is there, wherever the agent put it.
+With `takes` the task says what comes in, once, at the start; the helper's programs then work in a copy of that.
 """
 
 from __future__ import annotations
@@ -13,21 +14,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rolltap.errors import EvaluatorFailed, Unreadable
-from rolltap.harnesses.base import Command, Evidence, Exit, Workspace
-from rolltap.harnesses.changes import Change, apply_changes, changes
+from rolltap.harnesses.base import CodeWork, Command, Evidence, Exit, Workspace
+from rolltap.harnesses.changes import (
+    MOST_BYTES,
+    MOST_FILES,
+    Change,
+    ChangeKind,
+    FileState,
+    apply_changes,
+    changes,
+    file_states,
+)
+from rolltap.harnesses.copying import CopyBudget
+from rolltap.harnesses.evaluators.intake import Intake, StartingState, programs_of
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.types import UNPROTECTED
 
 NOT_USED = "its program did not use $ROLLTAP_SANDBOXED"
-APART = {
-    "PYTHONSAFEPATH": "1",  # else the modules of the working copy come before Python's own
-    "GIT_DIR": f"/nonexistent, start git by ${VARIABLE}",
-}
-"""Environment of a judge that names the helper: its own Python and git take nothing of the agent's working copy."""
+NOT_NAMED = "its program does not name $ROLLTAP_SANDBOXED itself, so it ran among the agent's files"
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Environment of a judge in a clean copy: else its Python would take modules there before installed ones."""
 
 DISK = "MB of disk"
 """The end of the excess of a run that took too much of the disk."""
@@ -54,18 +65,75 @@ class ProgramEnd:
             raise Unreadable(f"its code took {self.code_excess}; {failure.message}") from failure
 
 
-async def working_copy(evidence: Evidence, takes: tuple[str, ...]) -> tuple[Workspace, dict[str, Any]]:
-    """The workspace that a judge runs in, and what its reward's detail says about it.
+@dataclass(slots=True)
+class JudgesCopy:
+    """The clean workspace that a judge runs in, and what of the agent's copy comes in. A judge's own files stay."""
 
-    Without `takes` it is the agent's; else a clean one, with those of the agent's changes that these patterns match.
-    """
-    if not takes:
-        return evidence.workspace, {}
-    clean, agents = await evidence.clean_workspace(), evidence.workspace.folder
-    every = await asyncio.to_thread(changes, clean.folder, agents)
-    left_out = await asyncio.to_thread(apply_changes, every, agents, clean.folder, takes=takes)
-    evidence.seen.add("the agent's changes", "\n".join(listed(every, left_out)))
-    return clean, {"changed": len(every), "left_out": [change.path for change in left_out[:NAMED]]}
+    clean: Path
+    agents: Path
+    intake: Intake
+    every: list[Change] = field(default_factory=list)
+    left_out: list[Change] = field(default_factory=list)
+    _budget: CopyBudget = field(default_factory=lambda: CopyBudget(MOST_BYTES, MOST_FILES))
+    _seen: dict[str, FileState] = field(default_factory=dict)
+    _left: dict[str, FileState | None] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Takes the agent's changes."""
+        self._seen = file_states(self.agents)
+        self.every = changes(self.clean, self.agents)
+        self.left_out = self._apply(self.every)
+        self._left = file_states(self.clean)
+
+    def take_again(self) -> None:
+        """Takes what a program of the helper changed in the agent's copy, but for what the judge itself wrote."""
+        seen, now = file_states(self.agents), file_states(self.clean)
+        changed = sorted(path for path in seen.keys() | self._seen.keys() if seen.get(path) != self._seen.get(path))
+        self._seen = seen
+        found = [
+            Change(path, ChangeKind.MODIFIED if path in seen else ChangeKind.DELETED)
+            for path in changed
+            if now.get(path) == self._left.get(path)
+        ]
+        self._apply(found)
+        after = file_states(self.clean)
+        self._left |= {change.path: after.get(change.path) for change in found}
+
+    def _apply(self, found: list[Change]) -> list[Change]:
+        return apply_changes(found, self.agents, self.clean, self.intake.brings_of(self.agents), self._budget)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgesPlace:
+    """Where a judge runs. `copy` None: among the agent's own files, or a copy that is taken once (`takes`)."""
+
+    workspace: Workspace
+    agents: Workspace
+    copy: JudgesCopy | None = None
+    is_clean: bool = False
+
+    @property
+    def mixed(self) -> str:
+        """Why the judge's own tools could obey files of the agent's; "" if they could not."""
+        return "" if self.is_clean else NOT_NAMED
+
+
+async def place_of(
+    evidence: Evidence, source: str, takes: Sequence[str] = (), hidden: Sequence[str] = (), *, reads_only: bool = False
+) -> tuple[JudgesPlace, dict[str, Any]]:
+    """Where the judge with the text `source` runs, and what its reward's detail says about that. `hidden`: files there
+    that only the judge writes."""
+    agents = evidence.workspace
+    if not takes and (reads_only or VARIABLE not in source or not agents.is_sandboxed):
+        return JudgesPlace(agents, agents), {}
+    clean = await evidence.clean_workspace()
+    start = await asyncio.to_thread(StartingState.of, clean.folder)
+    refused = {*hidden, *programs_of(source, start)}
+    copy = JudgesCopy(clean.folder, agents.folder, Intake(start, takes, refused))
+    await asyncio.to_thread(copy.begin)
+    evidence.seen.add("the agent's changes", "\n".join(listed(copy.every, copy.left_out)))
+    about = {"changed": len(copy.every), "left_out": [change.path for change in copy.left_out[:NAMED]]}
+    return JudgesPlace(clean, agents, None if takes else copy, is_clean=True), about
 
 
 def listed(every: Sequence[Change], left_out: Collection[Change]) -> list[str]:
@@ -74,37 +142,28 @@ def listed(every: Sequence[Change], left_out: Collection[Change]) -> list[str]:
 
 
 async def run_program(
-    evidence: Evidence,
-    workspace: Workspace,
-    step: str,
-    launch: Command,
-    hidden: Sequence[str] = (),
-    *,
-    starts_code: bool = True,
-    own_copy: bool = False,
-    source: str = "",
+    evidence: Evidence, place: JudgesPlace, step: str, launch: Command, *, starts_code: bool = True
 ) -> ProgramEnd:
-    """Runs the judge in a working copy. `hidden`: its files there that the code can't write.
+    """Runs the judge. Without `starts_code` it is known to start nothing of the working copy.
 
-    Without `starts_code` the judge is known to start nothing of the working copy. With `own_copy` the code works in a
-    copy of it. `source` is the judge's own text. Raises `Unreadable` if the code took the judge's time.
+    Raises `Unreadable` if the code took the judge's time.
     """
     detail = dict[str, Any]()
-    async with workspace.code_helper(evidence.limits, evidence.deadline, hidden, own_copy=own_copy) as helper:
-        settings = {**launch.env, **helper.env}
-        if VARIABLE in source and not own_copy:
-            settings = {**APART, **settings}
+    workspace, copy = place.workspace, place.copy
+    work = CodeWork(place.agents.folder, copy.take_again) if copy else None
+    async with workspace.code_helper(evidence.limits, evidence.deadline, work) as helper:
+        settings = {**(SAFE_PATH if place.is_clean else {}), **launch.env, **helper.env}
         mounts = {**launch.mounts, **helper.mounts}
         try:
             exit_ = await evidence.run(workspace, step, replace(launch, mounts=mounts, env=settings))
         except EvaluatorFailed as failure:
             raise (Unreadable(f"its code took {helper.excess}") if helper.excess else failure) from failure
         excess = helper.excess
-        if helper.runs and exit_.excess.endswith(DISK):  # the working copy counts to both
+        if helper.runs and exit_.excess.endswith(DISK):  # what the code wrote comes into the judge's copy, too
             excess = exit_.excess
     if helper.removed:
         evidence.seen.add("removed from the working copy", "\n".join(helper.removed))
         detail["removed"] = list(helper.removed[:NAMED])
-    if starts_code and (helper.shared or not helper.runs):
-        detail[UNPROTECTED] = helper.shared or NOT_USED
+    if starts_code and (shared := helper.shared or ("" if helper.runs else NOT_USED) or place.mixed):
+        detail[UNPROTECTED] = shared
     return ProgramEnd(exit_, detail, excess)

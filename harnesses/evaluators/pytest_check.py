@@ -1,8 +1,8 @@
 """The `pytest` evaluator: runs the tests that must pass, in a workspace without access for the agent.
 
-The task's test patch is applied to a clean workspace, and then the agent's changes. Those to test files, to files of
-the patch and to pytest's configuration are dropped and counted. The reward is 1.0 if every named test passed, else 0.0;
-the detail lists the passed and the failed tests.
+The task's test patch is applied to a clean workspace, and then those of the agent's changes that may come in
+(`intake.py`). The others, all to tests, to files of the patch and to configuration among them, are dropped and named.
+The reward is 1.0 if every named test passed, else 0.0; the detail lists the passed and the failed tests.
 
 A test passed if its call ran and passed, and nothing of it failed: a plug-in of ours counts, whatever the report of
 another one says. The code under test shares pytest's process, so code that is written against this evaluator can still
@@ -20,8 +20,9 @@ from pathlib import Path, PurePosixPath
 
 from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace
-from rolltap.harnesses.changes import TEST_FILES, apply_changes, changes
+from rolltap.harnesses.changes import apply_changes, changes
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
+from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.output import last_line
@@ -30,6 +31,7 @@ from rolltap.harnesses.untrusted import read_untrusted
 RESULTS = "results.jsonl"
 PATCH = "test.patch"
 CONFIGURATION = "pytest.ini"
+NEW = "new.json"
 """All are in the clean workspace's HOME, where the agent can't create links."""
 
 NAMED_CHANGES = 100
@@ -41,12 +43,25 @@ GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 
 RUN_PYTEST = """\
 import json, os, sys
+from importlib.machinery import PathFinder
 import pytest
+
+WORK = os.path.join(os.getcwd(), "")
+with open(sys.argv[2], encoding="utf-8") as file:
+    NEW = set(json.load(file))
+
+class Installed:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if path is None and name in NEW:
+            outside = [each for each in sys.path if not os.path.join(os.path.abspath(each), "").startswith(WORK)]
+            return PathFinder.find_spec(name, outside)
 
 class WorkingCopy:
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self):
         sys.path.insert(0, os.getcwd())
+        sys.meta_path.insert(0, Installed)
 
 class Results:
     def pytest_sessionstart(self):
@@ -58,9 +73,10 @@ class Results:
         self.file.write(json.dumps(row) + "\\n")
         self.file.flush()
 
-sys.exit(pytest.main(sys.argv[2:], plugins=[WorkingCopy(), Results()]))
+sys.exit(pytest.main(sys.argv[3:], plugins=[WorkingCopy(), Results()]))
 """
-"""`python -m pytest`, except that pytest and its plugins are imported before the agent's folder is on the path."""
+"""`python -m pytest`, except that pytest and its plugins are imported before the agent's folder is on the path, and no
+new module of the agent's takes the place of an installed one."""
 
 SETTINGS = {
     **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), ""),
@@ -72,8 +88,9 @@ SETTINGS = {
 
 
 class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
-    """`must_pass` and `keep_passing` are pytest node ids; a file means all its tests. `python` runs them. Of the
-    agent's changes those that `takes` (patterns of paths) matches are tested, but no test file or configuration.
+    """`must_pass` and `keep_passing` are pytest node ids; a file means all its tests. `python` runs them. `takes`:
+    patterns of the agent's changes that are tested (`intake.py`); () for the allow-list. The files of named tests and
+    of the patch are always the task's.
 
     Raises `ValueError` if neither names a test: without one every run would be rewarded.
     """
@@ -85,7 +102,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     keep_passing: tuple[str, ...] = ()
     test_patch: str = ""
     python: str = "python3"
-    takes: tuple[str, ...] = ("*",)
+    takes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.must_pass and not self.keep_passing:
@@ -107,22 +124,29 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         clean = await evidence.clean_workspace()
         tests = (*self.must_pass, *self.keep_passing)
         files = tuple(dict.fromkeys(test.partition("::")[0] for test in tests))
-        all_changes = await asyncio.to_thread(changes, clean.folder, evidence.workspace.folder)
+        agents = evidence.workspace.folder
+        all_changes = await asyncio.to_thread(changes, clean.folder, agents)
+        start = await asyncio.to_thread(StartingState.of, clean.folder)
         patched: Collection[str] = ()
         if self.test_patch:
             before = await asyncio.to_thread(_identities, clean.folder)
             await self._apply_patch(clean, evidence)
             patched = _differing(before, await asyncio.to_thread(_identities, clean.folder))
         configuration = await asyncio.to_thread(find_configuration, clean.folder, files)
-        protected = (*TEST_FILES, *map(_literal, {*files, *patched}))
-        dropped = await asyncio.to_thread(
-            apply_changes, all_changes, evidence.workspace.folder, clean.folder, protected, self.takes
-        )
+        intake = Intake(start, self.takes, {*files, *patched})
+        dropped = await asyncio.to_thread(apply_changes, all_changes, agents, clean.folder, intake.brings_of(agents))
+        new = {name for change in all_changes for name in _module_names(change.path) if change.path not in start.files}
         evidence.seen.add("the agent's changes", "\n".join(listed(all_changes, dropped)))
         chosen = clean.workdir / configuration if configuration else clean.home / CONFIGURATION
         options = ("-q", "-p", "no:cacheprovider", "-c", str(chosen), f"--rootdir={clean.workdir}")
-        arguments = (str(clean.home / RESULTS), *options, *dict.fromkeys(test.split("[")[0] for test in tests))
-        launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *arguments), files={CONFIGURATION: "[pytest]\n"})
+        arguments = (
+            str(clean.home / RESULTS),
+            str(clean.home / NEW),
+            *options,
+            *dict.fromkeys(test.split("[")[0] for test in tests),
+        )
+        files_of_home = {CONFIGURATION: "[pytest]\n", NEW: json.dumps(sorted(new))}
+        launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *arguments), files=files_of_home)
         exit_ = await evidence.run(clean, "the tests", launch)
         results = await read_untrusted(read_results, clean.home_folder, exit_.output)
         passed = {test: _test_passed(test, results) for test in tests}
@@ -187,6 +211,12 @@ def read_results(home: Path, output: str) -> dict[str, bool]:
     return {node: ok and node not in failed for node, ok in called.items()} | dict.fromkeys(failed - set(called), False)
 
 
+def _module_names(path: str) -> list[str]:
+    """The names by which `path` could be imported, wherever an import begins."""
+    *folders, name = path.split("/")
+    return [*folders, name.partition(".")[0]]
+
+
 def _test_passed(test: str, results: dict[str, bool]) -> bool:
     """True if `test` ran and passed; a file, class or unparametrised function means all tests below it."""
     outcomes = [ok for node, ok in results.items() if node == test or node.startswith((f"{test}::", f"{test}["))]
@@ -206,11 +236,6 @@ def _identities(folder: Path) -> dict[str, tuple[int, int, int]]:
 
 def _differing(before: dict[str, tuple[int, int, int]], after: dict[str, tuple[int, int, int]]) -> set[str]:
     return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-
-
-def _literal(path: str) -> str:
-    """A pattern that only `path` matches."""
-    return re.sub(r"([*?[])", r"[\1]", path)
 
 
 def _is_python_prefix(folder: Path) -> bool:

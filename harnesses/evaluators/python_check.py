@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import importlib
 import importlib.util
+import json
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,12 +19,18 @@ from types import ModuleType
 import msgspec
 
 from rolltap.errors import EvaluatorFailed, TaskInvalid
-from rolltap.harnesses.base import Evidence, Score, Verdict
+from rolltap.harnesses.base import Command, Evidence, Score, Verdict
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.logs.files import LeftFiles
+from rolltap.harnesses.output import last_line
+from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.traps import remove_traps
-from rolltap.harnesses.sources import located
+from rolltap.harnesses.sources import Empty, located
+
+RUN = "import sys; from rolltap.harnesses.evaluators.python_check import run_check; run_check(*sys.argv[1:])"
+RESULT = "result.json"
+"""In the HOME of the check's process, which no agent had."""
 
 Check = Callable[[Path], float | Mapping[str, float]]
 """Gets the working copy; returns a number, or numbers by scope: `{"rollout": 1.0, "role:critic": 0.5}`."""
@@ -54,13 +62,17 @@ class PythonTable(EvaluatorTable, tag="python", frozen=True):
     def _function(self) -> str:
         return self.callable.rpartition(":")[2]
 
-    def build(self, client: AdminClient) -> PythonCheck:
+    def build(self, client: AdminClient) -> PythonProgram:
         try:
-            return PythonCheck(getattr(self._module(), self._function))
+            self.load()
         except Exception as error:  # foreign code: its import may raise anything
             raise TaskInvalid(
                 f"no callable {self.callable!r} (module:function or FILE.py:function): {error}", param="evaluator"
             ) from error
+        return PythonProgram(self)
+
+    def load(self) -> Check:
+        return getattr(self._module(), self._function)
 
     def _module(self) -> ModuleType:
         if not self._file:
@@ -78,7 +90,7 @@ class PythonTable(EvaluatorTable, tag="python", frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PythonCheck:
-    """Runs `check` in a thread. An exception in it fails the evaluation, not the runner.
+    """Runs `check` in a thread of this process: for checks that the program which runs the rollouts brings itself.
 
     Links that lead out of the working copy are removed before, as are pipes: the runner reads what only it may.
     """
@@ -89,17 +101,72 @@ class PythonCheck:
     reward_files: tuple[str, ...] = ()
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        folder = evidence.workspace.folder
-        if removed := await asyncio.to_thread(remove_traps, LeftFiles(folder), folder, ()):
-            evidence.seen.add("removed from the working copy", "\n".join(removed))
+        await _remove_traps(evidence)
         try:
-            result = await asyncio.to_thread(self.check, folder)
-            values = result if isinstance(result, Mapping) else {"rollout": result}
-            scores = tuple(Score(float(value), scope) for scope, value in values.items())
+            values = values_of(await asyncio.to_thread(self.check, evidence.workspace.folder))
         except Exception as error:  # the task's own code may raise anything
             evidence.seen.add("the check", traceback.format_exc())
             raise EvaluatorFailed(f"the check raised {type(error).__name__}: {error}") from error
-        for score in scores:
-            if not math.isfinite(score.value):
-                raise EvaluatorFailed(f"the check returned {score.value}; a reward is a finite number")
-        return Verdict(scores, {"check": getattr(self.check, "__qualname__", repr(self.check))})
+        return _verdict(values, getattr(self.check, "__qualname__", repr(self.check)))
+
+
+@dataclass(frozen=True, slots=True)
+class PythonProgram:
+    """Runs the callable of `table` in a process of its own, with the limits of the run and none of the runner's keys.
+
+    What it reads is the agent's: it may take memory and time without end, which are not to be the runner's.
+    """
+
+    table: PythonTable
+    name: str = "python"
+    needs_clean_workspace: bool = False
+    reward_files: tuple[str, ...] = ()
+
+    async def evaluate(self, evidence: Evidence) -> Verdict:
+        await _remove_traps(evidence)
+        place = await ProcessRuntime().prepare(Empty())
+        try:
+            folder, result = evidence.workspace.folder, place.home / RESULT
+            argv = (sys.executable, "-P", "-c", RUN, self.table.callable, str(folder), str(result))
+            path = {"PYTHONPATH": os.pathsep.join(str(Path.cwd() / each) for each in sys.path)}
+            exit_ = await evidence.run(place, "the check", Command(argv, env=path))
+            if exit_.excess:
+                raise EvaluatorFailed(f"the check exceeded a limit: {exit_.excess}")
+            if not result.is_file():
+                raise EvaluatorFailed(f"the check ended with {exit_.code}: {last_line(exit_.output)}")
+            answer = json.loads(result.read_text(encoding="utf-8"))
+        finally:
+            await place.close()
+        if "error" in answer:
+            raise EvaluatorFailed(f"the check raised {answer['error']}")
+        return _verdict(answer["values"], self.table.callable.rpartition(":")[2])
+
+
+def run_check(callable_: str, folder: str, result: str) -> None:
+    """Writes to `result`, as JSON, the `values` that a check returns, or its `error`; prints its traceback."""
+    table = PythonTable(callable_)
+    try:
+        answer: dict[str, object] = {"values": values_of(table.load()(Path(folder)))}
+    except Exception as error:  # noqa: BLE001 - the task's own code may raise anything
+        traceback.print_exc()
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    Path(result).write_text(json.dumps(answer), encoding="utf-8")
+
+
+def values_of(result: float | Mapping[str, float]) -> dict[str, float]:
+    """What a check returned, by scope."""
+    scopes = result if isinstance(result, Mapping) else {"rollout": result}
+    return {scope: float(value) for scope, value in scopes.items()}
+
+
+def _verdict(values: Mapping[str, float], check: str) -> Verdict:
+    for value in values.values():
+        if not math.isfinite(value):
+            raise EvaluatorFailed(f"the check returned {value}; a reward is a finite number")
+    return Verdict(tuple(Score(value, scope) for scope, value in values.items()), {"check": check})
+
+
+async def _remove_traps(evidence: Evidence) -> None:
+    folder = evidence.workspace.folder
+    if removed := await asyncio.to_thread(remove_traps, LeftFiles(folder), folder, ()):
+        evidence.seen.add("removed from the working copy", "\n".join(removed))

@@ -9,6 +9,7 @@ import msgspec
 
 from rolltap.decoding import convert
 from rolltap.errors import TaskInvalid
+from rolltap.extras import lookup
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.environment import EnvironmentCheck
@@ -17,7 +18,6 @@ from rolltap.harnesses.evaluators.llm_judge import LlmJudgeTable
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.evaluators.python_check import PythonTable
 from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.plugins import lookup
 
 EVALUATORS: Mapping[str, type[EvaluatorTable]] = {
     "command": CommandCheck,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rolltap.errors import TaskInvalid
+from rolltap.extras import known_names, lookup
 from rolltap.harnesses.logs.atif import read_atif
 from rolltap.harnesses.logs.base import LogReader
 from rolltap.harnesses.logs.claude_code import read_claude_code
@@ -14,7 +15,6 @@ from rolltap.harnesses.logs.mini_swe_agent import read_mini_swe_agent
 from rolltap.harnesses.logs.opencode import read_opencode
 from rolltap.harnesses.logs.pi import read_pi
 from rolltap.harnesses.logs.qwen_code import read_qwen_code
-from rolltap.plugins import known_names, lookup
 
 ENTRY_POINTS = "rolltap.harness_logs"
 

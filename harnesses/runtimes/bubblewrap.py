@@ -140,9 +140,9 @@ class BubblewrapWorkspace(FolderWorkspace):
             )
         return Exit(ending or launch.ending(code), seconds, code, output, excess)
 
-    def beside(self, folders: Folders, pipes: Pipes, hidden: Sequence[str]) -> BubblewrapWorkspace:
+    def beside(self, folders: Folders, pipes: Pipes) -> BubblewrapWorkspace:
         inner = BubblewrapWorkspace(folders, self._path, self._shown)
-        inner.folder, inner.pipes, inner.hidden = self.folder, pipes, [Path(each) for each in hidden]
+        inner.pipes = pipes
         return inner
 
     def _walls(self, mounts: Mapping[str, Path], limits: Limits) -> list[str]:

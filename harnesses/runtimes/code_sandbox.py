@@ -16,7 +16,6 @@ import asyncio
 import os
 import signal
 import socket
-import stat
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -28,7 +27,7 @@ from typing import Self
 import msgspec
 
 from rolltap.decoding import from_json
-from rolltap.errors import RolltapError, Unreadable
+from rolltap.errors import RolltapError
 from rolltap.harnesses.base import Exit
 
 VARIABLE = "ROLLTAP_SANDBOXED"
@@ -127,67 +126,6 @@ class DirectHelper:
     @property
     def mounts(self) -> dict[str, Path]:
         return {}
-
-
-class CoveredFiles:
-    """Files of the working copy that the second sandbox covers: they exist while code runs there.
-
-    They and the folders made for them are removed again if nobody wrote them. Raises `Unreadable` if one can't be made,
-    and at the end of a run that replaced a folder on the way to one. The evaluator may write in these folders again.
-    """
-
-    def __init__(self, folder: Path, paths: Sequence[str]) -> None:
-        self._folder = folder
-        self._paths = paths
-        self._running = 0
-        self._made: list[Path] = []
-        self._ways: dict[Path, tuple[int, int]] = {folder: _identity(folder)} if folder.exists() else {}
-
-    def __enter__(self) -> None:
-        if self._running == 0:
-            self._made.clear()
-            try:
-                for path in self._paths:
-                    self._make(self._folder / path)
-            except OSError as error:
-                raise Unreadable(f"a file for the evaluator can't be made: {error}") from error
-        self._running += 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._running -= 1
-        replaced = next((each for each, known in self._ways.items() if _identity(each) != known), None)
-        if replaced is not None:
-            raise Unreadable(f"the folder {replaced.name} was replaced, in which the evaluator writes")
-        for each in self._ways:
-            each.chmod(stat.S_IMODE(each.lstat().st_mode) | stat.S_IRWXU)
-        if self._running == 0:
-            for each in reversed(self._made):
-                with suppress(OSError):
-                    if stat.S_ISDIR(each.lstat().st_mode):
-                        each.rmdir()
-                    elif each.lstat().st_size == 0:
-                        each.unlink()
-
-    def _make(self, path: Path) -> None:
-        ways = [each for each in reversed(path.parents) if each.is_relative_to(self._folder)]
-        missing = [each for each in (*ways, path) if not os.path.lexists(each)]
-        for each in missing:
-            if each == path:
-                os.close(os.open(each, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
-            else:
-                each.mkdir()
-        self._made += missing
-        self._ways |= {each: _identity(each) for each in ways}
-
-
-def _identity(path: Path) -> tuple[int, int]:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return (0, 0)
-    return status.st_dev, status.st_ino
 
 
 class CodeSandbox:

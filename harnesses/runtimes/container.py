@@ -10,7 +10,6 @@ import secrets
 import shutil
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -54,7 +53,6 @@ class ContainerWorkspace(FolderWorkspace):
     def __init__(self, folders: Folders, image: str) -> None:
         super().__init__(folders, WORKDIR, HOME)
         self.image = image
-        self.hidden: Sequence[Path] = ()  # files of the working copy that are empty and read-only
         self.pipes: Pipes | None = None  # of its commands, in place of a file
         self.container = f"rolltap-{secrets.token_hex(8)}"
 
@@ -74,16 +72,11 @@ class ContainerWorkspace(FolderWorkspace):
         """What of this machine is mounted besides HOME, as both engines write it: `SOURCE:TARGET`, or with `:ro`."""
         folders = [(self.folder, WORKDIR), (self.tmp_folder, Path("/tmp"))]
         folders += [(folder, Path(inside)) for inside, folder in launch.mounts.items()]
-        bindings = [f"{folder}:{inside}" for folder, inside in folders]
-        if self.hidden:
-            empty = self._folders.root / "empty"
-            empty.touch()
-            bindings += [f"{empty}:{WORKDIR / path}:ro" for path in self.hidden]
-        return bindings
+        return [f"{folder}:{inside}" for folder, inside in folders]
 
-    def beside(self, folders: Folders, pipes: Pipes, hidden: Sequence[str]) -> ContainerWorkspace:
+    def beside(self, folders: Folders, pipes: Pipes) -> ContainerWorkspace:
         inner = self.another(folders)
-        inner.folder, inner.pipes, inner.hidden = self.folder, pipes, [Path(each) for each in hidden]
+        inner.pipes = pipes
         return inner
 
     @abstractmethod

@@ -10,32 +10,22 @@ import asyncio
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from rolltap.errors import RolltapError, RuntimeFailed, Unreadable
-from rolltap.harnesses.base import OWN_CONFIGURATION, CodeHelper, Command, Endpoint, Limits, Source, Workspace
+from rolltap.harnesses.base import OWN_CONFIGURATION, CodeHelper, CodeWork, Command, Endpoint, Limits, Source, Workspace
 from rolltap.harnesses.logs.files import LeftFiles
 from rolltap.harnesses.output import read_output
 from rolltap.harnesses.removal import remove
-from rolltap.harnesses.runtimes.code_sandbox import (
-    CodeRequest,
-    CodeSandbox,
-    CoveredFiles,
-    DirectHelper,
-    Pipes,
-    folder_inside,
-)
+from rolltap.harnesses.runtimes.code_sandbox import CodeRequest, CodeSandbox, DirectHelper, Pipes, folder_inside
 from rolltap.harnesses.runtimes.disk import disks_work, mount_disk, unmount_disk
 from rolltap.harnesses.runtimes.overlay import mount, overlay_works, unmount
 from rolltap.harnesses.runtimes.traps import remove_traps
 from rolltap.harnesses.sources import GitCommit, inside
-
-MOST_REMOVED = 1000
-"""The most removed files that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +97,13 @@ class FolderWorkspace:
         """The output of the last run; of a stopped run, the output until then."""
         return self._folders.output()
 
+    @property
+    def is_sandboxed(self) -> bool:
+        return bool(self.interpreter)
+
     @asynccontextmanager
     async def code_helper(
-        self, limits: Limits, deadline: float, hidden: Sequence[str] = (), *, own_copy: bool = False
+        self, limits: Limits, deadline: float, work: CodeWork | None = None
     ) -> AsyncIterator[CodeHelper]:
         if not self.interpreter:
             yield DirectHelper(f"the runtime {self.runtime!r} has no sandbox for it")
@@ -119,30 +113,25 @@ class FolderWorkspace:
         helper = root / "helper"
         helper.mkdir()
 
-        removed, failures = list[str](), list[Unreadable]()
-        folder = root / "work" if own_copy else self.folder
-        covered = CoveredFiles(folder, () if own_copy else hidden)
-        copying = asyncio.Lock()
-
-        async def remove_all_traps() -> None:
-            found = await asyncio.to_thread(remove_traps, LeftFiles(self.folder), self.workdir)
-            removed.extend(found if len(removed) < MOST_REMOVED else ())
+        failures = list[Unreadable]()
+        folder = work.folder if work else root / "work"
+        one_at_a_time = asyncio.Lock()
 
         async def run(request: CodeRequest, pipes: Pipes) -> int:
             folders = await asyncio.to_thread(_make_code_folders, root)
             try:
-                async with copying:
-                    if own_copy and not folder.exists():
+                async with one_at_a_time:
+                    if not folder.exists():
                         await asyncio.to_thread(_copy, self.folder, folder)
-                inner = self.beside(folders, pipes, () if own_copy else hidden)
+                inner = self.beside(folders, pipes)
                 inner.folder = folder
                 inside = str(folder_inside(request.cwd, self.workdir))
                 argv = ("/bin/sh", "-c", 'cd -- "$0" && exec "$@"', inside, *request.argv)
                 launch = Command(argv, env=OWN_CONFIGURATION)
-                with covered:
-                    end = await inner.run(launch, limits, max(0.0, deadline - time.monotonic()))
-                if not own_copy:
-                    await remove_all_traps()
+                end = await inner.run(launch, limits, max(0.0, deadline - time.monotonic()))
+                if work:
+                    async with one_at_a_time:
+                        await asyncio.to_thread(work.after)
                 return sandbox.end_of(end)
             except Unreadable as error:
                 failures.append(error)
@@ -151,7 +140,7 @@ class FolderWorkspace:
                 await asyncio.to_thread(remove, folders.root)
 
         try:
-            await remove_all_traps()
+            removed = await asyncio.to_thread(remove_traps, LeftFiles(self.folder), self.workdir)
             sandbox = CodeSandbox(helper, self.interpreter, run, deadline, removed)
             async with sandbox:
                 yield sandbox
@@ -160,8 +149,8 @@ class FolderWorkspace:
         finally:
             await asyncio.to_thread(remove, root)
 
-    def beside(self, folders: Folders, pipes: Pipes, hidden: Sequence[str]) -> Workspace:
-        """A workspace with the same working copy in a sandbox of its own, for one command with these `pipes`."""
+    def beside(self, folders: Folders, pipes: Pipes) -> Workspace:
+        """A workspace in a sandbox of its own, for one command with these `pipes`."""
         raise NotImplementedError
 
     async def clear_home(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
+from rolltap.extras import lookup
 from rolltap.harnesses.base import Command, Launch, PythonCall, Runtime
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.apptainer import ApptainerRuntime
@@ -12,7 +13,6 @@ from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.docker import DockerRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
-from rolltap.plugins import lookup
 
 RUNTIMES: Mapping[str, type[Runtime]] = {
     "thread": ThreadRuntime,

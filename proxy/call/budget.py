@@ -14,12 +14,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from rolltap.counted import counted
 from rolltap.errors import InvalidRequest, RateLimited, SessionClosed
 from rolltap.proxy.call.turn_cap import FINAL_ANSWERS
 from rolltap.proxy.sessions.key_accounts import USED, KeyAccount
 from rolltap.proxy.sessions.session_cache import LiveSession
 from rolltap.settings import LimitSettings
+from rolltap.wording import counted
 
 if TYPE_CHECKING:
     from rolltap.proxy.call.arrival import Arrival

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
+from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
 from rolltap.contract.tags import temperature_of
 from rolltap.errors import RolltapError
 from rolltap.protocols.conversation import ChatRequest, Choice, ReplyEnded, ReplyStarted, Usage

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from cachetools import LRUCache
 
-from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestParts
+from rolltap.calllog.facts import CallCompletion, CallIntent, CallLog, RequestParts
 from rolltap.crash import crash_point
 from rolltap.errors import RolltapError
 from rolltap.ids import new_id

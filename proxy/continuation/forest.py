@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, is_
 
-from rolltap.calllog.base import CallRow
+from rolltap.calllog.facts import CallRow
 from rolltap.decoding import from_json, from_msgpack
 from rolltap.protocols.conversation import ChatRequest, Message
 from rolltap.proxy.continuation.call_node import CallNode, Lineage, Thought, same_context

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 
 from rolltap import __version__
-from rolltap.calllog.server_facts import postgres_facts, redis_problem, writer_facts
+from rolltap.calllog.stats import postgres_facts, redis_problem, writer_facts
 from rolltap.contract.admin import Diagnosis, Finding
 from rolltap.errors import RolltapError
 from rolltap.proxy.call.policies import Policy

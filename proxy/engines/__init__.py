@@ -7,10 +7,9 @@ from typing import Protocol, TypeVar
 
 import aiohttp
 
-from rolltap.addresses import server_url
-from rolltap.counted import did_you_mean
 from rolltap.errors import ConfigError
-from rolltap.plugins import known_names, lookup
+from rolltap.extras import known_names, lookup
+from rolltap.network import server_url
 from rolltap.proxy.engines.base import ChatEngine, Engine
 from rolltap.proxy.engines.llamacpp import LlamaCppEngine
 from rolltap.proxy.engines.openai_compatible import OpenAiCompatibleEngine
@@ -21,6 +20,7 @@ from rolltap.proxy.engines.sglang import SglangEngine
 from rolltap.proxy.engines.tinker import TinkerEngine
 from rolltap.proxy.engines.vllm import VllmEngine
 from rolltap.settings import EngineSettings
+from rolltap.wording import did_you_mean
 
 
 class MakeEngine(Protocol):

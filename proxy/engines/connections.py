@@ -19,7 +19,7 @@ import httptools
 from cachetools import LRUCache
 from yarl import URL
 
-from rolltap.dead_peers import notice_death
+from rolltap.network import notice_death
 
 CONNECT_S = 10.0
 IDLE_S = 60.0

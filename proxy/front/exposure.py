@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import get_args
 
-from rolltap.addresses import is_loopback
 from rolltap.errors import ConfigError
 from rolltap.extras import page
+from rolltap.network import is_loopback
 from rolltap.settings import PlaneName, Settings
 
 log = logging.getLogger("rolltap.front")

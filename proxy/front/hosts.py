@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from urllib.parse import urlsplit
 
-from rolltap.addresses import is_loopback
+from rolltap.network import is_loopback
 from rolltap.settings import ListenSettings
 
 CONTAINER_NAMES = ("host.docker.internal", "host.containers.internal")

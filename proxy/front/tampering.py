@@ -14,7 +14,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from rolltap.calllog.base import CallLog
+from rolltap.calllog.facts import CallLog
 from rolltap.contract.keys import MINTED, key_hash
 from rolltap.errors import StoreError
 from rolltap.tampering import TamperingAct, TamperingKind

@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from rolltap.calllog.base import Condition
+from rolltap.calllog.facts import Condition
 from rolltap.errors import RolltapError
-from rolltap.ledger.base import PolicyStats
-from rolltap.ledger.counts import LedgerCounts
+from rolltap.ledger.ledger import LedgerCounts
+from rolltap.ledger.policies import PolicyStats
 from rolltap.proxy.call.policies import Policy
 from rolltap.proxy.engines.pool import EnginePool
 from rolltap.proxy.planes.services import Services

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rolltap import __version__
-from rolltap.calllog.base import CallCompletion, CallIntent
+from rolltap.calllog.facts import CallCompletion, CallIntent
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
 from rolltap.types import Outcome

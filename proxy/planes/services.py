@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from rolltap.calllog.open import LogWithDatabase
-from rolltap.calllog.peers import PeersCheck
+from rolltap.calllog.processes import PeersCheck
 from rolltap.contract.admin import PolicyOrRoles
 from rolltap.ledger.ledger import Ledger
 from rolltap.protocols.handles import Handles

@@ -18,9 +18,7 @@ from starlette.responses import StreamingResponse
 from rolltap import wire
 from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.decoding import from_json
-from rolltap.ledger.base import TrainedVersions
-from rolltap.ledger.open_leases import OpenedLease
-from rolltap.ledger.rebuilding import BrokenGroups, LocalRebuilder
+from rolltap.ledger.rebuilding import BrokenGroups, LocalRebuilder, OpenedLease, TrainedVersions
 from rolltap.types import Trajectory
 
 P = ParamSpec("P")

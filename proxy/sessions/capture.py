@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from rolltap.calllog.base import CallLog
+from rolltap.calllog.facts import CallLog
 from rolltap.contract.keys import key_hash
 from rolltap.contract.tags import CAPTURED, PROJECT
 from rolltap.ids import new_id

@@ -13,9 +13,9 @@ import logging
 from dataclasses import dataclass
 
 from rolltap.contract.keys import Caller, KeyBudget, KeyUsage
-from rolltap.counted import counted
 from rolltap.errors import SessionClosed, StoreError
 from rolltap.ledger.keys import Keys
+from rolltap.wording import counted
 
 log = logging.getLogger("rolltap.keys")
 

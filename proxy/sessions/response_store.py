@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rolltap.calllog.base import CallCompletion, CallLog, CallRow
+from rolltap.calllog.facts import CallCompletion, CallLog, CallRow
 from rolltap.decoding import convert, from_json
 from rolltap.errors import NotFound
 from rolltap.protocols.base import Dialect, RecordedCall

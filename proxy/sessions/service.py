@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rolltap.calllog.base import CallLog
+from rolltap.calllog.facts import CallLog
 from rolltap.contract.keys import key_hash
 from rolltap.contract.tags import check_tags
 from rolltap.errors import InvalidRequest, NotFound

@@ -20,14 +20,14 @@ from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
-from rolltap.calllog.base import CallLog
+from rolltap.calllog.facts import CallLog
 from rolltap.contract.keys import key_hash
-from rolltap.counted import counted
 from rolltap.errors import RateLimited, SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.tenants import act_for, tenant_of
 from rolltap.types import Session
+from rolltap.wording import counted
 
 if TYPE_CHECKING:
     from rolltap.proxy.call.in_flight import InFlightRequest

@@ -30,7 +30,7 @@ from starlette.exceptions import HTTPException
 
 from rolltap.contract.admin import NOTE_CHARS, NewNote, NoteKind
 from rolltap.errors import Forbidden, InvalidRequest, NotFound, RolltapError
-from rolltap.ledger.reading import GroupQuery
+from rolltap.ledger.views import GroupQuery
 from rolltap.proxy.front.access import READ
 from rolltap.proxy.reading_process.questions import Answer, AskRecord
 from rolltap.proxy.sessions.keys import Keyring

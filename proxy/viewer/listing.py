@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast, get_args
 from urllib.parse import urlencode
 
+from rolltap.calllog.database import in_thread
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.datasets.record import ReadOptions, chosen_groups
 from rolltap.errors import DatasetError, InvalidRequest
@@ -27,7 +28,6 @@ from rolltap.reconstructor.exporters.consumers import layout
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.grouping import Grouping
 from rolltap.reconstructor.exporters.select import parse_conditions
-from rolltap.threads import in_thread
 
 PAGE = 50
 ORDERS: tuple[SessionOrder, ...] = get_args(SessionOrder)

@@ -21,9 +21,8 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from rolltap.counted import counted
-from rolltap.moments import ago, utc_text
 from rolltap.proxy.viewer.highlight import CodePiece, arguments_of, highlighted
+from rolltap.wording import ago, counted, utc_text
 
 HERE = Path(__file__).parent
 ASSETS: Mapping[str, bytes] = {path.name: path.read_bytes() for path in sorted((HERE / "assets").iterdir())}

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from rolltap.errors import DatasetError
-from rolltap.plugins import lookup
+from rolltap.extras import lookup
 from rolltap.reconstructor.exporters.atif import Atif
 from rolltap.reconstructor.exporters.base import Exporter
 from rolltap.reconstructor.exporters.harbor import Harbor

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rolltap.moments import utc_text
 from rolltap.reconstructor.exporters.base import ExportItem, trained_spans
 from rolltap.types import CallKind, Segment
+from rolltap.wording import utc_text
 
 Kind = Literal["text", "number", "date", "tags", "list"]
 

@@ -11,9 +11,9 @@ from typing import Any
 from lark import Lark, Token, Transformer, UnexpectedInput, UnexpectedToken
 from lark.exceptions import VisitError
 
-from rolltap.counted import did_you_mean
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.conditions import COMPARE, AllOf, AnyOf, Expression, FilterCondition, Kind, NotOf
+from rolltap.wording import did_you_mean
 
 GRAMMAR = r"""
     ?start: either

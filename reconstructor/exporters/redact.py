@@ -20,8 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rolltap.errors import DatasetError
-from rolltap.extras import install_line
-from rolltap.plugins import lookup
+from rolltap.extras import install_line, lookup
 
 ENTRY_POINTS = "rolltap.detectors"
 REPLACEMENT = "[redacted]"

@@ -14,9 +14,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rolltap.call_order import call_order
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, SkippedItem, texts_behind, trained_spans
-from rolltap.types import NO_VERSION, Call, CallSpan, Int32, Segment
+from rolltap.types import NO_VERSION, Call, CallSpan, Int32, Segment, call_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,10 @@
-"""The optional packages: how to install an extra of this installation of rolltap, whichever way it was installed, the
-import of the one that many need, and where the pages are.
+"""Optional packages, and plug-ins of other packages.
 
-rolltap is on no package index, so a bare `pip install 'rolltap[tokens]'` would find nothing, or a stranger's package.
+`install_line` is the command that adds an extra to this installation of rolltap, whichever way it was installed:
+rolltap is on no package index, so `pip install 'rolltap[tokens]'` would find nothing, or a stranger's package.
+
+`lookup` finds an exporter, a harness or another named object: in our registry first, then among the entry points of
+installed packages. An entry point names the same kind of object that the registry holds. Our own names win.
 """
 
 from __future__ import annotations
@@ -9,15 +12,17 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from importlib.metadata import EntryPoints, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, RolltapError
+from rolltap.wording import did_you_mean
 
 DISTRIBUTION = "rolltap"
 CHECKOUT = Path(__file__).parents[2]
@@ -86,3 +91,38 @@ def documentation() -> str:
     except PackageNotFoundError:
         return "the folder docs"
     return next((url.partition(", ")[2] for url in urls if url.startswith("Documentation, ")), "the folder docs")
+
+
+T = TypeVar("T")
+
+
+@lru_cache(maxsize=64)
+def _entry_points(group: str, path: tuple[str, ...]) -> EntryPoints:
+    """Those that are installed on `path`. Reading them takes 20 ms, and a start asks for some groups several times."""
+    return entry_points(group=group)
+
+
+def _of_group(group: str) -> EntryPoints:
+    return _entry_points(group, tuple(sys.path))
+
+
+def known_names(registry: Mapping[str, object], group: str) -> list[str]:
+    """Every name that `lookup` finds, sorted. Nothing is imported for it."""
+    return sorted({*registry, *_of_group(group).names})
+
+
+def lookup(what: str, name: str, registry: Mapping[str, T], group: str, error: type[RolltapError]) -> T:
+    """`registry[name]`, else the object that an installed package registers as `name` under entry point `group`.
+
+    Raises `error` for an unknown name, with the known ones, and for a package that cannot be imported.
+    """
+    if name in registry:
+        return registry[name]
+    point = next(iter(_of_group(group).select(name=name)), None)
+    if point is None:
+        names = known_names(registry, group)
+        raise error(f"no {what} {name!r}; known: {', '.join(names)}{did_you_mean(name, names)}", param=what.split()[0])
+    try:
+        return point.load()
+    except Exception as failure:  # foreign code: whatever its import raises
+        raise error(f"the {what} {name!r} of {point.value} can't be loaded: {failure}") from failure

@@ -18,7 +18,7 @@ import io
 import logging
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import responses
 from types import TracebackType
@@ -39,9 +39,9 @@ from tenacity import (
 )
 
 from rolltap import errors
-from rolltap.addresses import server_url
 from rolltap.decoding import from_json
 from rolltap.errors import EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
+from rolltap.network import server_url
 
 T = TypeVar("T")
 
@@ -85,14 +85,14 @@ class Request(Generic[T]):
     method: str
     path: str
     body: Any = None
-    query: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
     parse: Callable[[bytes], T] = read_json
     wait: float = 0.0
     once: bool = False
 
     @property
     def target(self) -> str:
-        return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
+        return f"{self.path}?{urlencode(self.query, doseq=True)}" if self.query else self.path
 
     @property
     def content(self) -> bytes | None:

@@ -2,15 +2,20 @@
 
 The environment variable `ROLLTAP_<SECTION>__<KEY>` overrides a key of the file. An unknown key stops the start with one
 line that names it and suggests a known key.
+
+`store_url` makes a URL of a store as people name it: a file, its folder, or a URL.
 """
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 import secrets
 import tomllib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,7 +23,6 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from rolltap.errors import ConfigError
 from rolltap.extras import page
-from rolltap.settings_keys import check_environment, check_file
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME
 
 
@@ -428,3 +432,119 @@ def with_keys(settings: Settings) -> Settings:
         partial.write_text("".join(f'{name} = "{value}"\n' for name, value in keys.items()), encoding="utf-8")
         partial.replace(path)
     return settings.model_copy(update={"keys": KeySettings(**keys)})
+
+
+NESTED = "__"
+"""Separates section and key in a variable's name."""
+
+KeyPath = tuple[str, ...]
+
+
+def check_file(model: type[BaseModel], values: Mapping[str, Any], head: str, page: str) -> None:
+    """`ConfigError` names, after `head`, the first key of `values` that `model` lacks and a suggestion, or
+    else the `page` that lists them."""
+    for path in _paths(values):
+        if (valid_depth := _valid_depth(model, path)) is not None:
+            suggestion = _suggestion(model, path, valid_depth)
+            hint = f"did you mean {'.'.join(suggestion)}?" if suggestion else f"the known ones are in {page}"
+            raise ConfigError(f"{head}{'.'.join(path[: valid_depth + 1])}: no such key; {hint}")
+
+
+def check_environment(model: type[BaseModel], prefix: str, page: str, *, other_sections: Sequence[str] = ()) -> None:
+    """The same for variables, `<prefix><SECTION>__<KEY>`. `other_sections`: sections that something else reads.
+
+    With a prefix that ends in two underscores every variable is a setting. With another one, commands read some too:
+    those without a section are refused only where they spell a section's key with one underscore.
+    """
+    for name in sorted(os.environ):
+        path = tuple(name.upper().removeprefix(prefix).lower().split(NESTED))
+        if not name.upper().startswith(prefix) or path[0] in other_sections:
+            continue
+        if len(path) == 1 and not prefix.endswith(NESTED):
+            if not (suggestion := _in_a_section(model, path[0])):
+                continue
+        elif (valid_depth := _valid_depth(model, path)) is None:
+            continue
+        else:
+            suggestion = _suggestion(model, path, valid_depth)
+        spelled = prefix + NESTED.join(suggestion).upper()
+        hint = f"did you mean {spelled}?" if suggestion else f"the known ones are in {page}"
+        raise ConfigError(f"{name}: no such setting; {hint}")
+
+
+def _paths(values: Mapping[str, Any]) -> Iterator[KeyPath]:
+    """The keys of nested tables, those of the innermost ones whole."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from ((name, *path) for path in _paths(value))
+        else:
+            yield (name,)
+
+
+def _fields(kind: Any) -> Mapping[str, Any] | None:
+    """The keys of a section with what they take; None of anything else."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return {name: field.annotation for name, field in kind.model_fields.items()}
+    return None
+
+
+def _valid_depth(model: type[BaseModel], path: KeyPath) -> int | None:
+    """The position of the first part of `path` that its section lacks."""
+    kind: Any = model
+    for position, part in enumerate(path):
+        fields = _fields(kind)
+        if fields is not None:
+            if part not in fields:
+                return position
+            kind = fields[part]
+        elif get_origin(kind) is dict:  # engines and policies, by their names
+            kind = get_args(kind)[1]
+        else:
+            return None  # within a value, of which its type says what is wrong
+    return None
+
+
+def _suggestion(model: type[BaseModel], path: KeyPath, at: int) -> KeyPath:
+    """The key of another section that has the name of `path[at]`, else the nearest one of the section that lacks it."""
+    for name, kind in (_fields(model) or {}).items():
+        if path[at] in (_fields(kind) or ()):
+            return (name, path[at])
+    kind: Any = model
+    for part in path[:at]:
+        fields = _fields(kind)
+        kind = fields[part] if fields is not None else get_args(kind)[1]
+    near = difflib.get_close_matches(path[at], _fields(kind) or (), n=1)
+    return (*path[:at], *near) if near else ()
+
+
+def _in_a_section(model: type[BaseModel], name: str) -> KeyPath:
+    """`listen_agent_port` as a section and its key; nothing where no section has it."""
+    for section, kind in (_fields(model) or {}).items():
+        key = name.removeprefix(f"{section}_")
+        if key != name and key in (_fields(kind) or ()):
+            return (section, key)
+    return ()
+
+
+DATABASE = "rolltap.db"
+DATA = "rolltap-data"
+STORE_HELP = "a rolltap.db, its folder, or postgresql://...; default the settings' store"
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.]+:")
+
+
+def store_url(named: str | os.PathLike[str], *, may_be_new: bool = False) -> str:
+    """The URL of the store `named`: itself, or that of a SQLite file, given by its path or a folder that holds it.
+
+    With `may_be_new` a file that is not there is one to be made. `ConfigError` says what was looked for.
+    """
+    text = os.fspath(named)
+    if _URL.match(text):
+        return text
+    path = Path(text)
+    looked_for = [path / DATABASE, path / DATA / DATABASE] if path.is_dir() else [path]
+    found = next((each for each in looked_for if each.is_file()), looked_for[0] if may_be_new else None)
+    if found is None:
+        where = " and ".join(map(str, looked_for))
+        raise ConfigError(f"{text}: no store there; looked for {where}; a store is a {DATABASE}, its folder or a URL")
+    return f"sqlite:///{found.absolute()}"

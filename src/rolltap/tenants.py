@@ -3,7 +3,7 @@
 A tenant is one of several users of a deployment that must not see each other. A policy belongs to one
 (`policies.NAME.tenant`), and so does a key; what is made with them is the tenant's. The planes begin each request as
 `NOBODY`, who sees no row, and `act_for` the tenant of its key once they know it; tasks take the tenant over from the
-one that starts them. Postgres holds the wall, by row-level security (`rolltap.calllog.separation`).
+one that starts them. Postgres holds the wall, by row-level security (`rolltap.calllog.schema`).
 
 What must see all tenants says so by `acting_for(EVERY_TENANT)`: keys are looked up before their tenant is known
 (`session_by_key`, `Keys.working`), and the store's own work (the writer of facts, the registry of processes, versions

@@ -8,23 +8,26 @@ Array names carry their shape: `P` prompt tokens of a call, `T` sampled tokens o
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rolltap.errors import AlignmentError
-from rolltap.finding import SessionFinding
-from rolltap.log_check import UNCHECKED, LogCheck
 
 Int32 = NDArray[np.int32]
+
 Float32 = NDArray[np.float32]
+
 Bool = NDArray[np.bool_]
 
 NO_VERSION = -1  # the weight version of a token that no engine sampled (prompt tokens)
+
 ROUTED_EXPERTS = "routed_experts"  # the extra with a mixture's experts: of every sampled token, -1 elsewhere
 
 
@@ -131,6 +134,7 @@ class Scoring(StrEnum):
 
 
 PURPOSE_TAG = "purpose"
+
 EVALUATION = "eval"  # a session or group tagged `purpose=eval` measures; nothing of it is ever trained
 
 
@@ -315,6 +319,47 @@ class Classification:
     mask: str = ""
 
 
+class Grade(StrEnum):
+    """How bad a finding is, the worst first."""
+
+    FATAL = "fatal"  # can't be trained
+    WARN = "warn"  # may teach the wrong thing
+    INFO = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFinding:
+    """Something wrong or odd about a session, in `count` of its calls (`rolltap.reconstructor.findings`)."""
+
+    name: str
+    grade: Grade
+    count: int
+    text: str
+
+
+class LogVerdict(StrEnum):
+    """The outcome of a comparison."""
+
+    MATCH = "match"
+    MISMATCH = "mismatch"
+    NONE = "none"  # nothing was compared
+
+
+@dataclass(frozen=True, slots=True)
+class LogCheck:
+    """Whether a harness's own log of a session agrees with the record (`rolltap.reading.log_check`).
+
+    `text` is a sentence: what differs (`mismatch`), why nothing was compared (`none`), or what agrees.
+    """
+
+    verdict: LogVerdict = LogVerdict.NONE
+    text: str = "no log of the harness was read"
+
+
+UNCHECKED = LogCheck()
+"""The value until a log is compared."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
     """The segments and breaks of a session: a pure function of its calls.
@@ -422,3 +467,34 @@ class Group:
     failures: int = 0
     tags: tuple[str, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
+
+
+def call_order(trajectory: Trajectory) -> list[str]:
+    """The ids of all calls that its segments and breaks name, each once.
+
+    A call comes after the calls whose tokens its prompt contains and after the parent that its break names. Others,
+    as those of parallel agents, are ordered by id, which is the proxy's clock: the clocks of two proxies may differ. If
+    the parents form a cycle, the calls of the segments are ordered by id.
+    """
+    known: TopologicalSorter[str] = TopologicalSorter()
+    called = {span.call_id for segment in trajectory.segments for span in segment.turns}
+    for segment in trajectory.segments:
+        before: list[str] = []
+        for span in segment.turns:
+            known.add(span.call_id, *before)
+            before = [span.call_id]
+    for broken in trajectory.breaks:
+        known.add(broken.call_id, *([] if broken.parent_id is None else [broken.parent_id]))
+    try:
+        known.prepare()
+    except CycleError:  # a file of somebody else's may name parents that come later
+        return sorted(called)
+    ready = list(known.get_ready())
+    heapq.heapify(ready)
+    ordered: list[str] = []
+    while ready:
+        ordered.append(heapq.heappop(ready))
+        known.done(ordered[-1])
+        for call_id in known.get_ready():
+            heapq.heappush(ready, call_id)
+    return ordered

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rolltap import __version__
-from rolltap.calllog.base import CallLog
+from rolltap.calllog.facts import CallLog
 from rolltap.calllog.open import open_call_log
 from rolltap.ids import new_id
 from rolltap.types import Session

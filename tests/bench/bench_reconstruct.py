@@ -29,8 +29,8 @@ from rich.progress import track
 from rich.table import Table
 
 from rolltap import __version__
-from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.database import Database
+from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.export import ExportJob, run_export
 from rolltap.protocols.conversation import Message, Text

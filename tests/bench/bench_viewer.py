@@ -31,17 +31,16 @@ from rich.console import Console
 from rich.table import Table
 
 from rolltap import __version__
-from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
-from rolltap.calllog.codec import pack_arrays, pack_bytes
+from rolltap.calllog.backend import Insert
+from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, session_row
 from rolltap.calllog.database import Database
-from rolltap.calllog.insert import Insert
+from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.records import completion_row, intent_row, session_row
 from rolltap.calllog.schema import annotations, call_completions, call_intents, parts, sessions
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.ids import first_id_at
-from rolltap.ledger.reading import GroupQuery
 from rolltap.ledger.schema import groups, policies, rewards, rollouts, tasks
+from rolltap.ledger.views import GroupQuery
 from rolltap.protocols.conversation import Message, Text
 from rolltap.proxy.viewer.listing import ListAddress
 from rolltap.proxy.viewer.pages import Pages

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestParts
+from rolltap.calllog.facts import CallCompletion, CallIntent, CallLog, RequestParts
 from rolltap.ids import new_id
 from rolltap.types import Finish, Outcome, VersionSpan
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rolltap.calllog.base import CallLog
 from rolltap.calllog.database import Database
+from rolltap.calllog.facts import CallLog
 from rolltap.calllog.open import open_call_log
 from rolltap.errors import RecordCorrupt
 from rolltap.ledger.schema import metadata

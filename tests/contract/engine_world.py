@@ -10,7 +10,7 @@ from typing import Any
 from rolltap.engine.scripted import ReplyFunction, ScriptedEngine, ScriptedReply, ServedModel, logprob_of, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineError
-from rolltap.plugins import known_names, lookup
+from rolltap.extras import known_names, lookup
 from rolltap.proxy.engines import ENGINES, ENTRY_POINTS, MakeEngine
 from rolltap.proxy.engines.base import Engine, SampleChunk, SampleRequest
 from rolltap.proxy.engines.retries import Retries

@@ -10,17 +10,15 @@ import asyncpg
 import numpy as np
 import pytest
 
-from rolltap.calllog.base import CallLog, CallRow, RequestParts
 from rolltap.calllog.database import Database
-from rolltap.calllog.facts import same_fact
+from rolltap.calllog.facts import CallLog, CallRow, RequestParts, same_fact
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.process_registry import PostgresRegistry
+from rolltap.calllog.processes import PostgresRegistry
 from rolltap.calllog.redis import IngestWriter
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
-from rolltap.log_check import LogCheck, LogVerdict
-from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, Outcome, VersionSpan
+from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, LogCheck, LogVerdict, Outcome, VersionSpan
 
 from ..unit.calllog.facts import a_completion, a_session, an_intent, append, ids
 from .conftest import Store

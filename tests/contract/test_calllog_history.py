@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rolltap.calllog.base import CallLog, RequestParts
+from rolltap.calllog.facts import CallLog, RequestParts
 from rolltap.errors import RecordCorrupt
 from rolltap.ids import new_id
 

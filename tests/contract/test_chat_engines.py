@@ -7,7 +7,7 @@ import pytest
 from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, ToolUse, logprob_of, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineProtocolError, EngineRefused, EngineUnavailable
-from rolltap.plugins import known_names
+from rolltap.extras import known_names
 from rolltap.protocols.conversation import ChatRequest, Message, Sampling, Text
 from rolltap.proxy.engines import CHAT_ENGINES, CHAT_ENTRY_POINTS, open_chat_engine
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine

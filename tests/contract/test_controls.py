@@ -15,9 +15,9 @@ from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Rewind
 from rolltap.errors import TrainerFenced, UnknownPolicy
 from rolltap.ids import new_id
-from rolltap.ledger.base import no_late_peers
 from rolltap.ledger.schema import groups
 from rolltap.ledger.submissions import SubmissionSpec
+from rolltap.ledger.unit_of_work import no_late_peers
 from rolltap.types import RolloutStatus, Task
 
 from ..unit.ledger.world import World, empty

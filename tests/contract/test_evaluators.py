@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from rolltap.errors import EvaluatorFailed, TaskInvalid
+from rolltap.extras import known_names
 from rolltap.harnesses.base import Ending, Evidence, Exit, Limits, RuntimeOptions, Verdict, Workspace
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import EvaluatorTable
@@ -24,7 +25,6 @@ from rolltap.harnesses.evaluators.registry import ENTRY_POINTS, EVALUATORS, eval
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.sources import Files
 from rolltap.harnesses.specs import check
-from rolltap.plugins import known_names
 from rolltap.types import Task
 
 from ..unit.harnesses.environments import signed

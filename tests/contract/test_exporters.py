@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rolltap.engine.tiny import tokenizer as tiny
-from rolltap.plugins import known_names
+from rolltap.extras import known_names
 from rolltap.reconstructor.exporters import ENTRY_POINTS, EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query

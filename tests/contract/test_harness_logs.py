@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from rolltap.contract.admin import HarnessLog, LogEntry
+from rolltap.extras import known_names
 from rolltap.harnesses.logs import files
 from rolltap.harnesses.logs.check import read_log
 from rolltap.harnesses.logs.registry import ENTRY_POINTS, LOG_READERS
-from rolltap.plugins import known_names
 from rolltap.reading.log_check import RecordedReply, compare
 
 from .harness_logs import CALL, logs_of, write_opencode

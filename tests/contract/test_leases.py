@@ -18,7 +18,7 @@ from rolltap.errors import (
     TrainerFenced,
 )
 from rolltap.ledger.leases import LeaseKey
-from rolltap.ledger.open_leases import OpenedLease
+from rolltap.ledger.rebuilding import OpenedLease
 from rolltap.types import GroupStatus
 
 from ..unit.ledger.world import World, key, status, wants

@@ -18,7 +18,7 @@ from rolltap.errors import (
     UnknownPolicy,
 )
 from rolltap.ledger.groups import GroupSpec
-from rolltap.ledger.reading import GroupQuery, group_counts, group_rows
+from rolltap.ledger.views import GroupQuery, group_counts, group_rows
 from rolltap.types import Cause, GroupStatus, Rollout, RolloutStatus, Scoring, Task
 
 from ..unit.ledger.world import World, key, status, wants

@@ -24,9 +24,9 @@ from hypothesis.stateful import initialize, invariant, rule, run_state_machine_a
 from rolltap.calllog.database import Database
 from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Replay, Rewind
 from rolltap.errors import LeaseLost, LedgerError, TrainerFenced
-from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.schema import metadata
+from rolltap.ledger.unit_of_work import LedgerSettings
 from rolltap.types import Cause, GroupStatus, Rollout, RolloutStatus
 
 from ..unit.ledger.world import KINDS, StillClock, World, database_url, empty

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from rolltap.calllog.append_only import guards
 from rolltap.calllog.database import Database
+from rolltap.calllog.schema import guards
 from rolltap.contract.admin import DETAIL_BYTES, LARGEST_REWARD, NewReward
 from rolltap.contract.keys import Caller
 from rolltap.errors import InvalidRequest, LedgerError, StoreError
-from rolltap.ledger.reward_chain import verify_rewards
+from rolltap.ledger.rewards import verify_rewards
 from rolltap.types import Rollout
 
 from ..unit.ledger.world import World, removals, wants

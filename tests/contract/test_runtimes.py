@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import TaskInvalid
+from rolltap.extras import known_names
 from rolltap.harnesses.base import (
     Command,
     Ending,
@@ -27,7 +28,6 @@ from rolltap.harnesses.base import (
 )
 from rolltap.harnesses.runtimes.registry import ENTRY_POINTS, RUNTIMES, runtime_class, runtime_for
 from rolltap.harnesses.sources import Files
-from rolltap.plugins import known_names
 
 NAMES = [name for name in known_names(RUNTIMES, ENTRY_POINTS) if name not in ("docker", "apptainer")]
 LIMITS = Limits()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import ConfigError
-from rolltap.plugins import known_names, lookup
+from rolltap.extras import known_names, lookup
 
 from .harness_logs import LOGS
 from .outsider import install_distribution

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import TaskInvalid
+from rolltap.extras import known_names
 from rolltap.harnesses.environments import PACKAGES
 from rolltap.harnesses.specs import Defaults, check, resolve_paths
 from rolltap.harnesses.task_sources import ENTRY_POINTS, TASK_SOURCES, SourceOptions, is_source, tasks_of
-from rolltap.plugins import known_names
 
 NAMES = known_names(TASK_SOURCES, ENTRY_POINTS)
 INSTANCE = {

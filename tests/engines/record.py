@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rolltap.calllog import open_call_log
-from rolltap.calllog.base import CallCompletion, CallRow
+from rolltap.calllog.facts import CallCompletion, CallRow
 
 
 def rows_of(database: str, session_id: str) -> Sequence[CallRow]:

@@ -18,7 +18,7 @@ import openai
 import pytest
 from safetensors.torch import load_file, save_file
 
-from rolltap.calllog.base import CallRow
+from rolltap.calllog.facts import CallRow
 from rolltap.engine.tiny import FOLDER
 from rolltap.types import Outcome, VersionSpan
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from rolltap.calllog.base import CallRow
+from rolltap.calllog.facts import CallRow
 from rolltap.engine.scripted import Entry, logprob_of
 from rolltap.protocols.conversation import Message
 from rolltap.types import CallKind, Outcome, Segment, Trajectory

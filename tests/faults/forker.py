@@ -29,7 +29,7 @@ LATE = (
     "uvloop",
     "rolltap.calllog.postgres",
     "rolltap.calllog.redis",
-    "rolltap.calllog.spool_writer",
+    "rolltap.calllog.spool",
     "rolltap.calllog.sqlite",
     "rolltap.cli.serve",
     "rolltap.proxy.app",

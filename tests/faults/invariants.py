@@ -21,8 +21,8 @@ import numpy as np
 import sqlalchemy as sa
 
 from rolltap.calllog import open_call_log
-from rolltap.calllog.base import CallLog, CallRow
 from rolltap.calllog.database import Database
+from rolltap.calllog.facts import CallLog, CallRow
 from rolltap.engine.scripted import logprob_of
 from rolltap.protocols.conversation import Message
 from rolltap.types import Outcome, RolloutStatus

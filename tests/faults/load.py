@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from rolltap.calllog.base import CallLog
+from rolltap.calllog.facts import CallLog
 from rolltap.errors import StoreUnavailable
 from rolltap.types import Outcome, Session
 

@@ -10,11 +10,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from rolltap.calllog.base import CallIntent, Condition
 from rolltap.calllog.database import Database
+from rolltap.calllog.facts import CallIntent, Condition
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.spool import Spool
-from rolltap.calllog.spool_writer import SpoolWriter
+from rolltap.calllog.spool import Spool, SpoolWriter
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.types import Outcome

@@ -13,16 +13,13 @@ from urllib.parse import urlsplit
 import pytest
 from redis.asyncio import Redis
 
-from rolltap.calllog.base import Condition, RequestParts
+from rolltap.calllog.codec import EncodedFact, encode_fact
 from rolltap.calllog.database import Database
-from rolltap.calllog.fact_codec import EncodedFact, encode_fact
-from rolltap.calllog.facts import Fact
+from rolltap.calllog.facts import Condition, Fact, RequestParts
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.redis import STREAM, IngestWriter
-from rolltap.calllog.redis_checks import OWNER
+from rolltap.calllog.redis import OWNER, STREAM, IngestWriter
 from rolltap.calllog.schema import call_intents
-from rolltap.calllog.spool import Spool
-from rolltap.calllog.spool_writer import SpoolWriter
+from rolltap.calllog.spool import Spool, SpoolWriter
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.types import Outcome

@@ -9,11 +9,10 @@ import asyncpg
 import pytest
 from redis.asyncio import Redis
 
-from rolltap.calllog.base import RequestParts
-from rolltap.calllog.fact_codec import encode_fact
+from rolltap.calllog.codec import encode_fact
+from rolltap.calllog.facts import RequestParts
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.redis import MARK, STREAM, IngestWriter
-from rolltap.calllog.redis_checks import OWNER
+from rolltap.calllog.redis import MARK, OWNER, STREAM, IngestWriter
 from rolltap.errors import ConfigError
 
 from ..unit.calllog.facts import a_session, an_intent

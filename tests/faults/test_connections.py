@@ -22,8 +22,7 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.open import LogWithDatabase, open_call_log
 from rolltap.calllog.postgres import PostgresBackend
 from rolltap.errors import ConfigError, StoreUnavailable
-from rolltap.ledger.base import LedgerSettings
-from rolltap.ledger.unit_of_work import Tx, UnitOfWork
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 
 from ..conftest import free_port
 from .relay import relayed

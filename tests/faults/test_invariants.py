@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import rolltap.ledger.schema  # noqa: F401  declares the ledger's tables on the same metadata
-from rolltap.calllog.base import CallRow
+from rolltap.calllog.codec import EncodedFact
 from rolltap.calllog.database import Database
-from rolltap.calllog.fact_codec import EncodedFact
+from rolltap.calllog.facts import CallRow
 from rolltap.calllog.schema import call_intents
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.writing import GroupWriter

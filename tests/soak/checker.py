@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from rolltap.calllog import open_call_log
-from rolltap.calllog.base import CallRow
 from rolltap.calllog.database import Database
+from rolltap.calllog.facts import CallRow
 from rolltap.types import BreakReason, Outcome
 
 from ..faults import invariants

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
-from rolltap.deployment.child import Child
 from rolltap.deployment.description import PROXIES
+from rolltap.deployment.local import Child
 
 from ..faults.processes import children_of
 from ..faults.relay import Relay

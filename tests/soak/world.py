@@ -15,9 +15,8 @@ from typing import Any
 
 import aiohttp
 
-from rolltap.deployment.child import Child
 from rolltap.deployment.description import PROXIES
-from rolltap.deployment.local import LocalDeployment, LocalOptions
+from rolltap.deployment.local import Child, LocalDeployment, LocalOptions
 
 from ..faults import turns
 from ..faults.clients import Clients, Told

@@ -1,4 +1,8 @@
-"""The archive file of `rolltap log export|import`, to keep sessions or to move them between stores.
+"""Copies sessions between a store and an archive file without loss: `rolltap log export` and `rolltap log import`.
+
+A session is read in one snapshot and written in one transaction, which also checks the stored result as `rolltap log
+verify` does. So an import adds complete, valid sessions or raises. Existing rows are kept, new rows of an existing
+session are added, and conflicting rows raise `RecordCorrupt`.
 
 The file is a magic line, then one zstd frame of records: a length (8 bytes, little endian) and that many bytes of
 msgpack. A `Block` is a session with its rows exactly as stored, including notes and annotations, so nothing is lost or
@@ -10,16 +14,230 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+import sqlalchemy as sa
 import zstandard
 
+from rolltap.calllog.backend import Insert
+from rolltap.calllog.codec import INTENT_HASHES, read_session, same_row, split_hashes
+from rolltap.calllog.database import Database, in_thread
+from rolltap.calllog.notes import check_note_row
+from rolltap.calllog.schema import (
+    annotations,
+    call_completions,
+    call_intents,
+    deliveries,
+    notes,
+    parts,
+    prunings,
+    sessions,
+)
+from rolltap.calllog.sessions import fetch_calls
+from rolltap.calllog.verify import check_calls, part_problems
+from rolltap.contract.tags import MAX_TAGS, check_sizes
 from rolltap.decoding import msgpack_decoder
-from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
+from rolltap.errors import ConfigError, InvalidRequest, NotFound, RecordCorrupt, StoreUnavailable
+from rolltap.tenants import EVERY_TENANT, TENANT_NAME, acting_for, tenant_of
+from rolltap.wording import is_moment
+
+PAGE = 500
+MOST_TAGS = MAX_TAGS + 8
+"""Those of a caller, and the server's own."""
+Show = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCounts:
+    """The number of sessions and calls in the file, and of sessions that changed the store."""
+
+    sessions: int
+    calls: int
+    new: int
+
+
+async def export_sessions(
+    database: Database,
+    path: Path,
+    *,
+    only: Sequence[str] = (),
+    show: Show = lambda done, total: None,
+) -> TransferCounts:
+    """Writes the sessions of all tenants, or `only` these, to a new file at `path`."""
+    written: set[bytes] = set()
+    with ArchiveWriter(path) as archive, acting_for(EVERY_TENANT):
+        session_ids = list(only) or await database.query(
+            lambda connection: list(connection.scalars(sa.select(sessions.c.id).order_by(sessions.c.id)))
+        )
+        for done, session_id in enumerate(session_ids, 1):
+            block = await database.query(lambda connection, key=session_id: read_block(connection, key, written))
+            await in_thread(archive.add, block)
+            written.update(digest for digest, _ in block.parts)
+            show(done, len(session_ids))
+    return TransferCounts(archive.sessions, archive.calls, 0)
+
+
+def read_block(connection: sa.Connection, session_id: str, known: Collection[bytes]) -> Block:
+    """The session's rows, with the large parts that are not in `known`."""
+    session = connection.execute(sa.select(sessions).where(sessions.c.id == session_id)).first()
+    if session is None:
+        raise NotFound(f"there is no session {session_id}")
+    own = call_intents.c.session_id == session_id
+    intents = _rows(connection, sa.select(call_intents).where(own))
+    ended = sa.select(call_completions).join(call_intents, call_intents.c.id == call_completions.c.call_id).where(own)
+    delivered = sa.select(deliveries).join(call_intents, call_intents.c.id == deliveries.c.call_id).where(own)
+    digests = sorted({digest for row in intents for digest in split_hashes(row[INTENT_HASHES])}.difference(known))
+    data_by_hash: dict[bytes, bytes] = {}
+    for start in range(0, len(digests), PAGE):
+        some = sa.select(parts.c.hash, parts.c.data).where(parts.c.hash.in_(digests[start : start + PAGE]))
+        data_by_hash.update({row[0]: row[1] for row in connection.execute(some)})
+    for digest in digests:
+        if digest not in data_by_hash:
+            raise RecordCorrupt(f"session {session_id}: request part {digest.hex()} is not in the log")
+    pruned = connection.execute(sa.select(prunings).where(prunings.c.session_id == session_id)).first()
+    return Block(
+        session=list(session),
+        parts=[(digest, data_by_hash[digest]) for digest in digests],
+        intents=intents,
+        completions=_rows(connection, ended),
+        deliveries=_rows(connection, delivered),
+        pruning=list(pruned) if pruned is not None else None,
+        notes=_rows(connection, sa.select(notes).where(notes.c.session_id == session_id)),
+        annotations=_rows(connection, sa.select(annotations).where(annotations.c.session_id == session_id)),
+    )
+
+
+def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[list[Any]]:
+    first, second = query.selected_columns[:2]  # the key columns: an id, or an annotation's call id and token
+    return [list(row) for row in connection.execute(query.order_by(first, second))]
+
+
+async def import_sessions(
+    database: Database, path: Path, *, show: Callable[[int], None] = lambda done: None
+) -> TransferCounts:
+    """Writes the file's sessions to the store."""
+    loader = _Loader(database)
+    blocks = read_archive(path)
+    done = calls = new = 0
+    while (block := await in_thread(next, blocks, None)) is not None:
+        with acting_for(EVERY_TENANT):  # the tenant is in the session's tags
+            new += await database.transact(lambda connection, block=block: loader.write(connection, block))
+        done += 1
+        calls += len(block.intents)
+        show(done)
+    return TransferCounts(done, calls, new)
+
+
+class _Loader:
+    """Writes blocks, each in a transaction that the caller opens."""
+
+    def __init__(self, database: Database) -> None:
+        dialect = database.dialect
+        tables = (sessions, call_intents, call_completions, deliveries, prunings, notes, annotations)
+        self._inserts = {table: Insert(table, dialect) for table in tables}
+        self._parts = Insert(parts, dialect, replace="true")
+
+    def write(self, connection: sa.Connection, block: Block) -> bool:
+        """Writes a block; True if it changed the store."""
+        session_id, now = block.session[0], time.time()
+        _check_owners(block)
+        _check_values(block)
+        for digest, data in block.parts:
+            for problem in part_problems(digest, data):
+                raise RecordCorrupt(problem)
+        if block.parts:
+            self._parts.run(connection, [(digest, now, data) for digest, data in block.parts])
+        changed = self._add(connection, sessions, [block.session])
+        changed += self._complete(connection, block.session)
+        changed += self._add(connection, call_intents, block.intents)
+        changed += self._add(connection, call_completions, block.completions)
+        changed += self._add(connection, deliveries, block.deliveries)
+        changed += self._add(connection, notes, block.notes)
+        changed += self._add(connection, annotations, block.annotations)
+        if block.intents:
+            connection.execute(sa.delete(prunings).where(prunings.c.session_id == session_id))
+        stored = fetch_calls(connection, session_id, ())
+        if block.pruning is not None and not stored.intents:
+            changed += self._inserts[prunings].run(connection, [tuple(block.pruning)])
+        problems, _ = check_calls(stored)
+        if problems:
+            raise RecordCorrupt(f"cannot import session {session_id}: {problems[0]}")
+        return changed > 0
+
+    def _add(self, connection: sa.Connection, table: sa.Table, rows: Sequence[Sequence[Any]]) -> int:
+        """Inserts rows and compares them with existing rows of the same key; returns the number of new rows."""
+        if not rows:
+            return 0
+        first, *others = table.primary_key  # the first columns of their table
+        width = 1 + len(others)
+        offered = {tuple(row[:width]): tuple(row) for row in rows}
+        new = self._inserts[table].run(connection, list(offered.values()))
+        if new < len(offered):
+            ids = sorted({key[0] for key in offered})
+            for start in range(0, len(ids), PAGE):
+                for row in connection.execute(sa.select(table).where(first.in_(ids[start : start + PAGE]))):
+                    if (key := tuple(row[:width])) in offered:
+                        self._compare(table, tuple(row), offered[key])
+        return new
+
+    def _compare(self, table: sa.Table, stored: tuple[Any, ...], offered: tuple[Any, ...]) -> None:
+        presumed = table is call_completions and offered[1] and not stored[1]
+        if not presumed and not same_row(table.name, stored, offered):
+            raise RecordCorrupt(f"{table.name} {offered[0]} is already in the store with other values")
+
+    def _complete(self, connection: sa.Connection, row: Sequence[Any]) -> int:
+        """Sets the session's closing time and log check if they are unset; returns the number of changes."""
+        values = dict(zip(sessions.columns.keys(), row, strict=True))
+        changed = 0
+        for column in (sessions.c.closed_at, sessions.c.log_check):
+            if values[column.name] is not None:
+                unset = sa.update(sessions).where(sessions.c.id == row[0], column.is_(None))
+                changed += connection.execute(unset.values({column: values[column.name]})).rowcount
+        return changed
+
+
+def _check_values(block: Block) -> None:
+    """Raises `RecordCorrupt` for values that the API would refuse: tags, a tenant's name, notes, times."""
+    session_id = block.session[0]
+    try:
+        session = read_session(tuple(block.session))
+        check_sizes(session.tags, MOST_TAGS)
+        if not TENANT_NAME.fullmatch(tenant_of(session.tags)):
+            raise InvalidRequest("tags: no tenant has such a name")
+        for table, rows in (
+            (sessions, [block.session]),
+            (call_intents, block.intents),
+            (call_completions, block.completions),
+            (notes, block.notes),
+            (annotations, block.annotations),
+        ):
+            times = [index for index, name in enumerate(table.c.keys()) if name.endswith("_at")]
+            for row, index in ((row, index) for row in rows for index in times if row[index] is not None):
+                if not is_moment(row[index]):
+                    raise InvalidRequest(f"{table.name} {row[0]}: {list(table.c.keys())[index]}: no possible time")
+        for row in block.notes:
+            check_note_row(row)
+    except (InvalidRequest, RecordCorrupt, TypeError, ValueError, RecursionError) as error:
+        raise RecordCorrupt(f"cannot import session {session_id}: {error}") from error
+
+
+def _check_owners(block: Block) -> None:
+    """Raises `RecordCorrupt` for a row of another session: an archive adds to its own sessions only."""
+    session_id, calls = block.session[0], {row[0] for row in block.intents}
+    strays: list[Sequence[Any]] = []
+    for table, rows in ((call_intents, block.intents), (notes, block.notes), (annotations, block.annotations)):
+        owner = list(table.c.keys()).index("session_id")
+        strays += [row for row in rows if row[owner] != session_id]
+    strays += [row for row in (*block.completions, *block.deliveries, *block.annotations) if row[0] not in calls]
+    if strays:
+        raise RecordCorrupt(f"cannot import session {session_id}: {strays[0][0]} belongs to another session")
+
 
 MAGIC = b"rolltap call log 1\n"
 LEVEL = 6

@@ -18,26 +18,23 @@ Invariants:
   concurrently at READ COMMITTED, and reads in a REPEATABLE READ snapshot.
 * A cancelled caller never leaves a transaction open.
 * Database errors are raised only as `StoreUnavailable`, `RecordCorrupt` or `ConfigError`.
+
+`in_thread` runs other blocking work.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from contextlib import asynccontextmanager, suppress
+from typing import Any, ParamSpec
 
 import sqlalchemy as sa
 from sqlalchemy import exc
-from sqlalchemy.engine import CursorResult
 
-from rolltap.calllog.insert import Insert, Row
+from rolltap.calllog.backend import Backend, Connection, Durability, Insert, Row, T, Work
 from rolltap.errors import ConfigError
-
-T = TypeVar("T")
-Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
-Work = Callable[[sa.Connection], T]
 
 APPLICATION = "rolltap"
 
@@ -47,65 +44,6 @@ CONNECTIONS = 20
 _IDENTITY = sa.select(
     sa.literal_column("(SELECT system_identifier FROM pg_control_system()) || '-' || oid")
 ).select_from(sa.text("pg_database WHERE datname = current_database()"))
-
-
-class Durability(StrEnum):
-    """The failure that a committed transaction must survive."""
-
-    PROCESS = "process"  # kill -9 of this process
-    POWER = "power"  # loss of power as well
-
-
-class Connection(Protocol):
-    """A connection inside a transaction."""
-
-    async def execute(self, statement: sa.Executable, parameters: Parameters = None) -> CursorResult[Any]:
-        """Runs a statement, once for each item of a sequence of parameters. The result is buffered.
-
-        `rowcount` is valid for UPDATE or DELETE without RETURNING; with RETURNING, count the rows.
-        """
-        ...
-
-    async def scalar(self, statement: sa.Executable, parameters: Parameters = None) -> Any:
-        """The first column of the first row, or None."""
-        ...
-
-    async def run(self, work: Work[T]) -> T:
-        """Runs `work` on the synchronous connection. It may block only on the database."""
-        ...
-
-    async def now(self) -> float:
-        """The database's clock, in seconds since the epoch."""
-        ...
-
-
-class Backend(Protocol):
-    """Implements `Database` for one kind of database."""
-
-    dialect: sa.Dialect
-
-    async def start(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def write(self, durability: Durability) -> AbstractAsyncContextManager[Connection]: ...
-
-    def read(self) -> AbstractAsyncContextManager[Connection]: ...
-
-    async def transact(self, work: Work[T], durability: Durability) -> T: ...
-
-    async def query(self, work: Work[T]) -> T: ...
-
-    async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]: ...
-
-    async def insert(self, rows: Mapping[Insert, Sequence[Row]], durability: Durability) -> Sequence[int]: ...
-
-    async def check(self) -> None: ...
-
-    def time(self) -> float: ...
-
-    @property
-    def connections(self) -> tuple[int, int] | None: ...
 
 
 def _sqlite(url: sa.URL, writable: bool, application: str, connections: int) -> Backend:
@@ -227,13 +165,6 @@ class Database:
             raise ConfigError(f"{self.name} was opened read-only")
 
 
-def database_clock(connection: sa.Connection) -> float:
-    """The database server's time in seconds since the epoch (for SQLite, this machine's)."""
-    if connection.dialect.name == "sqlite":
-        return connection.execute(sa.text("SELECT (julianday('now') - 2440587.5) * 86400.0")).scalar_one()
-    return float(connection.execute(sa.select(sa.extract("epoch", sa.func.clock_timestamp()))).scalar_one())
-
-
 def parse_url(url: str) -> sa.URL:
     """Parses a store URL. Raises `ConfigError`, which lists the known schemes."""
     try:
@@ -257,3 +188,24 @@ def lock_schema(connection: sa.Connection) -> None:
     """Keeps other processes from changing the schema until the transaction's end."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})")
+
+
+P = ParamSpec("P")
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of `work`, run in a thread. Unlike `asyncio.to_thread`, a caller that is cancelled leaves only when
+    the work has ended, so that it may close what the work uses: SQLite ends the process if a connection is closed while
+    another thread reads from it.
+    """
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((running,))
+        raise
+    finally:
+        if running.done() and not running.cancelled():
+            running.exception()  # read, or asyncio complains of one that nobody has seen

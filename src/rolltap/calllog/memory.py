@@ -7,12 +7,21 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, Condition, RequestParts
-from rolltap.calllog.facts import Delivery, aborted, extend_items, name_of, same_fact
-from rolltap.calllog.prompts import Delta, in_order, rebuild_prompts
+from rolltap.calllog.facts import (
+    CallCompletion,
+    CallIntent,
+    CallRow,
+    Condition,
+    Delivery,
+    RequestParts,
+    aborted,
+    extend_items,
+    name_of,
+    same_fact,
+)
+from rolltap.calllog.sessions import Delta, in_order, rebuild_prompts
 from rolltap.errors import NotFound, RecordCorrupt
-from rolltap.log_check import UNCHECKED, LogCheck
-from rolltap.types import Call, Session
+from rolltap.types import UNCHECKED, Call, LogCheck, Session
 
 
 class MemoryCallLog:

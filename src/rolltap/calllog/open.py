@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from rolltap.calllog.base import CallLog
+from rolltap.calllog.facts import CallLog
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
 
@@ -60,8 +60,7 @@ def _memory(options: LogOptions) -> CallLog:
 
 def _sql(options: LogOptions) -> CallLog:
     from rolltap.calllog.database import Database
-    from rolltap.calllog.spool import Spool
-    from rolltap.calllog.spool_writer import SpoolWriter
+    from rolltap.calllog.spool import Spool, SpoolWriter
     from rolltap.calllog.sql import SqlCallLog
 
     database = Database(

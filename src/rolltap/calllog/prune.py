@@ -22,9 +22,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.calllog.archive import calls_digest, read_archive
-from rolltap.calllog.database import Database, database_clock
-from rolltap.calllog.insert import Insert
-from rolltap.calllog.records import split_hashes
+from rolltap.calllog.backend import Insert, database_clock
+from rolltap.calllog.codec import split_hashes
+from rolltap.calllog.database import Database
 from rolltap.calllog.schema import annotations, call_completions, call_intents, deliveries, parts, prunings, sessions
 from rolltap.tenants import EVERY_TENANT, acting_for
 

@@ -37,9 +37,7 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
-from rolltap.calllog.database import Connection, Durability, Parameters, Work, database_clock
-from rolltap.calllog.dberrors import store_errors
-from rolltap.calllog.insert import Insert, Row
+from rolltap.calllog.backend import Connection, Durability, Insert, Parameters, Row, Work, database_clock, store_errors
 from rolltap.crash import crash_point
 from rolltap.errors import ConfigError, DatabaseInUse, StoreUnavailable
 

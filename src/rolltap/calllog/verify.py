@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from rolltap.calllog.base import CallCompletion, CallIntent, CallRow
-from rolltap.calllog.codec import unpack_bytes
+from rolltap.calllog.codec import part_hash, read_completion, read_intent, read_session, unpack_bytes
 from rolltap.calllog.database import Database
-from rolltap.calllog.reading import StoredCalls, assemble, fetch_calls
-from rolltap.calllog.records import part_hash, read_completion, read_intent, read_session
+from rolltap.calllog.facts import CallCompletion, CallIntent, CallRow
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, sessions
+from rolltap.calllog.sessions import StoredCalls, assemble, fetch_calls
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.tenants import EVERY_TENANT, acting_for
 

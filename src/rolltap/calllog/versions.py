@@ -22,7 +22,6 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from rolltap.calllog import separation as _separation  # noqa: F401  new tables are made behind it
 from rolltap.calllog.database import Database, lock_schema
 from rolltap.calllog.schema import VERSION, metadata, sessions
 from rolltap.errors import ConfigError

@@ -9,13 +9,11 @@ from typing import NamedTuple, Protocol
 import sqlalchemy as sa
 from cachetools import TTLCache
 
-from rolltap.calllog import schema
-from rolltap.calllog.codec import pack_bytes
-from rolltap.calllog.database import Database, Durability
-from rolltap.calllog.fact_codec import EncodedFact
-from rolltap.calllog.insert import Insert
-from rolltap.calllog.process_registry import ProcessRegistry
-from rolltap.calllog.records import INTENT_PROCESS, Row, same_row
+from rolltap.calllog.backend import Durability, Insert
+from rolltap.calllog.codec import INTENT_PROCESS, EncodedFact, Row, pack_bytes, same_row
+from rolltap.calllog.database import Database
+from rolltap.calllog.processes import ProcessRegistry
+from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, sessions
 from rolltap.crash import crash_point
 from rolltap.errors import RecordCorrupt, StoreUnavailable
 from rolltap.tenants import EVERY_TENANT, acting_for
@@ -24,7 +22,7 @@ KNOWN_PARTS = 4096
 PART_TRUST_S = 3600.0
 """Seconds for which a part that this process wrote is not written again."""
 
-_RELAXED = {schema.call_intents, schema.deliveries}
+_RELAXED = {call_intents, deliveries}
 """Tables whose facts must survive only the death of this process. All others must survive loss of power."""
 
 
@@ -47,7 +45,7 @@ class CommitBatch:
         for fact in facts:
             if self.facts.setdefault(fact.table, {}).setdefault(fact.row[0], fact) is not fact:
                 self.repeats.append(fact)
-            elif fact.table is schema.call_intents:
+            elif fact.table is call_intents:
                 self.parts.update(fact.parts)
                 self.processes.add(fact.row[INTENT_PROCESS])
 
@@ -121,9 +119,9 @@ class FactWriter:
         self._database = database
         self._registry = registry
         dialect = database.dialect
-        facts = (schema.sessions, schema.call_intents, schema.call_completions, schema.deliveries)
+        facts = (sessions, call_intents, call_completions, deliveries)
         self._inserts = {table: Insert(table, dialect) for table in facts}
-        self._inserts[schema.parts] = Insert(schema.parts, dialect, replace="true")
+        self._inserts[parts] = Insert(parts, dialect, replace="true")
         self._known_parts = known_parts()
 
     async def start(self) -> None: ...
@@ -160,8 +158,8 @@ class FactWriter:
         rows = batch.rows()
         if batch.parts:
             # Sorted: two proxies that write the same parts must lock them in the same order.
-            parts: list[Row] = [(key, time.time(), pack_bytes(part)) for key, part in sorted(batch.parts.items())]
-            rows = {schema.parts: parts, **rows}
+            part_rows: list[Row] = [(key, time.time(), pack_bytes(part)) for key, part in sorted(batch.parts.items())]
+            rows = {parts: part_rows, **rows}
         try:
             return await self._write_rows(rows, batch)
         except StoreUnavailable:

@@ -14,7 +14,7 @@ from rolltap.cli.screen import say
 from rolltap.cli.server_address import PlaneClient, kept_key
 from rolltap.contract.keys import Role
 from rolltap.errors import ConfigError, RolltapError
-from rolltap.store_urls import STORE_HELP, store_url
+from rolltap.settings import STORE_HELP, store_url
 
 if TYPE_CHECKING:
     from rolltap.settings import PlaneName, Settings
@@ -139,11 +139,14 @@ def plane_url(settings: Settings, plane: PlaneName) -> str:
 
 def complete_session(incomplete: str) -> list[str]:
     """The running server's newest sessions."""
+    from rolltap.reading.operations import ReadPlane
+    from rolltap.reading.types import SessionQuery
+
     try:
-        rows = connect("admin", config_path(None)).call("GET", "/sessions")["sessions"]
+        page = connect("admin", config_path(None)).ask(ReadPlane.sessions, SessionQuery(limit=100))
     except RolltapError:
         return []
-    return [row["id"] for row in rows if row["id"].startswith(incomplete)]
+    return [session.id for session in page.sessions if session.id.startswith(incomplete)]
 
 
 def complete_policy(incomplete: str) -> list[str]:
@@ -174,8 +177,8 @@ def complete_target(incomplete: str) -> list[str]:
 
 def complete_runtime(incomplete: str) -> list[str]:
     """The runtimes of rollouts."""
+    from rolltap.extras import known_names
     from rolltap.harnesses.runtimes.registry import AUTO, ENTRY_POINTS, RUNTIMES
-    from rolltap.plugins import known_names
 
     names = [AUTO, *known_names(RUNTIMES, ENTRY_POINTS)]
     return [name for name in names if name.startswith(incomplete)]
@@ -183,7 +186,7 @@ def complete_runtime(incomplete: str) -> list[str]:
 
 def complete_format(incomplete: str) -> list[str]:
     """The formats of datasets."""
-    from rolltap.plugins import known_names
+    from rolltap.extras import known_names
     from rolltap.reconstructor.exporters import ENTRY_POINTS, EXPORTERS
 
     return [name for name in known_names(EXPORTERS, ENTRY_POINTS) if name.startswith(incomplete)]

@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from rolltap.calllog.database import in_thread
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.common import ConfigOption, complete_format, config_path, one_line_errors
 from rolltap.cli.screen import Screen, working
-from rolltap.counted import counted
 from rolltap.datasets import hub
 from rolltap.datasets.record import ReadOptions, open_record, recorded_groups
 from rolltap.errors import DatasetError
@@ -35,11 +35,10 @@ from rolltap.reconstructor.exporters.redact import DETECTORS, Detector, detector
 from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.exporters.session_filter import SessionFilter
 from rolltap.reconstructor.rules import Rules, session_rules
-from rolltap.settings import Settings, load_settings
-from rolltap.store_urls import STORE_HELP, store_url
-from rolltap.threads import in_thread
+from rolltap.settings import STORE_HELP, Settings, load_settings, store_url
 from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Session
+from rolltap.wording import counted
 
 SECRETS_VARIABLE = "ROLLTAP_EXPORT_SECRETS"
 """Environment variable with further secrets to keep out, separated by newlines."""

@@ -26,12 +26,11 @@ from rolltap.calllog.prune import PruneDecision
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.common import ConfigOption, JsonOption, StoreOption, chosen_store, one_line_errors
 from rolltap.cli.screen import Screen, say
-from rolltap.counted import counted
 from rolltap.datasets.importing import read_file, write
 from rolltap.errors import ConfigError
-from rolltap.moments import utc_text
 from rolltap.reconstructor.importers import READERS
 from rolltap.tenants import acting_for
+from rolltap.wording import counted, utc_text
 
 app = typer.Typer(
     help="Maintain the call log: verify, stats, backup, export, import, prune, upgrade.", no_args_is_help=True
@@ -51,7 +50,7 @@ def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOp
     keep it when your runs are over.
     """
     from rolltap.calllog import verify as checks
-    from rolltap.ledger.reward_chain import VerifiedRewards, verify_rewards
+    from rolltap.ledger.rewards import VerifiedRewards, verify_rewards
 
     async def run(show: Callable[[int, int], None]) -> tuple[checks.VerifyReport, VerifiedRewards]:
         async with _opened(chosen_store(store, config), writable=False) as database:
@@ -108,11 +107,11 @@ def export(
     config: ConfigOption = None,
 ) -> None:
     """Writes sessions to an archive file, row for row, for another store or for keeping."""
-    from rolltap.calllog import transfer
+    from rolltap.calllog import archive
 
-    async def run(show: Callable[[int, int], None]) -> transfer.TransferCounts:
+    async def run(show: Callable[[int, int], None]) -> archive.TransferCounts:
         async with _opened(chosen_store(store, config), writable=False) as database:
-            return await transfer.export_sessions(database, out, only=session or (), show=show)
+            return await archive.export_sessions(database, out, only=session or (), show=show)
 
     with _progress("sessions") as show:
         moved = asyncio.run(run(show))
@@ -148,16 +147,16 @@ def import_(
     config: ConfigOption = None,
 ) -> None:
     """Imports exported sessions into a store. Existing rows stay; conflicting rows are refused."""
-    from rolltap.calllog import transfer
+    from rolltap.calllog import archive
 
-    async def run() -> list[transfer.TransferCounts]:
+    async def run() -> list[archive.TransferCounts]:
         async with _opened(chosen_store(store, config, may_be_new=True), writable=True) as database:
             with console.status("importing") as status:
 
                 def show(path: Path) -> Callable[[int], None]:
                     return lambda done: status.update(f"{path}: {counted(done, 'session')}")
 
-                return [await transfer.import_sessions(database, path, show=show(path)) for path in files]
+                return [await archive.import_sessions(database, path, show=show(path)) for path in files]
 
     for path, moved in zip(files, asyncio.run(run()), strict=True):
         known = f", {moved.sessions - moved.new:,} of them there already" if moved.new < moved.sessions else ""
@@ -178,8 +177,9 @@ def prune(
     rolltap log export keep.rtlog && rolltap log prune --older-than 30d --exported keep.rtlog --dry-run
     """
     from rolltap.calllog import prune as retention
-    from rolltap.calllog.separation import tenants_on_record
-    from rolltap.ledger.retention import group_uses, note_prune
+    from rolltap.calllog.schema import tenants_on_record
+    from rolltap.ledger.keys import note_prune
+    from rolltap.ledger.views import group_uses
 
     age = _age(older_than)
 

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import typer
 
-from rolltap.addresses import is_loopback
 from rolltap.cli.common import (
     ConfigOption,
     UrlOption,
@@ -25,7 +24,6 @@ from rolltap.cli.common import (
 )
 from rolltap.cli.screen import say, working
 from rolltap.cli.server_address import PlaneClient, claimed
-from rolltap.counted import counted
 from rolltap.deployment.description import FIRST_PORT, ports_from
 from rolltap.deployment.local import LocalDeployment, LocalOptions
 from rolltap.errors import ConfigError
@@ -34,7 +32,9 @@ from rolltap.harnesses.attempts import Slots
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults
+from rolltap.network import is_loopback
 from rolltap.settings import load_settings
+from rolltap.wording import counted
 
 LOOK_EVERY_S = 0.2
 

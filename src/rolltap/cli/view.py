@@ -14,7 +14,7 @@ import typer
 from rolltap.cli.common import ConfigOption, UrlOption, config_path, connect, one_line_errors
 from rolltap.cli.screen import say
 from rolltap.errors import ConfigError
-from rolltap.store_urls import STORE_HELP, store_url
+from rolltap.settings import STORE_HELP, store_url
 
 if TYPE_CHECKING:
     from rolltap.reading import Vocabulary

@@ -15,9 +15,8 @@ from pydantic import Field, GetPydanticSchema
 
 from rolltap.contract.base import Integer, RequestBody, check_ttl
 from rolltap.errors import InvalidRequest
-from rolltap.finding import SessionFinding
 from rolltap.tampering import DETAIL_CHARS, MOST_ACTS, TamperingAct
-from rolltap.types import Cause, RolloutStatus, Scoring, Task
+from rolltap.types import Cause, RolloutStatus, Scoring, SessionFinding, Task
 
 PolicyOrRoles = str | Mapping[str, str]
 """A policy, or a policy for each role."""

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from rolltap.calllog import open_call_log
-from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestParts
+from rolltap.calllog.facts import CallCompletion, CallIntent, CallLog, RequestParts
 from rolltap.contract.keys import key_hash
 from rolltap.contract.tags import check_tags
 from rolltap.errors import DatasetError, InvalidRequest, RequestError

@@ -16,8 +16,8 @@ from rolltap.calllog.notes import Note, notes_of, tags_after
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.datasets.texts import call_texts
 from rolltap.errors import AlignmentError, DatasetError, RecordCorrupt
-from rolltap.ledger import reading as ledger
-from rolltap.ledger.archive import all_groups
+from rolltap.ledger import views as ledger
+from rolltap.ledger.views import all_groups
 from rolltap.reading.indexing import harness_of
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.grouping import BY_OPENING, Grouping

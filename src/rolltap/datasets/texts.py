@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rolltap.calllog.base import CallRow, RequestParts
-from rolltap.calllog.facts import extend_items
+from rolltap.calllog.facts import CallRow, RequestParts, extend_items
 from rolltap.decoding import from_json
 from rolltap.protocols.base import RecordedCall
 from rolltap.protocols.conversation import ChatRequest, Image, Message, Text, Tool

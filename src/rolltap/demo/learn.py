@@ -7,12 +7,12 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rolltap.demo.stack import DemoFailed, Process, Stack
-from rolltap.engine.tiny.tasks import MINI_SWE_AGENT, Split, TinyTask, make_tasks
+from rolltap.engine.tiny.tasks import KINDS, MINI_SWE_AGENT, Split, TaskKind, TinyTask, make_tasks
 from rolltap.harnesses.attempts import Progress, RolloutSummary, Slots, Stage
 from rolltap.harnesses.base import Ending, Evidence, Limits, Score, Verdict
 from rolltap.harnesses.client import AdminClient
@@ -65,6 +65,16 @@ class DemoRecipe:
     kl: float = 0.02
     held_out: int = 64
     max_staleness: int = 1
+    warm_up: int = 0
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentTasks:
+    """What the agent is asked, and how it is configured (`MiniSweAgentInProcess.config`)."""
+
+    kinds: Sequence[TaskKind] = KINDS
+    agent: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MINI_SWE_AGENT)
 
 
 class ShuffledRewards:
@@ -103,7 +113,9 @@ class Success:
 
 @dataclass(slots=True)
 class SeedResult:
-    """The result of one seed. `curve` is the mean reward of each training step; CPU time counts all processes."""
+    """The result of one seed. `curve` is the mean reward of each training step, `kinds` the success before and after by
+    kind of task; CPU time counts all processes.
+    """
 
     seed: int
     success_before: float
@@ -112,6 +124,7 @@ class SeedResult:
     held_out: int
     seconds: float
     steps: list[dict[str, Any]]
+    kinds: dict[str, tuple[float, float]]
     cpu_seconds: float = 0.0
 
 
@@ -119,49 +132,63 @@ class SeedRunner:
     """Runs the agent on tasks while the trainer trains. `note` gets the progress: part, count, text."""
 
     def __init__(
-        self, stack: Stack, recipe: DemoRecipe, seed: int, shuffled: ShuffledRewards | None, note: Note
+        self,
+        stack: Stack,
+        recipe: DemoRecipe,
+        seed: int,
+        shuffled: ShuffledRewards | None,
+        note: Note,
+        tasks: AgentTasks | None = None,
     ) -> None:
+        self._tasks = tasks or AgentTasks()
         self._stack = stack
         self._recipe = recipe
         self._seed = seed
         self._shuffled = shuffled
         self._note = note
         self._runtime = ThreadRuntime()
-        self._harness = MiniSweAgentInProcess(MINI_SWE_AGENT)
+        self._harness = MiniSweAgentInProcess(self._tasks.agent)
 
     async def run(self) -> SeedResult:
         started = time.monotonic()
         async with AdminClient(self._stack.admin_url, self._stack.keys["admin"]) as client:
-            before = await self._measure(client, "before")
+            before = await self.measure(client, "before")
             await self._train(client)
-            after = await self._measure(client, "after")
+            after = await self.measure(client, "after")
         steps = self._steps()
         curve = [step["reward"] for step in steps]
-        held_out = self._recipe.held_out
-        return SeedResult(self._seed, before, after, curve, held_out, time.monotonic() - started, steps)
+        rates = [sum(map(sum, by_kind.values())) / self._recipe.held_out for by_kind in (before, after)]
+        kinds = {kind: (_mean(before[kind]), _mean(after[kind])) for kind in before}
+        return SeedResult(self._seed, *rates, curve, self._recipe.held_out, time.monotonic() - started, steps, kinds)
 
-    async def _measure(self, client: AdminClient, when: str) -> float:
-        """Success on the held-out tasks, which are the same before and after.
+    async def measure(self, client: AdminClient, when: str) -> dict[str, list[float]]:
+        """Rewards on the held-out tasks, which are the same before and after, by kind."""
+        tasks = make_tasks(self._seed, self._recipe.held_out, "held_out", self._tasks.kinds)
+        return await self.play(client, tasks, FROZEN, when, f"{PURPOSE_TAG}={EVALUATION}")
 
-        `DemoFailed` where every rollout failed.
-        """
-        tasks = make_tasks(self._seed, self._recipe.held_out, "held_out")
+    async def play(
+        self, client: AdminClient, tasks: Sequence[TinyTask], policy: str, when: str, *tags: str
+    ) -> dict[str, list[float]]:
+        """Rewards of one rollout a task, by kind. `DemoFailed` where every rollout failed."""
+        kind_of = {task.id: task.kind.name for task in tasks}
+        by_kind: dict[str, list[float]] = {}
         rewards: list[float] = []
         failures: list[RolloutSummary] = []
 
         def progress(event: Progress) -> None:
             if event.stage is Stage.ENDED and event.summary is not None:
                 rewards.append(event.summary.reward or 0.0)
+                by_kind.setdefault(kind_of[event.task_id], []).append(rewards[-1])
                 if event.summary.status is RolloutStatus.FAILED:
                     failures.append(event.summary)
                 self._note(when, len(rewards), f"success {sum(rewards) / len(rewards):.2f}")
 
         assignments = [self._assignment(task, when) for task in tasks]
         runner = RolloutRunner(client, SLOTS, progress=progress)
-        await run_groups(runner, assignments, policy=FROZEN, n=1, tags=(when, f"{PURPOSE_TAG}={EVALUATION}"))
+        await run_groups(runner, assignments, policy=policy, n=1, tags=(when, *tags))
         if len(failures) == len(tasks):
             raise DemoFailed(f"the agent failed on every task: {failures[0].reason}")
-        return sum(rewards) / len(rewards)
+        return by_kind
 
     async def _train(self, client: AdminClient) -> None:
         """Runs rollouts until the trainer has ended. The ledger delays new ones while the trainer has enough."""
@@ -216,6 +243,8 @@ class SeedRunner:
                 "ROLLTAP_TRAINER__LOSS__CLIP_DUAL": str(recipe.clip_dual),
                 "ROLLTAP_TRAINER__LOSS__KL": str(recipe.kl),
                 "ROLLTAP_TRAINER__OPTIMISER__LR_END": str(recipe.lr_end),
+                "ROLLTAP_TRAINER__OPTIMISER__WARMUP": str(recipe.warm_up),
+                "ROLLTAP_TRAINER__COMPUTE__DTYPE": recipe.dtype,
             },
         )
 
@@ -223,7 +252,7 @@ class SeedRunner:
         """New tasks, without end."""
         batch = 0
         while True:
-            for task in make_tasks(self._seed * 100_003 + batch, self._recipe.groups, "train"):
+            for task in make_tasks(self._seed * 100_003 + batch, self._recipe.groups, "train", self._tasks.kinds):
                 yield self._assignment(task, "train")
             batch += 1
 
@@ -243,6 +272,10 @@ class SeedRunner:
         if not path.exists():
             return []
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _scored(summary: RolloutSummary | None) -> bool:

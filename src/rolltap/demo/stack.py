@@ -105,6 +105,9 @@ class Stack:
     model: Path
     policies: dict[str, dict[str, object]]
     replicas: int = 1
+    family: str = "qwen3"  # "": the chat template in the model's folder
+    engine_options: tuple[str, ...] = ()
+    kind: str = "rolltap"  # of the engines
     processes: list[Process] = field(default_factory=list)
     ports: dict[str, int] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
@@ -158,19 +161,20 @@ class Stack:
             "[listen]",
             *(f"{plane}_port = {self.ports[plane]}" for plane in ("agent", "trainer", "admin")),
             "[engines.local]",
-            'kind = "rolltap"',
+            f'kind = "{self.kind}"',
             f'url = "{", ".join(self.engine_url(name) for name in self.engine_names)}"',
         ]
         for name, options in self.policies.items():
             lines.append(f"[policies.{name}]")
-            common = {"engine": "local", "model": "tiny", "tokenizer": str(self.model), "family": "qwen3"}
+            common: dict[str, object] = {"engine": "local", "model": "tiny", "tokenizer": str(self.model)}
+            common |= {"family": self.family} if self.family else {}
             lines += [f"{key} = {_toml_value(value)}" for key, value in {**common, **options}.items()]
         return "\n".join(lines) + "\n"
 
     def start_engine(self, name: str) -> Process:
         """The engine `name` on its port, not ready yet."""
         command = [sys.executable, "-m", "rolltap.engine", "--model", str(self.model), "--name", "tiny"]
-        command += ["--port", str(self.ports[name])]
+        command += ["--port", str(self.ports[name]), *self.engine_options]
         engine = Process.start(name, command, self.folder, {"OMP_NUM_THREADS": "1"})
         self.processes.append(engine)
         return engine

@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from rolltap.addresses import is_loopback
 from rolltap.errors import ConfigError
+from rolltap.network import is_loopback
 
 MIN_KEY = 16
 

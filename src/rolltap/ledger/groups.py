@@ -1,4 +1,4 @@
-"""Groups: opening (if there is room), cancelling and listing them."""
+"""Groups: opening (if there is room), cancelling and listing them, and those that trainers refused too often."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ class GroupSpec:
         if not 1 <= self.n <= MAX_ROLLOUTS:
             raise InvalidRequest(f"a group has 1 to {MAX_ROLLOUTS} rollouts, not {self.n}", param="n")
         self.rule.check(self.n, self.roles)
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A group that trainers refused too often, with the last reason."""
+
+    group: Group
+    reason: str
 
 
 class Groups:
@@ -184,3 +192,24 @@ def _check_same(known: Any, spec: GroupSpec) -> None:
         raise LedgerError(
             f"group {known.id} was opened with another {' and '.join(differing)}; use a new id", param="id"
         )
+
+
+def listed(tx: Tx, policy: str | None, limit: int) -> list[DeadLetter]:
+    statement = sa.select(groups).where(groups.c.status == GroupStatus.DEAD).order_by(groups.c.created_at).limit(limit)
+    if policy is not None:
+        statement = statement.where(groups.c.policy == policy)
+    rows = tx.all(statement)
+    dead_groups = load_groups(tx, [row.id for row in rows])
+    return [DeadLetter(group, row.reason) for group, row in zip(dead_groups, rows, strict=True)]
+
+
+def revive(tx: Tx, group_id: str) -> None:
+    """Makes a dead group ready again and resets its failures."""
+    row = tx.first(sa.select(groups).where(groups.c.id == group_id).with_for_update(key_share=True))
+    if row is None:
+        raise NotFound(f"no group {group_id!r}", param="group_id")
+    if row.status != GroupStatus.DEAD:
+        raise LedgerError(f"group {group_id} is {row.status}, not dead")
+    tx.run(sa.update(groups).where(groups.c.id == group_id).values(status=GroupStatus.COMPLETE, failures=0, reason=""))
+    tx.note("group_revived", group_id, policy=row.policy)
+    tx.wake_trainers()

@@ -1,4 +1,4 @@
-"""Minted keys: their roles, policies, budgets and expiry.
+"""Minted keys: their roles, policies, budgets and expiry; and the audit log.
 
 A key is a record with one or more secrets; the store has only the secrets' hashes. Rotation adds a secret and sets an
 expiry on the previous ones, so the key's id (in claims, rewards and the audit log) stays. No key grants more than it
@@ -10,19 +10,26 @@ cannot mint, so they cannot grant a larger budget.
 
 A key belongs to the tenant of its minter. The deployment's admin keys also mint, list, rotate and revoke keys of other
 tenants.
+
+The audit log is append-only. An entry with the id of the key is written before a change of sessions, policies, tasks
+and keys. Rewards, claims and attempts have the key's id in their own rows.
 """
 
 from __future__ import annotations
 
+import getpass
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.calllog.separation import every_row, rows_of
+from rolltap.calllog.backend import database_clock
+from rolltap.calllog.schema import every_row, rows_of
 from rolltap.contract.keys import (
     MINTED,
     Caller,
@@ -36,7 +43,7 @@ from rolltap.contract.keys import (
 )
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError, NotFound
 from rolltap.ids import new_id
-from rolltap.ledger.schema import key_secrets, keys
+from rolltap.ledger.schema import audit, key_secrets, keys
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.tenants import EVERY_TENANT, acting_for
 
@@ -246,3 +253,58 @@ def _working(tx: Tx) -> dict[str, tuple[Caller, float | None]]:
         budget = KeyBudget(**(row.budget or {}))
         callers[row.hash] = (Caller(row.id, row.role, policies, row.expires_at, row.tenant, budget), remaining_s)
     return callers
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """`at` is in seconds since the epoch by the database's clock; `action` is a route, or a command's name."""
+
+    seq: int
+    at: float
+    key_id: str
+    role: str
+    action: str
+    detail: Mapping[str, Any]
+
+
+class Audit:
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
+
+    async def append(self, key_id: str, role: str, action: str, detail: Mapping[str, Any]) -> None:
+        await self._uow.transact(lambda tx: append(tx.connection, tx.now, key_id, role, action, detail))
+
+    async def newest(self, *, key_id: str | None = None, before: int | None = None, limit: int) -> Sequence[AuditEntry]:
+        """A page of entries, the newest first, of one key if given. `before`: the last `seq` of the previous page."""
+        statement = sa.select(audit).order_by(audit.c.seq.desc()).limit(limit)
+        if key_id is not None:
+            statement = statement.where(audit.c.key_id == key_id)
+        if before is not None:
+            statement = statement.where(audit.c.seq < before)
+        return await self._uow.query(lambda tx: _entries(tx, statement))
+
+
+def append(
+    connection: sa.Connection, at: float, key_id: str, role: str, action: str, detail: Mapping[str, Any]
+) -> None:
+    """Appends an entry in the current transaction."""
+    values = {"at": at, "key_id": key_id, "role": role, "action": action, "detail": dict(detail)}
+    connection.execute(audit.insert().values(values))
+
+
+def _entries(tx: Tx, statement: sa.Select[Any]) -> list[AuditEntry]:
+    return [AuditEntry(row.seq, row.at, row.key_id, row.role, row.action, row.detail) for row in tx.all(statement)]
+
+
+def note_prune(connection: sa.Connection, older_than: str, exported: Sequence[Path]) -> None:
+    """Records in the audit log that this machine's user is about to prune."""
+    detail = {"older_than": older_than, "exported": [str(path) for path in exported]}
+    append(connection, database_clock(connection), f"user {_user()}", "local", "log prune", detail)
+
+
+def _user() -> str:
+    """The name of this process's user; its number if it has no name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # KeyError before Python 3.13
+        return str(os.getuid())

@@ -1,4 +1,7 @@
-"""Operations on open leases: extend, acknowledge, refuse, release, rewind.
+"""Leases: how a trainer gets whole groups with their trajectories, and how a lease ends.
+
+A lease is a row with an expiry by the database's clock. Its groups refer to it by its fencing token, a number that only
+grows. No transaction stays open while a trainer works. A replay leases acknowledged groups, which stay acknowledged.
 
 Delivery is at least once and the effect exactly once if a trainer follows three rules:
 
@@ -8,27 +11,400 @@ Delivery is at least once and the effect exactly once if a trainer follows three
    version of each policy. Groups acknowledged after s are not part of its weights and become available again, and so do
    the groups of its open leases. Versions after the checkpoint's are abandoned.
 3. It keeps its name and its run over restarts, and sends the incarnation of its last rewind with every call. A process
-   of an older incarnation is refused, and so is another trainer (`rolltap.ledger.ownership`).
+   of an older incarnation is refused, and so is another trainer (`rolltap.ledger.policies`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from rolltap.contract.trainer import Rewind, Rewound
-from rolltap.errors import InvalidRequest, LeaseLost, StepRegression
-from rolltap.ledger.base import LedgerSettings
-from rolltap.ledger.controls import end_foreign_control
-from rolltap.ledger.open_leases import end_lease, fail
-from rolltap.ledger.ownership import check_owner, lock_incarnation, new_incarnation, own
-from rolltap.ledger.policies import locked_policy, policy_row, restore
-from rolltap.ledger.schema import demands, groups, lease_groups, leases, trainers
-from rolltap.ledger.unit_of_work import Tx
+from rolltap.calllog.annotations import AnnotationLine, AnnotationSource, append_annotations
+from rolltap.calllog.schema import sessions
+from rolltap.contract.base import check_ttl
+from rolltap.contract.trainer import AnnotateLease, Lease, LeaseRequest, Replay, Rewind, Rewound
+from rolltap.errors import InvalidRequest, LeaseLost, StepRegression, StoreError
+from rolltap.ids import new_id
+from rolltap.ledger.completion import drop
+from rolltap.ledger.groups import DeadLetter, listed, revive
+from rolltap.ledger.policies import (
+    NOTHING_TO_TRAIN,
+    VersionHistory,
+    check_owner,
+    end_foreign_control,
+    fresh,
+    history_of,
+    lock_incarnation,
+    locked_policy,
+    new_incarnation,
+    own,
+    partly_fresh,
+    policy_row,
+    restore,
+    shared_policy,
+)
+from rolltap.ledger.rebuilding import BrokenGroups, OpenedLease
+from rolltap.ledger.schema import demands, groups, lease_groups, leases, rollouts, tasks, trainers
+from rolltap.ledger.schema import leases as lease_rows
+from rolltap.ledger.schema import policies as policy_rows
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork, wait_for
 from rolltap.types import GroupStatus
+
+L = TypeVar("L", covariant=True)
+
+
+class BuildLease(Protocol[L]):
+    """Builds the lease to deliver. See `rolltap.ledger.rebuilding.Rebuilder.lease`."""
+
+    async def __call__(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> L | BrokenGroups: ...
+
+
+class Trainers:
+    """Leases for trainers. `rolltap.ledger.leases` has the rules that a trainer must follow."""
+
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
+
+    async def lease(self, request: LeaseRequest) -> Lease:
+        """Leases groups to the trainer. If there are none, the lease has token 0.
+
+        With `request.replay` it leases acknowledged groups, without waiting and without changing their state.
+        """
+        lease = await self.built(request, self._uow.rebuilder.lease)
+        if lease is not None:
+            return lease
+        policy = await self._uow.query(lambda tx: policy_row(tx, request.policy))
+        return Lease("", request.trainer, request.policy, 0, request.ttl, policy.version, ())
+
+    async def built(self, request: LeaseRequest, build: BuildLease[L]) -> L | None:
+        """Opens a lease and returns the result of `build`; None if there are no groups.
+
+        A group that cannot be rebuilt is removed from the lease and counts a failure. A lease that is not delivered
+        ends at once: its trainer does not know it.
+        """
+        opened, opened_at = await self._open(request), time.monotonic()
+        try:
+            while opened.group_ids:
+                lease = await build(request, opened, opened_at)
+                if not isinstance(lease, BrokenGroups):
+                    return lease
+                await self._return(opened, lease.reasons)
+                remaining_ids = tuple(id for id in opened.group_ids if id not in lease.reasons)
+                opened = replace(opened, group_ids=remaining_ids)
+        except BaseException:
+            await self._undelivered(opened)
+            raise
+        if opened.token:
+            await self._undelivered(opened)
+        return None
+
+    async def _undelivered(self, opened: OpenedLease) -> None:
+        """Ends the lease, also if this request is being cancelled. If the store is away, the lease expires later."""
+        with suppress(StoreError):
+            await asyncio.shield(self._uow.transact(lambda tx: end_undelivered(tx, opened.token)))
+
+    async def _open(self, request: LeaseRequest) -> OpenedLease:
+        if request.replay is not None:
+            replay = request.replay
+            return await self._uow.transact(lambda tx: open_replay_lease(tx, request, replay))
+        enough = min(request.at_least or request.groups, request.groups) if request.wait else 1
+        opened = await self._uow.transact(lambda tx: open_ready_lease(tx, request, at_least=enough))
+        if request.wait and not opened.group_ids:
+            await self._until_ready(request, enough)
+            opened = await self._uow.transact(lambda tx: open_ready_lease(tx, request))
+        return opened
+
+    async def _return(self, opened: OpenedLease, reasons: Mapping[str, str]) -> None:
+        settings = self._uow.settings
+
+        def work(tx: Tx) -> None:
+            for group_id, reason in reasons.items():
+                return_group(tx, group_id, opened.token, reason, settings)
+
+        await self._uow.transact(work)
+
+    async def _until_ready(self, request: LeaseRequest, enough: int) -> None:
+        """Waits until `enough` groups are ready, at most `request.wait` seconds."""
+        deadline = time.monotonic() + request.wait
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            ticket = self._uow.ready.ticket()
+            if await self._uow.query(lambda tx: count_ready(tx, request)) >= enough:
+                return
+            await wait_for(ticket, min(remaining_s, self._uow.settings.poll))
+
+    async def extend(self, lease: LeaseKey, ttl: float | None = None) -> float:
+        """Extends the lease to `ttl` seconds from now; returns `ttl`."""
+        ttl = self._uow.settings.lease_ttl if ttl is None else ttl
+        check_ttl(ttl)
+        return await self._uow.transact(lambda tx: extend(tx, lease, ttl))
+
+    async def acknowledge(self, lease: LeaseKey, step: int) -> int:
+        """Records that the lease's groups are part of step `step`. Only a rewind or a replay leases them again."""
+        return await self._uow.transact(lambda tx: acknowledge(tx, lease, step))
+
+    async def refuse(self, lease: LeaseKey, reason: str, blamed: Sequence[str] = ()) -> int:
+        """Ends a lease that the trainer could not use. `blamed` groups (default: all) count a failure.
+
+        Returns the number of groups that are dead now.
+        """
+        settings = self._uow.settings
+        return await self._uow.transact(lambda tx: refuse(tx, lease, reason, blamed, settings))
+
+    async def release(self, lease: LeaseKey) -> None:
+        """Ends an unused lease: its groups are ready again, without counting a failure."""
+        await self._uow.transact(lambda tx: release(tx, lease))
+
+    async def annotate(self, lease: LeaseKey, posted: AnnotateLease) -> tuple[str, Sequence[AnnotationLine]]:
+        """Appends annotations of the lease's calls; returns the policy and the new annotations."""
+        return await self._uow.transact(lambda tx: annotate(tx, lease, posted))
+
+    async def rewind(self, trainer: str, restored: Rewind) -> Rewound:
+        """Rewinds to a restored checkpoint: later groups become available again, and the trainer owns its policies."""
+        return await self._uow.transact(lambda tx: rewind(tx, trainer, restored))
+
+    async def policies_of_lease(self, lease_id: str) -> Set[str]:
+        """The policy of a lease, as a set; empty if there is no such lease."""
+        return await self._uow.query(lambda tx: _policies_where(tx, lease_rows.c.id == lease_id))
+
+    async def policies_of_trainer(self, trainer: str) -> Set[str]:
+        """The policies that the trainer owns or has ever leased."""
+        owned = sa.select(policy_rows.c.name).where(policy_rows.c.owner == trainer)
+        return await self._uow.query(
+            lambda tx: _policies_where(tx, lease_rows.c.trainer == trainer) | {row.name for row in tx.all(owned)}
+        )
+
+    async def dead_letters(self, policy: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
+        return await self._uow.query(lambda tx: listed(tx, policy, limit))
+
+    async def revive(self, group_id: str) -> None:
+        """Makes a dead group ready again and resets its failures."""
+        await self._uow.transact(lambda tx: revive(tx, group_id))
+
+
+def _policies_where(tx: Tx, which: sa.ColumnElement[bool]) -> set[str]:
+    return {row.policy for row in tx.all(sa.select(lease_rows.c.policy).where(which).distinct())}
+
+
+def open_ready_lease(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> OpenedLease:
+    """Opens a lease on ready groups: highest priority first, then longest ready. None if fewer than `at_least`."""
+    history = announce(tx, request)
+    ready = (
+        sa.select(groups.c.id)
+        .where(*_takeable(request, history), groups.c.status == GroupStatus.COMPLETE)
+        .order_by(groups.c.priority.desc(), groups.c.completed_at, groups.c.id)
+        .limit(request.groups)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    group_ids = tuple(row.id for row in tx.all(ready))
+    if len(group_ids) < at_least:
+        return OpenedLease("", 0, (), history)
+    token, lease_id = open_lease(tx, request, group_ids, replay=False)
+    tx.run(sa.update(groups).where(groups.c.id.in_(group_ids)).values(status=GroupStatus.LEASED, lease_token=token))
+    mask_beyond = request.max_staleness if request.stale == "mask" else None
+    return OpenedLease(lease_id, token, group_ids, history, mask_beyond=mask_beyond)
+
+
+def announce(tx: Tx, request: LeaseRequest) -> VersionHistory:
+    """Records the trainer's demand, ends expired leases and drops groups that are empty or too stale."""
+    history = admit(tx, request)
+    note_demand(tx, request)
+    expire(tx)
+    _drop_untrained(tx, request.policy)
+    if request.max_staleness is not None and request.stale != "keep":
+        _drop_stale(tx, request.policy, _fresh_enough(request, history, request.max_staleness))
+    return history
+
+
+def admit(tx: Tx, request: LeaseRequest) -> VersionHistory:
+    """The policy's version history. Raises `TrainerFenced` if another trainer owns the policy."""
+    lock_incarnation(tx, request.trainer, request.incarnation)
+    policy = shared_policy(tx, request.policy)
+    check_owner(policy, request.trainer)
+    return history_of(tx, policy)
+
+
+def open_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, replay: bool) -> tuple[int, str]:
+    """Inserts a lease on the groups; returns its fencing token and id."""
+    lease_id = new_id()
+    values = {
+        "id": lease_id,
+        "trainer": request.trainer,
+        "policy": request.policy,
+        "replay": replay,
+        "status": "open",
+        "created_at": tx.now,
+        "expires_at": tx.now + request.ttl,
+    }
+    token: int = tx.connection.execute(leases.insert().values(values).returning(leases.c.token)).scalar_one()
+    rows = [{"token": token, "group_id": id, "position": position} for position, id in enumerate(group_ids)]
+    tx.run(lease_groups.insert(), rows)
+    tx.note("leased", lease_id, trainer=request.trainer, policy=request.policy, groups=list(group_ids), replay=replay)
+    return token, lease_id
+
+
+def _takeable(request: LeaseRequest, history: VersionHistory) -> list[sa.ColumnElement[bool]]:
+    """The condition for groups that the request may get if they are free."""
+    own = [groups.c.policy == request.policy, groups.c.oldest_version >= 0]
+    if request.max_staleness is None:
+        return own
+    return [*own, _fresh_enough(request, history, request.max_staleness)]
+
+
+def _fresh_enough(request: LeaseRequest, history: VersionHistory, most: int) -> sa.ColumnElement[bool]:
+    return partly_fresh(history, most) if request.stale == "mask" else fresh(history, most)
+
+
+def count_ready(tx: Tx, request: LeaseRequest) -> int:
+    """The number of groups that a lease would get, including those whose lease has expired."""
+    expired = sa.select(leases.c.token).where(leases.c.status == "open", leases.c.expires_at <= tx.now)
+    free = sa.or_(
+        groups.c.status == GroupStatus.COMPLETE,
+        sa.and_(groups.c.status == GroupStatus.LEASED, groups.c.lease_token.in_(expired)),
+    )
+    history = history_of(tx, policy_row(tx, request.policy))
+    return tx.scalar(sa.select(sa.func.count()).select_from(groups).where(*_takeable(request, history), free))
+
+
+def expire(tx: Tx) -> int:
+    """Ends expired leases; their groups are complete again. Returns the number of leases."""
+    expired_leases = (
+        sa.select(leases)
+        .where(leases.c.status == "open", leases.c.expires_at <= tx.now)
+        .order_by(leases.c.token)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    expired = tx.all(expired_leases)
+    for lease in expired:
+        end_lease(tx, lease, "expired")
+        tx.note("lease_expired", lease.id, trainer=lease.trainer, policy=lease.policy)
+    return len(expired)
+
+
+def end_lease(tx: Tx, lease: Any, status: str) -> int:
+    """Ends a lease without acknowledgement: its groups are complete again. Returns the number of groups."""
+    tx.run(sa.update(leases).where(leases.c.token == lease.token).values(status=status))
+    leased_groups = sa.update(groups).where(groups.c.lease_token == lease.token, groups.c.status == GroupStatus.LEASED)
+    freed = tx.run(leased_groups.values(status=GroupStatus.COMPLETE, lease_token=None))
+    if freed:
+        tx.wake_trainers()
+    return freed
+
+
+def end_undelivered(tx: Tx, token: int) -> None:
+    """Ends a lease that no trainer has received, unless a rewind has ended it."""
+    lease = sa.select(leases).where(leases.c.token == token, leases.c.status == "open")
+    row = tx.first(lease.with_for_update(key_share=True))
+    if row is not None:
+        end_lease(tx, row, "undelivered")
+        tx.note("lease_undelivered", row.id, trainer=row.trainer, policy=row.policy)
+
+
+def fail(tx: Tx, group: Any, reason: str, settings: LedgerSettings) -> bool:
+    """Counts a failure of the group; True if it is dead now."""
+    dead = group.failures + 1 >= settings.max_failures
+    values: dict[str, Any] = {"failures": group.failures + 1, "reason": reason}
+    if dead:
+        values |= {"status": GroupStatus.DEAD, "lease_token": None}
+        tx.note("group_dead", group.id, policy=group.policy, reason=reason)
+    tx.run(sa.update(groups).where(groups.c.id == group.id).values(values))
+    return dead
+
+
+def return_group(tx: Tx, group_id: str, token: int, reason: str, settings: LedgerSettings) -> None:
+    """Removes a group that cannot be delivered from its lease. Counts a failure unless the lease is a replay."""
+    tx.run(sa.delete(lease_groups).where(lease_groups.c.token == token, lease_groups.c.group_id == group_id))
+    leased_group = sa.select(groups).where(groups.c.id == group_id, groups.c.lease_token == token)
+    group = tx.first(leased_group.where(groups.c.status == GroupStatus.LEASED).with_for_update(key_share=True))
+    if group is not None and not fail(tx, group, reason, settings):
+        values = {"status": GroupStatus.COMPLETE, "lease_token": None}
+        tx.run(sa.update(groups).where(groups.c.id == group_id).values(values))
+
+
+def _drop_untrained(tx: Tx, policy: str) -> None:
+    """Drops complete groups without a trained token: a step on them would change no weights and age all others.
+
+    They are dropped here, not when they complete: a policy without a trainer has groups for exports only.
+    """
+    untrained = (
+        sa.select(groups.c.id)
+        .where(groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE, groups.c.oldest_version < 0)
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    for row in tx.all(untrained):
+        drop(tx, row.id, NOTHING_TO_TRAIN)
+
+
+def _drop_stale(tx: Tx, policy: str, fresh_enough: sa.ColumnElement[bool]) -> None:
+    stale = (
+        sa.select(groups.c.id, groups.c.oldest_version)
+        .where(groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE, sa.not_(fresh_enough))
+        .with_for_update(skip_locked=True, key_share=True)
+    )
+    rows = tx.all(stale)
+    if not rows:
+        return
+    ids = [row.id for row in rows]
+    tx.run(sa.update(groups).where(groups.c.id.in_(ids)).values(status=GroupStatus.STALE, reason="too stale"))
+    for row in rows:
+        tx.note("group_stale", row.id, policy=policy, oldest_version=row.oldest_version)
+
+
+def note_demand(tx: Tx, request: LeaseRequest) -> None:
+    groups_held = (
+        sa.select(sa.func.count())
+        .select_from(lease_groups.join(leases, leases.c.token == lease_groups.c.token))
+        .where(leases.c.trainer == request.trainer, leases.c.policy == request.policy, leases.c.replay.is_(False))
+        .where(leases.c.status == "open", leases.c.expires_at > tx.now)
+    )
+    values = {
+        "batch": request.batch or request.groups + tx.scalar(groups_held),
+        "max_staleness": request.max_staleness,
+        "seen_at": tx.now,
+    }
+    if not tx.insert_new(demands, {"trainer": request.trainer, "policy": request.policy, **values}):
+        mine = sa.and_(demands.c.trainer == request.trainer, demands.c.policy == request.policy)
+        tx.run(sa.update(demands).where(mine).values(values))
+
+
+def open_replay_lease(tx: Tx, request: LeaseRequest, replay: Replay) -> OpenedLease:
+    """Opens a lease on acknowledged groups that match `replay`. They can be replayed any number of times."""
+    history = admit(tx, request)
+    group_ids = _matching(tx, request, replay, history)
+    if not group_ids:
+        return OpenedLease("", 0, (), history)
+    token, lease_id = open_lease(tx, request, group_ids, replay=True)
+    return OpenedLease(lease_id, token, group_ids, history, replay=True)
+
+
+def _matching(tx: Tx, request: LeaseRequest, replay: Replay, history: VersionHistory) -> tuple[str, ...]:
+    statement = sa.select(groups.c.id, groups.c.tags).where(
+        groups.c.policy == request.policy,
+        groups.c.status == GroupStatus.ACKNOWLEDGED,
+        groups.c.oldest_version >= 0,
+        groups.c.oldest_version < history.oldest(replay.min_age - 1),
+    )
+    if replay.max_age is not None:
+        statement = statement.where(fresh(history, replay.max_age))
+    if replay.min_reward is not None:
+        statement = statement.where(groups.c.reward_mean >= replay.min_reward)
+    if replay.max_reward is not None:
+        statement = statement.where(groups.c.reward_mean <= replay.max_reward)
+    newest = (groups.c.completed_at.desc(), groups.c.id.desc())
+    statement = statement.order_by(*(newest if replay.order == "newest" else (sa.func.random(),)))
+    group_ids: list[str] = []
+    for row in tx.connection.execute(statement):
+        if set(replay.tags) <= set(row.tags):
+            group_ids.append(row.id)
+        if len(group_ids) == request.groups:
+            break
+    return tuple(group_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +537,41 @@ def rewind(tx: Tx, trainer: str, restored: Rewind) -> Rewound:
     tx.note("rewound", trainer, step=step, incarnation=row.incarnation, acknowledged=returned, leased=freed)
     tx.wake_trainers()
     return Rewound(returned, freed, versions, row.incarnation, row.step)
+
+
+def annotate(tx: Tx, key: LeaseKey, posted: AnnotateLease) -> tuple[str, list[AnnotationLine]]:
+    """Appends annotations of the lease's calls, all or none; returns the lease's policy and the new annotations.
+
+    A retry has no effect. After a crash the trainer rewinds and leases the groups again under another token.
+    """
+    lease = locked_lease(tx, key)
+    if lease.status not in ("open", "acknowledged"):
+        raise LeaseLost(f"lease {key.id} is {lease.status}")
+    if lease.status == "open" and lease.expires_at <= tx.now:
+        raise LeaseLost(f"lease {key.id} expired {tx.now - lease.expires_at:.1f} s ago; extend leases in time")
+    source = AnnotationSource(
+        token=lease.token,
+        lease_id=lease.id,
+        policy=lease.policy,
+        trainer=lease.trainer,
+        step=lease.step,
+        version=posted.version,
+        sessions=_sessions(tx, lease.token),
+    )
+    return lease.policy, append_annotations(tx.connection, tx.now, source, posted.calls)
+
+
+def _sessions(tx: Tx, token: int) -> dict[str, tuple[str, str]]:
+    """The sessions of a lease's rollouts, each with its group and harness."""
+    query = (
+        sa.select(rollouts.c.session_id, rollouts.c.group_id, sessions.c.tags, tasks.c.spec)
+        .join(lease_groups, lease_groups.c.group_id == rollouts.c.group_id)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .join(tasks, tasks.c.digest == groups.c.task_digest)
+        .join(sessions, sessions.c.id == rollouts.c.session_id)
+        .where(lease_groups.c.token == token)
+    )
+    return {
+        row.session_id: (row.group_id, str(json.loads(row.tags).get("harness") or row.spec.get("harness") or ""))
+        for row in tx.all(query)
+    }

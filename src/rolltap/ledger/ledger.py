@@ -3,11 +3,10 @@
 `Ledger` combines its parts. Each part can be read by itself:
 
 * `groups`, `rollouts`, `rewards`: the rollout side. Groups are opened, each rollout reaches one terminal state, rewards
-  are appended. A group's rule decides when it is complete (`rolltap.ledger.rules`).
+  are appended. A group's rule decides when it is complete (`rolltap.ledger.completion`).
 * `submissions`, `nodes`: queued tasks (`rolltap.ledger.task_queue`), and the machines that run them.
-* `trainers`: leases on whole groups (`rolltap.ledger.open_leases`, `rolltap.ledger.leases`, `rolltap.ledger.replay`).
-* `policies`: weight versions and backpressure.
-* `controls`: what trainers set for the rollouts to come.
+* `trainers`: leases on whole groups (`rolltap.ledger.leases`).
+* `policies`, `controls`: weight versions, owners and backpressure, and what trainers set for the rollouts to come.
 * `events`: the log of changes.
 * `keys`, `audit`: permissions, and the log of their use.
 * `tampering`: forbidden actions that agents tried.
@@ -20,33 +19,53 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
-from rolltap.calllog.database import Database, database_clock
+import sqlalchemy as sa
+
+from rolltap.calllog.backend import database_clock
+from rolltap.calllog.database import Database
 from rolltap.errors import StoreError
-from rolltap.ledger.audit import Audit
-from rolltap.ledger.base import CloseSession, LatePeers, LedgerSettings, no_late_peers
-from rolltap.ledger.controls import Controls
-from rolltap.ledger.counts import LedgerCounts, count
-from rolltap.ledger.events import Events
 from rolltap.ledger.groups import Groups
-from rolltap.ledger.keys import Keys
+from rolltap.ledger.keys import Audit, Keys
+from rolltap.ledger.leases import Trainers, expire
 from rolltap.ledger.nodes import Nodes
-from rolltap.ledger.open_leases import expire
-from rolltap.ledger.policies import PolicyVersions
+from rolltap.ledger.policies import Controls, PolicyVersions
 from rolltap.ledger.rebuilding import Rebuilder
 from rolltap.ledger.rewards import Rewards
-from rolltap.ledger.rollouts import Rollouts
+from rolltap.ledger.rollouts import Rollouts, Tampering
+from rolltap.ledger.schema import events, leases, nodes, submissions, submitted
 from rolltap.ledger.submissions import Submissions
-from rolltap.ledger.tampering import Tampering
-from rolltap.ledger.trainers import Trainers
-from rolltap.ledger.unit_of_work import BULK_WITHIN_S, Clock, UnitOfWork
+from rolltap.ledger.unit_of_work import (
+    BULK_WITHIN_S,
+    Clock,
+    CloseSession,
+    LatePeers,
+    LedgerSettings,
+    Tx,
+    UnitOfWork,
+    no_late_peers,
+    wait_for,
+)
 from rolltap.tenants import DEFAULT_TENANT, acting_for
 
 log = logging.getLogger("rolltap.ledger")
 
 SWEEP_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event of the ledger. `seq` gives the order."""
+
+    seq: int
+    at: float
+    kind: str
+    subject: str
+    data: Mapping[str, Any]
 
 
 class Ledger:
@@ -123,3 +142,76 @@ class Ledger:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+
+OVERLAP = 5.0
+
+PAGE = 500
+
+
+class Events:
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
+
+    async def since(self, seq: int, limit: int = PAGE) -> Sequence[Event]:
+        """The first `limit` events after `seq`."""
+        return await self._uow.query(lambda tx: _page(tx, seq, limit))
+
+    async def last(self) -> int:
+        """The greatest `seq` so far; 0 if there are no events."""
+        return await self._uow.query(lambda tx: tx.scalar(sa.select(sa.func.max(events.c.seq))) or 0)
+
+    async def follow(self, seq: int) -> AsyncIterator[Event]:
+        """Yields the events after `seq`, then new ones as they occur."""
+        seen: dict[int, float] = {}
+        while True:
+            ticket = self._uow.changed.ticket()
+            now = await self._uow.query(lambda tx: tx.now)
+            read_to = seq
+            while page := await self.since(read_to):
+                read_to = page[-1].seq
+                for event in page:
+                    if event.seq not in seen:
+                        seen[event.seq] = event.at
+                        yield event
+            seq = max((known for known, at in seen.items() if at <= now - OVERLAP), default=seq)
+            seen = {known: at for known, at in seen.items() if known > seq}
+            await wait_for(ticket, self._uow.settings.poll)
+
+    async def forget(self) -> int:
+        """Deletes events older than the setting `event_memory`; returns their number."""
+        memory = self._uow.settings.event_memory
+        old = sa.delete(events)
+        return await self._uow.transact(
+            lambda tx: tx.run(old.where(events.c.at < tx.now - memory)), within_s=BULK_WITHIN_S
+        )
+
+
+def _page(tx: Tx, seq: int, limit: int) -> list[Event]:
+    statement = sa.select(events).where(events.c.seq > seq).order_by(events.c.seq).limit(limit)
+    return [Event(row.seq, row.at, row.kind, row.subject, row.data) for row in tx.all(statement)]
+
+
+NODE_SILENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCounts:
+    """The number of queued tasks, of open leases by policy, and of nodes that asked for work in the last minute."""
+
+    queued: int
+    leases: Mapping[str, int]
+    nodes: int
+
+
+def count(tx: Tx) -> LedgerCounts:
+    waits = sa.and_(submitted.c.group_id.is_(None), submissions.c.cancelled_at.is_(None))
+    joined = submitted.join(submissions, submissions.c.id == submitted.c.submission_id)
+    is_open = sa.and_(leases.c.status == "open", leases.c.expires_at > tx.now)
+    by_policy = sa.select(leases.c.policy, sa.func.count()).where(is_open).group_by(leases.c.policy)
+    active_nodes = sa.select(sa.func.count()).select_from(nodes).where(nodes.c.asked_at > tx.now - NODE_SILENCE_S)
+    return LedgerCounts(
+        queued=tx.scalar(sa.select(sa.func.count()).select_from(joined).where(waits)),
+        leases=dict(map(tuple, tx.all(by_policy))),
+        nodes=tx.scalar(active_nodes),
+    )

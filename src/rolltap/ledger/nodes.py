@@ -18,13 +18,11 @@ from rolltap.contract.admin import AssignedRollout, ClaimRollouts
 from rolltap.contract.base import check_ttl
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.ids import new_id
-from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.completion import FREE, pending_again, settle
 from rolltap.ledger.rows import load_tasks
 from rolltap.ledger.schema import groups, nodes, rollouts
 from rolltap.ledger.task_queue import TaskQueue, has_queued, open_queued, opens_any
-from rolltap.ledger.unit_of_work import Tx, UnitOfWork, wait_for
-from rolltap.ledger.waiting import note_node
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork, wait_for
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Scoring
 
 
@@ -170,3 +168,14 @@ def _lost(tx: Tx, row: Any) -> dict[str, Any]:
     reason = f"{row.infra_failures + 1} nodes died under it, the last one was {row.node}"
     ended = {"scoring": Scoring.UNSCORABLE, "reason": reason, "cause": Cause.INFRASTRUCTURE, "finished_at": tx.now}
     return {**FREE, **ended, "status": RolloutStatus.LOST, "infra_failures": row.infra_failures + 1}
+
+
+FORGOTTEN_AFTER = 86_400.0
+
+
+def note_node(tx: Tx, name: str, submission: str | None) -> None:
+    """Records that the node asks for work now. Deletes nodes that have not asked for a day."""
+    tx.run(sa.delete(nodes).where(nodes.c.asked_at < tx.now - FORGOTTEN_AFTER))
+    values = {"submission_id": submission, "asked_at": tx.now}
+    if not tx.insert_new(nodes, {"name": name, **values}):
+        tx.run(sa.update(nodes).where(nodes.c.name == name).values(values))

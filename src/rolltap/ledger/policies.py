@@ -1,24 +1,79 @@
-"""Policies: their weight versions, and the number of outstanding groups that their trainers allow."""
+"""Policies: weight versions and their staleness, owners, controls, and room for more groups.
+
+Versions. A number stands for one set of weights forever, and numbers only grow. A trainer that restores an older
+checkpoint abandons the later versions, and its weights continue with the next free number. Example: after 6 to 8 are
+abandoned, 9 stands for the weights of 5. A token of 5 is as fresh as one of 9; a token of 7 comes from abandoned
+weights.
+
+Owners. One incarnation of one trainer owns a policy. A trainer's name belongs to one run: one folder of checkpoints,
+which contains the run's id. Each rewind starts a new incarnation of the run and makes it the owner of the restored
+policies. From then on every call for them contains the trainer's name and incarnation. Calls of an older incarnation
+are refused; the error names the owner and its start. So are calls of another trainer, and of another run with the same
+name, unless it takes over. A policy without an owner can be leased by any trainer that has not rewound (incarnation 0).
+Only an owner may change weights.
+
+Controls are what a policy's trainer has set for the rollouts to come (`rolltap.contract.control`). A control that a
+trainer set belongs to its run: when another run takes the policy, it ends. One that was set on the admin plane stands
+until it is replaced.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 
 from rolltap.contract.admin import NOTHING_SAMPLED
-from rolltap.contract.trainer import OwnerRequest, PolicyState
-from rolltap.errors import ConfigError, LedgerError, UnknownPolicy, VersionTaken
-from rolltap.ledger.base import NOTHING_TO_TRAIN, PolicyStats
-from rolltap.ledger.ownership import check_weights_owner, lock_incarnation
-from rolltap.ledger.rows import OUTSTANDING
-from rolltap.ledger.schema import abandoned, demands, groups, leases, policies, rollouts, version_digests
+from rolltap.contract.base import values_of
+from rolltap.contract.control import RolloutControl
+from rolltap.contract.trainer import OwnerRequest, PolicyState, Rewind
+from rolltap.errors import ConfigError, LedgerError, TrainerFenced, UnknownPolicy, VersionTaken
+from rolltap.ledger.schema import (
+    abandoned,
+    controls,
+    demands,
+    groups,
+    leases,
+    policies,
+    rollouts,
+    trainers,
+    version_digests,
+)
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
-from rolltap.ledger.version_history import history_of
 from rolltap.types import GroupStatus
+from rolltap.wording import utc_text
+
+NOTHING_TO_TRAIN = "nothing to train: no reply in it carries loss"
+"""The reason of a group that was dropped for that."""
+
+OUTSTANDING = (GroupStatus.OPEN, GroupStatus.COMPLETE, GroupStatus.LEASED)
+"""States of groups that count for backpressure: open, ready for a trainer, or leased."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyStats:
+    """Counts of one policy. `room`: the number of groups that may still be opened; None if there is no limit.
+
+    `staleness`: the number of ready groups by the staleness of their oldest trained token. `abandoned`: the number of
+    those with a token of weights that a rewind abandoned, which are in no `staleness`. `untrained`: the number of
+    groups that were dropped because no reply in them is trained. `unanswered`: the number of ended rollouts in which
+    nothing was sampled.
+    """
+
+    policy: str
+    version: int
+    groups: Mapping[str, int]
+    rollouts: Mapping[str, int]
+    outstanding: int
+    room: int | None
+    zero_variance: int
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    abandoned: int = 0
+    untrained: int = 0
+    unanswered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +88,7 @@ class ServedWeights:
 
 
 class PolicyVersions:
-    """A version number stands for one set of weights forever, and only grows (`rolltap.ledger.version_history`)."""
+    """A version number stands for one set of weights forever, and only grows (`rolltap.ledger.policies`)."""
 
     def __init__(self, uow: UnitOfWork) -> None:
         self._uow = uow
@@ -273,3 +328,203 @@ def _stats(tx: Tx, policy: Any, silence: float) -> PolicyStats:
         untrained=tx.scalar(untrained),
         unanswered=tx.scalar(unanswered),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class VersionHistory:
+    """A policy's `version`, and its abandoned spans (first, last) in order. The number after a span stands for the
+    weights of the version before it."""
+
+    version: int
+    abandoned: tuple[tuple[int, int], ...] = ()
+
+    def behind(self, version: int) -> int:
+        """The number of updates between the weights of `version` and the current ones."""
+        for first, last in self.abandoned:
+            if first <= version <= last:
+                return version - first + 1 + self.behind(first - 1)
+        skipped = sum(last - first + 2 for first, last in self.abandoned if first > version)
+        return max(0, self._newest - version - skipped)
+
+    def oldest(self, behind: int) -> int:
+        """The lowest version that is at most `behind` updates behind, ignoring abandoned ones."""
+        version = self._newest - behind
+        for first, last in reversed(self.abandoned):
+            if version > last + 1:
+                break
+            version -= last - first + 2
+        return version
+
+    def meets_abandoned(self, oldest: int, newest: int) -> bool:
+        """Whether a version from `oldest` to `newest` is abandoned."""
+        return any(oldest <= last and first <= newest for first, last in self.abandoned)
+
+    def is_fresh(self, version: int, max_staleness: int) -> bool:
+        """Whether `version` is at most `max_staleness` updates behind, and not abandoned."""
+        return not self.meets_abandoned(version, version) and self.behind(version) <= max_staleness
+
+    @property
+    def _newest(self) -> int:
+        """The served version, or the number with which restored weights will be pushed."""
+        return max(self.version, self.abandoned[-1][1] + 1) if self.abandoned else self.version
+
+
+def history_of(tx: Tx, policy: Any) -> VersionHistory:
+    """The history of the policy with the row `policy`.
+
+    Only rewinds on the current weights' history count: a later rewind may have undone an earlier one.
+    """
+    spans = sa.select(abandoned.c.first, abandoned.c.last).where(abandoned.c.policy == policy.name)
+    effective: list[tuple[int, int]] = []
+    for row in tx.all(spans.order_by(abandoned.c.last.desc())):
+        if not effective or row.last < effective[-1][0] - 1:
+            effective.append((row.first, row.last))
+    return VersionHistory(policy.version, tuple(reversed(effective)))
+
+
+def fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
+    """The condition for groups without a trained token that is staler or of an abandoned version.
+
+    Only a group's oldest and newest version are known. So a group counts as sampled from every version between them.
+    """
+    floor = history.oldest(max_staleness)
+    own = [
+        sa.or_(groups.c.oldest_version > last, groups.c.newest_version < first)
+        for first, last in history.abandoned
+        if last >= floor
+    ]
+    return sa.and_(groups.c.oldest_version >= floor, *own)
+
+
+def partly_fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:
+    """The condition for groups that may have a fresh trained token."""
+    floor = history.oldest(max_staleness)
+    abandoned_only = [
+        sa.and_(groups.c.oldest_version >= first, groups.c.newest_version <= last) for first, last in history.abandoned
+    ]
+    return sa.and_(groups.c.newest_version >= floor, *map(sa.not_, abandoned_only))
+
+
+def lock_trainer(tx: Tx, name: str) -> Any:
+    """The trainer's row, created if it is new, and locked until the transaction ends."""
+    tx.insert_new(trainers, {"name": name, "step": None, "incarnation": 0})
+    return tx.first(sa.select(trainers).where(trainers.c.name == name).with_for_update(key_share=True))
+
+
+def lock_incarnation(tx: Tx, name: str, incarnation: int) -> Any:
+    """Like `lock_trainer`. Raises `TrainerFenced` unless `incarnation` is the trainer's current one."""
+    row = lock_trainer(tx, name)
+    if row.incarnation != incarnation:
+        raise TrainerFenced(
+            f"trainer {name!r} has the newer incarnation {row.incarnation}{_since(row.started_at)}; this call is from "
+            + (
+                f"incarnation {incarnation}: stop this process"
+                if incarnation
+                else "a process that has not rewound: stop this process, or send `incarnation` from rewind's reply"
+            ),
+            param="incarnation",
+        )
+    return row
+
+
+TAKE_OVER = "rolltap train --take-over; in a client, rewind(..., take_over=True)"
+
+
+def check_owner(policy: Any, trainer: str) -> None:
+    """Raises `TrainerFenced` if another trainer owns the policy with the row `policy`."""
+    if policy.owner not in (None, trainer):
+        raise TrainerFenced(
+            f"policy {policy.name!r} is trained by {policy.owner!r}{_since(policy.owned_since)}: stop that trainer "
+            f"first, then let this one take over ({TAKE_OVER})",
+            param="trainer",
+        )
+
+
+def check_weights_owner(policy: Any, trainer: str) -> None:
+    """Raises `TrainerFenced` unless the trainer owns the policy with the row `policy`, as weight changes require."""
+    if policy.owner is None:
+        raise TrainerFenced(f"policy {policy.name!r} has no trainer yet: rewind before changing its weights")
+    check_owner(policy, trainer)
+
+
+def new_incarnation(tx: Tx, name: str, rewind: Rewind) -> Any:
+    """Starts a new incarnation; returns the trainer's row. Raises `TrainerFenced` if another run has the name."""
+    row = lock_trainer(tx, name)
+    if row.run not in (None, rewind.run) and not rewind.take_over:
+        raise TrainerFenced(
+            f"the name {name!r} belongs to another run{_since(row.started_at)}, with other checkpoints: give this "
+            f"trainer another name, or let it take over ({TAKE_OVER})",
+            param="run",
+        )
+    values = {"run": rewind.run, "incarnation": row.incarnation + 1, "started_at": tx.now}
+    tx.run(sa.update(trainers).where(trainers.c.name == name).values(values))
+    return tx.first(sa.select(trainers).where(trainers.c.name == name))
+
+
+def own(tx: Tx, policy: Any, trainer: str, *, take_over: bool) -> Sequence[Any]:
+    """Makes the trainer the owner of the policy with the locked row `policy`; returns the others' open leases on it."""
+    if not take_over:
+        check_owner(policy, trainer)
+    foreign = sa.and_(leases.c.policy == policy.name, leases.c.trainer != trainer, leases.c.status == "open")
+    # Lock leases before demands, in the same order as an acknowledgement.
+    others = tx.all(sa.select(leases).where(foreign).order_by(leases.c.token).with_for_update(key_share=True))
+    if policy.owner != trainer:
+        values = {"owner": trainer, "owned_since": tx.now}
+        tx.run(sa.update(policies).where(policies.c.name == policy.name).values(values))
+        tx.run(sa.delete(demands).where(demands.c.policy == policy.name, demands.c.trainer != trainer))
+        tx.note("policy_owned", policy.name, trainer=trainer, before=policy.owner)
+    return others
+
+
+def _since(at: float | None) -> str:
+    return "" if at is None else f" since {utc_text(at)}"
+
+
+class Controls:
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
+
+    async def set(self, policy: str, control: RolloutControl, by: OwnerRequest | None = None) -> None:
+        """Replaces the policy's control. Raises `TrainerFenced` unless `by`, if given, owns the policy."""
+
+        def work(tx: Tx) -> None:
+            run = None
+            if by is None:
+                locked_policy(tx, policy)
+            else:
+                owned_policy(tx, policy, by)
+                run = tx.scalar(sa.select(trainers.c.run).where(trainers.c.name == by.trainer))
+            tx.run(sa.delete(controls).where(controls.c.policy == policy))
+            values = {**values_of(control), "curriculum": control.curriculum or None}
+            tx.run(controls.insert().values(policy=policy, run=run, **values))
+            tx.note("control_set", policy, trainer=by.trainer if by else None, **values_of(control))
+
+        await self._uow.transact(work)
+
+    async def of(self, policy: str) -> RolloutControl:
+        """The policy's control; an empty one if none was set."""
+        return (await self.with_run(policy))[0]
+
+    async def with_run(self, policy: str) -> tuple[RolloutControl, str | None]:
+        """The policy's control, an empty one if none was set; and the run that set it, None for the admin plane."""
+        rows = await self._uow.select(sa.select(controls).where(controls.c.policy == policy))
+        return (_control(rows[0]), rows[0].run) if rows else (RolloutControl(), None)
+
+
+def end_foreign_control(tx: Tx, policy: str, run: str) -> None:
+    """Ends the policy's control if another run than `run` set it."""
+    foreign = sa.and_(controls.c.policy == policy, controls.c.run != run)
+    row = tx.first(sa.select(controls).where(foreign))
+    if row is not None:
+        tx.run(sa.delete(controls).where(foreign))
+        tx.note("control_ended", policy, run=row.run)
+
+
+def controls_in_force(tx: Tx) -> Mapping[str, RolloutControl]:
+    """The control of each policy for which something is set."""
+    by_policy = {row.policy: _control(row) for row in tx.all(sa.select(controls))}
+    return {policy: control for policy, control in by_policy.items() if control != RolloutControl()}
+
+
+def _control(row: Any) -> RolloutControl:
+    return RolloutControl(row.max_turns, row.temperature, row.n, row.priority, row.curriculum or {})

@@ -1,25 +1,27 @@
-"""Rebuilds trajectories from the call log for the ledger, in this or another process. Read-only.
+"""Rebuilds the trajectories of a lease's groups from the call log, in this or another process. Read-only.
 
 A server does this in another process (`rolltap.proxy.reading_process`), as it takes much more CPU time than the
-ledger's own work.
+ledger's own work. Tokens that the trainer must not train lose their loss here: calls that were recorded after their
+rollout had ended, and with `stale="mask"` tokens that are too stale.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from rolltap.calllog.database import Database, database_clock
+import numpy as np
+
+from rolltap.calllog.backend import database_clock
+from rolltap.calllog.database import Database
 from rolltap.contract.trainer import Lease, LeasedGroup, LeaseRequest, RolloutRecord
 from rolltap.errors import AlignmentError, RecordCorrupt
-from rolltap.ledger.base import TrainedVersions, TrajectoriesOf
-from rolltap.ledger.masking import without_late_calls, without_stale
-from rolltap.ledger.open_leases import OpenedLease
+from rolltap.ledger.policies import VersionHistory
 from rolltap.ledger.rows import load_groups, load_tasks, load_trained_calls, total_reward
 from rolltap.ledger.unit_of_work import Tx
-from rolltap.types import NO_VERSION, Group, Scoring, Task, Trajectory
+from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Group, Scoring, Segment, Task, Trajectory
 
 GROUPS_AT_ONCE = 16
 """Number of groups whose sessions are read and rebuilt together."""
@@ -27,6 +29,18 @@ GROUPS_AT_ONCE = 16
 TrainedCalls = Mapping[str, Sequence[str]]
 """The calls that each rollout had to train when it ended, by rollout id. Its reward knows no other calls: one that was
 under way then, and completed later, is not trained."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLease:
+    """A lease and its groups. If no group was ready, there is no lease and `token` is 0."""
+
+    id: str
+    token: int
+    group_ids: tuple[str, ...]
+    history: VersionHistory
+    replay: bool = False
+    mask_beyond: int | None = None  # tokens with a greater staleness lose their loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +184,107 @@ def _leased_group(group: Group, task: Task, trajectories: Mapping[str, Trajector
         staleness=0 if oldest == NO_VERSION else opened.history.behind(oldest),
         replay=opened.replay,
     )
+
+
+LATE = "late"
+"""The mask reason of a call that came to the store after its rollout's end was settled."""
+
+
+def without_stale(trajectory: Trajectory, history: VersionHistory, max_staleness: int) -> Trajectory:
+    """The trajectory with loss only on tokens of staleness `max_staleness` or less, and not of abandoned versions."""
+    segments = tuple(_only_fresh(segment, history, max_staleness) for segment in trajectory.segments)
+    return replace(trajectory, segments=segments)
+
+
+def without_late_calls(trajectory: Trajectory, known: Collection[str]) -> Trajectory:
+    """The trajectory with loss only on the calls in `known`: those that were recorded when their rollout was scored."""
+    late = {
+        turn.call_id: turn.end - turn.start
+        for segment in trajectory.segments
+        for turn in segment.turns
+        if turn.trained and turn.call_id not in known
+    }
+    if not late:
+        return trajectory
+    segments = tuple(_only_known(segment, known) for segment in trajectory.segments)
+    counts = dict(trajectory.counts)
+    counts["trained_calls"] = counts.get("trained_calls", 0) - len(late)
+    counts["trained_tokens"] = sum(int(segment.loss_mask.sum()) for segment in segments)
+    counts["masked_calls.late"] = len(late)
+    counts["masked_tokens.late"] = sum(late.values())
+    classifications = tuple(
+        replace(one, mask=LATE) if one.call_id in late else one for one in trajectory.classifications
+    )
+    return replace(trajectory, segments=segments, counts=counts, classifications=classifications)
+
+
+def _only_fresh(segment: Segment, history: VersionHistory, max_staleness: int) -> Segment:
+    versions = np.unique(segment.versions[segment.loss_mask]).tolist()
+    stale = [version for version in versions if not history.is_fresh(version, max_staleness)]
+    return _masked(segment, np.isin(segment.versions, stale)) if stale else segment
+
+
+def _only_known(segment: Segment, known: Collection[str]) -> Segment:
+    late = [turn for turn in segment.turns if turn.trained and turn.call_id not in known]
+    if not late:
+        return segment
+    masked = np.zeros(len(segment), dtype=bool)
+    for turn in late:
+        masked[turn.start : turn.end] = True
+    return _masked(segment, masked)
+
+
+def _masked(segment: Segment, masked: np.ndarray) -> Segment:
+    """The segment without loss on the tokens in `masked`, a boolean [L]."""
+    kept = segment.loss_mask & ~masked
+    return replace(
+        segment,
+        loss_mask=kept,
+        logprobs=np.where(kept, segment.logprobs, np.float32(0)),
+        versions=np.where(kept, segment.versions, np.int32(NO_VERSION)),
+        turns=tuple(replace(turn, trained=bool(kept[turn.start : turn.end].any())) for turn in segment.turns),
+        extras={  # routed experts are kept, as they are needed for context tokens as well
+            name: array if name == ROUTED_EXPERTS else _cleared(array, ~kept) for name, array in segment.extras.items()
+        },
+    )
+
+
+def _cleared(array: np.ndarray, where: np.ndarray) -> np.ndarray:
+    cleared = array.copy()
+    cleared[where] = 0
+    return cleared
+
+
+TrajectoriesOf = Callable[[Sequence[str]], Awaitable[Sequence[Trajectory]]]
+"""Rebuilds the trajectories of sessions, in the order of their ids: the reconstructor on the call log."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedVersions:
+    """A trajectory's oldest and newest weight version over its trained tokens, and its trained calls.
+
+    `sampled`: whether a model answered anything in it, as tokens or as text.
+    """
+
+    oldest: int = NO_VERSION
+    newest: int = NO_VERSION
+    calls: tuple[str, ...] = ()
+    sampled: bool = True
+
+    @classmethod
+    def of(cls, trajectory: Trajectory) -> TrainedVersions:
+        calls = tuple(turn.call_id for segment in trajectory.segments for turn in segment.turns if turn.trained)
+        sampled = answered(trajectory)
+        versions = [segment.versions for segment in trajectory.segments if len(segment)]
+        newest = max((int(array.max()) for array in versions), default=NO_VERSION)
+        if newest == NO_VERSION:
+            return cls(calls=calls, sampled=sampled)
+        # Untrained tokens have version -1, which is the largest number when read as unsigned.
+        return cls(min(int(array.view(np.uint32).min()) for array in versions), newest, calls, sampled)
+
+
+def answered(trajectory: Trajectory) -> bool:
+    """Whether a model answered anything in the session. A call that failed or was cut off before its first token, or
+    was passed through and failed, is no answer."""
+    counts = trajectory.counts
+    return bool(counts.get("sampled_tokens") or counts.get("masked_calls.tokens_missing"))

@@ -1,14 +1,17 @@
-"""Rollouts: starting attempts, and finishing each rollout in exactly one terminal state.
+"""Rollouts: starting attempts, finishing each rollout in exactly one terminal state, and acts of tampering.
 
 Attempts are numbered from 1, and each has its own session. A new attempt closes the previous session, and calls from
 older attempts are refused. An attempt that failed because of the infrastructure does not end the rollout: it waits for
 a new attempt, up to `infra_retries` times. The other rollouts of its group are not affected.
+
+Each act of tampering is a row of its session. A rollout gets the counts of its session when it ends.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,18 +20,27 @@ from rolltap.calllog.codec import pack_bytes, unpack_bytes
 from rolltap.contract.admin import NOTHING_SAMPLED, FinishRollout
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, NotFound, RecordCorrupt
-from rolltap.ledger.base import LedgerSettings, StartedRollout, TrainedVersions
 from rolltap.ledger.completion import FREE, pending_again, settle
+from rolltap.ledger.rebuilding import TrainedVersions
 from rolltap.ledger.rows import load_group, locked_group
-from rolltap.ledger.schema import attempts, evaluations, rollouts
-from rolltap.ledger.tampering import append, counted
-from rolltap.ledger.unit_of_work import Tx, UnitOfWork
+from rolltap.ledger.schema import attempts, evaluations, rollouts, tampering
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
+from rolltap.ledger.views import tampering_counts
+from rolltap.tampering import TamperingAct, TamperingKind, count_by_kind
 from rolltap.types import Cause, Group, GroupStatus, Rollout, RolloutStatus, Scoring
 
 log = logging.getLogger("rolltap.ledger")
 
 LATE = "late: a proxy could not reach the store, so calls there may be missing"
 """Why a rollout may have calls that are not trained; part of its reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRollout:
+    """A rollout with a new attempt, and its policy."""
+
+    rollout: Rollout
+    policy: str
 
 
 class Rollouts:
@@ -241,3 +253,34 @@ def _end(tx: Tx, row: Any, ending: FinishRollout, trained: TrainedVersions) -> N
         tx.run(evaluations.insert().values(rollout_id=row.id, seen=pack_bytes(ending.evaluation.encode())))
     outcome = {"status": ending.status, "cause": ending.caused_by, "reason": ending.reason}
     tx.note("rollout_finished", row.id, group_id=row.group_id, **outcome)
+
+
+class Tampering:
+    def __init__(self, uow: UnitOfWork) -> None:
+        self._uow = uow
+
+    async def append(self, session_id: str, act: TamperingAct) -> None:
+        await self._uow.transact(lambda tx: append(tx, session_id, [act]))
+
+    async def of(self, session_id: str) -> Sequence[TamperingAct]:
+        """A session's acts, in order."""
+        return await self._uow.query(lambda tx: acts_of(tx, session_id))
+
+    async def counts(self, session_ids: Sequence[str]) -> dict[str, int]:
+        """The number of acts by session. Sessions without any are left out."""
+        return await self._uow.query(lambda tx: tampering_counts(tx.connection, session_ids))
+
+
+def append(tx: Tx, session_id: str, acts: Iterable[TamperingAct]) -> None:
+    rows = [{"at": tx.now, "session_id": session_id, "kind": each.kind.value, "detail": each.detail} for each in acts]
+    tx.run(tampering.insert(), rows)
+
+
+def acts_of(tx: Tx, session_id: str) -> list[TamperingAct]:
+    mine = sa.select(tampering).where(tampering.c.session_id == session_id).order_by(tampering.c.seq)
+    return [TamperingAct(TamperingKind(row.kind), row.detail) for row in tx.all(mine)]
+
+
+def counted(tx: Tx, session_id: str | None) -> dict[str, int]:
+    """The number of a session's acts by kind."""
+    return count_by_kind(acts_of(tx, session_id)) if session_id else {}

@@ -13,13 +13,9 @@ import sqlalchemy as sa
 
 from rolltap.contract.admin import GroupRule
 from rolltap.errors import NotFound
-from rolltap.ledger.rules import Member
 from rolltap.ledger.schema import groups, rewards, rollouts, tasks
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Cause, Group, GroupStatus, Reward, Rollout, RolloutStatus, Scoring, Task
-
-OUTSTANDING = (GroupStatus.OPEN, GroupStatus.COMPLETE, GroupStatus.LEASED)
-"""States of groups that count for backpressure: open, ready for a trainer, or leased."""
 
 
 def reward_of(row: Any) -> Reward:
@@ -76,17 +72,6 @@ def rule_of(row: Any) -> GroupRule:
 
 def rule_json(rule: GroupRule) -> dict[str, Any]:
     return asdict(rule)
-
-
-def member_of(row: Any, rollout: Rollout) -> Member:
-    return Member(
-        rollout_id=rollout.id,
-        status=rollout.status,
-        scoring=rollout.scoring,
-        scopes=frozenset(reward.scope for reward in rollout.rewards),
-        reward=total_reward(rollout),
-        trained_calls=tuple(row.trained_calls),
-    )
 
 
 def total_reward(rollout: Rollout) -> float | None:

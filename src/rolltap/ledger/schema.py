@@ -4,7 +4,7 @@ Times are seconds since the epoch by the database's clock. Rows of groups and ro
 database keeps `rewards` and `audit` append-only; the code does so for `attempts` and `events`. `leases.token` is the
 fencing token: an autoincrement key, so a later lease always has a greater one.
 
-On Postgres every table also has a column `tenant` (`rolltap.calllog.separation`).
+On Postgres every table also has a column `tenant` (`rolltap.calllog.schema`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from sqlalchemy import (
     Text,
 )
 
-from rolltap.calllog.append_only import append_only
-from rolltap.calllog.schema import metadata
+from rolltap.calllog.schema import append_only, metadata
 from rolltap.tenants import DEFAULT_TENANT
 
 Serial = BigInteger().with_variant(Integer, "sqlite")

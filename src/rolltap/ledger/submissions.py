@@ -1,8 +1,11 @@
-"""Submissions: lists of queued tasks, and their progress.
+"""Submissions: lists of queued tasks, their progress, and what they wait for.
 
 A submission is a list of tasks that share a policy, a group size and a rule. Each task waits in the queue until a node
 asks for work and the policy's trainers have room for another group. Then its group is opened
 (`rolltap.ledger.task_queue`). A group that replaces a zero-variance one belongs to the same submission.
+
+Work waits for a node, for trainers to consume groups, or for their curriculum. A node is alive if it has claims, or has
+asked for work within `NODE_MEMORY` seconds.
 """
 
 from __future__ import annotations
@@ -11,22 +14,23 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import sqlalchemy as sa
 
 from rolltap.contract.admin import GroupRule
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.ids import new_id
-from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.completion import drop, leave_out
 from rolltap.ledger.groups import GroupSpec, insert_task
-from rolltap.ledger.policies import locked_policy
+from rolltap.ledger.policies import demands_of, locked_policy, room
 from rolltap.ledger.rollouts import LATE
 from rolltap.ledger.rows import load_groups, rule_json, task_digest
-from rolltap.ledger.schema import groups, rollouts, submissions, submitted
-from rolltap.ledger.unit_of_work import BULK_WITHIN_S, Tx, UnitOfWork
-from rolltap.ledger.waiting import waits_for
-from rolltap.types import Group, GroupStatus, Task
+from rolltap.ledger.schema import groups, nodes, rollouts, submissions, submitted
+from rolltap.ledger.task_queue import opens_any
+from rolltap.ledger.unit_of_work import BULK_WITHIN_S, LedgerSettings, Tx, UnitOfWork
+from rolltap.types import Group, GroupStatus, RolloutStatus, Task
+from rolltap.wording import utc_text
 
 MAX_TASKS = 10_000
 
@@ -216,3 +220,60 @@ def _load(tx: Tx, id: str, settings: LedgerSettings) -> Submission:
 
 def _unknown(id: str) -> NotFound:
     return NotFound(f"no submission {id!r}", param="id")
+
+
+NODE_MEMORY = 60.0
+"""Seconds. A waiting node asks again sooner, as the longest wait of a claim is shorter."""
+
+
+def waits_for(tx: Tx, submission: Any, queued: int, settings: LedgerSettings) -> str:
+    """What the unclaimed work of a submission (its row) waits for, as text; "" if all of it runs."""
+    free = (
+        sa.select(sa.func.count())
+        .select_from(rollouts.join(groups, groups.c.id == rollouts.c.group_id))
+        .where(groups.c.submission_id == submission.id, groups.c.status == GroupStatus.OPEN)
+        .where(rollouts.c.status == RolloutStatus.PENDING, rollouts.c.node_token.is_(None))
+    )
+    unclaimed = tx.scalar(free)
+    if not unclaimed and queued and not opens_any(tx, submission.id):
+        return f"the curriculum of policy {submission.policy}: it names none of the {queued:,} queued tasks"
+    if unclaimed or (queued and room(tx, submission.policy, settings.trainer_silence) != 0):
+        return _for_a_node(tx, submission.id)
+    return _for_trainers(tx, submission.policy, settings) if queued else ""
+
+
+def _for_a_node(tx: Tx, submission: str) -> str:
+    serves = sa.or_(nodes.c.submission_id.is_(None), nodes.c.submission_id == submission)
+    holding = sa.exists().where(rollouts.c.node == nodes.c.name, rollouts.c.node_expires_at > tx.now)
+    known = sa.select(nodes).where(serves).order_by(nodes.c.name)
+    alive = tx.all(known.where(sa.or_(nodes.c.asked_at > tx.now - NODE_MEMORY, holding)))
+    if alive:
+        return f"a free slot of {_some([row.name for row in alive])}"
+    last = tx.first(sa.select(nodes).where(serves).order_by(nodes.c.asked_at.desc()).limit(1))
+    last_node = f"; the last one, {last.name}, asked at {_time(last.asked_at)}" if last else ""
+    return f"a node: none asks for work (`rolltap node`){last_node}"
+
+
+def _for_trainers(tx: Tx, policy: str, settings: LedgerSettings) -> str:
+    demands = demands_of(tx, policy, settings.trainer_silence)
+    who = _some([f"{row.trainer} (last heard of at {_time(row.seen_at)})" for row in demands])
+    of_policy = sa.select(groups.c.status, sa.func.count()).where(groups.c.policy == policy)
+    counts = dict(map(tuple, tx.all(of_policy.group_by(groups.c.status))))
+    there = ", ".join(
+        f"{counts.get(status, 0)} {name}"
+        for status, name in (
+            (GroupStatus.COMPLETE, "ready"),
+            (GroupStatus.LEASED, "leased"),
+            (GroupStatus.OPEN, "under way"),
+        )
+    )
+    return f"room at the trainers of {policy}: {who}; groups: {there}"
+
+
+def _some(names: Sequence[str], shown: int = 3) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
+def _time(at: float) -> str:
+    return utc_text(at, "%Y-%m-%d %H:%M:%SZ")

@@ -20,9 +20,8 @@ from rolltap.contract.admin import GroupRule
 from rolltap.contract.control import OTHERS, RolloutControl
 from rolltap.errors import InvalidRequest
 from rolltap.ids import new_id
-from rolltap.ledger.controls import controls_in_force
 from rolltap.ledger.groups import GroupSpec, insert_group
-from rolltap.ledger.policies import locked_policy, room
+from rolltap.ledger.policies import controls_in_force, locked_policy, room
 from rolltap.ledger.rows import rule_of, task_of
 from rolltap.ledger.schema import policies, submissions, submitted, tasks
 from rolltap.ledger.unit_of_work import Tx

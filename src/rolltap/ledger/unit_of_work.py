@@ -1,4 +1,4 @@
-"""Transactions of the ledger: connection, database time, and the actions after a commit.
+"""Transactions of the ledger: the settings, a transaction with its time and its events, and what follows a commit.
 
 Every operation of the ledger is a plain function of a `Tx`, run in one call to the database's thread. To avoid
 deadlocks, rows are locked in the order trainer, policy, lease, demand, group, and rows of other trainers only if they
@@ -8,7 +8,7 @@ are free (`SKIP LOCKED`). A rollout is changed only under its group's lock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,15 +16,57 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from rolltap.calllog.database import Database, database_clock
-from rolltap.calllog.dberrors import RETRY_AFTER_S
+from rolltap.calllog.backend import RETRY_AFTER_S, database_clock
+from rolltap.calllog.database import Database
 from rolltap.crash import crash_point
 from rolltap.errors import NotFound, StoreUnavailable
-from rolltap.ledger.base import CloseSession, LatePeers, LedgerSettings, no_late_peers
 from rolltap.ledger.schema import events
 
 if TYPE_CHECKING:
     from rolltap.ledger.rebuilding import Rebuilder
+
+
+LatePeers = Callable[[], Awaitable[Sequence[str]]]
+"""Waits for the calls of other processes; returns the processes that may still have some outside the store."""
+
+
+async def no_late_peers() -> Sequence[str]:
+    """For a ledger with one process: see `LatePeers`."""
+    return ()
+
+
+CloseSession = Callable[[str], Awaitable[None]]
+"""Closes a session, so that later calls with its key are refused. Closing it again has no effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSettings:
+    """Times are in seconds."""
+
+    max_failures: int = 3
+    """A group is dead after this many refusals by trainers."""
+
+    lease_ttl: float = 600.0
+    """Default lifetime of a lease."""
+
+    poll: float = 0.5
+    """Interval at which a waiting lease looks for changes by other processes."""
+
+    open_retry_after: float = 1.0
+    """`Retry-After` if too many groups are outstanding."""
+
+    trainer_silence: float = 600.0
+    """A trainer that took, extended or ended no lease for this long does not count for backpressure."""
+
+    infra_retries: int = 3
+    """Number of retries of a rollout after infrastructure failures. The next such failure ends it."""
+
+    max_generations: int = 4
+    """Maximum number of groups for one task when zero-variance groups are replaced, including the first."""
+
+    event_memory: float = 86_400.0
+    """Time for which events are kept."""
+
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from rolltap.errors import ConfigError
-from rolltap.plugins import known_names, lookup
+from rolltap.extras import known_names, lookup
 from rolltap.protocols.anthropic.dialect import Anthropic
 from rolltap.protocols.base import ClientEnvironment, Dialect
 from rolltap.protocols.gemini.dialect import Gemini

@@ -8,10 +8,8 @@ from typing import Any
 
 import msgspec
 
-from rolltap.calllog.base import CallIntent, CallRow, RequestParts
-from rolltap.calllog.facts import extend_items
-from rolltap.calllog.one_session import decode_session
-from rolltap.calllog.reading import StoredSessions
+from rolltap.calllog.facts import CallIntent, CallRow, RequestParts, extend_items
+from rolltap.calllog.sessions import StoredSessions, decode_session
 from rolltap.decoding import from_json
 from rolltap.errors import RequestError
 from rolltap.protocols.base import FindCall

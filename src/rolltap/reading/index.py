@@ -20,12 +20,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from rolltap.calllog.outline import CallWords
+from rolltap.calllog.outlines import CallWords
 from rolltap.errors import StoreUnavailable
-from rolltap.log_check import LogVerdict
 from rolltap.reading.types import Facet, FacetValue, GroupEffort, SessionQuery, SessionSummary
 from rolltap.reconstructor.exporters.conditions import FilterCondition, Kind
 from rolltap.reconstructor.exporters.select import parse_conditions
+from rolltap.types import LogVerdict
 
 LAYOUT = "4"
 """Version of the file's layout and of what its summaries say. A file of another version is rebuilt."""

@@ -14,12 +14,20 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from rolltap.calllog.changes import ReaderPosition, calls_by_session, changes_since, session_ids
 from rolltap.calllog.database import Database
 from rolltap.calllog.notes import Note, notes_of, tags_after
-from rolltap.calllog.outline import CallOutline, call_words, fetch_summarized, openings
+from rolltap.calllog.outlines import (
+    CallOutline,
+    ReaderPosition,
+    call_words,
+    calls_by_session,
+    changes_since,
+    fetch_summarized,
+    openings,
+    session_ids,
+)
 from rolltap.errors import StoreError
-from rolltap.ledger.reading import SessionOrigin, ledger_changes_since, origins, tampered_since, tampering_counts
+from rolltap.ledger.views import SessionOrigin, ledger_changes_since, origins, tampered_since, tampering_counts
 from rolltap.reading.index import SessionIndex
 from rolltap.reading.types import SessionSummary
 from rolltap.types import EVALUATION, PURPOSE_TAG, Outcome, Session, Task

@@ -25,16 +25,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from rolltap.calllog.base import CallRow
+from rolltap.calllog.facts import CallRow
 from rolltap.contract.admin import HarnessLog, LogEntry
 from rolltap.decoding import from_json
 from rolltap.ids import ALPHABET, ID_LENGTH
-from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.protocols.conversation import Message
 from rolltap.protocols.handles import HANDLE_LENGTH, PREFIX
 from rolltap.reading.decoded import turns
 from rolltap.reconstructor.rules import MaskReason
-from rolltap.types import CallKind, Outcome, Trajectory
+from rolltap.types import CallKind, LogCheck, LogVerdict, Outcome, Trajectory
 
 TOOL_CALL = re.compile(rf"call_[{ALPHABET}]{{{HANDLE_LENGTH - len(PREFIX)}}}")
 """A handle as a tool call's id; harnesses may put text before it."""

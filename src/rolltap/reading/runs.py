@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from rolltap.calllog.mismatch import MismatchSums
+from rolltap.calllog.annotations import MismatchSums
 from rolltap.errors import InvalidRequest
-from rolltap.ledger.reading import GroupRow, PolicyCounts
 from rolltap.ledger.rows import total_reward
+from rolltap.ledger.views import GroupRow, PolicyCounts
 from rolltap.reading.types import GroupEffort, GroupLine, HarnessMismatch, RunLine, RunPoint
 from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Trajectory
 

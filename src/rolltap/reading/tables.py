@@ -22,8 +22,8 @@ import numpy as np
 
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
-from rolltap.moments import utc_text
 from rolltap.reading.types import CallTurn, MessageView, SessionDetail
+from rolltap.wording import utc_text
 
 if TYPE_CHECKING:
     import datasets

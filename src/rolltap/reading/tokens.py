@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rolltap.calllog.annotations import AnnotationStreams
-from rolltap.calllog.base import CallRow
+from rolltap.calllog.facts import CallRow
 from rolltap.reading.types import BreakView, CallTokens, TokenView, TopToken
 from rolltap.types import NO_VERSION, Break, Float32, Int32
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rolltap.calllog.base import CallCompletion, CallIntent, CallLog, RequestParts
+from rolltap.calllog.facts import CallCompletion, CallIntent, CallLog, RequestParts
 from rolltap.ids import new_id
 from rolltap.types import Finish, Outcome, Session
 

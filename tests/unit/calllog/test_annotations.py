@@ -12,21 +12,19 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
-from rolltap.calllog.annotations import annotations_of, streams_of
-from rolltap.calllog.archive import ArchiveWriter, read_archive
+from rolltap.calllog.annotations import NO_SUMS, PolicySums, annotations_of, streams_of, updated_sums
+from rolltap.calllog.archive import ArchiveWriter, export_sessions, import_sessions, read_archive
 from rolltap.calllog.database import Database
-from rolltap.calllog.mismatch import NO_SUMS, PolicySums, updated_sums
 from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import Reason, exported_in, plan_pruning, prune
 from rolltap.calllog.schema import annotations, notes
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.calllog.transfer import export_sessions, import_sessions
 from rolltap.contract.admin import NewNote
 from rolltap.contract.trainer import MAX_TOKENS, AnnotateLease, CallAnnotation, LeaseRequest, Rewind
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, RecordCorrupt, StoreError, TrainerFenced
 from rolltap.ledger.leases import LeaseKey
-from rolltap.ledger.retention import group_uses
+from rolltap.ledger.views import group_uses
 from rolltap.types import VersionSpan
 
 from ..ledger.world import World, key

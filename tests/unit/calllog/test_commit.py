@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rolltap.calllog.commit import MAX_ENTRIES, GroupCommit, PendingWrite
+from rolltap.calllog.sql import MAX_ENTRIES, GroupCommit, PendingWrite
 from rolltap.errors import RecordCorrupt, StoreUnavailable
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from rolltap.calllog.database import Connection, Database, Durability
+from rolltap.calllog.backend import Connection, Durability
+from rolltap.calllog.database import Database
 from rolltap.errors import ConfigError, RecordCorrupt, StoreError, StoreUnavailable
 
 metadata = sa.MetaData()

@@ -9,10 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
-from rolltap.calllog.fact_codec import EncodedFact, encode_fact, pack_fact, unpack_fact
-from rolltap.calllog.facts import Delivery, Fact, same_fact
-from rolltap.calllog.records import read_completion, read_delivery, read_intent, read_session
+from rolltap.calllog.codec import (
+    EncodedFact,
+    encode_fact,
+    pack_fact,
+    read_completion,
+    read_delivery,
+    read_intent,
+    read_session,
+    unpack_fact,
+)
+from rolltap.calllog.facts import CallCompletion, CallIntent, Delivery, Fact, RequestParts, same_fact
 from rolltap.errors import RecordCorrupt
 from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, Outcome, Session, VersionSpan
 

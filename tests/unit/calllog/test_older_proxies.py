@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from rolltap.calllog import versions
-from rolltap.calllog.peers import KeysMark
+from rolltap.calllog.processes import KeysMark
 from rolltap.calllog.schema import VERSION
 from rolltap.errors import ConfigError
 

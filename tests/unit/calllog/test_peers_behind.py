@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rolltap.calllog import process_registry
+from rolltap.calllog import processes
 from rolltap.calllog.database import Database
-from rolltap.calllog.process_registry import PostgresRegistry
+from rolltap.calllog.processes import PostgresRegistry
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.errors import StoreUnavailable
 from rolltap.types import Outcome
@@ -55,7 +55,7 @@ async def test_a_peer_with_facts_outside_the_store_is_behind_though_it_answers(p
 async def test_nobody_waits_for_a_killed_process_once_its_successor_has_its_spool(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_registry, "SILENT_S", 0.3)
+    monkeypatch.setattr(processes, "SILENT_S", 0.3)
     async with process(postgres_url, "a") as a, process(postgres_url, "killed", beat_s=600) as killed:
         session = a_session()
         await killed.open_session(session)

@@ -12,10 +12,10 @@ import asyncpg
 import pytest
 import sqlalchemy as sa
 
-from rolltap.calllog.database import Database, Durability
-from rolltap.calllog.insert import Insert
+from rolltap.calllog.backend import Durability, Insert
+from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.postgres_server import ServerCheck, ServerState
+from rolltap.calllog.postgres import ServerCheck, ServerState
 from rolltap.errors import StoreUnavailable
 
 from .facts import a_completion, a_session, an_intent

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltap.calllog.prompts import Delta, ancestry, in_order, rebuild_prompts
+from rolltap.calllog.sessions import Delta, ancestry, in_order, rebuild_prompts
 from rolltap.errors import RecordCorrupt
 
 tokens = st.lists(st.integers(0, 9), max_size=4)

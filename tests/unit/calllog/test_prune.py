@@ -14,17 +14,18 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from rolltap.calllog import prune as retention
-from rolltap.calllog.base import RequestParts
+from rolltap.calllog.archive import export_sessions, import_sessions
+from rolltap.calllog.facts import RequestParts
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import PruneResult, Reason, exported_in, plan_pruning, prune
 from rolltap.calllog.schema import parts, prunings
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.calllog.transfer import export_sessions, import_sessions
 from rolltap.calllog.verify import verify
 from rolltap.cli.main import app
 from rolltap.contract.trainer import LeaseRequest, Replay
-from rolltap.ledger.retention import group_uses, note_prune
+from rolltap.ledger.keys import note_prune
 from rolltap.ledger.schema import audit
+from rolltap.ledger.views import group_uses
 from rolltap.types import Session
 
 from ..ledger.world import World, key

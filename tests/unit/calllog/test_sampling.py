@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rolltap.calllog.sampling import sampling_flaw, tempered
+from rolltap.calllog.facts import sampling_flaw, tempered
 
 PLAIN = {"model": "m", "max_tokens": 9, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "seed": 3}
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.calllog import spool_writer
-from rolltap.calllog.fact_codec import EncodedFact, encode_fact
+from rolltap.calllog import spool as spool_writer
+from rolltap.calllog.codec import EncodedFact, encode_fact
 from rolltap.calllog.facts import Delivery
-from rolltap.calllog.spool import OPEN_SHARE, START, Spool
-from rolltap.calllog.spool_writer import SpoolWriter
+from rolltap.calllog.spool import OPEN_SHARE, START, Spool, SpoolWriter
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
 
 from .facts import a_completion, an_intent

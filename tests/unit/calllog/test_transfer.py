@@ -9,19 +9,16 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from rolltap.calllog.archive import ArchiveWriter, read_archive
-from rolltap.calllog.base import RequestParts
-from rolltap.calllog.facts import same_fact
+from rolltap.calllog.archive import ArchiveWriter, export_sessions, import_sessions, read_archive
+from rolltap.calllog.codec import completion_row, intent_row
+from rolltap.calllog.facts import RequestParts, same_fact
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.outline import fetch_summarized
-from rolltap.calllog.records import completion_row, intent_row
+from rolltap.calllog.outlines import fetch_summarized
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, notes, parts, prunings, sessions
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.calllog.transfer import export_sessions, import_sessions
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt
-from rolltap.log_check import LogCheck, LogVerdict
-from rolltap.types import Break, BreakReason, Flaw, VersionSpan
+from rolltap.types import Break, BreakReason, Flaw, LogCheck, LogVerdict, VersionSpan
 
 from .facts import a_completion, a_session, an_intent, append, ids
 

@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
-from rolltap.calllog.base import CallIntent, RequestParts
+from rolltap.calllog.codec import completion_row, intent_row
+from rolltap.calllog.facts import CallIntent, RequestParts
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.records import completion_row, intent_row
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, sessions
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.verify import verify

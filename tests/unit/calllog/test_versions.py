@@ -14,14 +14,14 @@ from alembic.script import ScriptDirectory
 
 import rolltap.ledger.schema  # noqa: F401  declares the ledger's tables on the same metadata
 from rolltap.calllog import versions
-from rolltap.calllog.base import CallLog
 from rolltap.calllog.database import Database
+from rolltap.calllog.facts import CallLog
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import VERSION, metadata
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.verify import verify
 from rolltap.errors import ConfigError, StoreError
-from rolltap.ledger.reward_chain import verify_rewards
+from rolltap.ledger.rewards import verify_rewards
 from rolltap.tenants import DEFAULT_TENANT, acting_for, tenant_of, tenant_tags
 
 from ..ledger.world import database_url

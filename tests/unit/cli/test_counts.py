@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from rolltap.cli.tasks import submissions_table
-from rolltap.counted import counted
 from rolltap.ids import new_id
+from rolltap.wording import counted
 
 
 @pytest.mark.parametrize(

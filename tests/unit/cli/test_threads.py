@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from rolltap.calllog.database import in_thread
 from rolltap.cli import export as export_command
-from rolltap.threads import in_thread
 
 
 async def test_a_cancelled_caller_waits_for_its_thread() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, RequestParts
+from rolltap.calllog.facts import CallCompletion, CallIntent, CallRow, RequestParts
 from rolltap.protocols.conversation import Message, Reasoning, Text, ToolCall
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest

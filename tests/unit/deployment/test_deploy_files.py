@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from rolltap.deployment.child import Child
 from rolltap.deployment.description import (
     COMPOSE,
     PASSWORDS,
@@ -23,7 +22,7 @@ from rolltap.deployment.description import (
     proxy_environment,
     redis_arguments,
 )
-from rolltap.deployment.local import LocalDeployment, LocalOptions, program
+from rolltap.deployment.local import Child, LocalDeployment, LocalOptions, program
 from rolltap.settings import KeySettings, LimitSettings, Settings
 
 ROOT = Path(__file__).parents[3]
@@ -186,7 +185,7 @@ def test_a_process_that_ends_at_once_is_started_again_after_pauses_that_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("rolltap.deployment.child.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rolltap.deployment.local.time.monotonic", lambda: now[0])
     child = Child("child", ["false"], tmp_path / "log")
     child.start()
     starts: list[float] = []

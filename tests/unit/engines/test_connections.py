@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rolltap.dead_peers import DEAD_AFTER_S, notice_death
 from rolltap.errors import EngineTimeout
+from rolltap.network import DEAD_AFTER_S, notice_death
 from rolltap.proxy.engines import connections
 from rolltap.proxy.engines.connections import ConnectionBroken, Connections
 from rolltap.proxy.engines.http import EngineHttp

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import rolltap
-from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.database import Database
+from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.protocols.base import WireRequest
 from rolltap.protocols.conversation import Message, Text

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from rolltap.calllog.base import CallRow
 from rolltap.calllog.database import Database
+from rolltap.calllog.facts import CallRow
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.export import export
 from rolltap.cli.log import import_

@@ -18,8 +18,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from rolltap.calllog.base import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.database import Database
+from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.export import export
 from rolltap.contract.admin import FinishRollout, NewReward

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltap.errors import DatasetError
-from rolltap.plugins import known_names
+from rolltap.extras import known_names
 from rolltap.reconstructor.exporters.redact import (
     DETECTORS,
     ENTRY_POINTS,

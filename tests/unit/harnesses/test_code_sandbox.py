@@ -83,13 +83,21 @@ async def workspace(tmp_path: Path) -> AsyncIterator[Make]:
 
 
 async def verdict(check: Evaluator, left: Workspace, evaluate_s: float = 60, **limits: int) -> tuple[Verdict, str]:
+    """The verdict on `left`; the task began with an empty folder `out`."""
+    made: list[Workspace] = []
+
     async def clean() -> Workspace:
-        raise AssertionError("it asked for a clean workspace")
+        made.append(await BubblewrapRuntime(left.folder.parents[1]).prepare(Files({"out/keep": ""})))
+        return made[-1]
 
     evidence = Evidence(
         Task("t", "Answer."), Exit(Ending.DONE, 1.0, 0), left, clean, Limits(evaluate_s=evaluate_s, **limits)
     )
-    return await check.evaluate(evidence), str(evidence.seen)
+    try:
+        return await check.evaluate(evidence), str(evidence.seen)
+    finally:
+        for each in made:
+            await each.close()
 
 
 def harbor(tmp_path: Path, script: str | None = None) -> HarborCheck:
@@ -101,10 +109,6 @@ def harbor(tmp_path: Path, script: str | None = None) -> HarborCheck:
 async def test_code_under_test_writes_no_reward(payload: str, workspace: Make, tmp_path: Path) -> None:
     for check in (CommandCheck(COMMAND, "out/reward.txt"), harbor(tmp_path)):
         left = await workspace({"solution.sh": PAYLOADS[payload], "out/keep": ""})
-        if payload == "moved_folder" and isinstance(check, CommandCheck):
-            with pytest.raises(Unreadable):  # worth 0, and counted
-                await verdict(check, left)
-            continue
         result, seen = await verdict(check, left)
         assert result.scores[0].value == 0.0, seen
         assert "unprotected" not in result.detail
@@ -320,7 +324,7 @@ async def test_code_takes_no_right_away_from_the_judge(workspace: Make) -> None:
     command = f'before="{modes}"; $ROLLTAP_SANDBOXED sh solution.sh; echo "$before" "{modes}"; echo 0 > out/reward.txt'
     result, seen = await verdict(CommandCheck(command, "out/reward.txt"), left)
     assert result.scores[0].value == 0.0
-    assert "700\n700 700\n700\n" in seen
+    assert "755\n700 755\n700\n" in seen
 
 
 async def test_of_an_endless_output_a_part_passes(workspace: Make) -> None:

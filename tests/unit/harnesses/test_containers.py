@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
-from rolltap.harnesses.base import Command, Ending, Endpoint, Limits
+from rolltap.harnesses.base import CodeWork, Command, Ending, Endpoint, Limits
 from rolltap.harnesses.runtimes.apptainer import ApptainerRuntime
 from rolltap.harnesses.runtimes.container import RUN
 from rolltap.harnesses.runtimes.docker import DockerRuntime
@@ -134,30 +134,32 @@ def test_a_command_in_a_container_returns_no_code_of_the_engines(code: int, seen
 
 @pytest.mark.parametrize("client", ["docker", "apptainer"], indirect=True)
 async def test_code_under_test_gets_a_container_beside_the_judges(client: Client, tmp_path: Path) -> None:
-    """The same working copy with the reward covered, another HOME, no mount of the judge's; with docker no network."""
+    """The folder that is named, another HOME, no mount of the judge's; with docker no network."""
     image = tmp_path / "image.sif"
     image.touch()
     places = tmp_path / "places"
     is_docker = client.path.name == "docker"
     made = DockerRuntime("python:3", places) if is_docker else ApptainerRuntime(str(image), places)
     workspace = await made.prepare(Files({"solution.sh": ""}))
-    async with workspace.code_helper(Limits(), time.monotonic() + 60, ("out/reward.txt",)) as helper:
+    (code_folder := tmp_path / "agents").mkdir()
+    after: list[str] = []
+    work = CodeWork(code_folder, lambda: after.append("taken"))
+    async with workspace.code_helper(Limits(), time.monotonic() + 60, work) as helper:
         (place,) = helper.mounts.values()
         judge = replace(LAUNCH, env=helper.env, mounts={"/logs": tmp_path, **helper.mounts})
         await workspace.run(judge, Limits(), 60)
         running = await asyncio.create_subprocess_exec(sys.executable, place / "sandboxed", "./solution", cwd=tmp_path)
         assert await running.wait() == 0
-        assert helper.runs == 1
+        assert (helper.runs, after) == (1, ["taken"])
     judges, code = [argv for argv, _ in client.calls() if argv[0] in ("run", "--quiet")]
     bindings = [options(argv, "--volume") + options(argv, "--bind") for argv in (judges, code)]
     seen, hidden = [{each.split(":")[1]: each for each in some} for some in bindings]
     assert {"/logs", "/run/rolltap", "/workspace"} <= seen.keys()
     assert hidden.keys() & {"/logs", "/run/rolltap"} == set()
-    assert hidden["/workspace/out/reward.txt"].endswith(":ro")
-    assert hidden["/workspace"] == seen["/workspace"]
+    assert hidden["/workspace"] == f"{code_folder}:/workspace"
+    assert seen["/workspace"] == f"{workspace.folder}:/workspace"
     if is_docker:
         assert options(code, "--network") == ["none"]
         assert "--interactive" in code
     assert code[-1] == "./solution"
-    assert not (workspace.folder / "out").exists()
     await workspace.close()

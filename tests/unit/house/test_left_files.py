@@ -20,18 +20,20 @@ READS = {
     *("copy", "copy2", "copyfile", "copytree", "cmp", "dircmp", "write_text", "write_bytes", "touch", "mkdir"),
 }
 ALLOWED = {
-    "changes.py:_files": "lists folders, and no links to folders",
     "changes.py:_same": "compares what is a regular file on both sides, once no process is left",
     "changes.py:apply_changes": "makes folders in a clean workspace, not through links; copies by `LeftFiles`",
     "code_sandbox.py:CodeSandbox.__aenter__": "its own folder",
-    "code_sandbox.py:CoveredFiles._make": "makes new files and folders only, while no code runs",
     "command.py:_clear": "an empty folder in place of what the agent put there, once no process is left",
     "copying.py:CopyBudget.copy": "its target, new",
     "harbor.py:HarborCheck.evaluate": "the task's own tests, and its own folder",
+    "harbor.py:HarborCheck._source": "the task's own test.sh",
+    "intake.py:StartingState.of": "a clean workspace before the agent's changes",
     "opencode.py:_rows": "a copy that `LeftFiles` made, in the reader process",
     "pytest_check.py:_identities": "a clean workspace before the agent's changes",
     "pytest_check.py:_is_python_prefix": "this machine's Python",
     "pytest_check.py:find_configuration": "the same",
+    "python_check.py:PythonProgram.evaluate": "a file in the HOME of the check's own process",
+    "python_check.py:run_check": "the same",
     "tampering.py:_walk": "lists folders, no links to folders",
 }
 """Where something else is done, and why it can be: `module:function`."""

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rolltap.ledger.masking import without_late_calls, without_stale
-from rolltap.ledger.version_history import VersionHistory
+from rolltap.ledger.policies import VersionHistory
+from rolltap.ledger.rebuilding import without_late_calls, without_stale
 from rolltap.types import ROUTED_EXPERTS
 
 from .world import trajectory

@@ -14,18 +14,18 @@ import asyncpg
 import numpy as np
 import sqlalchemy as sa
 
-from rolltap.calllog.append_only import guards
 from rolltap.calllog.database import Database
+from rolltap.calllog.schema import guards
 from rolltap.contract.admin import FinishRollout, GroupRule, NewReward
 from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.errors import NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
-from rolltap.ledger.base import LedgerSettings
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.ledger.schema import audit, metadata, rewards
+from rolltap.ledger.unit_of_work import LedgerSettings
 from rolltap.types import NO_VERSION, CallSpan, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory
 
 KINDS = ("sqlite", "postgresql")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.calllog.base import CallLog
+from rolltap.calllog.facts import CallLog
 from rolltap.calllog.open import open_call_log
 from rolltap.settings import LimitSettings
 from rolltap.tokenizer import HubTokenizer

@@ -23,8 +23,7 @@ from rolltap.proxy.app import Rolltap
 from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
 from rolltap.proxy.engines.base import ChatChunk, ToolDelta
 from rolltap.proxy.server import bind, serve
-from rolltap.settings import Settings
-from rolltap.store_urls import DATABASE
+from rolltap.settings import DATABASE, Settings
 from rolltap.types import Flaw, Outcome
 
 BASH = {

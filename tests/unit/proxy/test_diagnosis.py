@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rolltap.calllog.server_facts import PostgresFacts
+from rolltap.calllog.stats import PostgresFacts
 from rolltap.cli.doctor import differences
 from rolltap.contract.admin import Diagnosis, Finding
 from rolltap.engine.scripted import ScriptedEngine, say

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pytest
 
-from rolltap.calllog.base import CallRow
+from rolltap.calllog.facts import CallRow
 from rolltap.calllog.memory import MemoryCallLog
 from rolltap.errors import SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.ids import new_id

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from rolltap.calllog.base import Condition
+from rolltap.calllog.facts import Condition
 from rolltap.errors import EngineError, StoreUnavailable
 from rolltap.proxy.metrics.scrape_state import ScrapeState, registry_of
 from rolltap.types import Outcome

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.calllog import peers
-from rolltap.calllog.peers import KeysMark
+from rolltap.calllog import processes
+from rolltap.calllog.processes import KeysMark
 from rolltap.errors import ConfigError
 from rolltap.proxy.app import Rolltap
 from rolltap.settings import KeySettings, Settings
@@ -29,12 +29,12 @@ def settings(data: Path, store: str, **keys: str) -> Settings:
 async def test_another_secret_is_refused_while_a_proxy_runs(
     tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(peers, "GONE_WITHIN_S", 0.3)
+    monkeypatch.setattr(processes, "GONE_WITHIN_S", 0.3)
     async with Rolltap.running(settings(tmp_path / "one", postgres_url)) as one:
         with pytest.raises(ConfigError, match=r"another proxy on postgresql://.* has a different keys\.secret"):
             async with Rolltap.running(settings(tmp_path / "two", postgres_url)):
                 pass
-        monkeypatch.setattr(peers, "GONE_WITHIN_S", 3.0)  # the refused one's connections may take a while to end
+        monkeypatch.setattr(processes, "GONE_WITHIN_S", 3.0)  # the refused one's connections may take a while to end
         async with Rolltap.running(settings(tmp_path / "one", postgres_url), spool=tmp_path / "spool"):  # a worker
             pass
         assert "different keys" not in caplog.text

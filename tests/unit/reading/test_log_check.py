@@ -9,8 +9,8 @@ import pytest
 
 from rolltap.contract.admin import HarnessLog, LogEntry
 from rolltap.ids import new_id
-from rolltap.log_check import LogVerdict
 from rolltap.reading.log_check import RecordedReply, compare
+from rolltap.types import LogVerdict
 
 FIRST, SECOND, THIRD, SIDE = (new_id() for _ in range(4))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltap.calllog.outline import LONGEST_OPENING, OPENING_CHARS, opening_of
+from rolltap.calllog.outlines import LONGEST_OPENING, OPENING_CHARS, opening_of
 
 ASKED = "Fix the failing test.\nIt is in tests/."
 SAID = "Fix the failing test. It is in tests/."

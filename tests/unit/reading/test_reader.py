@@ -8,17 +8,16 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from rolltap.calllog.base import RequestParts
-from rolltap.calllog.database import database_clock
+from rolltap.calllog.backend import database_clock
+from rolltap.calllog.facts import RequestParts
 from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.schema import sessions
 from rolltap.contract.admin import NewNote, NewReward
 from rolltap.errors import DatasetError, InvalidRequest, NotFound
 from rolltap.ledger.groups import GroupSpec
-from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.reading.types import MessageView, PartView, SessionQuery
 from rolltap.tampering import TamperingAct, TamperingKind
-from rolltap.types import Task
+from rolltap.types import LogCheck, LogVerdict, Task
 
 from ..calllog.facts import a_completion, an_intent
 from .conftest import QUESTION, SYSTEM, ReadHouse
@@ -180,7 +179,7 @@ async def test_tampering_and_a_log_that_differs_are_in_a_sessions_line(reading: 
     await reading.reader.settle()
     (line,) = (await reading.reader.sessions(SessionQuery(where=("log_check=mismatch",)))).sessions
     assert line == (await reading.reader.session(odd.session_id)).summary
-    listed = (await reading.home.client.get("/sessions"))["sessions"]
+    listed = (await reading.home.client.get("/read/sessions"))["sessions"]
     assert {row["id"]: row["tampering"] for row in listed} == {honest.session_id: 0, odd.session_id: 2}
 
 

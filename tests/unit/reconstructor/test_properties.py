@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltap.plugins import known_names
+from rolltap.extras import known_names
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import SWITCHABLE, Rules
 from rolltap.reconstructor.strategies import ENTRY_POINTS, STRATEGIES

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rolltap.contract.trainer import LeasedGroup, RolloutRecord
-from rolltap.plugins import known_names
+from rolltap.extras import known_names
 from rolltap.trainer_client import attention
 from rolltap.trainer_client.find_recipe import ENTRY_POINTS, make_recipe
 from rolltap.trainer_client.network import PolicyNetwork

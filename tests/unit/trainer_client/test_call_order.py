@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from rolltap.call_order import call_order
 from rolltap.trainer_client.step import view
-from rolltap.types import Break, BreakReason, Segment, Trajectory
+from rolltap.types import Break, BreakReason, Segment, Trajectory, call_order
 
 from .acting import rewarded, spoken
 from .making import group, record

@@ -10,7 +10,7 @@ import pytest
 
 from rolltap.contract.trainer import LeasedGroup, all_equal
 from rolltap.errors import AlignmentError
-from rolltap.ledger.rules import zero_variance
+from rolltap.ledger.completion import zero_variance
 from rolltap.trainer_client import estimators
 from rolltap.trainer_client.packing import PackedRow
 from rolltap.trainer_client.scoring import Normalise, Overlong, check, informative

@@ -14,8 +14,7 @@ from rolltap.cli.view import metrics_files
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
 from rolltap.proxy.viewer.runs import metrics_of
-from rolltap.settings import Settings
-from rolltap.store_urls import store_url
+from rolltap.settings import Settings, store_url
 from rolltap.types import Task
 
 from .conftest import Viewed

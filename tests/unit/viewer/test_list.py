@@ -13,7 +13,7 @@ import pytest
 
 from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.harnesses.client import ClaimedRollout
-from rolltap.ledger.reading import GroupQuery
+from rolltap.ledger.views import GroupQuery
 from rolltap.proxy.viewer.listing import ListAddress, address_of
 from rolltap.proxy.viewer.pages import QUIET_S, Pages
 from rolltap.reading import opened_reader

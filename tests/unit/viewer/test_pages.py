@@ -14,7 +14,6 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from rolltap.log_check import LogCheck, LogVerdict
 from rolltap.proxy.viewer import pages
 from rolltap.proxy.viewer.app import LINK_S, Access
 from rolltap.proxy.viewer.one_file import one_file
@@ -22,7 +21,7 @@ from rolltap.proxy.viewer.session import BREAKS, MASKS
 from rolltap.proxy.viewer.templating import ago, duration, figure, moment
 from rolltap.reconstructor.rules import MaskReason
 from rolltap.tampering import TamperingAct, TamperingKind
-from rolltap.types import BreakReason
+from rolltap.types import BreakReason, LogCheck, LogVerdict
 
 from ..reading.conftest import QUESTION, SYSTEM
 from .conftest import HOSTILE, Viewed

@@ -7,7 +7,7 @@ what is really on the disk. Held-out tasks use file names that no training task 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -143,12 +143,12 @@ def snapshot(folder: Path) -> dict[str, str]:
     return tree
 
 
-def make_tasks(seed: int, n: int, split: Split) -> list[TinyTask]:
+def make_tasks(seed: int, n: int, split: Split, kinds: Sequence[TaskKind] = KINDS) -> list[TinyTask]:
     """`n` tasks in a seeded order that uses every kind before it repeats one."""
     rng = random.Random(f"{split}:{seed}")
     tasks: list[TinyTask] = []
     while len(tasks) < n:
-        for kind in rng.sample(KINDS, len(KINDS)):
+        for kind in rng.sample(kinds, len(kinds)):
             tasks.append(make_task(kind, f"{split}-{seed}-{len(tasks)}", rng, split))
     return tasks[:n]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from rolltap.calllog.append_only import guards
-from rolltap.calllog.separation import separate
+from rolltap.calllog.schema import guards, separate
 
 revision = "0015"
 down_revision = "0014"

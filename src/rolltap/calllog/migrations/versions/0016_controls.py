@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-from rolltap.calllog.separation import separate
+from rolltap.calllog.schema import separate
 
 revision = "0016"
 down_revision = "0015"

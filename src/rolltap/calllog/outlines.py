@@ -1,25 +1,36 @@
-"""Reads outlines of calls without decoding their tokens, for many sessions at a time.
+"""What an index of the log reads: outlines of calls without their tokens, their words, and the changes since a look.
 
 An outline reads a few columns of a call's rows and the heads of its packed arrays, so a page of hundreds of sessions is
 cheap. `call_words` reads the text that a call added to its session, for a text index.
+
+Clocks of several proxies differ and a spool writes late. So `changes_since` covers the last `MARGIN_S` seconds again,
+and `calls_by_session` finds what was still missed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 
-from rolltap.calllog.base import token_counts
-from rolltap.calllog.codec import count_packed, unpack_bytes
-from rolltap.calllog.reading import CHUNK, fetch_parts
-from rolltap.calllog.records import CompletionDetail, IntentDetail, StoredRequest, readable_sessions, split_hashes
-from rolltap.calllog.schema import call_completions, call_intents, sessions
+from rolltap.calllog.codec import (
+    CompletionDetail,
+    IntentDetail,
+    StoredRequest,
+    count_packed,
+    readable_sessions,
+    split_hashes,
+    unpack_bytes,
+)
+from rolltap.calllog.facts import token_counts
+from rolltap.calllog.schema import call_completions, call_intents, notes, sessions
+from rolltap.calllog.sessions import CHUNK, fetch_parts, model_of
 from rolltap.decoding import json_decoder, msgpack_decoder
+from rolltap.ids import first_id_at
 from rolltap.types import NO_VERSION, Session
 
 HEAD_BYTES = 32
@@ -70,20 +81,16 @@ class CallOutline:
     versions: tuple[int, int] | None
 
 
-class _Head(msgspec.Struct):
-    """The field of a request's body that an outline needs."""
-
-    model: str | None = None
-
-
 _intent_detail = json_decoder(IntentDetail)
+
 _completion_detail = json_decoder(CompletionDetail)
+
 INSTRUCTIONS = "# AGENTS.md instructions"
 """How Codex begins the message with a repository's instructions; they follow in tags."""
 
 _TAG = re.compile(r"<([A-Za-z][\w.-]{0,63})(?: [^<>]{0,200})?>")
+
 _stored_request = msgpack_decoder(StoredRequest)
-_head = json_decoder(_Head)
 
 
 def outlines(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, list[CallOutline]]:
@@ -133,14 +140,6 @@ def version_bounds(spans: Sequence[tuple[int, int, int]]) -> tuple[int, int] | N
     """The lowest and the highest weight version of a completion's spans; None if no version is known."""
     known = [version for version, _, _ in spans if version != NO_VERSION]
     return (min(known), max(known)) if known else None
-
-
-def model_of(head: bytes) -> str:
-    """The requested model of a recorded request; empty if its head has none."""
-    try:
-        return _head.decode(head).model or ""
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return ""
 
 
 def _length(column: sa.Column[Any]) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
@@ -299,3 +298,70 @@ def _texts(item: bytes) -> Iterator[str]:
 
 def _chunks(keys: Sequence[Any]) -> Iterable[Sequence[Any]]:
     return (keys[start : start + CHUNK] for start in range(0, len(keys), CHUNK))
+
+
+MARGIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderPosition:
+    """A reader's last look: its time, the count and greatest id of its sessions, its open calls."""
+
+    at: float
+    sessions: int
+    last_session: str
+    open_calls: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Ids of new and of changed sessions. `missing`: the reader lacks some older sessions too.
+
+    `calls` maps the ids of recent calls to their sessions; the reader may have some of them. `ended`: open calls that
+    have ended.
+    """
+
+    new_sessions: Sequence[str]
+    missing: bool
+    changed_sessions: Sequence[str]
+    calls: dict[str, str]
+    ended: Sequence[str]
+
+
+def changes_since(connection: sa.Connection, position: ReaderPosition) -> Changes:
+    columns = call_intents.c
+    count = connection.scalar(sa.select(sa.func.count()).select_from(sessions)) or 0
+    newer = sa.select(sessions.c.id).where(sessions.c.id > position.last_session).order_by(sessions.c.id)
+    new = [row[0] for row in connection.execute(newer)] if position.sessions else []
+    recent = sa.select(columns.id, columns.session_id).where(columns.id >= first_id_at(position.at - MARGIN_S))
+    closed = sa.select(sessions.c.id).where(sessions.c.closed_at >= position.at - MARGIN_S)
+    changed = [row[0] for row in connection.execute(closed)]
+    if sa.inspect(connection).has_table(notes.name):
+        with_notes = sa.select(notes.c.session_id).where(notes.c.id >= first_id_at(position.at - MARGIN_S)).distinct()
+        changed += [row[0] for row in connection.execute(with_notes)]
+    return Changes(
+        new_sessions=new,
+        missing=count > position.sessions + len(new),
+        changed_sessions=changed,
+        calls={row[0]: row[1] for row in connection.execute(recent)} if position.sessions else {},
+        ended=_ended(connection, list(position.open_calls)),
+    )
+
+
+def _ended(connection: sa.Connection, call_ids: Sequence[str]) -> list[str]:
+    ended: list[str] = []
+    for start in range(0, len(call_ids), CHUNK):
+        some = call_completions.c.call_id.in_(call_ids[start : start + CHUNK])
+        ended += [row[0] for row in connection.execute(sa.select(call_completions.c.call_id).where(some))]
+    return ended
+
+
+def session_ids(connection: sa.Connection) -> list[str]:
+    """The ids of all sessions, the newest first."""
+    return [row[0] for row in connection.execute(sa.select(sessions.c.id).order_by(sessions.c.id.desc()))]
+
+
+def calls_by_session(connection: sa.Connection) -> dict[str, int]:
+    """The number of calls by session, without sessions that have none."""
+    column = call_intents.c.session_id
+    return {row[0]: row[1] for row in connection.execute(sa.select(column, sa.func.count()).group_by(column))}

@@ -1,4 +1,8 @@
-"""Reads the call log's tables: sessions, a session's calls with their prompts, a call's complete request."""
+"""Reads the call log's tables: sessions, a session's calls with their prompts, a call's complete request.
+
+Stored prompts are deltas to the parent call's; `rebuild_prompts` makes them whole. `fingerprint` shows whether a
+session has changed, without reading it.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,27 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any
 
+import msgspec
+import numpy as np
 import sqlalchemy as sa
 
-from rolltap.calllog.base import CallCompletion, CallIntent, CallRow, RequestParts
-from rolltap.calllog.codec import unpack_bytes, unpack_ids
-from rolltap.calllog.facts import extend_items
-from rolltap.calllog.prompts import Delta, ancestry, in_order, rebuild_prompts
-from rolltap.calllog.records import (
+from rolltap.calllog.codec import (
     INTENT_HASHES,
     Row,
+    StoredRequest,
     read_completion,
     read_intent,
     read_request,
     read_session,
     split_hashes,
+    unpack_bytes,
+    unpack_ids,
 )
-from rolltap.calllog.schema import call_completions, call_intents, deliveries, parts, sessions
-from rolltap.calllog.separation import every_row
+from rolltap.calllog.facts import CallCompletion, CallIntent, CallRow, RequestParts, extend_items
+from rolltap.calllog.schema import call_completions, call_intents, deliveries, every_row, parts, sessions
+from rolltap.decoding import json_decoder, msgpack_decoder
 from rolltap.errors import NotFound, RecordCorrupt
-from rolltap.types import Call, Session
+from rolltap.types import Call, Int32, Session
 
 CHUNK = 500
 """Number of keys in one query."""
@@ -214,3 +220,154 @@ def _chunks(keys: Iterable[Any]) -> Iterable[list[Any]]:
     iterator = iter(keys)
     while chunk := list(islice(iterator, CHUNK)):
         yield chunk
+
+
+Fingerprint = tuple[float | None, str | None, int, int, int]
+"""Closing time, log check, and the counts of intents, completions and deliveries, which only grow."""
+
+
+def fingerprint(connection: sa.Connection, session_id: str) -> Fingerprint:
+    """The session's fingerprint. Raises `NotFound`."""
+    known = connection.execute(
+        sa.select(sessions.c.closed_at, sessions.c.log_check).where(sessions.c.id == session_id)
+    ).first()
+    if known is None:
+        raise NotFound(f"no session {session_id!r}", param="session_id")
+    joined = call_intents.outerjoin(call_completions, call_completions.c.call_id == call_intents.c.id)
+    joined = joined.outerjoin(deliveries, deliveries.c.call_id == call_intents.c.id)
+    counts = sa.select(
+        sa.func.count(call_intents.c.id),
+        sa.func.count(call_completions.c.call_id),
+        sa.func.count(deliveries.c.call_id),
+    ).select_from(joined)
+    intents, ended, delivered = connection.execute(counts.where(call_intents.c.session_id == session_id)).one()
+    return known.closed_at, known.log_check, intents, ended, delivered
+
+
+def fetch_session(connection: sa.Connection, session_id: str) -> StoredSessions:
+    return fetch_sessions(connection, [session_id])
+
+
+def decode_session(stored: StoredSessions) -> tuple[Session, list[CallRow], dict[str, str]]:
+    """The session, its calls in order, and the requested model by call id."""
+    ((session, rows),) = decode_rows(stored).values()
+    decoder = msgpack_decoder(StoredRequest)
+    models = {row[0]: model_of(decoder.decode(unpack_bytes(row[-1])).head) for row in stored.calls.intents}
+    return session, rows, models
+
+
+def session_of_call(connection: sa.Connection, call_id: str) -> str:
+    """The session id of a call. Raises `NotFound`."""
+    session_id = connection.scalar(sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id))
+    if session_id is None:
+        raise NotFound(f"no call {call_id!r}", param="call_id")
+    return session_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """The tokens that a stored call adds."""
+
+    id: str
+    parent_id: str | None
+    shared: int
+    new_ids: Int32
+    output_ids: Int32
+
+
+def rebuild_prompts(deltas: Iterable[Delta]) -> dict[str, Int32]:
+    """The prompt of every call. Raises `RecordCorrupt` for a missing parent, a cycle, or an impossible `shared`."""
+    by_id = {delta.id: delta for delta in deltas}
+    children: dict[str | None, list[Delta]] = defaultdict(list)
+    for delta in by_id.values():
+        if delta.parent_id is not None and delta.parent_id not in by_id:
+            raise RecordCorrupt(f"call {delta.id}: its parent {delta.parent_id} is not in the log")
+        children[delta.parent_id].append(delta)
+    prompts: dict[str, Int32] = {}
+    empty = np.empty(0, np.int32)
+    heads = [(delta, empty) for delta in children[None]]
+    while heads:
+        head, context = heads.pop()
+        chain = _chain(head, context, children)
+        buffer = _fill(chain, context[: head.shared], prompts)
+        for delta in chain:
+            end = len(prompts[delta.id]) + len(delta.output_ids)
+            heads += [(child, buffer[:end]) for child in children[delta.id] if child.id not in prompts]
+    if len(prompts) != len(by_id):
+        unreached = min(by_id.keys() - prompts.keys())
+        raise RecordCorrupt(f"call {unreached}: its ancestors form a cycle")
+    return prompts
+
+
+def _chain(head: Delta, context: Int32, children: Mapping[str | None, list[Delta]]) -> list[Delta]:
+    """`head`, then repeatedly the first child that extends the whole context."""
+    _check(head, len(context))
+    chain = [head]
+    length = head.shared + len(head.new_ids) + len(head.output_ids)
+    while extension := next((child for child in children[chain[-1].id] if child.shared == length), None):
+        chain.append(extension)
+        length += len(extension.new_ids) + len(extension.output_ids)
+    return chain
+
+
+def _check(delta: Delta, available: int) -> None:
+    if not 0 <= delta.shared <= available:
+        raise RecordCorrupt(f"call {delta.id}: shares {delta.shared} tokens, but its parent has {available}")
+
+
+def _fill(chain: list[Delta], prefix: Int32, prompts: dict[str, Int32]) -> Int32:
+    """Fills and returns the chain's buffer; adds the prompts to `prompts` as views of it."""
+    size = len(prefix) + sum(len(delta.new_ids) + len(delta.output_ids) for delta in chain)
+    buffer = np.empty(size, np.int32)
+    buffer[: len(prefix)] = prefix
+    view = buffer.view()
+    view.flags.writeable = False
+    end = len(prefix)
+    for delta in chain:
+        prompt_end = end + len(delta.new_ids)
+        buffer[end:prompt_end] = delta.new_ids
+        prompts[delta.id] = view[:prompt_end]
+        end = prompt_end + len(delta.output_ids)
+        buffer[prompt_end:end] = delta.output_ids
+    return view
+
+
+def ancestry(call_ids: Iterable[str], parents: Mapping[str, str | None]) -> set[str]:
+    """`call_ids` and all their ancestors in `parents`."""
+    related: set[str] = set()
+    for call_id in call_ids:
+        current: str | None = call_id
+        while current is not None and current not in related and current in parents:
+            related.add(current)
+            current = parents[current]
+    return related
+
+
+def in_order(parents: Mapping[str, str | None]) -> list[str]:
+    """The ids, sorted, but each parent before its children (clocks of several proxies may differ)."""
+    ordered: dict[str, None] = {}
+    for call_id in sorted(parents):
+        path: dict[str, None] = {}
+        current: str | None = call_id
+        while current is not None and current not in ordered and current in parents and current not in path:
+            path[current] = None
+            current = parents[current]
+        ordered.update(dict.fromkeys(reversed(path)))
+    return list(ordered)
+
+
+class _Head(msgspec.Struct):
+    """The field of a request's body that an outline needs."""
+
+    model: str | None = None
+
+
+_head = json_decoder(_Head)
+
+
+def model_of(head: bytes) -> str:
+    """The requested model of a recorded request; empty if its head has none."""
+    try:
+        return _head.decode(head).model or ""
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return ""

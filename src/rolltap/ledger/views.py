@@ -1,18 +1,21 @@
-"""Reads the ledger for viewers: rollouts with their group and task, groups, policies and curves of a run.
+"""Read-only views of the ledger, for viewers, datasets and `rolltap log prune`.
 
-Read-only functions of a connection. They find nothing if the ledger has no tables yet.
+Functions of a connection: rollouts with their group and task, groups, policies, curves of a run, the state of a run,
+and which sessions are still needed. They find nothing if the ledger has no tables yet.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from rolltap.calllog.codec import unpack_bytes
+from rolltap.calllog.database import Database
+from rolltap.calllog.prune import GroupUse
 from rolltap.errors import NotFound
 from rolltap.ledger.rows import load_groups, load_tasks, total_reward
 from rolltap.ledger.schema import (
@@ -20,16 +23,23 @@ from rolltap.ledger.schema import (
     evaluations,
     events,
     groups,
+    lease_groups,
+    leases,
     policies,
     rewards,
     rollouts,
+    submissions,
+    submitted,
     tampering,
     tasks,
+    trainers,
 )
 from rolltap.ledger.unit_of_work import Tx
-from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Group, Rollout, Scoring, Task
+from rolltap.tampering import TamperingAct, TamperingKind
+from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Group, GroupStatus, Rollout, Scoring, Task
 
 EVENT_MARGIN_S = 30.0
+
 LAST_ACTS = 1000
 
 
@@ -121,6 +131,16 @@ def tampering_counts(connection: sa.Connection, session_ids: Sequence[str]) -> d
     return {row[0]: row[1] for row in connection.execute(query)}
 
 
+def tampering_acts(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, list[TamperingAct]]:
+    """The acts of tampering by session, in order. Sessions without any are left out."""
+    acts: dict[str, list[TamperingAct]] = {}
+    if has_ledger(connection):
+        query = sa.select(tampering).where(tampering.c.session_id.in_(session_ids)).order_by(tampering.c.seq)
+        for row in connection.execute(query):
+            acts.setdefault(row.session_id, []).append(TamperingAct(TamperingKind(row.kind), row.detail))
+    return acts
+
+
 @dataclass(frozen=True, slots=True)
 class GroupRow:
     """A group, and its row with the columns that `Group` does not have."""
@@ -148,6 +168,7 @@ class GroupQuery:
 
 
 ALL_GROUPS = GroupQuery()
+
 _MEASURES = sa.cast(groups.c.tags, sa.Text).like(sa.literal_column(f"'%\"{PURPOSE_TAG}={EVALUATION}\"%'"))
 """A literal, not a parameter: Postgres takes two parameters for different expressions, and so rejects the grouping."""
 
@@ -301,3 +322,154 @@ def completed_groups(connection: sa.Connection, policy: str, limit: int) -> Sequ
     ended = groups.c.completed_at
     last = sa.select(groups).where(groups.c.policy == policy, ended.is_not(None)).order_by(ended.desc(), groups.c.id)
     return connection.execute(last.limit(limit)).all()[::-1]
+
+
+GIVEN_UP = 20
+"""Maximum number of listed dead groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLine:
+    """An open lease. `step` is the last one that its trainer acknowledged."""
+
+    trainer: str
+    groups: int
+    replay: bool
+    step: int | None
+    created_at: float
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLine:
+    """A node with claims on the policy's rollouts, which expire at `expires_at` without a heartbeat."""
+
+    name: str
+    rollouts: int
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLine:
+    """A dead group with the last reason."""
+
+    group_id: str
+    failures: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """`waiting_tasks`: submitted tasks without a group. `waiting_rollouts`: unclaimed rollouts of open groups."""
+
+    waiting_tasks: int
+    waiting_rollouts: int
+    leases: tuple[LeaseLine, ...]
+    nodes: tuple[NodeLine, ...]
+    dead: tuple[DeadLine, ...]
+
+
+def run_state(connection: sa.Connection, policy: str) -> RunState:
+    if not has_ledger(connection):
+        return RunState(0, 0, (), (), ())
+    tx = Tx(connection, 0.0)
+    tasks = sa.select(sa.func.count()).select_from(submitted.join(submissions))
+    tasks = tasks.where(
+        submitted.c.group_id.is_(None), submissions.c.policy == policy, submissions.c.cancelled_at.is_(None)
+    )
+    of_policy = sa.select(groups.c.id).where(groups.c.policy == policy, groups.c.status == GroupStatus.OPEN)
+    waiting = sa.select(sa.func.count()).where(
+        rollouts.c.group_id.in_(of_policy), rollouts.c.status == "pending", rollouts.c.node.is_(None)
+    )
+    return RunState(
+        tx.scalar(tasks) or 0,
+        tx.scalar(waiting) or 0,
+        tuple(LeaseLine(*row) for row in tx.all(_leases(policy))),
+        tuple(NodeLine(*row) for row in tx.all(_nodes(policy))),
+        tuple(DeadLine(*row) for row in tx.all(_dead(policy))),
+    )
+
+
+def _leases(policy: str) -> sa.Select[*tuple[Any, ...]]:
+    groups = sa.select(sa.func.count()).where(lease_groups.c.token == leases.c.token).scalar_subquery()
+    return (
+        sa.select(leases.c.trainer, groups, leases.c.replay, trainers.c.step, leases.c.created_at, leases.c.expires_at)
+        .join(trainers, trainers.c.name == leases.c.trainer)
+        .where(leases.c.policy == policy, leases.c.status == "open")
+        .order_by(leases.c.created_at)
+    )
+
+
+def _nodes(policy: str) -> sa.Select[*tuple[Any, ...]]:
+    return (
+        sa.select(rollouts.c.node, sa.func.count(), sa.func.max(rollouts.c.node_expires_at))
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .where(groups.c.policy == policy, rollouts.c.node_expires_at.is_not(None), rollouts.c.node.is_not(None))
+        .where(rollouts.c.status.in_(("pending", "running")))
+        .group_by(rollouts.c.node)
+        .order_by(rollouts.c.node)
+    )
+
+
+def _dead(policy: str) -> sa.Select[*tuple[Any, ...]]:
+    return (
+        sa.select(groups.c.id, groups.c.failures, groups.c.reason)
+        .where(groups.c.policy == policy, groups.c.status == GroupStatus.DEAD)
+        .order_by(groups.c.created_at.desc())
+        .limit(GIVEN_UP)
+    )
+
+
+PAGE = 100
+
+
+async def all_groups(database: Database) -> AsyncIterator[tuple[Group, Task]]:
+    """Every group with its rollouts, rewards and task, streamed; none if the ledger has no tables yet."""
+    after = ""
+    while page := await database.query(lambda connection, after=after: _page(connection, after)):
+        for group_and_task in page:
+            yield group_and_task
+        after = page[-1][0].id
+
+
+def _page(connection: sa.Connection, after: str) -> list[tuple[Group, Task]]:
+    if not sa.inspect(connection).has_table(groups.name):
+        return []
+    tx = Tx(connection, 0.0)
+    query = sa.select(groups.c.id).where(groups.c.id > after).order_by(groups.c.id).limit(PAGE)
+    ids = [row.id for row in tx.all(query)]
+    tasks = load_tasks(tx, ids)
+    groups_by_id = {group.id: group for group in load_groups(tx, ids)}
+    return [(groups_by_id[group_id], tasks[group_id]) for group_id in ids]
+
+
+_USES: Mapping[str, GroupUse] = {
+    GroupStatus.ACKNOWLEDGED: GroupUse.ACKNOWLEDGED,
+    GroupStatus.STALE: GroupUse.ABANDONED,
+    GroupStatus.DEAD: GroupUse.ABANDONED,
+    GroupStatus.DROPPED: GroupUse.ABANDONED,
+}
+
+
+def group_uses(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, tuple[GroupUse, float | None]]:
+    """The use of the groups of sessions, and when a group was acknowledged. Sessions without a group are left out.
+
+    Sessions of a rollout's earlier attempts have the same use as that of its last attempt.
+    """
+    if not session_ids or not sa.inspect(connection).has_table(groups.name):
+        return {}
+    leased_groups = sa.select(lease_groups.c.group_id).join(leases, leases.c.token == lease_groups.c.token)
+    replayed = groups.c.id.in_(leased_groups.where(leases.c.status == "open"))
+    query = (
+        sa.select(attempts.c.session_id, groups.c.status, groups.c.acked_at, replayed.label("leased"))
+        .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .where(attempts.c.session_id.in_(session_ids))
+    )
+    use_by_session: dict[str, tuple[GroupUse, float | None]] = {}
+    for row in connection.execute(query):
+        use = _USES.get(row.status, GroupUse.WAITING)
+        if row.leased and use is not GroupUse.WAITING:
+            use = GroupUse.REPLAYED
+        use_by_session[row.session_id] = (use, row.acked_at)
+    return use_by_session

@@ -1,9 +1,23 @@
-"""Times on record, in seconds since 1970: which are possible, and how people read them."""
+"""Small pieces of the texts that people read: a number with its noun, a suggestion, a time."""
 
 from __future__ import annotations
 
+import difflib
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 session`, `2,000 sessions`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean codex?` for a name that is near a known one, else nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
 
 LATEST = 253_370_764_800.0
 """9999-01-01. A later time has no date."""

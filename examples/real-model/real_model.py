@@ -1,0 +1,220 @@
+"""A pretrained language model on two cores: recorded, fine-tuned by TRL, then trained by GRPO.
+
+    python real_model.py OUT                    everything; stages that OUT/results.json has are not run again
+    python real_model.py OUT --stages record sft
+
+Stages: `zero` measures the model as it is. `record` has a teacher drive mini-swe-agent through the proxy, which records
+it. `sft` exports the episodes and fine-tunes the model on them with TRL: on the right ones of a teacher that never
+errs, and on all of one that does. `grpo` trains from the second by `rolltap train`; `control` does the same with
+shuffled rewards. Success is on tasks whose file names no training task has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fetch import fetch
+from world import TASKS
+
+from rolltap.cli.demo import prepare_folder
+from rolltap.demo.learn import POLICIES, DemoRecipe, SeedRunner, ShuffledRewards
+from rolltap.demo.stack import Process, Stack
+from rolltap.engine.tiny.tasks import make_tasks
+from rolltap.harnesses.client import AdminClient
+
+STAGES = ("zero", "record", "sft", "grpo", "control")
+TEACHERS = {"right": 0.0, "errs": 0.4}
+TEACHER = "teacher"
+ENGINE = ("--context", "1024", "--slots", "64")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is done; the defaults take about an hour on two cores."""
+
+    episodes: int = 128
+    held_out: int = 128
+    steps: int = 40
+    batch: int = 8
+    sft_lr: float = 1e-4
+
+
+SMALL = Sizes(episodes=8, held_out=4, steps=2, batch=2)
+"""For a test of the script."""
+
+
+def grpo(sizes: Sizes) -> DemoRecipe:
+    return DemoRecipe(
+        steps=sizes.steps, lr=3e-5, lr_end=1.0, epochs=1, kl=0.0, clip_high=0.3, held_out=sizes.held_out, warm_up=3,
+        dtype="bfloat16",
+    )  # fmt: skip
+
+
+@dataclass(eq=False)
+class TeacherStack(Stack):
+    """The proxy before a scripted engine that knows the commands, with the model's own tokenizer."""
+
+    errs: float = 0.0
+    kind: str = "vllm"
+    policies: dict[str, dict[str, object]] = field(default_factory=lambda: {TEACHER: {"pin": {"temperature": 1.0}}})
+
+    def start_engine(self, name: str) -> Process:
+        command = [sys.executable, str(Path(__file__).with_name("world.py")), str(self.model), str(self.ports[name])]
+        engine = Process.start(name, command, self.folder, {"TEACHER_ERRS": str(self.errs)})
+        self.processes.append(engine)
+        return engine
+
+
+def note(part: str, done: int, text: str) -> None:
+    if done % 8 == 0:
+        print(f"  {part} {done}: {text}", flush=True)
+
+
+@dataclass
+class RealModel:
+    """The stages over one folder."""
+
+    out: Path
+    model: Path
+    sizes: Sizes
+
+    def zero(self) -> dict[str, Any]:
+        return self._measured(self.model, "zero")
+
+    def record(self) -> dict[str, Any]:
+        return {name: self._record(name, errs) for name, errs in TEACHERS.items()}
+
+    def sft(self) -> dict[str, Any]:
+        results = {}
+        for name, where in (("right", ["--where", "reward>=1"]), ("errs", [])):
+            data = self.out / f"data-{name}"
+            shutil.rmtree(data, ignore_errors=True)
+            store = self.out / f"record-{name}" / "data" / "rolltap.db"
+            command = ["export", str(data), "--store", f"sqlite:///{store}", "--format", "sft-tokens", *where]
+            subprocess.run([sys.executable, "-m", "rolltap", *command], check=True)
+            seconds = fine_tune(self.model, data, self.out / f"sft-{name}", self.sizes)
+            results[name] = {"seconds": seconds, **self._measured(self.out / f"sft-{name}", f"sft-{name}")}
+        return results
+
+    def grpo(self) -> dict[str, Any]:
+        return self._trained("grpo", None)
+
+    def control(self) -> dict[str, Any]:
+        return self._trained("control", ShuffledRewards(0))
+
+    def _record(self, name: str, errs: float) -> dict[str, Any]:
+        folder = self._folder(f"record-{name}")
+        with TeacherStack(folder, self.model, family="", errs=errs) as stack:
+            runner = SeedRunner(stack, grpo(self.sizes), 0, None, note, TASKS)
+            tasks = make_tasks(0, self.sizes.episodes, "train", TASKS.kinds)
+
+            async def play() -> dict[str, list[float]]:
+                async with AdminClient(stack.admin_url, stack.keys["admin"]) as client:
+                    return await runner.play(client, tasks, TEACHER, f"record {name}")
+
+            return rates(asyncio.run(play()))
+
+    def _measured(self, model: Path, name: str) -> dict[str, Any]:
+        folder = self._folder(f"measured-{name}")
+        with Stack(folder, model, POLICIES, family="", engine_options=ENGINE) as stack:
+            runner = SeedRunner(stack, grpo(self.sizes), 0, None, note, TASKS)
+
+            async def play() -> dict[str, list[float]]:
+                async with AdminClient(stack.admin_url, stack.keys["admin"]) as client:
+                    return await runner.measure(client, name)
+
+            return rates(asyncio.run(play()))
+
+    def _trained(self, name: str, shuffled: ShuffledRewards | None) -> dict[str, Any]:
+        folder = self._folder(name)
+        with Stack(folder, self.out / "sft-errs", POLICIES, family="", engine_options=ENGINE) as stack:
+            runner = SeedRunner(stack, grpo(self.sizes), 0, shuffled, note, TASKS)
+            return asdict(asyncio.run(runner.run()))
+
+    def _folder(self, name: str) -> Path:
+        folder = self.out / name
+        prepare_folder(folder)
+        return folder.absolute()
+
+
+def rates(by_kind: dict[str, list[float]]) -> dict[str, Any]:
+    everything = [reward for rewards in by_kind.values() for reward in rewards]
+    kinds = {kind: sum(rewards) / len(rewards) for kind, rewards in sorted(by_kind.items())}
+    return {"success": sum(everything) / len(everything), "tasks": len(everything), "kinds": kinds}
+
+
+def fine_tune(model: Path, data: Path, out: Path, sizes: Sizes) -> float:
+    """One epoch on the recorded tokens by TRL; the seconds that it took."""
+    import torch
+    from datasets import load_dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+
+    rows = load_dataset("parquet", data_files=str(data / "train-*.parquet"), split="train")
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    settings = SFTConfig(
+        str(out),
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        per_device_train_batch_size=sizes.batch,
+        learning_rate=sizes.sft_lr,
+        warmup_steps=4,
+        num_train_epochs=1,
+        bf16=True,
+        use_cpu=True,
+        logging_steps=2,
+        report_to="none",
+        save_strategy="no",
+        gradient_checkpointing=False,
+        seed=0,
+    )
+    started = time.monotonic()
+    trainer = SFTTrainer(
+        model=network, args=settings, train_dataset=rows, processing_class=AutoTokenizer.from_pretrained(model)
+    )
+    trainer.train()
+    seconds = time.monotonic() - started
+    shutil.copytree(model, out, ignore=shutil.ignore_patterns("model.safetensors"), dirs_exist_ok=True)
+    network.float().save_pretrained(out)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--model", type=Path, help="a Hugging Face folder; default: SmolLM2, fetched")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES)
+    parser.add_argument("--small", action="store_true", help="a few tasks and steps: a test of this script")
+    parser.add_argument("--steps", type=int, help="of GRPO")
+    given = parser.parse_args()
+    out: Path = given.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    sizes = SMALL if given.small else Sizes()
+    sizes = replace(sizes, steps=given.steps or sizes.steps)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    run = RealModel(out, given.model or fetch(out / "smollm2"), sizes)
+    path = out / "results.json"
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"sizes": asdict(sizes)}
+    for stage in STAGES:
+        if stage in given.stages and stage not in results:
+            print(stage, flush=True)
+            started = time.monotonic()
+            results[stage] = getattr(run, stage)()
+            results[stage]["stage_seconds"] = round(time.monotonic() - started)
+            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    for stage, result in results.items():
+        print(stage, json.dumps({key: value for key, value in result.items() if isinstance(value, (int, float))}))
+
+
+if __name__ == "__main__":
+    main()

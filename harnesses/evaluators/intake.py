@@ -1,0 +1,206 @@
+"""Which of an agent's changes an evaluation takes into a clean copy of the task. An allow-list.
+
+Without a task's `takes` these come in: source files and documents with plain names, in plain folders. A tool reads none
+of them unless the code or the task names it. Everything else stays what it was when the agent began: tests, whatever
+configures a tool, whatever a tool picks up by its name or place, links, and kinds that this list does not know.
+
+With `takes` the task's patterns decide. One with a wildcard still brings nothing that is hidden or known to configure a
+tool; a pattern brings such a file if it names it: `"takes": ["src/*", "pyproject.toml"]`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rolltap.harnesses.changes import UNSEEN, Change, ChangeKind
+
+SOURCES = re.compile(
+    r"\.(py|pyi|pyx|c|h|cc|cpp|cxx|hh|hpp|rs|go|java|kt|scala|cs|fs|swift|js|mjs|cjs|jsx|ts|mts|tsx|vue|svelte|rb|php|pl|lua"
+    r"|r|jl|hs|ml|ex|erl|clj|dart|zig|sql|proto|f90)",
+    re.IGNORECASE,
+)
+DOCUMENTS = re.compile(r"\.(txt|md|rst|csv|tsv|html|css|svg|tex|po|png|jpg|gif|pdf)", re.IGNORECASE)
+"""New ones come in; of those that the task has, any may be what the agent's answer is compared with."""
+
+PLAIN = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_-]{0,99}|__init__|__main__")
+"""A folder or the stem of a file: no dot, so neither hidden nor `jest.config.js`, `x.dist-info`, `x.cpython-311.so`."""
+
+TESTS = re.compile(
+    r"(.*/)?(tests?|specs?|testing)(\.[^/]+)?(/.*)?|(.*/)?(test_[^/]*|[^/]*_test|[^/]*[._]spec|[^/]*\.test)\.[^/.]+",
+    re.IGNORECASE,
+)
+PLACES = frozenset(
+    (
+        *("node_modules", "bower_components", "site-packages", "dist-packages", "venv", "env", "META-INF"),
+        *("__pycache__", "sitecustomize", "usercustomize"),
+    )
+)
+"""Folders that tools look into wherever they lie."""
+NAMES = re.compile(
+    r"(conftest|sitecustomize|usercustomize|setup|hatch_build|noxfile|fabfile|dodo|pavement|conanfile)\.py"
+    r"|(conanfile|cmakelists|requirements|constraints)\.txt|build\.rs|(gulp|grunt|jake)file\.(js|mjs|cjs|ts)",
+    re.IGNORECASE,
+)
+"""Source files and documents that tools pick up by their names alone."""
+NAMES_OF_NEW = frozenset(("tasks.py",))
+"""The same, where projects have modules of that name, too."""
+
+CONFIGURES = re.compile(
+    r"[^/]*(config|conf|rc|setup|workspace)\.[^/.]+|[^/]*\.(pth|pyc|pyo|so|egg-link|cfg|ini|toml|mk|cmake|opts|gradle|kts"
+    r"|gemspec|lock)|[^/]*(make|rake|gem|docker|just|task|build|proc|jenkins|vagrant)file|build|workspace|package\.json"
+    r"|pom\.xml|build\.xml|deno\.json|composer\.json|rust-toolchain",
+    re.IGNORECASE,
+)
+"""What no wildcard of a `takes` brings."""
+INTERPRETER = re.compile(
+    r"(.*/)?(python|pypy|node|deno|bun|ruby|perl|php|lua|bash|dash|ksh|zsh|sh|tsx|Rscript|julia)[\d.]*|source|\."
+)
+BEFORE_A_PROGRAM = re.compile(
+    r"\w+=.*|!|if|then|elif|else|while|until|do|\(|\{|exec|env|time|timeout|nice|command|run|[\d.]+[smh]?|-.*"
+)
+WILD = re.compile(r"[*?[]")
+
+
+@dataclass(frozen=True, slots=True)
+class StartingState:
+    """The files of a task before the agent came, its folders, and those of them that Python imports from.
+
+    `modules`: the files by their path up to the first dot of their name.
+    """
+
+    files: frozenset[str]
+    folders: frozenset[str]
+    roots: frozenset[str]
+    modules: Mapping[str, Sequence[str]]
+
+    @classmethod
+    def of(cls, clean: Path) -> StartingState:
+        files, folders, roots = set[str](), set[str](), set[str]()
+        modules = dict[str, list[str]]()
+        for place, inner, names in os.walk(clean):
+            inner[:] = [name for name in inner if name not in UNSEEN]
+            folder = os.path.relpath(place, clean).removeprefix(".")
+            folders.add(folder)
+            files |= {os.path.join(folder, name) for name in names}
+            for name in names:
+                modules.setdefault(os.path.join(folder, name.partition(".")[0]), []).append(os.path.join(folder, name))
+            if "__init__.py" not in names:
+                roots.add(folder)
+        return cls(frozenset(files), frozenset(folders), frozenset(roots), modules)
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """`takes`: the task's patterns of paths (`*` matches `/`, too); () for the allow-list alone. `refused`: paths that
+    never come in."""
+
+    start: StartingState
+    takes: Collection[str] = ()
+    refused: Collection[str] = ()
+
+    def brings_of(self, agents: Path) -> Callable[[Change], bool]:
+        """Whether a change that is in the agent's copy comes in."""
+
+        def brings(change: Change) -> bool:
+            is_link = change.kind is not ChangeKind.DELETED and (agents / change.path).is_symlink()
+            return self.brings(change.path, is_link=is_link)
+
+        return brings
+
+    def brings(self, path: str, *, is_link: bool = False) -> bool:
+        """Whether the change of `path` comes in."""
+        if path in self.refused:
+            return False
+        if not self.takes:
+            return not is_link and self._is_plain(path)
+        matching = [pattern for pattern in self.takes if fnmatchcase(path, pattern)]
+        return any(not WILD.search(pattern.rpartition("/")[2]) for pattern in matching) or (
+            bool(matching) and not self._configures(path)
+        )
+
+    def _is_plain(self, path: str) -> bool:
+        *folders, name = path.split("/")
+        stem, suffix = os.path.splitext(name)
+        is_known = SOURCES.fullmatch(suffix) or (path not in self.start.files and DOCUMENTS.fullmatch(suffix))
+        return (
+            bool(is_known)
+            and all(PLAIN.fullmatch(each) for each in (*folders, stem))
+            and not TESTS.fullmatch(path)
+            and not self._configures(path)
+        )
+
+    def _configures(self, path: str) -> bool:
+        """Whether a tool would find `path` by its name or place, or Python in place of a module that it has."""
+        *folders, name = path.split("/")
+        is_new = path not in self.start.files
+        return (
+            any(each.startswith((".", "-")) or not each.isprintable() for each in (*folders, name))
+            or not PLACES.isdisjoint(folders)
+            or NAMES.fullmatch(name) is not None
+            or (is_new and name.lower() in NAMES_OF_NEW)
+            or CONFIGURES.fullmatch(path.rpartition("/")[2]) is not None
+            or any(each.endswith((".dist-info", ".egg-info", ".egg")) for each in folders)
+            or (is_new and (self._shadows(path) or self._displaces(path)))
+        )
+
+    def _shadows(self, path: str) -> bool:
+        """Whether a new module has the name of one of Python's own, in a folder that Python may import from."""
+        parts = path.split("/")
+        return any(
+            part.partition(".")[0] in sys.stdlib_module_names and "/".join(parts[:place]) in self.start.roots
+            for place, part in enumerate(parts)
+            if place == len(parts) - 1 or "/".join(parts[: place + 1]) not in self.start.folders
+        )
+
+    def _displaces(self, path: str) -> bool:
+        """Whether an import would find the new `path` where it found a file or folder that stays the task's."""
+        parts = path.split("/")
+        for place, part in enumerate(parts):
+            name = "/".join((*parts[:place], part.partition(".")[0]))
+            if place == len(parts) - 1 and name in self.start.folders:
+                return True
+            if any(not self.brings(each) for each in self.start.modules.get(name, ())):
+                return True
+        return False
+
+
+def programs_of(judge: str, start: StartingState) -> set[str]:
+    """The files of the task that a judge's text starts as programs, in the clear: they decide, so they stay the task's.
+
+    What the helper starts is what is judged, and not among them.
+    """
+    found = set[str]()
+    lexer = shlex.shlex(judge, posix=True, punctuation_chars=";|&()\n")
+    lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "#", True
+    words: list[str] = []
+    with suppress(ValueError):  # an open quotation ends what can be told
+        for word in (*lexer, ";"):
+            if word.strip(";|&()\n"):
+                words.append(word)
+                continue
+            program = _program_of(words)
+            found |= {each for each in start.files if program and f"/{each}".endswith(f"/{program}")}
+            words = []
+    return found
+
+
+def _program_of(words: Sequence[str]) -> str:
+    """The path of the file that a simple command runs, without its folder's; "" if it runs none of its own."""
+    rest = list(words)
+    while rest and BEFORE_A_PROGRAM.fullmatch(rest[0]):
+        rest = rest[1:]
+    if rest and INTERPRETER.fullmatch(rest[0]):
+        if "-m" in rest:
+            rest = [f"{each.replace('.', '/')}.py" for each in rest[rest.index("-m") + 1 :][:1]]
+        else:
+            rest = [each for each in rest[1:] if not each.startswith("-")]
+    name = rest[0] if rest else ""
+    return name.removeprefix("$PWD/").removeprefix("/workspace/").removeprefix("./") if "$ROLLTAP" not in name else ""

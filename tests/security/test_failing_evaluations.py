@@ -1,0 +1,126 @@
+"""An agent that makes its own evaluation fail is worth 0 and counted: it does not choose to be left out.
+
+Each case is a whole rollout. `BREAKERS` have what an agent leaves for evaluators that judge the task's own files; in
+`BROKEN` are evaluators that judge nothing at all, whose failure is nobody's reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rolltap.harnesses.base import Command, Job, Launch, Limits
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.evaluators.registry import parse_evaluator
+from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
+from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
+from rolltap.harnesses.sources import Files
+from rolltap.types import Task
+
+from ..unit.harnesses.stub import Stub, running, tool_call
+
+START = {"answer.txt": "0\n", "grade": "#!/bin/sh\ntest $(cat answer.txt) -eq 42\n", "data.json": '{"answer": 0}'}
+CHECKS = """\
+import json, re, time
+
+def reads(folder):
+    return float(json.loads((folder / "data.json").read_text())["answer"] == 42)
+
+def matches(folder):
+    return float(bool(re.fullmatch(r"(0|00)+42", (folder / "answer.txt").read_text().strip())))
+
+def fills(folder):
+    return float(len(b"x" * int((folder / "answer.txt").read_text())) == 42)
+
+def odd(folder):
+    return (folder / "answer.txt").read_text()
+
+def broken(folder):
+    raise KeyError("always")
+
+def missing(folder):
+    return float((folder / "made.txt").read_text())
+"""
+PYTHON = {"kind": "python"}
+TEST_SH = "cp answer.txt /logs/verifier/reward.txt\n"
+BREAKERS: Mapping[str, tuple[dict[str, Any], str]] = {
+    "not JSON": ({**PYTHON, "callable": "checks.py:reads"}, "echo '{' > data.json"),
+    "another type": ({**PYTHON, "callable": "checks.py:reads"}, "echo '[1]' > data.json"),
+    "no text": ({**PYTHON, "callable": "checks.py:reads"}, "printf '\\377' > data.json"),
+    "gone": ({**PYTHON, "callable": "checks.py:reads"}, "rm data.json"),
+    "a folder": ({**PYTHON, "callable": "checks.py:reads"}, "rm data.json; mkdir data.json"),
+    "deep JSON": ({**PYTHON, "callable": "checks.py:reads"}, "head -c 200000 /dev/zero | tr '\\0' '[' > data.json"),
+    "a slow pattern": ({**PYTHON, "callable": "checks.py:matches"}, "printf '%060dx' 0 > answer.txt"),
+    "memory": ({**PYTHON, "callable": "checks.py:fills"}, "echo 3000000000 > answer.txt"),
+    "no number": ({**PYTHON, "callable": "checks.py:odd"}, "echo nan > answer.txt"),
+    "no program": ({"kind": "command", "command": "sh ./grade || exit $?; ./grade"}, "rm grade; mkdir grade"),
+    "no rights": ({"kind": "command", "command": "cp grade /tmp/g; chmod +x /tmp/g; /tmp/g && ./grade"}, "rm grade"),
+    "time": ({"kind": "command", "command": "sleep $(cat answer.txt); false"}, "echo 600 > answer.txt"),
+    "a signal": ({"kind": "command", "command": "kill -$(cat answer.txt) $$; false"}, "echo 9 > answer.txt"),
+    "a reward": ({"kind": "command", "command": "cp answer.txt out", "reward_file": "out"}, "echo lots > answer.txt"),
+    "a reward of Harbor": ({"kind": "harbor", "tests": "tests"}, "echo lots > answer.txt"),
+}
+"""What the agent runs, by the evaluator that fails on it."""
+BROKEN: Mapping[str, dict[str, Any]] = {
+    "python": {**PYTHON, "callable": "checks.py:broken"},
+    "python, a file that no one made": {**PYTHON, "callable": "checks.py:missing"},
+    "command": {"kind": "command", "command": "nosuch"},
+    "time": {"kind": "command", "command": "sleep 600"},
+}
+
+
+class Shell:
+    name, package, dialect, quirks = "shell", None, "openai_chat", ()
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def launch(self, job: Job) -> Launch:
+        return Command(("/bin/bash", "-c", self.command))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Stub]:
+    async with running(Stub(lambda messages: tool_call("true"))) as stub:
+        yield stub
+
+
+async def ended(server: Stub, table: dict[str, Any], command: str, folder: Path) -> tuple[dict[str, Any], list[float]]:
+    """The report of a rollout whose agent runs `command`, and its rewards."""
+    Files({"checks.py": CHECKS, "tests/test.sh": TEST_SH})(folder / "task")
+    limits = Limits(agent_s=60, evaluate_s=5 if "sleep" in str(table) or "matches" in str(table) else 60, memory_mb=600)
+    runtime = BubblewrapRuntime(folder / "places")
+    async with AdminClient(server.url, "admin") as client:
+        evaluator = parse_evaluator(table).resolve_paths(folder / "task").build(client)
+        job = Assignment(Task("t", "Write 42."), Files(START), Shell(command), runtime, evaluator, limits)
+        await run_groups(RolloutRunner(client), [job], policy="p", n=1)
+    assert list((folder / "places").iterdir()) == []
+    (body,) = server.finished.values()
+    return body, [reward["value"] for reward in server.rewards]
+
+
+@pytest.mark.parametrize("name", BREAKERS)
+async def test_who_breaks_its_evaluation_gets_nothing_and_is_counted(name: str, server: Stub, tmp_path: Path) -> None:
+    table, command = BREAKERS[name]
+    body, rewards = await ended(server, table, command, tmp_path)
+    assert (body["status"], rewards) == ("succeeded", [0.0]), body
+    assert [act["kind"] for act in body["tampering"]] == ["unreadable"], body
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_an_evaluator_that_judges_nothing_gives_no_reward(name: str, server: Stub, tmp_path: Path) -> None:
+    body, rewards = await ended(server, BROKEN[name], "true", tmp_path)
+    assert (body["status"], body["cause"], rewards) == ("failed", "evaluation", []), body
+    assert list(body.get("tampering", ())) == []
+
+
+@pytest.mark.parametrize("name", BREAKERS)
+async def test_an_agent_that_changes_nothing_is_judged(name: str, server: Stub, tmp_path: Path) -> None:
+    """So that the failures above are the agents' doing."""
+    body, rewards = await ended(server, BREAKERS[name][0], "true", tmp_path)
+    assert (body["status"], rewards) == ("succeeded", [0.0]), body
+    assert list(body.get("tampering", ())) == []
