@@ -144,7 +144,7 @@ class TOY(OpenAiCompatibleEngine):
 """
 
 TOY_LOG = """
-from rolltap.harnesses.logs.pi import read_pi
+from rolltap.harnesses.logs.formats import read_pi
 
 def TOY(folders):
     return read_pi(folders)

@@ -193,7 +193,7 @@ def complete_policy(incomplete: str) -> list[str]:
 
 def complete_harness(incomplete: str) -> list[str]:
     """The names of the defined harnesses."""
-    from rolltap.harnesses.registry import harness_names
+    from rolltap.harnesses.agents.registry import harness_names
 
     return [name for name in harness_names() if name.startswith(incomplete)]
 

@@ -32,18 +32,17 @@ from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import RunRequest, bars, groups_table, only, policy_or_roles, print_failures, run_tasks
 from rolltap.contract.operations import request_of
 from rolltap.errors import RolltapError, TaskInvalid
-from rolltap.harnesses.attempts import Slots, Stage
+from rolltap.harnesses.agents.install import find
+from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Command, Ending, Exit, Harness, Interactive, Job, Limits, PythonCall, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.harbor import check_installed
-from rolltap.harnesses.install import find
 from rolltap.harnesses.logs.check import check_log
-from rolltap.harnesses.registry import get_harness
-from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.runner.attempts import Slots, Stage, run_groups
+from rolltap.harnesses.runner.specs import Defaults, launch_type
+from rolltap.harnesses.runner.tasks import SourceOptions, is_source, parse_arguments
 from rolltap.harnesses.runtimes.here import runtime_here
-from rolltap.harnesses.sources import Empty
-from rolltap.harnesses.specs import Defaults, launch_type
-from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments
+from rolltap.harnesses.runtimes.sources import Empty
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import OPEN, CallLine
 from rolltap.wording import counted

@@ -112,7 +112,7 @@ def _ports(settings: Settings) -> dict[PlaneName, int]:
 async def run(settings: Settings, listening: Listening, *, capture: bool, worker: int = 0, workers: int = 1) -> None:
     """Serves until interrupted, as one of `workers`, which listen on the same ports; the first one says where."""
     from rolltap.cli.workers import counts_of, spool_of, spools_beside
-    from rolltap.harnesses.specs import check
+    from rolltap.harnesses.runner.specs import check
     from rolltap.proxy.app import Rolltap
     from rolltap.proxy.server import Calls, Front, bind, serve
 

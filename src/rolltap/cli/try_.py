@@ -23,9 +23,9 @@ from rolltap.demo.stack import DemoFailed, Process, free_ports
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.extras import install_line
+from rolltap.harnesses.agents.install import find, install
+from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Harness
-from rolltap.harnesses.install import find, install
-from rolltap.harnesses.registry import get_harness
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import SessionQuery

@@ -30,10 +30,10 @@ from rolltap.deployment.description import FIRST_PORT, ports_from
 from rolltap.deployment.local import LocalDeployment, LocalOptions
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
-from rolltap.harnesses.attempts import Slots
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.node import NodeAgent, NodeSettings
-from rolltap.harnesses.specs import Defaults
+from rolltap.harnesses.runner.attempts import Slots
+from rolltap.harnesses.runner.node import NodeAgent, NodeSettings
+from rolltap.harnesses.runner.specs import Defaults
 from rolltap.network import is_loopback
 from rolltap.settings import load_settings
 from rolltap.wording import counted
@@ -139,7 +139,7 @@ def run_ray(address: str, config: Path | None, url: str | None, slots: int, cpus
     """A node agent on every node of the cluster, until stopped."""
     check_cluster(address)
     try:
-        from rolltap.harnesses.ray_runner import RayRunner, RaySettings
+        from rolltap.harnesses.runner.ray_runner import RayRunner, RaySettings
     except ImportError as error:
         raise ConfigError(f"Ray is not installed; {install_line('ray')}") from error
     plane = connect("admin", config, url, role="runner")
