@@ -25,9 +25,8 @@ from rolltap.reading.index import FIELDS
 from rolltap.reading.types import Facet, SessionOrder, SessionQuery
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.consumers import layout
-from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
-from rolltap.reconstructor.exporters.grouping import Grouping
-from rolltap.reconstructor.exporters.select import parse_conditions
+from rolltap.reconstructor.exporters.dataset import DatasetWriter, Grouping, Query
+from rolltap.reconstructor.exporters.where import parse_conditions
 
 PAGE = 50
 ORDERS: tuple[SessionOrder, ...] = get_args(SessionOrder)

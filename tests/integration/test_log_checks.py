@@ -23,7 +23,7 @@ from rolltap.harnesses.runner import run_groups
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.sources import Files
 from rolltap.ids import new_id
-from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.types import Task
 
 from ..harnesses.house import POLICY, House, house

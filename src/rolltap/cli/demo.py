@@ -43,7 +43,7 @@ from rolltap.extras import install_line
 from rolltap.reading.runs import wilson
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import Query
-from rolltap.reconstructor.exporters.select import parse_where
+from rolltap.reconstructor.exporters.where import parse_where
 from rolltap.reconstructor.rules import session_rules
 
 MARKER = ".rolltap-demo"

@@ -23,8 +23,7 @@ from typing import Any
 from rolltap.calllog.outlines import CallWords
 from rolltap.errors import StoreUnavailable
 from rolltap.reading.types import Facet, FacetValue, GroupEffort, SessionQuery, SessionSummary
-from rolltap.reconstructor.exporters.conditions import FilterCondition, Kind
-from rolltap.reconstructor.exporters.select import parse_conditions
+from rolltap.reconstructor.exporters.where import FilterCondition, Kind, parse_conditions
 from rolltap.types import LogVerdict
 
 LAYOUT = "4"

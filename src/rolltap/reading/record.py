@@ -38,10 +38,9 @@ from rolltap.reading.types import (
     SessionQuery,
     SessionSummary,
 )
-from rolltap.reconstructor.exporters.conditions import SEGMENT_FIELDS, Kind
-from rolltap.reconstructor.exporters.select import Where, parse_conditions
+from rolltap.reconstructor.exporters.where import SEGMENT_FIELDS, Kind, Where, parse_conditions
 from rolltap.settings import store_url
-from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
+from rolltap.trainer_client.lease.client import AsyncTrainerClient, TrainerClient
 from rolltap.types import Bool, Float32, Int32, Segment
 from rolltap.wording import counted
 
