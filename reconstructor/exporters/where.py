@@ -1,14 +1,12 @@
-"""The parts of a selection: fields, conditions on them, and combinations of conditions.
-
-The language of `--where`, parsed by lark: conditions with `and`, `or`, `not`, `in (...)`, brackets and quotes.
-
-`--where`: which rollouts and segments a dataset holds.
+"""`--where`: which rollouts and segments a dataset holds.
 
     reward>=0.5 and harness in (codex, pi) and not task~"swe *" and (date>=2026-03-01 or tag.team=a) and length<=8192
 
 Each condition is a field, an operator and a value, in quotes if it has spaces. Texts and lists have `=`, `!=` and `~`
 (a shell pattern); numbers and dates have `= != < <= > >=`. A field without a value (no reward yet, no task) satisfies
 only `!=`. Conditions on segment fields drop segments; the others drop whole rollouts.
+
+The file reads upwards: fields, conditions on them, their combinations, the grammar (lark), the selection.
 """
 
 from __future__ import annotations
