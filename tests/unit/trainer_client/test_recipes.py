@@ -119,7 +119,7 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
 FILE = '''
 from dataclasses import dataclass
 from rolltap.trainer_client.recipes.estimators import centre
-from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.model.ranks import Ranks
 from rolltap.trainer_client.recipes.base import Recipe
 
 @dataclass
