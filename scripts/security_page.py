@@ -286,11 +286,17 @@ HOLES = (
 
 
 def boundaries() -> str:
-    """What code of the working copy can reach, as Markdown."""
+    """What code of the working copy can reach, as Markdown: runtimes that are alike share a column, evaluators a row."""
     rows = registry.reach_table()
-    runtimes = list(next(iter(rows.values())))
-    lines = [f"| evaluator | {' | '.join(f'`{name}`' for name in runtimes)} |", "|---" * (len(runtimes) + 1) + "|"]
-    lines += [f"| `{kind}` | {' | '.join(cells.values())} |" for kind, cells in rows.items()]
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for runtime in next(iter(rows.values())):
+        columns.setdefault(tuple(cells[runtime] for cells in rows.values()), []).append(runtime)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for kind, cells in zip(rows, zip(*columns, strict=True), strict=True):
+        alike.setdefault(cells, []).append(kind)
+    heads = [", ".join(f"`{name}`" for name in runtimes) for runtimes in columns.values()]
+    lines = [f"| evaluator | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {', '.join(f'`{kind}`' for kind in kinds)} | {' | '.join(cells)} |" for cells, kinds in alike.items()]
     meanings = [f"* {reach}: {meaning}" for reach, meaning in registry.REACH_MEANINGS.items()]
     return "\n".join([*lines, "", *meanings]) + "\n"
 

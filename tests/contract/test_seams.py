@@ -44,16 +44,13 @@ from rolltap.protocols.base import Route
 from rolltap.protocols.openai_chat.dialect import OpenAIChat
 
 
-class Toy(OpenAIChat):
+class TOY(OpenAIChat):
     """Chat Completions at another address: all that differs is declared here."""
 
     name = "toy"
     routes = (Route("POST", "/toy/{model}/chat", "generate"),)
     stream_url = "/toy/{model}/chat"
     reply_reader = None
-
-
-TOY = Toy()
 '''
 
 TOY_ENGINE = """

@@ -68,7 +68,7 @@ MUTANTS = (
            "unit/proxy/test_vendor_reach.py::test_only_a_plain_name_takes_a_place_in_a_path"),
     Mutant(14, "proxy/engines/passthrough.py", '"x-app"),', '"x-app", "x-"),',
            "unit/proxy/test_vendor_reach.py::test_only_known_headers_go_to_a_vendor"),
-    Mutant(15, "proxy/call/content_encoding.py", "if size > limit:", "if False:",
+    Mutant(15, "proxy/call/http_exchange.py", "if size > limit:", "if False:",
            "unit/proxy/test_content_encoding.py::test_a_bomb_is_refused_before_it_is_whole[gzip]"),
     Mutant(16, "proxy/call/http_exchange.py", "if self.announced() > limit:", "if False:",
            "unit/proxy/test_front.py::test_a_body_over_the_cap_is_refused_before_it_comes"),

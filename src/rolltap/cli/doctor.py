@@ -41,10 +41,10 @@ from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.cgroup import limits_here, own_cgroup
 from rolltap.http_client import Request, read_as
 from rolltap.protocols.dialects import known_dialects
-from rolltap.proxy.call.tokenizer_check import tokenizer_difference
-from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
+from rolltap.proxy.call.engine_watch import tokenizer_difference
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
+from rolltap.proxy.engines.registry import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.settings import EngineSettings, Settings, hide_password, load_settings
 from rolltap.tokenizer import HubTokenizer
 

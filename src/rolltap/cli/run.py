@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import termios
 import time
@@ -24,6 +23,7 @@ from rolltap.cli.common import (
     complete_runtime,
     complete_target,
     connect,
+    interrupted_by_term,
     one_line_errors,
     refuse_relayed,
 )
@@ -59,6 +59,7 @@ console = Screen(highlight=False)
 
 
 @one_line_errors
+@interrupted_by_term()
 def run(
     target: Annotated[
         str, typer.Argument(help="a harness, a file or folder of tasks, or KIND:WHERE", autocompletion=complete_target)
@@ -98,7 +99,6 @@ def run(
     rolltap run tasks.jsonl --harness codex --n 8
     rolltap run verifiers:gsm8k --n 8  ·  rolltap run --harbor DATASET -a claude-code --n 8
     """
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends as with Ctrl-C: in order
     if harbor:
         others = {"--nodes": nodes, "--detach": detach, "--id": id, "--no-sandbox": no_sandbox, "a prompt": words}
         check_alone(harness, [name for name, value in others.items() if value])

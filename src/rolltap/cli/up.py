@@ -20,7 +20,9 @@ from rolltap.cli.common import (
     complete_runtime,
     config_path,
     connect,
+    interrupted_by_term,
     one_line_errors,
+    signals_put_back,
 )
 from rolltap.cli.screen import say, working
 from rolltap.cli.server_address import PlaneClient, claimed
@@ -152,11 +154,11 @@ def run_ray(address: str, config: Path | None, url: str | None, slots: int, cpus
     runner = RayRunner(settings)
     runner.connect()
     say(counted(runner.place(), "node"))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has its own handler, which leaves at once
-    try:
-        runner.run()
-    except KeyboardInterrupt:
-        say("stopped")
+    with interrupted_by_term():  # Ray has its own handler, which leaves at once
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            say("stopped")
 
 
 def check_cluster(address: str) -> None:
@@ -209,7 +211,8 @@ def node(
     plane = connect("admin", config, url, role="runner")
     settings = NodeSettings(name or f"{socket.gethostname()}-{os.getpid()}", slots_of(slots))
     defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces)
-    asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
+    with signals_put_back(signal.SIGINT, signal.SIGTERM):
+        asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
 
 
 async def run_node(plane: PlaneClient, settings: NodeSettings, defaults: Defaults, *, until_idle: bool) -> None:
