@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rolltap.errors import TaskInvalid
+from rolltap.harnesses.agents.registry import HARNESSES, TABLE, get_harness, release_results, stage_results
 from rolltap.harnesses.base import Harness
-from rolltap.harnesses.registry import HARNESSES, get_harness
-from rolltap.harnesses.tested import TABLE, release_results, stage_results
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "reports" / "harnesses.json"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolltap.harnesses import protection
+from rolltap.harnesses.evaluators import registry
 
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 MUTATIONS = Path(__file__).parents[1] / "tests" / "security" / "mutations.json"
@@ -287,7 +287,7 @@ HOLES = (
 
 def boundaries() -> str:
     """What code of the working copy can reach, as Markdown: runtimes that are alike share a column, evaluators a row."""
-    rows = protection.table()
+    rows = registry.reach_table()
     columns: dict[tuple[str, ...], list[str]] = {}
     for runtime in next(iter(rows.values())):
         columns.setdefault(tuple(cells[runtime] for cells in rows.values()), []).append(runtime)
@@ -297,7 +297,7 @@ def boundaries() -> str:
     heads = [", ".join(f"`{name}`" for name in runtimes) for runtimes in columns.values()]
     lines = [f"| evaluator | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {', '.join(f'`{kind}`' for kind in kinds)} | {' | '.join(cells)} |" for cells, kinds in alike.items()]
-    meanings = [f"* {reach}: {meaning}" for reach, meaning in protection.MEANINGS.items()]
+    meanings = [f"* {reach}: {meaning}" for reach, meaning in registry.REACH_MEANINGS.items()]
     return "\n".join([*lines, "", *meanings]) + "\n"
 
 

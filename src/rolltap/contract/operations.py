@@ -134,7 +134,7 @@ class Declare(Protocol):
     """A decorator that leaves a method's type as it is."""
 
     def __call__(
-        self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]
+        self, method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]], /
     ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]: ...
 
 
