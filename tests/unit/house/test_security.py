@@ -14,7 +14,7 @@ SECURITY = runpy.run_path(str(ROOT / "scripts" / "security_page.py"))
 SECRETS = re.compile(r"(?:.*_)?(?:key|secret|signature|mac|password)")
 COMPARED = [*(ROOT / "proxy" / "front").glob("*.py"), *(ROOT / "proxy" / "sessions").glob("*.py"),
             *(ROOT / "proxy" / "viewer").glob("*.py"), *(ROOT / "proxy" / "routes").glob("*.py"),
-            ROOT / "src" / "rolltap" / "engine" / "keyed.py"]  # fmt: skip
+            ROOT / "src" / "rolltap" / "engine" / "http.py"]  # fmt: skip
 ADVISORIES = {
     "aiohttp": (3, 14, 3),
     "cryptography": (48, 0, 1),
