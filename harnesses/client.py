@@ -30,6 +30,7 @@ from rolltap.contract.admin import (
 )
 from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
+from rolltap.decoding import convert
 from rolltap.harnesses.base import Endpoint
 from rolltap.http_client import AsyncHttpClient, Request, no_content, read_as
 from rolltap.ids import new_id
@@ -117,7 +118,8 @@ class AdminClient(AsyncHttpClient):
         return _attempt_status(await self._post(f"/rollouts/{rollout_id}/finish", end, Rollout))
 
     async def attempt_status(self, rollout_id: str) -> AttemptStatus:
-        return _attempt_status(await self.send(Request("GET", f"/rollouts/{rollout_id}", parse=read_as(Rollout))))
+        detail = await self.get(f"/read/rollouts/{rollout_id}")
+        return _attempt_status(convert(detail["rollout"], Rollout))
 
     async def reward(self, reward: NewReward) -> None:
         """Appends a reward. A reward for an earlier attempt is refused."""
@@ -189,7 +191,7 @@ class AdminClient(AsyncHttpClient):
         return next((text for text in reversed(texts) if text.strip()), "")
 
     async def get(self, path: str, **query: str) -> Any:
-        """A GET request to the admin plane: `get("/sessions/ID")`."""
+        """A GET request to the admin plane: `get("/read/sessions/ID")`."""
         return await self.send(Request("GET", path, query=query))
 
     async def _post(self, path: str, body: Any, kind: type[T]) -> T:

@@ -30,17 +30,12 @@ def page() -> str:
     alive = [(name, text) for name, one in figures.items() for text in one["alive"]]
     whole = ", ".join(f"`{name}`" for name, count in noticed.items() if not count)
     total = sum(noticed.values())
-    parts = [
-        f"{HEAD}Of {total + len(equal) + len(alive)} changes {total} are noticed. "
-        f"Without changes, as settings of another recipe: {whole}.\n",
-        f"{len(equal)} change nothing:\n\n{_listed(equal)}",
-        f"{len(alive)} survive" + (f":\n\n{_listed(alive)}" if alive else ".\n"),
-    ]
-    return "\n".join(parts)
-
-
-def _listed(changes: list[tuple[str, str]]) -> str:
-    return "".join(f"* `{name}`: {text}\n" for name, text in changes)
+    return (
+        f"{HEAD}Of {total + len(equal) + len(alive)} changes {total} are noticed and {len(equal)} change nothing, for "
+        f"reasons that `tests/unit/trainer_client/mutants.json` has. {len(alive)} survive{':' if alive else '.'}\n"
+        + "".join(f"* `{name}`: {text}\n" for name, text in alive)
+        + f"\nWithout changes, as settings of another recipe: {whole}.\n"
+    )
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ async def play(home: Home, problem: str, *tags: str) -> list[Outcome]:
 
 async def harder(home: Home, outcomes: list[Outcome]) -> str:
     """A new task of one that was played, by what the record says of it."""
-    rollout = await home.client.get(f"/rollouts/{outcomes[0].rollout}")
-    group = await home.client.get(f"/read/groups/{rollout['group_id']}")
+    detail = await home.client.get(f"/read/rollouts/{outcomes[0].rollout}")
+    group = await home.client.get(f"/read/groups/{detail['rollout']['group_id']}")
     problem = group["task"]["instruction"]
     failed = any(one.reward < 1 for one in outcomes)
     writer = await home.session(flywheel="errors" if failed else "branches")

@@ -46,8 +46,8 @@ async def visit(session: Session) -> Mapping[str, float]:
 async def main(home: Home) -> dict[str, object]:
     roles = {"recommender": "tiny", "user": "frozen"}
     outcomes = await home.group(Task("visit", "Keep the reader."), visit, policy=roles, n=2)
-    trained = await home.client.get(f"/sessions/{outcomes[0].session}/trajectory")
-    return {"stayed": [one.reward for one in outcomes], "trajectory": trained}
+    session = await home.client.get(f"/read/sessions/{outcomes[0].session}")
+    return {"stayed": [one.reward for one in outcomes], "trajectory": session["report"]}
 
 
 if __name__ == "__main__":

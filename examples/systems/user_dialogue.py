@@ -40,7 +40,7 @@ async def main(home: Home, out: Path = Path("out-user-dialogue")) -> dict[str, o
         return await serve(home, session, WISHES)
 
     (one,) = await home.group(Task("evening", "Serve the guest."), first, n=1)
-    calls = (await home.client.get(f"/sessions/{one.session}"))["calls"]
+    calls = (await home.client.get(f"/read/sessions/{one.session}"))["calls"]
     stored = await home.client.get(f"/read/calls/{calls[1]['id']}")
 
     async def again(session: Session) -> float:

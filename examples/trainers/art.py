@@ -1,4 +1,9 @@
-"""ART on leased groups. docs/trainers.md says what is set and proven."""
+"""ART on leased groups: its trajectory groups, packing, loss and log.
+
+Each trained run is a `Choice` with the engine's ids and log-probs, so no template is rendered. `scale_rewards=False`
+in `options` is Dr. GRPO's. Text after the last trained token is left out. A restart first gives the engines ART's
+checkpoint.
+"""
 
 import os
 from pathlib import Path

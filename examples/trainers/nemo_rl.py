@@ -1,4 +1,8 @@
-"""NeMo RL's `Policy` and loss on leased groups. docs/trainers.md says what is set and proven."""
+"""NeMo RL's `Policy` and loss on leased groups: a segment is a message log.
+
+`user` is context, `assistant` trained tokens. `multiple` is data-parallel size times micro batch. Without
+`token_level_loss` a row's `sample_mask` is its share of the rollout. A row over `longest` tokens refuses its group.
+"""
 
 import os
 from collections.abc import Callable

@@ -1,4 +1,10 @@
-"""OpenEnv sessions for TRL's HarnessRolloutWorker: rollouts that any harness made. See docs/trainers.md."""
+"""OpenEnv sessions for TRL's HarnessRolloutWorker: rollouts that any harness made.
+
+A trained run of a segment is a turn, a group a seed of TRL's. Groups of more rollouts than `generations` are refused;
+smaller ones leave TRL generations without a reward. A group is acknowledged with its last session (closing it waits
+for a server that is away), so groups that a killed trainer had queued are lost, and TRL's log counts staleness from
+the session's start. `AsyncGRPOTrainer` avoids both.
+"""
 
 import os
 from functools import partial

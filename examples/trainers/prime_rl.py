@@ -1,4 +1,8 @@
-"""Fills the step files of prime-rl's trainer from leased groups, in its orchestrator's place. See docs/trainers.md."""
+"""Fills the step files of prime-rl's trainer from leased groups, in its orchestrator's place, one step at a time.
+
+prime-rl packs them; its mean is over the step's tokens. A segment over `seq_len` refuses its group, and so does
+another temperature than the policy's. Step files after the newest checkpoint are removed at a restart.
+"""
 
 import os
 from pathlib import Path

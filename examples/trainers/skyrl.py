@@ -1,4 +1,9 @@
-"""SkyRL's training loop on leased groups. docs/trainers.md says what is set, refused and proven."""
+"""SkyRL's training loop on leased groups, in its step-wise rows.
+
+It needs `generator.step_wise_trajectories=true`, `trainer.placement.colocate_all=false` and
+`trainer.eval_interval=-1`. `policy_loss_type=rollout_is` compares with the engine's log-probs; `regular`, the
+default, computes them anew. Keep OUT and SkyRL's checkpoints together.
+"""
 
 import os
 from pathlib import Path

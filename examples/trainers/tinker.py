@@ -1,7 +1,11 @@
-"""A Tinker service on leased groups, by the unmodified SDK. docs/trainers.md says what is set and proven.
+"""A Tinker service on leased groups, by the unmodified SDK.
 
 TINKER_BASE_URL and TINKER_API_KEY name the service; TINKER_OUT is the folder of `rolltap tinker`, VOCABULARY the
-number of the model's tokens."""
+number of the model's tokens. `loss` is `ppo`, `importance_sampling` or `cispo` (`dro` would train tokens without an
+advantage). Advantages hold the mean over the step's tokens, as Tinker's losses are sums. `fetch` brings the sampler's
+weights to a folder that engines see. A restart makes a client from the newest `save_state`; a group that was lost
+before it was acknowledged costs no step.
+"""
 
 import os
 from pathlib import Path

@@ -1,4 +1,9 @@
-"""TRL's AsyncGRPOTrainer on leased groups. docs/trainers.md says what is set, refused and proven."""
+"""TRL's AsyncGRPOTrainer on leased groups, with TRL's tree packing, which computes shared prefixes once.
+
+`recipe` is one of rolltap's that gives a rollout one advantage. `model_version` and `sample/staleness_max` are in
+TRL's log. Its data loader, worker and queue are replaced, since they hide which groups a step has. Without CUDA, SDPA
+replaces FlashAttention 3. Refused: `token_budget`, `weight_sync_steps` above 1, several processes.
+"""
 
 import os
 from pathlib import Path

@@ -1,4 +1,11 @@
-"""verl's trainer (v1, on TransferQueue) on leased groups. docs/trainers.md says what is set, refused and proven."""
+"""verl's trainer (v1, on TransferQueue) on leased groups: its actor, loss, optimiser, checkpoints and metrics.
+
+`algorithm.adv_estimator`: `grpo` or `rloo`, over rollouts. `rollout_correction`: `bypass_mode=true` (ratio to the
+engine's log-probs) or `rollout_is`. `loss_agg_mode`: `token-mean`. `ppo_mini_batch_size` and `train_batch_size` are
+not used: a lease is a mini-batch. Groups are acknowledged when they are leased; weights leave by a checkpoint engine
+`rolltap`. Refused or not used: critics, KL in the reward, validation, asynchronous modes, LoRA without `merge`,
+several mini-batches a step.
+"""
 
 import os
 from pathlib import Path

@@ -16,11 +16,13 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.routing import compile_path
 
 from rolltap.contract.keys import Caller, Role
+from rolltap.contract.operations import operations_of
 from rolltap.errors import Forbidden, Unauthenticated
 from rolltap.ledger.keys import Audit
 from rolltap.proxy.front.connections import admit
 from rolltap.proxy.front.tampering import CountTampering
 from rolltap.proxy.sessions.keys import Keyring
+from rolltap.reading.operations import ReadPlane
 from rolltap.tampering import TamperingKind
 from rolltap.tenants import act_for, acting_for
 
@@ -35,9 +37,6 @@ LOOK_AT_TRAINING: Roles = ("admin", "trainer", "viewer")
 
 ADMIN_PLANE: Table = {
     "POST /sessions": RUN,
-    "GET /sessions": READ,
-    "GET /sessions/{session_id}": READ,
-    "GET /sessions/{session_id}/trajectory": READ,
     "POST /sessions/{session_id}/close": RUN,
     "POST /sessions/{session_id}/log": RUN,
     "POST /tasks": ADMIN,
@@ -47,10 +46,7 @@ ADMIN_PLANE: Table = {
     "GET /tasks/{id}/events": READ,
     "POST /tasks/{id}/cancel": ADMIN,
     "POST /groups": ADMIN,
-    "GET /groups": READ,
-    "GET /groups/{group_id}": READ,
     "POST /groups/{group_id}/cancel": ADMIN,
-    "GET /rollouts/{rollout_id}": ("admin", "viewer", "runner"),
     "POST /rollouts/{rollout_id}/start": RUN,
     "POST /rollouts/{rollout_id}/finish": RUN,
     "POST /rewards": ("admin", "evaluator", "runner"),
@@ -64,22 +60,7 @@ ADMIN_PLANE: Table = {
     "GET /events": READ,
     "GET /metrics": READ,
     "GET /diagnosis": READ,
-    "GET /read/sessions": READ,
-    "GET /read/sessions/{session_id}": READ,
-    "GET /read/sessions/{session_id}/transcript": ("admin", "viewer", "runner"),
-    "GET /read/sessions/{session_id}/trajectory": READ,
-    "GET /read/calls/{call_id}": READ,
-    "GET /read/calls/{call_id}/tokens": READ,
-    "GET /read/calls/{call_id}/break": READ,
-    "GET /read/groups": READ,
-    "GET /read/groups/{group_id}": READ,
-    "GET /read/rollouts/{rollout_id}": READ,
-    "GET /read/policies": READ,
-    "GET /read/runs": READ,
-    "GET /read/runs/{policy}": READ,
-    "GET /read/runs/{policy}/mismatch": READ,
-    "GET /read/runs/{policy}/compare": READ,
-    "POST /read/notes": ADMIN,
+    **{f"{each.method} {each.path}": each.roles for each in operations_of(ReadPlane)},
     "GET /audit": ADMIN,
     "GET /keys": ADMIN,
     "POST /keys": ADMIN,

@@ -5,19 +5,16 @@ OpenAPI has them as the routes' response models. Times are in seconds; those tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from rolltap import wire
 from rolltap.contract.keys import KeyRecord
 from rolltap.ledger.groups import DeadLetter
 from rolltap.ledger.keys import AuditEntry
 from rolltap.ledger.submissions import Submission
-from rolltap.tampering import TamperingAct
-from rolltap.types import Break, Group, LogCheck, Rollout, SessionFinding, VersionSpan
+from rolltap.types import Group
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -84,116 +81,6 @@ class Readiness:
     tokenizers: Literal["same", "differ"] = "same"
     clock: Literal["ok", "off"] = "ok"
     proxies: Literal["same", "differ"] = "same"
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedSessionLine:
-    """A recorded session. `tampering` counts its agent's attempts; `log_check` is the verdict on the harness's log."""
-
-    id: str
-    policy: str
-    created_at: float
-    expires_at: float
-    rollout_id: str | None
-    closed_at: float | None
-    tags: Mapping[str, str]
-    log_check: LogCheck
-    tampering: int
-
-
-@dataclass(frozen=True, slots=True)
-class SessionList:
-    """Sessions, newest first."""
-
-    sessions: Sequence[RecordedSessionLine]
-
-
-@dataclass(frozen=True, slots=True)
-class ForestCall:
-    """A call of a session's forest. `shared` leading tokens of its prompt equal the parent's prompt and output.
-
-    `outcome` is `open` while the call is under way. `delivered` is null where it is not known.
-    """
-
-    id: str
-    parent_id: str | None
-    created_at: float
-    dialect: str
-    kind: str
-    agent: str
-    prompt_tokens: int
-    output_tokens: int
-    shared: int
-    break_: Annotated[Break | None, Field(alias="break")]
-    outcome: str
-    finish: str | None
-    flaw: str | None
-    error: str
-    versions: Sequence[VersionSpan]
-    delivered: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class SessionForest:
-    """A session with its calls, a parent before its children, and what is odd about it, the worst first.
-
-    `tampering` counts what its agent tried, by kind.
-    """
-
-    id: str
-    policy: str
-    created_at: float
-    expires_at: float
-    rollout_id: str | None
-    closed_at: float | None
-    tags: Mapping[str, str]
-    log_check: LogCheck
-    tampering: Mapping[str, int]
-    findings: Sequence[SessionFinding]
-    calls: Sequence[ForestCall]
-
-
-@dataclass(frozen=True, slots=True)
-class TrajectoryReport:
-    """What the reconstruction of a session kept and what it left out, in calls and tokens.
-
-    A row is a segment with loss. `kept` is the share of the delivered tokens that carry loss, `trained` that of all
-    sampled ones, `merge_ratio` trained calls a row, `saved` the share of tokens that merging saves; each is null where
-    there is nothing to divide by.
-    """
-
-    trajectories: int
-    calls: int
-    prompt_tokens: int
-    sampled_tokens: int
-    delivered_tokens: int
-    trainable_tokens: int
-    trained_tokens: int
-    trained_calls: int
-    call_row_tokens: int
-    merged_calls: int
-    segments: int
-    rows: int
-    row_tokens: int
-    breaks: int
-    kept: float | None
-    trained: float | None
-    merge_ratio: float | None
-    saved: float | None
-    calls_by_kind: Mapping[str, int]
-    breaks_by_reason: Mapping[str, int]
-    masked_calls: Mapping[str, int]
-    masked_tokens: Mapping[str, int]
-    log_checks: Mapping[str, int]
-    findings: Sequence[SessionFinding]
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutWithEvidence(Rollout):
-    """A rollout, its evaluator's output, and its agent's attempts to tamper."""
-
-    evaluation: str = ""
-    tampering_acts: Sequence[TamperingAct] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,11 @@ from rolltap.ledger.ledger import Event
 from rolltap.ledger.submissions import Submission, SubmissionSpec
 from rolltap.proxy.front.access import By
 from rolltap.proxy.planes import answers
-from rolltap.proxy.planes.answers import GroupList, RolloutWithEvidence, SubmissionList, fields_of
+from rolltap.proxy.planes.answers import GroupList, SubmissionList
 from rolltap.proxy.planes.bodies import Limit, pausing, sliced
 from rolltap.proxy.planes.policies import check_temperature, policy_of
 from rolltap.proxy.planes.services import Services
-from rolltap.types import EVALUATION, PURPOSE_TAG, Group, GroupStatus, Reward, Rollout
+from rolltap.types import EVALUATION, PURPOSE_TAG, Group, Reward, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -70,21 +70,6 @@ def _serve_groups(routes: APIRouter, services: Services) -> None:
         spec = GroupSpec(policy, body.n, body.task, tuple(body.tags), body.rule, body.priority, roles)
         return await groups.open(spec, group_id=body.id)
 
-    @routes.get("/groups")
-    async def list_groups(
-        policy: str | None = None,
-        status: GroupStatus | None = None,
-        limit: Limit = 100,
-        before: str | None = None,
-    ) -> GroupList:
-        """Lists groups, newest first, at most 1,000. `before` is the last id of the previous page."""
-        page = await groups.list(policy=policy, status=status, limit=min(limit, 1000), before=before)
-        return GroupList(page)
-
-    @routes.get("/groups/{group_id}")
-    async def show_group(group_id: str) -> Group:
-        return await groups.get(group_id)
-
     @routes.post("/groups/{group_id}/cancel")
     async def cancel_group(group_id: str) -> Group:
         return await groups.cancel(group_id)
@@ -92,15 +77,6 @@ def _serve_groups(routes: APIRouter, services: Services) -> None:
 
 def _serve_rollouts(routes: APIRouter, services: Services) -> None:
     rollouts = services.ledger.rollouts
-
-    @routes.get("/rollouts/{rollout_id}")
-    async def show_rollout(rollout_id: str, by: By) -> RolloutWithEvidence:
-        """The rollout with its rewards, its evaluator's output, and its agent's attempts to tamper."""
-        await rollouts.check_own(rollout_id, by)
-        rollout = await rollouts.get(rollout_id)
-        acts = await services.ledger.tampering.of(rollout.session_id or "")
-        evaluation = await rollouts.evaluation(rollout_id)
-        return RolloutWithEvidence(**fields_of(rollout), evaluation=evaluation, tampering_acts=acts)
 
     @routes.post("/rollouts/{rollout_id}/start")
     async def start_rollout(rollout_id: str, body: StartRollout, by: By) -> AttemptKey:

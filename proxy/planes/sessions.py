@@ -1,4 +1,4 @@
-"""Sessions on the admin plane: opened, listed, shown with their forest of calls, closed."""
+"""Sessions on the admin plane: opened, closed, compared with the logs of their harnesses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from rolltap.decoding import convert
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
 from rolltap.proxy.call.turn_cap import cap_of
 from rolltap.proxy.front.access import By
-from rolltap.proxy.planes.answers import RecordedSessionLine, SessionForest, SessionList, TrajectoryReport, fields_of
-from rolltap.proxy.planes.bodies import Limit, sliced
+from rolltap.proxy.planes.bodies import sliced
 from rolltap.proxy.planes.services import Services
 from rolltap.proxy.reading_process.questions import P, Question
 from rolltap.proxy.reading_process.session_views import SessionViews
-from rolltap.tampering import count_by_kind
 from rolltap.types import UNCHECKED, LogCheck, Session
 
 
@@ -48,28 +46,6 @@ def router(services: Services) -> APIRouter:
         base_url = services.session_url(session.id)
         context = services.policies[session.policy].context
         return SessionKey(session.id, key, base_url, session.expires_at, session.policy, context=context)
-
-    @routes.get("/sessions")
-    async def list_sessions(limit: Limit = 100, before: str | None = None) -> SessionList:
-        """Lists sessions, newest first. `before` is the last id of the previous page. `tampering` counts attempts."""
-        page = await services.call_log.sessions(limit=min(limit, 1000), before=before)
-        counts = await services.ledger.tampering.counts([session.id for session in page])
-        lines = [RecordedSessionLine(**_session(session), tampering=counts.get(session.id, 0)) for session in page]
-        return SessionList(lines)
-
-    @routes.get("/sessions/{session_id}", response_model=SessionForest)
-    async def show_session(session_id: str) -> dict[str, Any]:
-        """The session, its forest (each call's parent, break, tokens and outcome) and its findings."""
-        session = await services.sessions.get(session_id)
-        tried = count_by_kind(await services.ledger.tampering.of(session_id))
-        view = await _ask_json(services, SessionViews.session_view, session_id)
-        return {**_session(session), "tampering": tried, **view}
-
-    @routes.get("/sessions/{session_id}/trajectory", response_model=TrajectoryReport)
-    async def show_trajectory(session_id: str) -> dict[str, Any]:
-        """The reconstruction report, with all findings of the session."""
-        await services.sessions.get(session_id)
-        return await _ask_json(services, SessionViews.trajectory_report, session_id)
 
     @routes.post("/sessions/{session_id}/close", response_model=ClosedSession)
     async def close_session(session_id: str, by: By) -> dict[str, Any]:
@@ -110,7 +86,3 @@ async def _checked(services: Services, session: Session, log: HarnessLog) -> Log
 
 async def _ask_json(services: Services, question: Question[P], *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
     return msgspec.json.decode(await (await services.ask(question, *args, **kwargs)).read())
-
-
-def _session(session: Session) -> dict[str, Any]:
-    return {name: value for name, value in fields_of(session).items() if name != "key_hash"}

@@ -295,7 +295,7 @@ class Pages:
 
     async def groups(self, query: GroupQuery) -> str:
         state = await self.state()
-        groups = await self.reader.groups(query, PAGE)
+        groups = await self.reader.find_groups(query, PAGE)
         counts = await self.reader.group_counts(query)
         others = await self.reader.group_counts(replace(query, purpose=""))
 
@@ -417,7 +417,7 @@ class Pages:
             if not (first or second):
                 raise InvalidRequest("no two weight versions of this run share a task: evaluate both on the same tasks")
             ranges = version_range(first, "first"), version_range(second, "second")
-            comparison = await self.reader.compare(policy, *ranges)
+            comparison = await self.reader.compare(policy, first, second)
             if task:
                 sides = [
                     (f"{task} under versions {text}", await self.reader.rollouts_of(policy, versions, task))

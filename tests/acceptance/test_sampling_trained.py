@@ -60,8 +60,8 @@ def played(stack: Stack, policy: str, *asked: dict[str, Any]) -> list[dict[str, 
             admin.post("/rewards", json={"rollout_id": rollout["id"], "value": float(number)}).raise_for_status()
             ending = {"status": "succeeded", "attempt": started["attempt"]}
             admin.post(f"/rollouts/{rollout['id']}/finish", json=ending).raise_for_status()
-            report = admin.get(f"/sessions/{started['session_id']}/trajectory").raise_for_status().json()
-            masked.append(report["masked_calls"])
+            session = admin.get(f"/read/sessions/{started['session_id']}").raise_for_status().json()
+            masked.append(session["report"]["masked_calls"])
     return masked
 
 

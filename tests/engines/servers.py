@@ -118,7 +118,7 @@ class Proxy:
 
     def calls(self, session_id: str) -> list[dict]:
         """The session's forest as the admin plane tells it."""
-        return self.admin.get(f"/sessions/{session_id}").raise_for_status().json()["calls"]
+        return self.admin.get(f"/read/sessions/{session_id}").raise_for_status().json()["calls"]
 
     def push(self, policy: str, weights: Path, mode: PauseMode = "keep", *, adapter: bool = False) -> int:
         """New weights between `begin_update` and `finish_update`, as a trainer pushes them; returns their version."""

@@ -70,5 +70,5 @@ def test_ten_turns(served: Proxy, reference: Reference, talk: Open) -> None:
     assert any(turn.calls for turn in said)
     assert_logprobs(reference, served, session["session_id"])
     told = served.calls(session["session_id"])
-    assert [call["break"] for call in told] == [None] * 10
+    assert [call["break_"] for call in told] == [None] * 10
     assert [call["parent_id"] for call in told] == [None, *(call["id"] for call in told[:-1])]

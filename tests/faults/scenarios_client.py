@@ -20,7 +20,7 @@ SAY = "one two three four five six"
 
 
 async def _calls(world: World, session: str) -> list[dict[str, Any]]:
-    return (await world.clients.admin(f"/sessions/{session}", method="GET"))["calls"]
+    return (await world.clients.admin(f"/read/sessions/{session}", method="GET"))["calls"]
 
 
 async def _settled(world: World, session: str) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ async def repeats_itself(world: World) -> None:
     await clients.insist(key, [same, said, turn("go on")])
     calls = await _settled(world, clients.session_of[key])
     assert len(calls) == 3
-    report = await clients.admin(f"/sessions/{clients.session_of[key]}/trajectory", method="GET")
+    report = (await clients.admin(f"/read/sessions/{clients.session_of[key]}", method="GET"))["report"]
     sampled = sum(call["output_tokens"] for call in calls)
     assert report["trained_tokens"] < sampled, "both of two identical calls were trained"
     await world.check()

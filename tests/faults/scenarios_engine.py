@@ -22,13 +22,13 @@ async def _said(world: World, fault: dict[str, Any], **fields: Any) -> tuple[str
 
 async def _outcome(world: World, session: str) -> dict[str, Any]:
     """The session's one call, as the admin plane shows it."""
-    shown = await world.clients.admin(f"/sessions/{session}", method="GET")
+    shown = await world.clients.admin(f"/read/sessions/{session}", method="GET")
     (call,) = shown["calls"]
     return call
 
 
 async def _untrained(world: World, session: str) -> bool:
-    report = await world.clients.admin(f"/sessions/{session}/trajectory", method="GET")
+    report = (await world.clients.admin(f"/read/sessions/{session}", method="GET"))["report"]
     return report["trained_tokens"] == 0
 
 

@@ -70,7 +70,7 @@ async def trainer_dies(world: World) -> None:
 
 
 async def _statuses(world: World) -> dict[str, str]:
-    groups = (await world.clients.admin("/groups", method="GET"))["groups"]
+    groups = await world.clients.admin("/read/groups?limit=1000", method="GET")
     return {group["id"]: group["status"] for group in groups}
 
 
@@ -162,7 +162,7 @@ async def clocks_jump(world: World) -> None:
     status = await clients.ack(lease, 1)
     world.note("the lease held" if status == 200 else "the lease ended")
     await clients.learn(len(clients.told.groups) - len(clients.told.acked))
-    session = await clients.admin(f"/sessions/{clients.session_of[key]}", method="GET")
+    session = await clients.admin(f"/read/sessions/{clients.session_of[key]}", method="GET")
     ids = [call["id"] for call in session["calls"]]
     assert len(ids) == len(jumps)
     for call in session["calls"][1:]:

@@ -91,7 +91,7 @@ async def test_what_dies_is_started_again_and_an_interrupt_ends_everything() -> 
         assert processes_of(data)
         up, url = await started(folder, *options)
         async with AdminClient(url, keys["admin"]) as client:
-            listed = await client.get("/sessions")
+            listed = await client.get("/read/sessions")
         assert [one["id"] for one in listed["sessions"]] == [session.session_id]
         up.send_signal(signal.SIGINT)
         assert await asyncio.to_thread(up.wait, 110) == 0

@@ -86,9 +86,9 @@ class House:
         await self.client.close_session(session_id)
         if run.log is not None:
             await self.client.check_log(session_id, run.log)
-        session = await self.client.get(f"/sessions/{session_id}")
+        session = await self.client.get(f"/read/sessions/{session_id}")
         run.calls, run.check = session["calls"], session["log_check"]
-        run.report = await self.client.get(f"/sessions/{session_id}/trajectory")
+        run.report = {**session["report"], "findings": session["findings"]}
         run.asked = [entry for entry in self.engine.journal.entries if entry.session == session_id]
         return run
 

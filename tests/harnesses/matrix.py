@@ -64,7 +64,7 @@ class Cell:
             main=len(main),
             bridged=sum(bridged(call, run) for call in main),
             aborted=sum(call["outcome"] == "aborted" for call in run.calls),
-            breaks=dict(Counter(call["break"]["reason"] for call in main if call["break"])),
+            breaks=dict(Counter(call["break_"]["reason"] for call in main if call["break_"])),
             seconds=round(sum(exit_.seconds for exit_ in run.exits), 1),
             check=run.check["verdict"],
         )
@@ -81,7 +81,7 @@ def bridged(call: dict, run: Run) -> bool:
     """By the record and by the engine's own journal, which compares token ids and knows nothing of messages."""
     parents = {known["id"]: known for known in run.calls}
     parent = parents.get(call["parent_id"])
-    if parent is None or call["break"] is not None:
+    if parent is None or call["break_"] is not None:
         return False
     whole = parent["prompt_tokens"] + parent["output_tokens"]
     return call["shared"] == whole <= call["prompt_tokens"]

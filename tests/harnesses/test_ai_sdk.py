@@ -49,7 +49,7 @@ async def test_the_ai_sdk_does_not_notice(dialect: str, tmp_path: Path) -> None:
     assert [step["text"] for step in steps] == ["I look at both.", "", "A frog.\nNothing else.", "Goodbye."]
     assert [step["places"] for step in steps] == [["shed", "pond"], ["roof"], [], []]
     assert [entry.extends for entry in run.asked] == [None, True, True, True]
-    assert [call["break"] for call in run.calls] == [None] * 4
+    assert [call["break_"] for call in run.calls] == [None] * 4
     counted = [[len(entry.prompt_ids), len(entry.output)] for entry in run.asked]
     assert [step["usage"][:2] for step in steps] == counted
     assert [step["usage"][2] for step in steps] == [call["shared"] for call in run.calls]

@@ -74,6 +74,6 @@ async def test_codex_compacts_on_the_server_and_goes_on(
     assert summaries >= 1
     assert run.report["masked_calls"]["summary"] == summaries
     assert all(call["outcome"] == "completed" for call in run.calls), exit_.output
-    breaks = [call["break"]["reason"] for call in run.calls if call["break"] is not None]
+    breaks = [call["break_"]["reason"] for call in run.calls if call["break_"] is not None]
     assert breaks == ["compaction"] * summaries, breaks
     assert run.check["verdict"] == "match", run.check

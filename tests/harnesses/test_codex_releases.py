@@ -75,5 +75,5 @@ async def test_a_release_runs_without_a_line_of_error(
     assert all(NO_WEBSOCKET in line and "ebsocket" in line for line in errors)
     assert not [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
     assert run.files == scenario.makes
-    assert [call["break"] for call in run.calls] == [None] * 3
+    assert [call["break_"] for call in run.calls] == [None] * 3
     assert run.check["verdict"] == "match", run.check

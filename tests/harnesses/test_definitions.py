@@ -84,7 +84,7 @@ async def test_mini_swe_agent_runs_inside_the_runner(note_cell: Callable[[Cell],
         run = await home.read(Run(session, [exit_]))
     note_cell(Cell.of(harness, "basic", run))
     assert exit_.ending is Ending.DONE, exit_.output
-    assert [call["break"] for call in run.calls] == [None] * 3
+    assert [call["break_"] for call in run.calls] == [None] * 3
 
 
 @pytest.mark.harness
@@ -96,7 +96,7 @@ async def test_qwen_code_over_responses_sends_its_thinking_back(
     async with house(scenario.script(TOOLS["qwen-code"]), tmp_path) as home:
         harness = get_harness("qwen-code", dialect="openai_responses")
         run = await through(home, harness, release("qwen-code"), scenario)
-    assert [call["break"] for call in run.calls] == [None] * 3
+    assert [call["break_"] for call in run.calls] == [None] * 3
     assert run.check["verdict"] == "match", run.check
 
 

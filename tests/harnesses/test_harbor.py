@@ -145,7 +145,9 @@ async def play(server: Service, tasks: Path, agent: str, n: int, *more: str) -> 
     found = sorted(server.folder.glob("jobs/*/*/result.json"))
     results = {path.parent: json.loads(path.read_text()) for path in found}
     async with server.client() as client:
-        groups = (await client.get("/groups"))["groups"]
+        lines = await client.get("/read/groups")
+        details = [await client.get(f"/read/groups/{line['id']}") for line in lines]
+    groups = [{**each["line"], "rollouts": [one["rollout"] for one in each["rollouts"]]} for each in details]
     return Played(done.returncode, done.stdout, results, groups)
 
 

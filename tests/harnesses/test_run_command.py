@@ -43,8 +43,8 @@ class Started:
 
     async def session(self) -> dict[str, Any]:
         async with self.service.client() as client:
-            rows = (await client.get("/sessions"))["sessions"]
-            return await client.get(f"/sessions/{rows[0]['id']}") if rows else {}
+            rows = (await client.get("/read/sessions"))["sessions"]
+            return await client.get(f"/read/sessions/{rows[0]['id']}") if rows else {}
 
     async def until_calls(self, ended: int, begun: int) -> None:
         """Waits until so many calls have ended and so many have begun."""

@@ -89,7 +89,7 @@ async def test_every_route_answers_as_its_schema_says(home: House) -> None:
         for plane in (admin, trainer):
             await plane.get("/health")
             await plane.get("/ready")
-        assert admin.answered == (ADMIN_PLANE.keys() | KEYLESS) - READ_ROUTES
+        assert admin.answered - READ_ROUTES == (ADMIN_PLANE.keys() | KEYLESS) - READ_ROUTES
         assert trainer.answered == TRAINER_PLANE.keys() | KEYLESS
 
 
@@ -102,20 +102,21 @@ async def _sessions(admin: CheckedPlane, home: House, http: aiohttp.ClientSessio
         async with http.post(f"{home.urls['agent']}/v1/chat/completions", json=body, headers=headers) as response:
             assert response.status == 200
     session: dict[str, Any] = {"session_id": opened["session_id"]}
-    (line,) = (await admin.get("/sessions"))["sessions"]
+    (line,) = (await admin.get("/read/sessions"))["sessions"]
     assert (line["tags"], line["tampering"]) == ({"set": "a"}, 0)
     assert "key_hash" not in line
-    first, second = (await admin.get("/sessions/{session_id}", **session))["calls"]
-    assert (first["break"], second["outcome"]) == (None, "completed")
-    report = await admin.get("/sessions/{session_id}/trajectory", **session)
-    assert report["sampled_tokens"] == first["output_tokens"] + second["output_tokens"]
+    shown = await admin.get("/read/sessions/{session_id}", **session)
+    first, second = shown["calls"]
+    assert (first["break_"], second["outcome"]) == (None, "completed")
+    assert shown["report"]["sampled_tokens"] == first["output_tokens"] + second["output_tokens"]
     assert (await admin.post("/sessions/{session_id}/close", **session))["capped"] is False
     entries = [{"role": "user"}, {"role": "assistant"}]
     assert "verdict" in await admin.post("/sessions/{session_id}/log", {"entries": entries}, **session)
     await admin.get("/events", after=0)
     assert b"rolltap_calls_total" in await admin.get("/metrics")
     assert (await admin.get("/diagnosis"))["findings"]
-    assert (await admin.get("/sessions/{session_id}", status=404, session_id="none"))["error"]["code"] == "not_found"
+    refused = await admin.get("/read/sessions/{session_id}", status=404, session_id="none")
+    assert refused["error"]["code"] == "not_found"
     assert (await admin.post("/sessions", {"ttl": "long"}, status=400))["error"]["param"] == "ttl"
 
 
@@ -150,9 +151,10 @@ async def _tasks_and_nodes(admin: CheckedPlane) -> None:
 
 async def _groups(admin: CheckedPlane) -> None:
     group = await admin.post("/groups", {"policy": POLICY, "n": 1, "task": {"id": "t", "instruction": "Look."}})
-    assert (await admin.get("/groups/{group_id}", group_id=group["id"]))["status"] == "open"
+    assert (await admin.get("/read/groups/{group_id}", group_id=group["id"]))["line"]["status"] == "open"
     assert (await admin.post("/groups/{group_id}/cancel", group_id=group["id"]))["status"] == "dropped"
-    assert len((await admin.get("/groups"))["groups"]) == 2
+    assert len(await admin.get("/read/groups")) == 2
+    assert (await admin.get("/read/groups", status="dropped"))[0]["id"] == group["id"]
     assert (await admin.post("/policies/{name}/control", {"max_turns": 9}, name=POLICY))["max_turns"] == 9
     assert (await admin.get("/policies"))["policies"][0]["name"] == POLICY
     assert (await admin.get("/policies/{name}", name=POLICY))["engine"] == "main"
@@ -174,7 +176,7 @@ async def _played(admin: CheckedPlane, home: House) -> str:
     assert (reward["value"], reward["detail"]) == (0.5, {"passed": 3})
     end = {"status": "succeeded", "attempt": started["attempt"], "evaluation": "well"}
     assert (await admin.post("/rollouts/{rollout_id}/finish", end, rollout_id=rollout))["status"] == "succeeded"
-    assert (await admin.get("/rollouts/{rollout_id}", rollout_id=rollout))["evaluation"] == "well"
+    assert (await admin.get("/read/rollouts/{rollout_id}", rollout_id=rollout))["evaluation"] == "well"
     return group["id"]
 
 

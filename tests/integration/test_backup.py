@@ -58,7 +58,8 @@ async def test_a_copy_beside_a_running_server_holds_groups_and_rewards(tmp_path:
     (tmp_path / "other" / "data").mkdir(parents=True)
     copy.rename(tmp_path / "other" / "data" / "rolltap.db")  # as one restores it
     async with house(say("Hello."), tmp_path / "other") as restored, aiohttp.ClientSession() as http:
-        assert (await restored.client.get(f"/groups/{group.id}"))["rollouts"][0]["rewards"][0]["value"] == 0.5
+        (detail,) = (await restored.client.get(f"/read/groups/{group.id}"))["rollouts"]
+        assert detail["rollout"]["rewards"][0]["value"] == 0.5
         await ask(restored, http, session.endpoint.key)  # its key is on record, too
 
 

@@ -72,7 +72,7 @@ class Client:
 
     async def errors(self) -> list[str]:
         """What the record says of the session's refused calls."""
-        shown = await self.home.client.get(f"/sessions/{self.session.session_id}")
+        shown = await self.home.client.get(f"/read/sessions/{self.session.session_id}")
         return [call["error"] for call in shown["calls"] if call["outcome"] == "refused"]
 
     async def still_served(self, form: Form) -> bool:

@@ -57,9 +57,9 @@ async def rewarded(home: House, tmp_path: Path, shell: str, evaluator: Evaluator
         evaluator,
     )
     (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=1)
-    stored = await home.client.get(f"/groups/{group.group_id}")
-    (rollout,) = stored["rollouts"]
-    assert (stored["status"], rollout["status"]) != ("open", "running")
+    stored = await home.client.get(f"/read/groups/{group.group_id}")
+    (rollout,) = (each["rollout"] for each in stored["rollouts"])
+    assert (stored["line"]["status"], rollout["status"]) != ("open", "running")
     assert rollout["scoring"] == ("unscorable" if rollout["status"] == "failed" else "scored"), rollout["reason"]
     return [reward["value"] for reward in rollout["rewards"]]
 

@@ -54,7 +54,7 @@ async def session_of(home: House, change: str) -> dict[str, Any]:
     (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=1)
     (rollout,) = group.rollouts
     assert rollout.status == "succeeded", rollout.reason
-    return await home.client.get(f"/sessions/{rollout.session_id}")
+    return await home.client.get(f"/read/sessions/{rollout.session_id}")
 
 
 def leased(home: House) -> Lease:
@@ -141,6 +141,6 @@ async def test_a_log_is_compared_once_after_the_session_and_before_its_rollout_e
         first = await home.client.check_log(opened.session_id, HarnessLog(problem="none here"))
         assert first == {"verdict": "none", "text": "none here"}
         assert await home.client.check_log(opened.session_id, HarnessLog(problem="another")) == first
-        over = await home.client.get(f"/sessions/{(await session_of(home, ''))['id']}")
-        again = await home.client.check_log(over["id"], HarnessLog(problem="too late"))
+        over = await home.client.get(f"/read/sessions/{(await session_of(home, ''))['summary']['id']}")
+        again = await home.client.check_log(over["summary"]["id"], HarnessLog(problem="too late"))
         assert again == over["log_check"]

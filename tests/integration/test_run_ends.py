@@ -33,7 +33,7 @@ async def test_a_run_whose_server_is_gone_at_its_end_loses_nothing(
 
         await until(made, True)
         async with server.client() as client:
-            session = (await client.get("/sessions"))["sessions"][0]["id"]
+            session = (await client.get("/read/sessions"))["sessions"][0]["id"]
         await end(server.server, signal.SIGKILL)
         (work / "go").touch()
         status = await asyncio.to_thread(run.wait, 200)

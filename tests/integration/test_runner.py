@@ -59,15 +59,16 @@ async def test_a_group_of_mini_swe_agents_becomes_ready_to_train(home: House, tm
     assignment = Assignment(task, Files({"a.txt": "hello"}), MiniSweAgentInProcess(), runtime, check)
     (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=4)
     assert group.rewards == (1.0,) * 4
-    kept = await home.client.get(f"/groups/{group.group_id}")
-    assert kept["status"] == "complete"
-    assert [rollout["status"] for rollout in kept["rollouts"]] == ["succeeded"] * 4
-    assert [reward["value"] for rollout in kept["rollouts"] for reward in rollout["rewards"]] == [1.0] * 4
-    for rollout in kept["rollouts"]:
-        session = await home.client.get(f"/sessions/{rollout['session_id']}")
-        assert session["closed_at"] is not None
+    kept = await home.client.get(f"/read/groups/{group.group_id}")
+    rollouts = [each["rollout"] for each in kept["rollouts"]]
+    assert kept["line"]["status"] == "complete"
+    assert [rollout["status"] for rollout in rollouts] == ["succeeded"] * 4
+    assert [reward["value"] for rollout in rollouts for reward in rollout["rewards"]] == [1.0] * 4
+    for rollout in rollouts:
+        session = await home.client.get(f"/read/sessions/{rollout['session_id']}")
+        assert session["summary"]["closed_at"] is not None
         assert [call["outcome"] for call in session["calls"]] == ["completed", "completed"]
-        assert session["calls"][1]["break"] is None
+        assert session["calls"][1]["break_"] is None
     page = await home.client.get("/read/sessions", where="harness=mini-swe-agent-inprocess")
     assert page["total"] == 4, "the list names the harness, though the task did not"
 
@@ -80,7 +81,7 @@ async def test_an_agent_of_ones_own_reaches_its_session_from_every_runtime(
     assignment = Assignment(Task("ask", "hi"), Files({}), agent, kind(tmp_path / "workspaces"), SessionCompleted())
     (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=2)
     assert [rollout.status for rollout in group.rollouts] == ["succeeded"] * 2, group
-    sessions = [await home.client.get(f"/sessions/{rollout.session_id}") for rollout in group.rollouts]
+    sessions = [await home.client.get(f"/read/sessions/{rollout.session_id}") for rollout in group.rollouts]
     assert [len(session["calls"]) for session in sessions] == [1, 1]
 
 
@@ -113,9 +114,9 @@ async def test_a_rollout_that_lost_its_place_is_made_again_and_only_the_new_one_
     (group,) = await run_groups(RolloutRunner(home.client, Slots(run=1)), [assignment], policy=POLICY, n=3)
     assert [(rollout.status, rollout.reward) for rollout in group.rollouts] == [("succeeded", 1.0)] * 3
     assert sorted(rollout.attempt for rollout in group.rollouts) in ([1, 1, 3], [1, 2, 2])
-    kept = await home.client.get(f"/groups/{group.group_id}")
-    assert (kept["status"], len(kept["rollouts"])) == ("complete", 3)
-    assert [rollout["session_id"] for rollout in kept["rollouts"]] == [one.session_id for one in group.rollouts]
+    kept = await home.client.get(f"/read/groups/{group.group_id}")
+    assert (kept["line"]["status"], len(kept["rollouts"])) == ("complete", 3)
+    assert [each["rollout"]["session_id"] for each in kept["rollouts"]] == [one.session_id for one in group.rollouts]
 
 
 async def test_what_a_harness_did_before_its_time_was_up_is_kept(home: House, tmp_path: Path) -> None:
@@ -125,9 +126,9 @@ async def test_what_a_harness_did_before_its_time_was_up_is_kept(home: House, tm
     assignment = Assignment(Task("slow", "hi"), Files({}), agent, runtime, SessionCompleted(), limits)
     (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=1)
     (rollout,) = group.rollouts
-    kept = await home.client.get(f"/rollouts/{rollout.rollout_id}")
+    kept = (await home.client.get(f"/read/rollouts/{rollout.rollout_id}"))["rollout"]
     assert (kept["status"], kept["scoring"]) == ("timed_out", "masked")
-    session = await home.client.get(f"/sessions/{rollout.session_id}")
+    session = await home.client.get(f"/read/sessions/{rollout.session_id}")
     assert [call["outcome"] for call in session["calls"]] == ["completed"]
 
 
@@ -158,7 +159,7 @@ async def test_the_cap_of_turns_is_held_by_the_proxy_and_lowered_while_training(
         (group,) = await run_groups(RolloutRunner(home.client), [assignment], policy=POLICY, n=1)
         (rollout,) = group.rollouts
         assert rollout.status == ("succeeded" if turns else "failed"), rollout.reason
-        session = await home.client.get(f"/sessions/{rollout.session_id}")
+        session = await home.client.get(f"/read/sessions/{rollout.session_id}")
         return [call["outcome"] for call in session["calls"]]
 
     assert await run(0) == ["completed"] * 8
@@ -185,7 +186,7 @@ async def test_a_group_that_an_operator_cancels(home: House, tmp_path: Path) -> 
             run_groups(RolloutRunner(home.client, progress=progress), [assignment], policy=POLICY, n=2)
         )
         await runs.wait()
-        (open_group,) = (await home.client.get("/groups"))["groups"]
+        (open_group,) = await home.client.get("/read/groups")
         await home.client.cancel_group(open_group["id"])
         cancelled.touch()
     (group,) = running.result()

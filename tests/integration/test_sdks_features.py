@@ -249,5 +249,5 @@ async def test_a_restart_between_turns_is_not_noticed(client: type[Conversation]
             assert (await talk.say("Thank you.")).text == "Goodbye."
             run = await home.read(Run(session))
         assert [entry.extends for entry in run.asked] == [None, True, True, True]
-        assert [call["break"] for call in run.calls] == [None] * 4
+        assert [call["break_"] for call in run.calls] == [None] * 4
         assert run.report["segments"] == 1

@@ -74,7 +74,7 @@ async def test_a_file_of_tasks_is_run_to_its_end_here(home: Service) -> None:
         assert [group["status"] for group in groups] == ["complete"] * 2
         rollouts = [rollout for group in groups for rollout in group["rollouts"]]
         assert [reward["value"] for rollout in rollouts for reward in rollout["rewards"]] == [1.0] * 16
-        session = await client.get(f"/sessions/{rollouts[0]['session_id']}")
+        session = await client.get(f"/read/sessions/{rollouts[0]['session_id']}")
         assert [call["outcome"] for call in session["calls"]] == ["completed"]
     status, told = await home.run("status", "here")
     assert status == 0
@@ -93,17 +93,17 @@ async def test_a_sessions_forest_shows_each_calls_parent_break_and_reason(home: 
             url = f"{opened.endpoint.base_url}/v1/chat/completions"
             async with http.post(url, headers=headers, json=body) as answer:
                 assert answer.status == 200, await answer.text()
-        shown = await client.get(f"/sessions/{opened.session_id}")
+        shown = await client.get(f"/read/sessions/{opened.session_id}")
     first, plain, edited, other = shown["calls"]
     assert [call["parent_id"] for call in shown["calls"]] == [None, first["id"], first["id"], None]
     found = [(found["name"], found["grade"], found["count"]) for found in shown["findings"]]
     assert found == [("effort_not_applied", "info", 4)]
-    assert (first["break"], plain["break"]) == (None, None)
+    assert (first["break_"], plain["break_"]) == (None, None)
     assert plain["shared"] == first["prompt_tokens"] + first["output_tokens"]
-    assert edited["break"]["reason"] == "history_edited"
-    assert (edited["break"]["parent_id"], edited["break"]["message_index"]) == (first["id"], 1)
-    assert edited["break"]["token_index"] == edited["shared"] == first["prompt_tokens"]
-    assert other["break"]["reason"] == "new_conversation"
+    assert edited["break_"]["reason"] == "history_edited"
+    assert (edited["break_"]["parent_id"], edited["break_"]["message_index"]) == (first["id"], 1)
+    assert edited["break_"]["token_index"] == edited["shared"] == first["prompt_tokens"]
+    assert other["break_"]["reason"] == "new_conversation"
     status, told = await home.run("sessions", "show", opened.session_id)
     assert status == 0, told
     assert "INFO: 4 calls asked for an effort" in told
@@ -114,7 +114,7 @@ async def test_a_sessions_forest_shows_each_calls_parent_break_and_reason(home: 
     assert f"break: history_edited at token {edited['shared']}" in lines[edited["id"]]
     assert "break: new_conversation at token 0" in lines[other["id"]]
     status, told = await home.run("sessions", "show", opened.session_id, "--json")
-    assert [call["break"] for call in json.loads(told)["calls"]] == [call["break"] for call in shown["calls"]]
+    assert [call["break_"] for call in json.loads(told)["calls"]] == [call["break_"] for call in shown["calls"]]
 
 
 async def test_a_shown_call_is_of_the_kind_that_the_exports_have(home: Service) -> None:
@@ -128,9 +128,7 @@ async def test_a_shown_call_is_of_the_kind_that_the_exports_have(home: Service) 
             url = f"{opened.endpoint.base_url}/v1/chat/completions"
             async with http.post(url, headers=headers, json=body) as answer:
                 assert answer.status == 200, await answer.text()
-        shown = await client.get(f"/sessions/{opened.session_id}")
         read = await client.get(f"/read/sessions/{opened.session_id}")
-    assert [call["kind"] for call in shown["calls"]] == ["auxiliary", "main"]
     assert [call["kind"] for call in read["calls"]] == ["auxiliary", "main"]
     status, told = await home.run("sessions", "show", opened.session_id)
     assert status == 0, told

@@ -97,7 +97,7 @@ async def test_ssp_pays_the_proposer_by_how_hard_its_question_was(home: Any, exa
     assert tower == {"question": "Which year was the tower of Abel built?", "accuracy": 1.0, "proposer": 0.0}
     assert moss["question"] in (river["question"], tower["question"])
     assert moss["proposer"] == 0.0
-    assert len((await home.client.get("/sessions"))["sessions"]) == 3 + 2 + 3 * 4
+    assert len((await home.client.get("/read/sessions"))["sessions"]) == 3 + 2 + 3 * 4
 
 
 @of("slea_rl")
@@ -131,7 +131,7 @@ async def test_reves_makes_tasks_of_mended_attempts(home: Any, example: Any) -> 
 @of("lumina")
 async def test_lumina_measures_what_an_oracle_adds(home: Any, example: Any) -> None:
     assert await example.main(home) == {"alone": 0.5, "oracle": 1.0, "value of state": 0.5}
-    sessions = (await home.client.get("/sessions"))["sessions"]
+    sessions = (await home.client.get("/read/sessions"))["sessions"]
     assert len(sessions) == 4
 
 

@@ -91,10 +91,10 @@ async def test_any_worker_serves_any_session(tmp_path: Path, postgres: PostgresS
                 os.kill(victim, signal.SIGKILL)
             history.append({"role": "user", "content": f"question {turn}"})
             history.append(await ask(http, agent, session["key"], history))
-        async with http.get(f"{admin}/sessions/{session['session_id']}", headers=ADMIN) as reply:
+        async with http.get(f"{admin}/read/sessions/{session['session_id']}", headers=ADMIN) as reply:
             calls = (await reply.json())["calls"]
         assert [call["outcome"] for call in calls] == ["completed"] * TURNS
-        assert [call["break"] for call in calls] == [None] * TURNS
+        assert [call["break_"] for call in calls] == [None] * TURNS
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 30) == 0
 

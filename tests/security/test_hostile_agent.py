@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rolltap.cli.tasks import describe
+from rolltap.contract.operations import request_of
 from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.engine.scripted import say
 from rolltap.extras import known_names
@@ -26,6 +27,8 @@ from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER
 from rolltap.harnesses.runtimes.registry import ENTRY_POINTS, RUNTIMES, runtime_class
 from rolltap.harnesses.sources import Files
 from rolltap.ledger.leases import LeaseKey
+from rolltap.reading.operations import ReadPlane
+from rolltap.reading.types import RolloutDetail
 from rolltap.types import Scoring, Task
 
 from ..harnesses.house import POLICY, House, house
@@ -121,7 +124,7 @@ async def home(tmp_path: Path) -> AsyncIterator[House]:
         yield home
 
 
-async def rolled_out(home: House, runtime: str, script: str, folder: Path) -> dict[str, Any]:
+async def rolled_out(home: House, runtime: str, script: str, folder: Path) -> RolloutDetail:
     """A group of one rollout, run to its end; the rollout as the admin plane shows it."""
     task = Task("calc", "Fix add.")
     group = await home.client.open_group(task, policy=POLICY, n=1)
@@ -144,16 +147,17 @@ async def rolled_out(home: House, runtime: str, script: str, folder: Path) -> di
         Limits(agent_s=60),
     )
     await RolloutRunner(home.client).run(ClaimedRollout(group.rollout_ids[0]), assignment)
-    return await home.client.get(f"/rollouts/{group.rollout_ids[0]}")
+    return await home.client.send(request_of(ReadPlane.rollout, group.rollout_ids[0]))
 
 
 @pytest.mark.parametrize("runtime", HERE)
 async def test_an_agent_that_tries_everything_gains_nothing_and_is_counted(
     runtime: str, home: House, tmp_path: Path
 ) -> None:
-    rollout = await rolled_out(home, runtime, AGENT, tmp_path / "places")
-    assert [reward["value"] for reward in rollout["rewards"]] == [0.0], rollout
-    answers = json.loads(next(line for line in rollout["evaluation"].splitlines() if line.startswith("{")))
+    detail = await rolled_out(home, runtime, AGENT, tmp_path / "places")
+    rollout = detail.rollout
+    assert [reward.value for reward in rollout.rewards] == [0.0], rollout
+    answers = json.loads(next(line for line in detail.evaluation.splitlines() if line.startswith("{")))
     assert answers.pop("own call") == 200
     reads = answers.pop("reads")
     assert all(status in (0, 400, 401, 403, 404) for status in answers.values()), answers
@@ -162,10 +166,10 @@ async def test_an_agent_that_tries_everything_gains_nothing_and_is_counted(
         assert answers["admin plane"] == answers["trainer plane"] == 0
     planted = {"startup", "shell", "tools", "test_runner", "environment", "pytest", "reward_file", "tests"}
     asked = {"other_session", "path", "other_plane"}
-    assert set(rollout["tampering"]) == planted | asked, rollout["tampering_acts"]
-    assert rollout["tampering"]["other_plane"] == (1 if runtime not in NO_WALL else 4)
-    assert "tampering: " in describe(rollout)
-    assert (await home.client.get(f"/sessions/{rollout['session_id']}"))["tampering"] == rollout["tampering"]
+    assert set(rollout.tampering) == planted | asked, detail.tampering_acts
+    assert rollout.tampering["other_plane"] == (1 if runtime not in NO_WALL else 4)
+    assert "tampering: " in describe(detail)
+    assert (await home.client.get(f"/read/sessions/{rollout.session_id}"))["tampering"] == rollout.tampering
     await leave_out(home)
 
 
@@ -183,7 +187,7 @@ async def leave_out(home: House) -> None:
 
 @pytest.mark.parametrize("runtime", HERE)
 async def test_its_honest_twin_is_counted_for_nothing(runtime: str, home: House, tmp_path: Path) -> None:
-    rollout = await rolled_out(home, runtime, HONEST, tmp_path / "places")
-    assert rollout["tampering"] == {}
-    assert [reward["value"] for reward in rollout["rewards"]] == [0.0]
-    assert "tampering" not in describe(rollout)
+    detail = await rolled_out(home, runtime, HONEST, tmp_path / "places")
+    assert detail.rollout.tampering == {}
+    assert [reward.value for reward in detail.rollout.rewards] == [0.0]
+    assert "tampering" not in describe(detail)

@@ -28,6 +28,7 @@ import pytest_asyncio
 
 from rolltap.cli import screen
 from rolltap.cli.tasks import describe
+from rolltap.contract.operations import request_of
 from rolltap.engine.scripted import say
 from rolltap.extras import known_names
 from rolltap.harnesses.base import (
@@ -49,6 +50,8 @@ from rolltap.harnesses.runtimes import registry as runtimes
 from rolltap.harnesses.runtimes import watchdog
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER
 from rolltap.harnesses.sources import Files
+from rolltap.reading.operations import ReadPlane
+from rolltap.reading.types import RolloutDetail
 from rolltap.types import Task
 
 from ..harnesses.house import POLICY, House, house
@@ -163,7 +166,7 @@ class Watching:
 class Outcome:
     """What is left of a rollout: `survivors` are processes that have its key, `left` the folders of its runtime."""
 
-    rollout: dict[str, Any]
+    detail: RolloutDetail
     gains: list[Any]
     survivors: list[int]
     left: list[str]
@@ -171,7 +174,7 @@ class Outcome:
     @property
     def reward(self) -> float:
         """0.0 where there is none: no trainer takes such a rollout for a success."""
-        return sum(reward["value"] for reward in self.rollout["rewards"])
+        return sum(reward.value for reward in self.detail.rollout.rewards)
 
 
 @dataclass(frozen=True)
@@ -198,10 +201,10 @@ class Suite:
         limits = replace(Limits(agent_s=120), **case.limits)
         assignment = Assignment(task, Files(PROJECT), hostile, made, evaluator, limits)
         await RolloutRunner(client).run(ClaimedRollout(group.rollout_ids[0]), assignment)
-        rollout = await client.get(f"/rollouts/{group.rollout_ids[0]}")
+        detail = await client.send(request_of(ReadPlane.rollout, group.rollout_ids[0]))
         await asyncio.to_thread(shutil.rmtree, sibling)
         left = [each.name for each in places.iterdir()]
-        return Outcome(rollout, evaluator.gains, await asyncio.to_thread(hostile.survivors), left)
+        return Outcome(detail, evaluator.gains, await asyncio.to_thread(hostile.survivors), left)
 
     async def _facts(self, sibling: Path) -> dict[str, Any]:
         """What an agent may happen to know."""
@@ -254,17 +257,17 @@ async def test_a_hostile_agent_gains_nothing(
     case = CASES[name]
     nothing = await suite.idle_reward(runtime, kind, tmp_path / "idle")
     outcome = await suite.rolled_out(case, runtime, kind, tmp_path)
-    assert outcome.reward <= nothing, outcome.rollout
+    assert outcome.reward <= nothing, outcome.detail
     assert outcome.left == []
     expected = set(case.counted)
     if runtime == "thread":  # the runner's own: nobody counts what it takes or ends what it starts
         expected -= {"limits"}
     else:
         assert outcome.survivors == []
-    assert set(outcome.rollout["tampering"]) == expected, outcome.rollout["tampering_acts"]
+    assert set(outcome.detail.rollout.tampering) == expected, outcome.detail.tampering_acts
     if runtime not in NO_WALL or not case.open_here:
         assert outcome.gains == []
-    screen.say(describe(outcome.rollout))
+    screen.say(describe(outcome.detail))
     printed = capsys.readouterr().out
     assert all(each.isprintable() or each in "\n\t" for each in printed), repr(printed)
 
@@ -276,7 +279,7 @@ async def test_honest_work_is_worth_more_than_none(runtime: str, kind: str, suit
     """So that the cells above compare with something; and nothing is counted."""
     nothing = await suite.idle_reward(runtime, kind, tmp_path / "idle")
     honest = await suite.rolled_out(HONEST, runtime, kind, tmp_path)
-    assert honest.rollout["tampering"] == {}
+    assert honest.detail.rollout.tampering == {}
     assert honest.reward >= nothing
     if kind in LOOKING and (runtime == "bubblewrap" or kind == "python"):
         assert (honest.reward, nothing) == (1.0, 0.0)

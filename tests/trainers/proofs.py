@@ -117,7 +117,7 @@ def table() -> str:
     lines = [f"{number}. {text}" for number, text in enumerate(PROOFS.values(), 1)]
     lines += ["", "| adapter, its program | tested with | proven |", "|---|---|---|"]
     for name, adapter in ADAPTERS.items():
-        file = "slime.args" if name == "slime" else f"{name.replace('-', '_')}.py"
+        file = "slime.yaml" if name == "slime" else f"{name.replace('-', '_')}.py"
         place = "#the-worked-example" if name == ON_THE_PAGE else f"../examples/trainers/{file}"
         lines.append(f"| [{adapter.trainer}]({place}) | {adapter.tested_with} | {_proven(SUITES[name])} |")
     return "\n".join(lines) + "\n"

@@ -139,11 +139,14 @@ def plane_url(settings: Settings, plane: PlaneName) -> str:
 
 def complete_session(incomplete: str) -> list[str]:
     """The running server's newest sessions."""
+    from rolltap.reading.operations import ReadPlane
+    from rolltap.reading.types import SessionQuery
+
     try:
-        rows = connect("admin", config_path(None)).call("GET", "/sessions")["sessions"]
+        page = connect("admin", config_path(None)).ask(ReadPlane.sessions, SessionQuery(limit=100))
     except RolltapError:
         return []
-    return [row["id"] for row in rows if row["id"].startswith(incomplete)]
+    return [session.id for session in page.sessions if session.id.startswith(incomplete)]
 
 
 def complete_policy(incomplete: str) -> list[str]:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -35,6 +34,7 @@ from rolltap.harnesses.registry import get_harness, harness_names
 from rolltap.harnesses.runtimes.here import acts_unasked
 from rolltap.harnesses.specs import SAMPLE_JOB, launch_type
 from rolltap.harnesses.tested import release_results
+from rolltap.reading.operations import ReadPlane
 from rolltap.settings import load_settings
 
 TESTED_RELEASE, NOT_INSTALLED = "tested", "no"
@@ -156,11 +156,11 @@ def env(
     server = connect("admin", config, url)
     served = server.call("GET", "/policies")["policies"]
     if session:
-        details = server.call("GET", f"/sessions/{quote(session, safe='')}")
-        refuse_relayed(served, [details["policy"]])
+        of = server.ask(ReadPlane.session, session).summary.policy
+        refuse_relayed(served, [of])
         base = agent_url or plane_url(load_settings(config_path(config)), "agent")
-        context = next((each.get("context", 0) for each in served if each["name"] == details["policy"]), 0)
-        endpoint = Endpoint(f"{base.rstrip('/')}/s/{session}", key, details["policy"], context)
+        context = next((each.get("context", 0) for each in served if each["name"] == of), 0)
+        endpoint = Endpoint(f"{base.rstrip('/')}/s/{session}", key, of, context)
     else:
         refuse_relayed(served, [policy] if policy else [])
         opened = server.call("POST", "/sessions", {"policy": policy or None, "tags": {"harness": name}})

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,6 +30,7 @@ from rolltap.cli.common import (
 from rolltap.cli.screen import Screen, say
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import RunRequest, bars, groups_table, only, policy_or_roles, print_failures, run_tasks
+from rolltap.contract.operations import request_of
 from rolltap.errors import RolltapError, TaskInvalid
 from rolltap.harnesses.attempts import Slots, Stage
 from rolltap.harnesses.base import Command, Ending, Exit, Harness, Interactive, Job, Limits, PythonCall, Workspace
@@ -43,6 +44,8 @@ from rolltap.harnesses.runtimes.here import runtime_here
 from rolltap.harnesses.sources import Empty
 from rolltap.harnesses.specs import Defaults, launch_type
 from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments
+from rolltap.reading.operations import ReadPlane
+from rolltap.reading.types import OPEN, CallLine
 from rolltap.wording import counted
 
 POLL_S = 0.3
@@ -237,18 +240,18 @@ async def _watch(client: AdminClient, session: OpenedSession, seen: set[str]) ->
 
 async def _show_new_calls(client: AdminClient, session: OpenedSession, seen: set[str]) -> None:
     with suppress(RolltapError):
-        details = await client.get(f"/sessions/{session.session_id}")
-        for call in details["calls"]:
-            if call["id"] not in seen and call["outcome"] != "open":
-                seen.add(call["id"])
+        detail = await client.send(request_of(ReadPlane.session, session.session_id))
+        for call in detail.calls:
+            if call.id not in seen and call.outcome != OPEN:
+                seen.add(call.id)
                 console.print(_call_line(len(seen), call))
 
 
-def _call_line(number: int, call: dict[str, Any]) -> str:
-    text = f"call {number}: {call['prompt_tokens']} + {call['output_tokens']} tokens, {call['outcome']}"
-    if call.get("break"):
-        text += f" ({call['break']['reason']})"
-    return f"{text}: {call['error']}" if call["error"] else text
+def _call_line(number: int, call: CallLine) -> str:
+    text = f"call {number}: {call.prompt_tokens} + {call.output_tokens} tokens, {call.outcome}"
+    if call.break_:
+        text += f" ({call.break_.reason})"
+    return f"{text}: {call.error}" if call.error else text
 
 
 JOBS = Path("jobs")
@@ -304,9 +307,10 @@ async def run_harbor(plane: PlaneClient, order: TrialOrder) -> bool:
                 progress=lambda step: shown.advance(bar) if step.stage is Stage.ENDED else None,
             )
             done = await run_groups(runner, works, policy=policy, n=order.n)
-        groups = await asyncio.gather(*(client.get(f"/groups/{group.group_id}") for group in done))
+        details = [await client.send(request_of(ReadPlane.group, group.group_id)) for group in done]
+    groups = [(group.line.task_id, [each.rollout for each in group.rollouts]) for group in details]
     console.print(groups_table(groups))
     failed = print_failures(groups)
-    count = sum(len(group["rollouts"]) for group in groups)
+    count = sum(len(rollouts) for _, rollouts in groups)
     console.print(f"{counted(count, 'rollout')} in {time.monotonic() - started:.1f} s, {failed} not succeeded")
     return bool(failed)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 import typer
 from pythonjsonlogger.json import JsonFormatter
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -34,6 +35,11 @@ _PICTURES = {
 def visible(text: str) -> str:
     """`text` with nothing in it that a terminal would obey; line ends and tabs stay."""
     return text.translate(_PICTURES)
+
+
+def json_text(value: Any) -> str:
+    """A reply of a server as JSON."""
+    return msgspec.json.encode(value).decode()
 
 
 def say(text: str, *, err: bool = False, style: str | None = None) -> None:

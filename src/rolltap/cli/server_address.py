@@ -12,14 +12,19 @@ import os
 import shutil
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from rolltap.contract.operations import request_of
 from rolltap.errors import ConfigError
 from rolltap.http_client import HttpClient, Request
 from rolltap.settings import PlaneName
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 DEFAULT_URLS = {"admin": "http://127.0.0.1:8712", "trainer": "http://127.0.0.1:8711", "agent": "http://127.0.0.1:8710"}
 
@@ -34,6 +39,12 @@ class PlaneClient(HttpClient):
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The decoded reply."""
         return self.send(Request(method, path, body, once=True))
+
+    def ask(
+        self, operation: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """The reply to an operation of a plane: `plane.ask(ReadPlane.session, session_id)`."""
+        return self.send(replace(request_of(operation, *args, **kwargs), once=True))
 
 
 def kept_key(role: str, data: Path | None) -> str:

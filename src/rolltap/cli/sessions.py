@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import typer
 from rich.table import Column, Table
@@ -26,12 +26,16 @@ from rolltap.cli.common import (
     one_line_errors,
     one_that_begins,
 )
-from rolltap.cli.screen import Screen, say
+from rolltap.cli.screen import Screen, json_text, say
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import tampering_lines
+from rolltap.contract.admin import ClosedSession
 from rolltap.errors import ConfigError
+from rolltap.http_client import Request, read_as
 from rolltap.ids import ID_LENGTH
-from rolltap.types import LogVerdict
+from rolltap.reading.operations import ReadPlane
+from rolltap.reading.types import CallLine, SessionQuery, SessionSummary
+from rolltap.types import LogVerdict, SessionFinding
 from rolltap.wording import ago
 
 NEWEST = 1000
@@ -129,21 +133,22 @@ def list_(
     config: ConfigOption = None,
 ) -> None:
     """The newest sessions, or those that hold some words or meet conditions."""
-    query = [("limit", limit), *([("search", words)] if words else []), *(("where", text) for text in where or ())]
-    page = connect("admin", config, url).call("GET", f"/read/sessions?{urlencode(query)}")
+    query = SessionQuery(words, tuple(where or ()), limit=limit)
+    page = connect("admin", config, url).ask(ReadPlane.sessions, query)
     if as_json:
-        say(json.dumps(page["sessions"]))
+        say(json_text(page.sessions))
         return
     screen = Screen()
-    screen.print(wide_table(page["sessions"]) if screen.width >= ALL_COLUMNS else narrow_table(page, screen.width))
-    if page["total"] > len(page["sessions"]):
-        say(f"{len(page['sessions'])} of {page['total']}; --limit shows more, --where and words choose")
-    if page["indexed"] < 1:
+    wide = screen.width >= ALL_COLUMNS
+    screen.print(wide_table(page.sessions) if wide else narrow_table(page.sessions, screen.width))
+    if page.total > len(page.sessions):
+        say(f"{len(page.sessions)} of {page.total}; --limit shows more, --where and words choose")
+    if page.indexed < 1:
         what = "this search is not complete" if words else "the list of a large record is being made"
-        say(f"{what}, {page['indexed']:.0%} so far: ask again")
+        say(f"{what}, {page.indexed:.0%} so far: ask again")
 
 
-def wide_table(rows: Sequence[dict[str, Any]]) -> Table:
+def wide_table(rows: Sequence[SessionSummary]) -> Table:
     """The columns of the viewer's list: what a session is about, its reward as a bar, its age and its numbers."""
     session = Column("session", no_wrap=True)  # ids are whole, to be copied
     numbers = [Column(name, justify="right", no_wrap=True) for name in ("calls", "sampled", "breaks")]
@@ -152,33 +157,33 @@ def wide_table(rows: Sequence[dict[str, Any]]) -> Table:
         session, Column("what it is about", ratio=1), reward, started, *numbers, Column("state", no_wrap=True)
     )
     for row in rows:
-        about = Text(row["opening"][:OPENING_CHARS] or "no user message")
-        task = [f"task {row['task_id']}"] if row["task_id"] else []
-        about.append("\n" + " · ".join([row["harness"] or row["policy"], *task, *_tags(row)]), "bright_black")
-        counts = [str(row[name] or "") for name in ("calls", "output_tokens", "breaks")]
+        about = Text(row.opening[:OPENING_CHARS] or "no user message")
+        task = [f"task {row.task_id}"] if row.task_id else []
+        about.append("\n" + " · ".join([row.harness or row.policy, *task, *_tags(row)]), "bright_black")
+        counts = [str(number or "") for number in (row.calls, row.output_tokens, row.breaks)]
         state = "\n".join(line for line in _state(row).splitlines() if not line.startswith("reward "))
-        table.add_row(row["id"], about, reward_bar(row["reward"]), ago(row["created_at"]), *counts, state)
+        table.add_row(row.id, about, reward_bar(row.reward), ago(row.created_at), *counts, state)
     return table
 
 
-def narrow_table(page: dict[str, Any], width: int) -> Table:
+def narrow_table(rows: Sequence[SessionSummary], width: int) -> Table:
     """What fits in 80 columns: the first words stand below the id, the reward among the states."""
     session = Column("session", no_wrap=True, overflow="ellipsis")
     numbers = [Column(name, justify="right", no_wrap=True) for name in ("calls", "sampled")]
     policy, state = Column("policy, tags", min_width=len("policy, tags")), Column("state", min_width=len("tampering"))
     table = Table(session, Column("began", no_wrap=True), policy, *numbers, state)
     clock = "%m-%d %H:%M" if width >= WIDE_ENOUGH else "%m-%d\n%H:%M"
-    for row in page["sessions"]:
-        began = time.strftime(clock, time.localtime(row["created_at"]))
-        about = "\n".join(filter(None, (row["policy"], row["harness"], *_tags(row))))
-        first_words = textwrap.wrap(row["opening"], ID_LENGTH, max_lines=2, placeholder="…")
-        named = "\n".join([row["id"], *first_words])
-        table.add_row(named, began, about, str(row["calls"]), str(row["output_tokens"]), _state(row))
+    for row in rows:
+        began = time.strftime(clock, time.localtime(row.created_at))
+        about = "\n".join(filter(None, (row.policy, row.harness, *_tags(row))))
+        first_words = textwrap.wrap(row.opening, ID_LENGTH, max_lines=2, placeholder="…")
+        named = "\n".join([row.id, *first_words])
+        table.add_row(named, began, about, str(row.calls), str(row.output_tokens), _state(row))
     return table
 
 
-def _tags(row: dict[str, Any]) -> list[str]:
-    return [f"{name}={value}" for name, value in row["tags"].items() if name != "harness"]
+def _tags(row: SessionSummary) -> list[str]:
+    return [f"{name}={value}" for name, value in row.tags.items() if name != "harness"]
 
 
 def reward_bar(reward: float | None) -> Text:
@@ -191,14 +196,14 @@ def reward_bar(reward: float | None) -> Text:
     return Text.assemble((f"{bar:{BAR}}", colour), f" {reward:.2f}")
 
 
-def _state(row: dict[str, Any]) -> str:
+def _state(row: SessionSummary) -> str:
     """Open or closed, and a line each for the reward, for what the agent tried and for a log that differs."""
-    lines = ["closed" if row["closed_at"] else "open"]
-    if row["reward"] is not None:
-        lines.append(f"reward {row['reward']:g}")
-    if row["tampering"]:
-        lines.append(f"tampering {row['tampering']}")
-    if row["log_check"] == LogVerdict.MISMATCH:
+    lines = ["closed" if row.closed_at else "open"]
+    if row.reward is not None:
+        lines.append(f"reward {row.reward:g}")
+    if row.tampering:
+        lines.append(f"tampering {row.tampering}")
+    if row.log_check == LogVerdict.MISMATCH:
         lines.append("log differs")
     return "\n".join(lines)
 
@@ -210,26 +215,24 @@ def show(
 ) -> None:
     """Shows a session as a tree of calls: parents, breaks, tokens, outcomes."""
     plane = connect("admin", config, url)
-    details = plane.call("GET", f"/sessions/{whole_id(plane, session)}")
+    detail = plane.ask(ReadPlane.session, whole_id(plane, session))
     if as_json:
-        say(json.dumps(details))
+        say(json_text(detail))
         return
-    say(f"harness log: {details['log_check']['verdict']} ({details['log_check']['text']})")
-    for finding in details["findings"]:
+    say(f"harness log: {detail.log_check.verdict} ({detail.log_check.text})")
+    for finding in detail.findings:
         say(finding_line(finding))
-    for line in tampering_lines(details["tampering"]):
+    for line in tampering_lines(detail.tampering):
         say(line)
-    lines = plane.call("GET", f"/read/sessions/{details['id']}")["calls"]
-    trainers = {line["id"]: line["trainer"] for line in lines if line["trainer"]}
-    tree = Tree(f"session {details['id']} (policy {details['policy']})")
-    continuing = Counter(call["parent_id"] for call in details["calls"])
-    rows = {None: (tree, 0)}
-    for call in details["calls"]:  # indented where the history branches, not at every call
-        above, depth = rows.get(call["parent_id"], (tree, 0))
-        line, branch = _line(call, trainers.get(call["id"])), above is not tree and continuing[call["parent_id"]] > 1
-        row = above.add(line.append(f", branches off {call['parent_id'][-6:]}") if branch else line)
-        indents = above is tree or branch or continuing[call["id"]] > 1
-        rows[call["id"]] = (row, depth + 1) if indents else (above, depth)
+    tree = Tree(f"session {detail.summary.id} (policy {detail.summary.policy})")
+    continuing = Counter(call.parent_id for call in detail.calls)
+    rows: dict[str | None, tuple[Tree, int]] = {None: (tree, 0)}
+    for call in detail.calls:  # indented where the history branches, not at every call
+        above, depth = rows.get(call.parent_id, (tree, 0))
+        line, branch = _line(call), above is not tree and continuing[call.parent_id] > 1
+        row = above.add(line.append(f", branches off {(call.parent_id or '')[-6:]}") if branch else line)
+        indents = above is tree or branch or continuing[call.id] > 1
+        rows[call.id] = (row, depth + 1) if indents else (above, depth)
     screen = Screen()
     screen.width = max(screen.width, NARROWEST_ROW + max(INDENT * depth for _, depth in rows.values()))
     screen.print(tree)
@@ -242,31 +245,29 @@ def whole_id(plane: PlaneClient, text: str) -> str:
     """
     if len(text) >= ID_LENGTH:
         return text
-    known = [row["id"] for row in plane.call("GET", f"/sessions?limit={NEWEST}")["sessions"]]
-    return one_that_begins(text, known, "sessions")
+    known = plane.ask(ReadPlane.sessions, SessionQuery(limit=NEWEST)).sessions
+    return one_that_begins(text, [session.id for session in known], "sessions")
 
 
-def finding_line(finding: dict[str, Any]) -> str:
+def finding_line(finding: SessionFinding) -> str:
     """A finding as one line: its grade, how many calls show it (if any do), and its name."""
-    count = f"{finding['count']} " if finding["count"] else ""
-    return f"{finding['grade'].upper()}: {count}{finding['text']} ({finding['name']})"
+    count = f"{finding.count} " if finding.count else ""
+    return f"{finding.grade.upper()}: {count}{finding.text} ({finding.name})"
 
 
-def _line(call: dict, trainer: dict[str, Any] | None) -> Text:
-    text = Text(
-        f"{call['id'][-6:]} {call['kind']} {call['outcome']}: {call['prompt_tokens']} + {call['output_tokens']} tokens"
-    )
-    if call.get("shared"):
-        text.append(f", continues {call['shared']}")
-    if call.get("break"):
-        text.append(f" break: {call['break']['reason']} at token {call['break']['token_index']}", "yellow")
-    if trainer and trainer["compared"]:
-        mean = trainer["mismatch_sum"] / trainer["compared"]
-        text.append(f", mismatch {mean:.4f} by {trainer['trainer']}", "yellow" if mean > WIDE_MISMATCH else "")
-    if call.get("flaw"):
-        text.append(f" {call['flaw']}", "red")
-    if call.get("error"):
-        text.append(f" {call['error']}", "red")
+def _line(call: CallLine) -> Text:
+    text = Text(f"{call.id[-6:]} {call.kind} {call.outcome}: {call.prompt_tokens} + {call.output_tokens} tokens")
+    if call.shared:
+        text.append(f", continues {call.shared}")
+    if call.break_:
+        text.append(f" break: {call.break_.reason} at token {call.break_.token_index}", "yellow")
+    if call.trainer and call.trainer.compared:
+        mean = call.trainer.mismatch_sum / call.trainer.compared
+        text.append(f", mismatch {mean:.4f} by {call.trainer.trainer}", "yellow" if mean > WIDE_MISMATCH else "")
+    if call.flaw:
+        text.append(f" {call.flaw}", "red")
+    if call.error:
+        text.append(f" {call.error}", "red")
     return text
 
 
@@ -276,7 +277,7 @@ def close(session: SessionArgument, url: UrlOption = None, config: ConfigOption 
     """Closes a session: later calls with its key get 409."""
     plane = connect("admin", config, url)
     session = whole_id(plane, session)
-    closed = plane.call("POST", f"/sessions/{session}/close")
+    closed = plane.send(Request("POST", f"/sessions/{session}/close", parse=read_as(ClosedSession), once=True))
     say(f"session {session} is closed")
-    for finding in closed["findings"]:
+    for finding in closed.findings:
         say(finding_line(finding))

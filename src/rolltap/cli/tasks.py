@@ -9,10 +9,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
 
 import typer
@@ -29,10 +29,11 @@ from rolltap.cli.common import (
     one_line_errors,
     refuse_relayed,
 )
-from rolltap.cli.screen import Screen, say
+from rolltap.cli.screen import Screen, json_text, say
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.up import slots_of
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
+from rolltap.decoding import convert
 from rolltap.errors import TaskInvalid
 from rolltap.extras import page
 from rolltap.harnesses.attempts import Progress as Step
@@ -42,8 +43,11 @@ from rolltap.harnesses.node import NodeAgent, NodeSettings
 from rolltap.harnesses.specs import Defaults, build, check, check_installed, resolve_paths
 from rolltap.harnesses.task_sources import SourceOptions, tasks_of
 from rolltap.ids import new_id
-from rolltap.types import UNPROTECTED, GroupStatus, RolloutStatus
+from rolltap.types import UNPROTECTED, GroupStatus, Reward, Rollout, RolloutStatus
 from rolltap.wording import counted
+
+if TYPE_CHECKING:
+    from rolltap.reading.types import RolloutDetail
 
 POLL_S = 0.3
 SHOWN_FAILURES = 10
@@ -51,6 +55,9 @@ UNDER_WAY = (Stage.PREPARE, Stage.RUN, Stage.EVALUATE)
 OPEN = (RolloutStatus.PENDING, RolloutStatus.RUNNING)
 
 console = Screen(highlight=False)
+
+TaskRollouts = tuple[str, Sequence[Rollout]]
+"""A group: its task's id and its rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,21 +137,26 @@ async def follow(client: AdminClient, submission_id: str, view: ProgressView) ->
 
 async def print_outcome(client: AdminClient, submission_id: str, seconds: float) -> bool:
     """Prints the rewards of each group and why rollouts failed; True if one did not succeed."""
-    groups = await client.submission_groups(submission_id)
+    groups = await rollouts_by_task(client, submission_id)
     console.print(groups_table(groups))
     failed = print_failures(groups)
-    count = sum(len(group["rollouts"]) for group in groups)
+    count = sum(len(rollouts) for _, rollouts in groups)
     console.print(f"{counted(count, 'rollout')} in {seconds:.1f} s, {failed} not succeeded")
     return bool(failed)
 
 
-def print_failures(groups: Sequence[dict[str, Any]]) -> int:
+async def rollouts_by_task(client: AdminClient, submission_id: str) -> list[TaskRollouts]:
+    groups = await client.submission_groups(submission_id)
+    return [(group["task_id"], convert(group["rollouts"], list[Rollout])) for group in groups]
+
+
+def print_failures(groups: Sequence[TaskRollouts]) -> int:
     """Prints why the first ten rollouts that did not succeed did not, and where to read on; how many there are."""
     fine = (*OPEN, RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED)
-    failed = [rollout for group in groups for rollout in group["rollouts"] if rollout["status"] not in fine]
+    failed = [rollout for _, rollouts in groups for rollout in rollouts if rollout.status not in fine]
     for rollout in failed[:SHOWN_FAILURES]:
-        ended = f"{rollout['task_id']}: {rollout['status']} ({rollout['cause']}): {rollout['reason']}"
-        console.print(f"{ended}\n  rolltap rollout {rollout['id']}")
+        ended = f"{rollout.task_id}: {rollout.status} ({rollout.cause}): {rollout.reason}"
+        console.print(f"{ended}\n  rolltap rollout {rollout.id}")
     if len(failed) > SHOWN_FAILURES:
         console.print(f"and {len(failed) - SHOWN_FAILURES} more")
     return len(failed)
@@ -209,22 +221,21 @@ def _open_and_ended(submission: dict[str, Any]) -> tuple[int, int]:
     return still + submission["queued"] * submission["n"], sum(counts.values()) - still
 
 
-def groups_table(groups: Sequence[dict[str, Any]]) -> Table:
+def groups_table(groups: Sequence[TaskRollouts]) -> Table:
     table = Table("task", "rollouts", "succeeded", "mean reward", "rewards")
-    for group in groups:
-        rollouts = group["rollouts"]
-        good = sum(rollout["status"] == RolloutStatus.SUCCEEDED for rollout in rollouts)
+    for task_id, rollouts in groups:
+        good = sum(rollout.status is RolloutStatus.SUCCEEDED for rollout in rollouts)
         rewards = [reward for rollout in rollouts if (reward := _reward(rollout)) is not None]
         mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else ""
         reward_list = " ".join(f"{reward:g}" for reward in rewards)
-        table.add_row(group["task_id"], str(len(rollouts)), str(good), mean, reward_list)
+        table.add_row(task_id, str(len(rollouts)), str(good), mean, reward_list)
     return table
 
 
-def _reward(rollout: dict[str, Any]) -> float | None:
-    if rollout["status"] == RolloutStatus.CANCELLED:
+def _reward(rollout: Rollout) -> float | None:
+    if rollout.status is RolloutStatus.CANCELLED:
         return None  # it is left out of its group, whatever an evaluator said of it
-    values = [reward["value"] for reward in rollout["rewards"] if reward["scope"] == "rollout"]
+    values = [reward.value for reward in rollout.rewards if reward.scope == "rollout"]
     return sum(values) if values else None
 
 
@@ -265,7 +276,7 @@ async def _status_of(plane: PlaneClient, id: str, *, wait: bool) -> None:
                 await follow(client, id, ProgressView(shown))
         submission = await client.get(f"/tasks/{id}")
         print_submissions([submission])
-        groups = await client.submission_groups(id)
+        groups = await rollouts_by_task(client, id)
         console.print(groups_table(groups))
         print_failures(groups)
 
@@ -306,33 +317,36 @@ def rollout(
     config: ConfigOption = None,
 ) -> None:
     """Shows a rollout's result, its rewards, and the text that its evaluator saw."""
-    details = connect("admin", config, url).call("GET", f"/rollouts/{id}")
-    say(json.dumps(details) if as_json else describe(details))
+    from rolltap.reading.operations import ReadPlane
+
+    detail = connect("admin", config, url).ask(ReadPlane.rollout, id)
+    say(json_text(detail) if as_json else describe(detail))
 
 
-def describe(rollout: dict[str, Any]) -> str:
+def describe(detail: RolloutDetail) -> str:
     """The rollout as text."""
-    cause = f" ({rollout['cause']})" if rollout["cause"] else ""
-    reason = f": {rollout['reason']}" if rollout["reason"] else ""
+    rollout = detail.rollout
+    cause = f" ({rollout.cause})" if rollout.cause else ""
+    reason = f": {rollout.reason}" if rollout.reason else ""
     lines = [
-        f"rollout {rollout['id']} of task {rollout['task_id']}, attempt {rollout['attempt']}",
-        f"{rollout['status']}{cause}{reason}",
-        f"session {rollout['session_id'] or 'none'}",
-        *(f"reward {reward['value']:g} ({reward['scope']}, by {reward['source']})" for reward in rollout["rewards"]),
-        *tampering_lines(rollout["tampering"]),
-        *unprotected_lines(rollout["rewards"]),
+        f"rollout {rollout.id} of task {rollout.task_id}, attempt {rollout.attempt}",
+        f"{rollout.status}{cause}{reason}",
+        f"session {rollout.session_id or 'none'}",
+        *(f"reward {reward.value:g} ({reward.scope}, by {reward.source})" for reward in rollout.rewards),
+        *tampering_lines(rollout.tampering),
+        *unprotected_lines(rollout.rewards),
     ]
-    tried = [f"  {act['kind']}: {act['detail']}" for act in rollout["tampering_acts"]]
-    return "\n".join([*lines, *tried, "", rollout["evaluation"] or "its evaluator saw nothing"])
+    tried = [f"  {act.kind}: {act.detail}" for act in detail.tampering_acts]
+    return "\n".join([*lines, *tried, "", detail.evaluation or "its evaluator saw nothing"])
 
 
-def unprotected_lines(rewards: list[dict[str, Any]]) -> list[str]:
+def unprotected_lines(rewards: Sequence[Reward]) -> list[str]:
     """Why code of the agent could have written the rewards, in a line; none if it could not."""
-    reasons = [each["detail"][UNPROTECTED] for each in rewards if UNPROTECTED in each["detail"]]
+    reasons = [each.detail[UNPROTECTED] for each in rewards if UNPROTECTED in each.detail]
     return [f"unprotected: code of the agent could have written its reward, as {reason}" for reason in reasons[:1]]
 
 
-def tampering_lines(counts: dict[str, int]) -> list[str]:
+def tampering_lines(counts: Mapping[str, int]) -> list[str]:
     """What the agent tried, in a line; none if it tried nothing."""
     kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items())
     return [f"tampering: {kinds}"] if kinds else []

@@ -28,6 +28,8 @@ from rolltap.harnesses.base import Harness
 from rolltap.harnesses.install import find, install
 from rolltap.harnesses.registry import get_harness
 from rolltap.harnesses.runtimes import bubblewrap
+from rolltap.reading.operations import ReadPlane
+from rolltap.reading.types import SessionQuery
 
 SCRIPT = Path(__file__).parents[1] / "demo" / "hello.toml"
 KNOWN = ("codex", "claude-code", "gemini-cli", "opencode", "mini-swe-agent", "qwen-code", "pi")
@@ -73,9 +75,9 @@ def try_(
             work = folder / "work"
             os.chdir(work)
             failed = asyncio.run(run_one(plane, harness, prompt, "", unsandboxed=no_sandbox))
-            (session,) = plane.call("GET", "/sessions?limit=1")["sessions"]
+            (session,) = plane.ask(ReadPlane.sessions, SessionQuery(limit=1)).sessions
             say(f"\nits folder: {work} ({', '.join(sorted(path.name for path in work.iterdir())) or 'empty'})")
-            page = f"sessions/{session['id']}/tokens"
+            page = f"sessions/{session.id}/tokens"
             link = plane.call("POST", f"/view/links?page={page}")["path"]
             if not once and not failed:
                 say(f"its tokens: {plane.url}{link}")

@@ -35,6 +35,7 @@ from rolltap.ledger.schema import (
     trainers,
 )
 from rolltap.ledger.unit_of_work import Tx
+from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Group, GroupStatus, Rollout, Scoring, Task
 
 EVENT_MARGIN_S = 30.0
@@ -128,6 +129,16 @@ def tampering_counts(connection: sa.Connection, session_ids: Sequence[str]) -> d
     column = tampering.c.session_id
     query = sa.select(column, sa.func.count()).where(column.in_(session_ids)).group_by(column)
     return {row[0]: row[1] for row in connection.execute(query)}
+
+
+def tampering_acts(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, list[TamperingAct]]:
+    """The acts of tampering by session, in order. Sessions without any are left out."""
+    acts: dict[str, list[TamperingAct]] = {}
+    if has_ledger(connection):
+        query = sa.select(tampering).where(tampering.c.session_id.in_(session_ids)).order_by(tampering.c.seq)
+        for row in connection.execute(query):
+            acts.setdefault(row.session_id, []).append(TamperingAct(TamperingKind(row.kind), row.detail))
+    return acts
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from rolltap.reading.decoded import (
 )
 from rolltap.reading.index import SessionIndex
 from rolltap.reading.indexing import Indexer, summary_of
+from rolltap.reading.operations import MAX_TOKENS, ReadPlane
 from rolltap.reading.runs import (
     ComparedRollout,
     VersionComparison,
@@ -54,10 +55,12 @@ from rolltap.reading.runs import (
     harness_mismatch,
     run_line,
     run_point,
+    version_range,
     within,
 )
 from rolltap.reading.tokens import Vocabulary, both_sides, window
 from rolltap.reading.types import (
+    NEWEST,
     BreakView,
     CallDetail,
     CallTokens,
@@ -80,8 +83,9 @@ from rolltap.reading.types import (
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of
 from rolltap.reconstructor.rules import Rules, session_rules
+from rolltap.tampering import count_by_kind
 from rolltap.tenants import DEFAULT_TENANT, current_tenant
-from rolltap.types import NO_VERSION, Session, Trajectory
+from rolltap.types import NO_VERSION, GroupStatus, Session, Trajectory
 
 KEPT_SESSIONS = 4
 """Sessions that are kept decoded for the next question about them."""
@@ -89,14 +93,12 @@ KEPT_SESSIONS = 4
 KEPT_POLICIES = 8
 """Policies whose sums of mismatch are kept."""
 
-NEWEST = SessionQuery()
-
 RulesOf = Callable[[Session], Rules]
 VocabularyOf = Callable[[str], Vocabulary | None]
 """Returns a policy's tokenizer; None if none is known."""
 
 
-class RecordReader:
+class RecordReader(ReadPlane):
     """See the module. `log` must be started; whoever opened it closes it."""
 
     def __init__(
@@ -156,10 +158,19 @@ class RecordReader:
         (summary,) = (await self.summaries([session_id])).values()
         notes = await self._notes(session_id)
         by_call = await self._query(lambda connection: annotations_of(connection, session_id))
+        acts = await self._query(lambda connection: ledger.tampering_acts(connection, [session_id]))
         lines = await asyncio.to_thread(
             lambda: tuple(replace(decoded.line(call_id), trainer=by_call.get(call_id)) for call_id in decoded.rows)
         )
-        return SessionDetail(summary, lines, report_of(decoded.trajectory).to_dict(), tuple(notes))
+        return SessionDetail(
+            summary=summary,
+            calls=lines,
+            report=report_of(decoded.trajectory).to_dict(),
+            notes=tuple(notes),
+            findings=decoded.trajectory.findings,
+            log_check=decoded.session.log_check,
+            tampering=count_by_kind(acts.get(session_id, ())),
+        )
 
     async def summaries(self, session_ids: Sequence[str]) -> dict[str, SessionSummary]:
         """Returns the sessions' summaries, from the record itself. Unknown ids are left out."""
@@ -191,10 +202,6 @@ class RecordReader:
 
     async def trajectory(self, session_id: str) -> Trajectory:
         return (await self._decode(session_id)).trajectory
-
-    async def report(self, session_id: str) -> dict[str, Any]:
-        """Returns the report of the session's reconstruction."""
-        return report_of(await self.trajectory(session_id)).to_dict()
 
     # Calls.
 
@@ -270,12 +277,13 @@ class RecordReader:
         return messages, tools, True
 
     async def tokens(self, call_id: str, start: int = 0, end: int | None = None) -> CallTokens:
-        """Returns tokens `[start, end)` of the call's prompt and output."""
+        """Returns tokens `[start, end)` of the call's prompt and output, at most `MAX_TOKENS`."""
         decoded = await self._decode_of(call_id)
         streams = await self._query(lambda connection: streams_of(connection, call_id))
         context = replace(decoded.context(call_id), trainer=streams)
         vocabulary = self._vocabulary(context.row.intent.policy)
-        return await asyncio.to_thread(window, context, start, end, vocabulary)
+        last = start + MAX_TOKENS if end is None else min(end, start + MAX_TOKENS)
+        return await asyncio.to_thread(window, context, start, last, vocabulary)
 
     async def break_of(self, call_id: str, around: int = 60) -> BreakView | None:
         """Returns where the call leaves the recorded context; None if it extends its parent."""
@@ -302,6 +310,16 @@ class RecordReader:
     # Groups, rollouts, runs.
 
     async def groups(
+        self,
+        policy: str | None = None,
+        status: GroupStatus | None = None,
+        limit: int = 50,
+        before: str | None = None,
+    ) -> tuple[GroupLine, ...]:
+        query = GroupQuery(policy=policy or "", status=status.value if status is not None else "")
+        return await self.find_groups(query, limit, before)
+
+    async def find_groups(
         self, query: GroupQuery = ALL_GROUPS, limit: int = 50, before: str | None = None
     ) -> tuple[GroupLine, ...]:
         """Returns the newest groups of the query first. `before` is the last id of the previous page."""
@@ -343,7 +361,9 @@ class RecordReader:
             return []
         evidence_by_rollout = await self._query(lambda connection: ledger.seen_by_evaluators(connection, rollout_ids))
         attempts = await self._query(lambda connection: ledger.attempt_counts(connection, rollout_ids))
-        sessions = await self.summaries([o.rollout.session_id for o in origins.values() if o.rollout.session_id])
+        session_ids = [o.rollout.session_id for o in origins.values() if o.rollout.session_id]
+        sessions = await self.summaries(session_ids)
+        acts = await self._query(lambda connection: ledger.tampering_acts(connection, session_ids))
         return [
             RolloutDetail(
                 rollout=origin.rollout,
@@ -351,6 +371,7 @@ class RecordReader:
                 session=sessions.get(origin.rollout.session_id or ""),
                 evaluation=evidence_by_rollout.get(origin.rollout.id, ""),
                 attempts=attempts.get(origin.rollout.id, 0),
+                tampering_acts=tuple(acts.get(origin.rollout.session_id or "", ())),
             )
             for origin in origins.values()
         ]
@@ -392,10 +413,14 @@ class RecordReader:
             self._sums[policy] = sums
         return sums
 
-    async def compare(self, policy: str, first: VersionRange, second: VersionRange) -> VersionComparison:
-        """Compares the policy's rewarded rollouts of two ranges of weight versions, task by task."""
-        sides = {versions: await self.rollouts_of(policy, versions) for versions in (first, second)}
-        return compared(policy, sides, first, second)
+    async def compare(self, policy: str, first: str, second: str) -> VersionComparison:
+        """Compares the policy's rewarded rollouts of two weight versions ("7") or ranges of them ("0-9"), task by task.
+
+        Raises `InvalidRequest` for a text that is no range.
+        """
+        ranges = version_range(first, "first"), version_range(second, "second")
+        sides = {versions: await self.rollouts_of(policy, versions) for versions in ranges}
+        return compared(policy, sides, *ranges)
 
     async def comparable(self, policy: str) -> tuple[VersionRange, VersionRange] | None:
         """Returns two ranges of the policy's weight versions with rewarded rollouts of a common task, if any."""

@@ -9,32 +9,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from rolltap.calllog.notes import Note
 from rolltap.contract.admin import NewNote, NoteKind, NoteValue
+from rolltap.contract.operations import Operation
 from rolltap.contract.trainer import CallAnnotation, Lease, LeaseOptions
 from rolltap.errors import ConfigError
 from rolltap.http_client import AsyncHttpClient
 from rolltap.reading import folder_vocabulary, opened_reader
 from rolltap.reading.index import FIELDS
-from rolltap.reading.runs import VersionComparison, version_range
-from rolltap.reading.source import RecordSource, ServerSource
+from rolltap.reading.operations import ReadPlane, RecordPlane
+from rolltap.reading.source import ServerSource
 from rolltap.reading.tables import AsyncTable, LoopThread, Portion, Table, session_html
 from rolltap.reading.types import (
-    CallDetail,
     CallLine,
     CallTokens,
     CallTurn,
-    GroupDetail,
-    HarnessMismatch,
     RolloutDetail,
-    RunPoint,
     SessionDetail,
     SessionOrder,
     SessionQuery,
@@ -44,8 +42,11 @@ from rolltap.reconstructor.exporters.conditions import SEGMENT_FIELDS, Kind
 from rolltap.reconstructor.exporters.select import Where, parse_conditions
 from rolltap.settings import store_url
 from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
-from rolltap.types import Bool, Float32, Int32, Segment, Trajectory
+from rolltap.types import Bool, Float32, Int32, Segment
 from rolltap.wording import counted
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class RecordedSession:
         self.calls = detail.calls
         self.notes = detail.notes
         self.report = detail.report
+        self.findings = detail.findings
         self.turns = turns
         self._detail = detail
 
@@ -74,10 +76,10 @@ class RecordedSession:
         return session_html(self._detail, self.turns)
 
 
-class AsyncRecord:
+class AsyncRecord(RecordPlane):
     """What is on record. `where` is the language of `rolltap export --where`, with fields of sessions."""
 
-    def __init__(self, source: RecordSource, trainer: TrainerPlane | None = None) -> None:
+    def __init__(self, source: ReadPlane, trainer: TrainerPlane | None = None) -> None:
         self._source = source
         self._trainer = trainer
 
@@ -132,29 +134,17 @@ class AsyncRecord:
         """`NotFound` for an unknown one."""
         return RecordedSession(await self._source.session(session_id), await self._source.transcript(session_id))
 
-    async def trajectory(self, session_id: str) -> Trajectory:
-        return await self._source.trajectory(session_id)
-
-    async def call(self, call_id: str) -> CallDetail:
-        return await self._source.call(call_id)
+    async def perform(self, operation: Operation, arguments: Sequence[Any]) -> Any:
+        return await getattr(self._source, operation.name)(*arguments)
 
     async def tokens(self, call_id: str, start: int = 0, end: int | None = None) -> CallTokens:
-        return await self._source.tokens(call_id, start, end)
-
-    async def group(self, group_id: str) -> GroupDetail:
-        return await self._source.group(group_id)
-
-    async def run(self, policy: str) -> tuple[RunPoint, ...]:
-        """The policy's completed groups in their order: rewards, versions, staleness."""
-        return await self._source.run(policy)
-
-    async def mismatch(self, policy: str) -> tuple[HarnessMismatch, ...]:
-        """How far trainer and engine are apart on the policy's annotated calls, by harness."""
-        return await self._source.mismatch(policy)
-
-    async def compare(self, policy: str, first: str, second: str) -> VersionComparison:
-        """Two weight versions ("7") or ranges of them ("0-9") on the tasks that both have."""
-        return await self._source.compare(policy, version_range(first, "first"), version_range(second, "second"))
+        """Tokens `[start, end)` of the call's prompt and output, however many."""
+        first = await self._source.tokens(call_id, start, end)
+        last = first.total if end is None else min(end, first.total)
+        tokens = first.tokens
+        while first.start + len(tokens) < last:
+            tokens += (await self._source.tokens(call_id, first.start + len(tokens), last)).tokens
+        return replace(first, tokens=tokens)
 
     async def score(self, target: str, value: float, name: str = "score", *, call: bool = False) -> Note:
         """Appends a score to a session, or with `call` to a call. The last one of a name counts."""
@@ -203,6 +193,28 @@ class AsyncRecord:
                 yield row, done, page.total
 
 
+def _blocking(
+    method: Callable[Concatenate[AsyncRecord, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Record, P], T]:
+    """The method of `Record` that waits for that of its twin."""
+
+    @wraps(method)
+    def wait(self: Record, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._loop.run(method(self._twin, *args, **kwargs))
+
+    return wait
+
+
+def _table(method: Callable[Concatenate[AsyncRecord, P], AsyncTable[T]]) -> Callable[Concatenate[Record, P], Table[T]]:
+    """The method of `Record` that gives a blocking table."""
+
+    @wraps(method)
+    def table(self: Record, *args: P.args, **kwargs: P.kwargs) -> Table[T]:
+        return Table(method(self._twin, *args, **kwargs), self._loop)
+
+    return table
+
+
 class Record:
     """The blocking twin of `AsyncRecord`: `with rolltap.open(...) as record`, or close it at the end."""
 
@@ -224,63 +236,27 @@ class Record:
         """Lets go of the store or the server."""
         self._loop.close()
 
-    def sessions(
-        self,
-        where: str | Sequence[str] = (),
-        *,
-        search: str = "",
-        sort: SessionOrder = "created_at",
-        descending: bool = True,
-        limit: int | None = None,
-    ) -> Table[SessionSummary]:
-        """See `AsyncRecord.sessions`; the same holds for every method here."""
-        twin = self._twin.sessions(where, search=search, sort=sort, descending=descending, limit=limit)
-        return Table(twin, self._loop)
-
-    def rollouts(self, where: str | Sequence[str] = (), *, limit: int | None = None) -> Table[RolloutDetail]:
-        return Table(self._twin.rollouts(where, limit=limit), self._loop)
-
-    def calls(self, where: str | Sequence[str] = (), *, search: str = "") -> Table[CallLine]:
-        return Table(self._twin.calls(where, search=search), self._loop)
-
-    def trajectories(self, where: str | Sequence[str] = ()) -> Table[TrajectoryRow]:
-        return Table(self._twin.trajectories(where), self._loop)
-
-    def session(self, session_id: str) -> RecordedSession:
-        return self._loop.run(self._twin.session(session_id))
-
-    def trajectory(self, session_id: str) -> Trajectory:
-        return self._loop.run(self._twin.trajectory(session_id))
-
-    def call(self, call_id: str) -> CallDetail:
-        return self._loop.run(self._twin.call(call_id))
-
-    def tokens(self, call_id: str, start: int = 0, end: int | None = None) -> CallTokens:
-        return self._loop.run(self._twin.tokens(call_id, start, end))
-
-    def group(self, group_id: str) -> GroupDetail:
-        return self._loop.run(self._twin.group(group_id))
-
-    def run(self, policy: str) -> tuple[RunPoint, ...]:
-        return self._loop.run(self._twin.run(policy))
-
-    def mismatch(self, policy: str) -> tuple[HarnessMismatch, ...]:
-        return self._loop.run(self._twin.mismatch(policy))
-
-    def compare(self, policy: str, first: str, second: str) -> VersionComparison:
-        return self._loop.run(self._twin.compare(policy, first, second))
-
-    def score(self, target: str, value: float, name: str = "score", *, call: bool = False) -> Note:
-        return self._loop.run(self._twin.score(target, value, name, call=call))
-
-    def label(self, target: str, name: str, value: str | None = None, *, call: bool = False) -> Note:
-        return self._loop.run(self._twin.label(target, name, value, call=call))
-
-    def comment(self, target: str, text: str, *, call: bool = False) -> Note:
-        return self._loop.run(self._twin.comment(target, text, call=call))
-
-    def tag(self, session_id: str, name: str, value: str | None) -> Note:
-        return self._loop.run(self._twin.tag(session_id, name, value))
+    sessions = _table(AsyncRecord.sessions)
+    rollouts = _table(AsyncRecord.rollouts)
+    calls = _table(AsyncRecord.calls)
+    trajectories = _table(AsyncRecord.trajectories)
+    session = _blocking(AsyncRecord.session)
+    transcript = _blocking(AsyncRecord.transcript)
+    trajectory = _blocking(AsyncRecord.trajectory)
+    call = _blocking(AsyncRecord.call)
+    tokens = _blocking(AsyncRecord.tokens)
+    break_of = _blocking(AsyncRecord.break_of)
+    groups = _blocking(AsyncRecord.groups)
+    group = _blocking(AsyncRecord.group)
+    rollout = _blocking(AsyncRecord.rollout)
+    runs = _blocking(AsyncRecord.runs)
+    run = _blocking(AsyncRecord.run)
+    mismatch = _blocking(AsyncRecord.mismatch)
+    compare = _blocking(AsyncRecord.compare)
+    score = _blocking(AsyncRecord.score)
+    label = _blocking(AsyncRecord.label)
+    comment = _blocking(AsyncRecord.comment)
+    tag = _blocking(AsyncRecord.tag)
 
     def trainer(self, name: str) -> TrainerClient:
         """The client of the trainer plane in the name of a trainer, one a name (docs/bring-your-own-trainer.md)."""
@@ -419,7 +395,7 @@ async def open_async(
 @asynccontextmanager
 async def opened_source(
     where: str | os.PathLike[str] | None, key: str | None, tokenizer: str | os.PathLike[str] | None
-) -> AsyncIterator[RecordSource]:
+) -> AsyncIterator[ReadPlane]:
     url = _url(where)
     if url.startswith(("http://", "https://")):
         key = key or os.environ.get("ROLLTAP_ADMIN_KEY") or os.environ.get("ROLLTAP_VIEWER_KEY")

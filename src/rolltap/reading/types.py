@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from rolltap.calllog.annotations import AnnotationLine
 from rolltap.calllog.notes import Note
-from rolltap.types import Break, LogVerdict, Rollout, Task, VersionSpan
+from rolltap.tampering import TamperingAct
+from rolltap.types import UNCHECKED, Break, LogCheck, LogVerdict, Rollout, SessionFinding, Task, VersionSpan
 
 SessionOrder = Literal[
     "created_at", "last_call_at", "calls", "prompt_tokens", "output_tokens", "breaks", "errors", "reward"
 ]
+MAX_PAGE = 1000
+Page = Annotated[int, Field(ge=1, le=MAX_PAGE)]
+"""How many lines are wanted at once."""
+Position = Annotated[int, Field(ge=0, lt=2**31)]
 PartKind = Literal["text", "thinking", "tool_call", "image"]
 OPEN = "open"
 """The outcome of a call that has not ended."""
@@ -26,12 +33,17 @@ OPEN = "open"
 class SessionQuery:
     """A filter and order of sessions. `search`: words that a call's new text must hold. `where`: as in exports."""
 
-    search: str = ""
-    where: tuple[str, ...] = ()
+    search: Annotated[str, Field(max_length=1000, description="words in a call's new text; `word*` is a prefix")] = ""
+    where: Annotated[
+        tuple[str, ...], Field(description="conditions as `rolltap export --where` has them: reward>=0.5")
+    ] = ()
     sort: SessionOrder = "created_at"
     descending: bool = True
-    limit: int = 50
-    offset: int = 0
+    limit: Page = 50
+    offset: Position = 0
+
+
+NEWEST = SessionQuery()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +164,18 @@ class CallLine:
 
 @dataclass(frozen=True, slots=True)
 class SessionDetail:
-    """A session with its calls in order, a parent before its children. `report`: that of the reconstruction."""
+    """A session with its calls in order, a parent before its children. `report`: that of the reconstruction.
+
+    `findings`: what is odd about it, the worst first. `tampering`: the agent's tampering acts by kind.
+    """
 
     summary: SessionSummary
     calls: tuple[CallLine, ...]
     report: Mapping[str, int | float | Mapping[str, int] | None]
     notes: tuple[Note, ...]
+    findings: tuple[SessionFinding, ...] = ()
+    log_check: LogCheck = UNCHECKED
+    tampering: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,13 +321,14 @@ class GroupLine:
 
 @dataclass(frozen=True, slots=True)
 class RolloutDetail:
-    """A rollout with its reward, its session and what its evaluator saw."""
+    """A rollout with its reward, its session, what its evaluator saw, and its agent's tampering acts."""
 
     rollout: Rollout
     reward: float | None
     session: SessionSummary | None
     evaluation: str
     attempts: int
+    tampering_acts: tuple[TamperingAct, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,24 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
+def summary(id: str, **fields: Any) -> dict[str, Any]:
+    """A session as the list has it, in JSON."""
+    return {"id": id, "policy": "p", "created_at": 0.0, "expires_at": 0.0} | fields
+
+
+def shown(id: str, *, policy: str = "p", **detail: Any) -> dict[str, Any]:
+    """A session as `GET /read/sessions/{id}` shows it."""
+    return {"summary": summary(id, policy=policy), "calls": [], "report": {}, "notes": []} | detail
+
+
+def call_line(id: str, **fields: Any) -> dict[str, Any]:
+    texts = dict.fromkeys(("session_id", "policy", "agent", "kind", "rule", "mask", "dialect", "model", "engine"), "")
+    nothing = dict.fromkeys(("parent_id", "finished_at", "finish", "flaw", "break_", "delivered", "retry_of"))
+    numbers = dict.fromkeys(("created_at", "prompt_tokens", "output_tokens", "shared"), 0)
+    more = {"id": id, "outcome": "completed", "error": "", "preview": "", "versions": [], "tool_calls": []}
+    return texts | nothing | numbers | more | fields
+
+
 @dataclass
 class StubPlane:
     """`replies` maps "METHOD /path" to the JSON body of a 200."""

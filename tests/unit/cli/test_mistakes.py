@@ -22,7 +22,7 @@ from rolltap.extras import install_line
 from rolltap.ids import new_id
 from rolltap.settings import Settings, load_settings
 
-from .plane import stub_plane
+from .plane import shown, stub_plane
 
 
 def said(*arguments: str) -> str:
@@ -233,7 +233,7 @@ def test_a_policy_that_takes_only_the_users_own_key_is_refused_before_a_session_
         '{"id": "t", "instruction": "Go.", "evaluator": {"kind": "command", "command": "true"}}\n'
     )
     served = [{"name": "mine", "relayed": []}, {"name": "theirs", "relayed": ["anthropic"]}]
-    replies = {"GET /policies": {"policies": served}, "GET /sessions/s1": {"policy": "theirs"}}
+    replies = {"GET /policies": {"policies": served}, "GET /read/sessions/s1": shown("s1", policy="theirs")}
     with stub_plane(replies) as plane:
         at = command.index("--") if "--" in command else len(command)
         line = said(*command[:at], "--url", plane.url, *command[at:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from rich.tree import Tree
 
 from rolltap.cli.screen import Screen, say, visible
 from rolltap.cli.tasks import describe
+from rolltap.reading.types import RolloutDetail
+from rolltap.tampering import TamperingAct, TamperingKind
+from rolltap.types import Reward, Rollout
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[31mred\x9b1m \u202ereversed\u2066 \r\b\x7f [/nope] [red]x[/red] [link=file:///x]y[/link]"
 OBEYED = set("\x1b\x07\x9b\u202e\u2066\r\b\x7f")
@@ -82,8 +86,8 @@ def test_lines_and_tabs_stay() -> None:
 
 
 def test_a_rollout_says_nothing_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    reward = {"value": 1.0, "scope": f"role:{HOSTILE}", "source": HOSTILE, "detail": {"unprotected": HOSTILE}}
-    fields = ("cause", "reason", "id", "task_id", "status", "session_id", "evaluation")
-    tried = {"tampering": {"tests": 1}, "tampering_acts": [{"kind": "tests", "detail": HOSTILE}]}
-    say(describe({**dict.fromkeys(fields, HOSTILE), "attempt": 1, "rewards": [reward], **tried}))
+    reward = Reward("w", "r", 1.0, f"role:{HOSTILE}", HOSTILE, {"unprotected": HOSTILE})
+    rollout = Rollout(HOSTILE, "g", HOSTILE, 0, attempt=1, session_id=HOSTILE, reason=HOSTILE, rewards=(reward,))
+    acts = (TamperingAct(TamperingKind.TESTS, HOSTILE),)
+    say(describe(RolloutDetail(replace(rollout, tampering={HOSTILE: 1}), None, None, HOSTILE, 1, acts)))
     assert not OBEYED & set(capsys.readouterr().out)

@@ -18,7 +18,7 @@ from rolltap.errors import ConfigError
 from rolltap.harnesses.registry import HARNESSES
 from rolltap.settings import Settings
 
-from .plane import stub_plane
+from .plane import shown, stub_plane
 
 LIST = {"GET /read/sessions?limit=100": {"sessions": [], "total": 0, "indexed": 1.0}}
 
@@ -178,7 +178,7 @@ def test_env_finds_a_harness_that_is_in_the_cache_only(here: Path, monkeypatch: 
 
 def test_env_of_an_open_session_takes_the_model_of_its_policy(here: Path) -> None:
     keep_key(here / "rolltap-data")
-    with stub_plane({**OPENS, "GET /sessions/s1": {"id": "s1", "policy": "my-model"}}) as plane:
+    with stub_plane({**OPENS, "GET /read/sessions/s1": shown("s1", policy="my-model")}) as plane:
         output = run("harness", "env", "codex", "--session", "s1", "--key", "k-1", "--url", plane.url)
     assert "http://127.0.0.1:8710/s/s1" in output
     assert "-m my-model" in output

@@ -16,21 +16,17 @@ from rolltap.cli.main import app
 from rolltap.cli.serve import listening
 from rolltap.settings import Settings
 
-from .plane import StubPlane, stub_plane
+from .plane import StubPlane, call_line, shown, stub_plane, summary
 
 IDS = ("01ab0000000000000000", "01ac0000000000000000", "01ac1111111111111111")
 
 
 def replies(*ids: str) -> dict[str, object]:
-    check = {"verdict": "none", "text": "not looked at"}
-    row = {"policy": "p", "rollout_id": None, "closed_at": None, "tags": {}, "tampering": 0, "log_check": check}
-    rows = [{"id": id, **row} for id in ids]
-    shown = {"policy": "p", "findings": [], "tampering": {}, "calls": [], "log_check": check}
+    page = {"sessions": [summary(id) for id in ids], "total": len(ids), "indexed": 1.0}
     return {
-        "GET /sessions": {"sessions": rows},
-        "GET /sessions?limit=1000": {"sessions": rows},
-        **{f"GET /sessions/{id}": {"id": id, **shown} for id in ids},
-        **{f"GET /read/sessions/{id}": {"calls": []} for id in ids},
+        "GET /read/sessions?limit=100": page,
+        "GET /read/sessions?limit=1000": page,
+        **{f"GET /read/sessions/{id}": shown(id) for id in ids},
         "GET /policies": {"policies": [{"name": "solver"}, {"name": "critic"}]},
     }
 
@@ -54,7 +50,6 @@ def test_the_list_shows_tampering_and_a_log_that_differs_in_80_columns(monkeypat
         "policy": "default",
         "harness": "claude-code",
         "tags": {"harness": "claude-code", "a": "b"},
-        "created_at": 0.0,
         "closed_at": 1.0,
         "calls": 1234,
         "breaks": 2,
@@ -63,8 +58,8 @@ def test_the_list_shows_tampering_and_a_log_that_differs_in_80_columns(monkeypat
     }
     honest |= {"output_tokens": 123456, "reward": None, "tampering": 0, "log_check": "match"}
     odd = {**honest, "reward": 0.5, "tampering": 12, "log_check": "mismatch", "opening": "Fix the parser's tests now"}
-    page = {"sessions": [{"id": IDS[0], **honest}, {"id": IDS[1], **odd}], "total": 9, "indexed": 0.5}
-    query = "limit=2&search=fix+it&where=calls%3E%3D2&where=reward%3C1"
+    page = {"sessions": [summary(IDS[0], **honest), summary(IDS[1], **odd)], "total": 9, "indexed": 0.5}
+    query = "search=fix+it&where=calls%3E%3D2&where=reward%3C1&limit=2"
     chosen = ("fix it", "--limit", "2", "--where", "calls>=2", "--where", "reward<1")
     with stub_plane({f"GET /read/sessions?{query}": page}) as plane:
         text = CliRunner().invoke(app, ["sessions", "list", *chosen, "--url", plane.url]).output
@@ -87,7 +82,7 @@ def test_a_wide_screen_has_the_columns_of_the_viewer(monkeypatch: pytest.MonkeyP
     row = {"policy": "default", "harness": "codex", "tags": {"harness": "codex", "a": "b"}, "task_id": "parser-1"}
     row |= {"created_at": time.time() - 300, "closed_at": None, "calls": 3, "output_tokens": 36, "breaks": 0}
     row |= {"tampering": 0, "log_check": "match", "opening": "Fix the \x1b[2Jfailing parser test"}
-    rows = [{"id": IDS[0], **row, "reward": 0.5}, {"id": IDS[1], **row, "reward": None}]
+    rows = [summary(IDS[0], **row, reward=0.5), summary(IDS[1], **row, reward=None)]
     with stub_plane({"GET /read/sessions?limit=100": {"sessions": rows, "total": 2, "indexed": 1}}) as plane:
         text = CliRunner().invoke(app, ["sessions", "list", "--url", plane.url]).output
     assert "Fix the ␛[2Jfailing" in text
@@ -110,7 +105,7 @@ def test_the_list_has_day_and_time_in_one_line_of_100_columns(monkeypatch: pytes
         "reward": 0.5,
         "tampering": 1,
     }
-    page = {"sessions": [{"id": IDS[0], **row, "log_check": "mismatch"}], "total": 1, "indexed": 1}
+    page = {"sessions": [summary(IDS[0], **row, log_check="mismatch")], "total": 1, "indexed": 1}
     began = time.strftime("%m-%d %H:%M", time.localtime(0.0))
     with stub_plane({"GET /read/sessions?limit=100": page}) as plane:
         text = CliRunner().invoke(app, ["sessions", "list", "--url", plane.url]).output
@@ -122,7 +117,8 @@ def test_the_list_has_day_and_time_in_one_line_of_100_columns(monkeypatch: pytes
 def test_a_finding_that_no_call_shows_has_no_count() -> None:
     finding = {"name": "no_reply", "grade": "fatal", "count": 0, "text": "no call of the agent was answered"}
     cut = {"name": "turns_truncated", "grade": "warn", "count": 2, "text": "replies were cut off"}
-    with stub_plane({f"POST /sessions/{IDS[0]}/close": {"findings": [finding, cut]}}) as plane:
+    closed = {"session_id": IDS[0], "capped": False, "answered": False, "findings": [finding, cut]}
+    with stub_plane({f"POST /sessions/{IDS[0]}/close": closed}) as plane:
         output = CliRunner().invoke(app, ["sessions", "close", IDS[0], "--url", plane.url]).output
     assert output.splitlines()[1:] == [
         "FATAL: no call of the agent was answered (no_reply)",
@@ -133,9 +129,9 @@ def test_a_finding_that_no_call_shows_has_no_count() -> None:
 @pytest.mark.usefixtures("here")
 def test_a_refused_call_says_why() -> None:
     answers = replies(IDS[0])
-    refused = {"id": IDS[1], "parent_id": None, "kind": "auxiliary", "outcome": "refused", "prompt_tokens": 0}
-    refused |= {"output_tokens": 0, "error": "not_found: the model 'gpt-4o' is not served here"}
-    answers[f"GET /sessions/{IDS[0]}"]["calls"] = [refused]  # type: ignore[index]
+    error = "not_found: the model 'gpt-4o' is not served here"
+    refused = call_line(IDS[1], kind="auxiliary", outcome="refused", error=error)
+    answers[f"GET /read/sessions/{IDS[0]}"]["calls"] = [refused]  # type: ignore[index]
     with stub_plane(answers) as plane:
         status, output = show(plane, IDS[0])
     assert status == 0
@@ -170,8 +166,8 @@ def test_every_call_of_a_long_session_is_shown_in_80_columns(monkeypatch: pytest
     tree |= {at: at - 1 - at % 2 for at in range(42, 100)}  # then each call is retried: branches of branches
     named = {at: f"{at:020d}" for at in tree} | {None: None}
     facts = {"kind": "agent", "outcome": "completed", "prompt_tokens": 1, "output_tokens": 1}
-    calls = [{"id": named[at], "parent_id": named[parent], **facts} for at, parent in tree.items()]
-    answers[f"GET /sessions/{IDS[0]}"]["calls"] = calls  # type: ignore[index]
+    calls = [call_line(f"{at:020d}", parent_id=named[parent], **facts) for at, parent in tree.items()]
+    answers[f"GET /read/sessions/{IDS[0]}"]["calls"] = calls  # type: ignore[index]
     with stub_plane(answers) as plane:
         lines = [line for line in show(plane, IDS[0])[1].splitlines() if " agent completed" in line]
     shown = {int(line.split(" agent ")[0][-6:]): line for line in lines}

@@ -30,8 +30,8 @@ def tool_call(command: str, number: int = 0) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
-def _rollout(rollout: str, status: str, attempt: int) -> web.Response:
-    return web.json_response(msgspec.to_builtins(Rollout(rollout, "group", "task", 0, RolloutStatus(status), attempt)))
+def _rollout(rollout: str, status: str, attempt: int) -> dict[str, Any]:
+    return msgspec.to_builtins(Rollout(rollout, "group", "task", 0, RolloutStatus(status), attempt))
 
 
 @dataclass
@@ -106,9 +106,9 @@ class Stub:
         if body.get("cause") == "infrastructure" and len(failures) < self.infra_retries:
             failures.append(body["reason"])
             self.pending += [self.claimed[rollout]] if rollout in self.claimed else []
-            return _rollout(rollout, "pending", body.get("attempt", 0) + 1)
+            return web.json_response(_rollout(rollout, "pending", body.get("attempt", 0) + 1))
         self.finished[rollout] = body
-        return _rollout(rollout, body["status"], body.get("attempt", 0))
+        return web.json_response(_rollout(rollout, body["status"], body.get("attempt", 0)))
 
     async def claim(self, request: web.Request) -> web.Response:
         node, asked = request.match_info["node"], await request.json()
@@ -132,7 +132,7 @@ class Stub:
         return web.json_response({})
 
     async def show_rollout(self, request: web.Request) -> web.Response:
-        return _rollout(request.match_info["id"], self.refuse_finish, 1)
+        return web.json_response({"rollout": _rollout(request.match_info["id"], self.refuse_finish, 1)})
 
     async def close(self, request: web.Request) -> web.Response:
         self.closed.add(request.match_info["id"])
@@ -185,7 +185,7 @@ class Stub:
                 web.post("/nodes/{node}/claim", self.claim),
                 web.post("/nodes/{node}/heartbeat", self.heartbeat),
                 web.post("/nodes/{node}/release", self.release),
-                web.get("/rollouts/{id}", self.show_rollout),
+                web.get("/read/rollouts/{id}", self.show_rollout),
                 web.post("/sessions", self.open_session),
                 web.post("/sessions/{id}/close", self.close),
                 web.post("/sessions/{id}/log", self.log),

@@ -18,7 +18,7 @@ from rolltap.harnesses.base import Command
 from rolltap.harnesses.registry import get_harness, harness_names
 from rolltap.harnesses.specs import SAMPLE_JOB, launch_type
 
-from ..cli.plane import stub_plane
+from ..cli.plane import shown, stub_plane
 
 
 def output(*words: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
@@ -57,7 +57,7 @@ PLANE = {
     "POST /sessions": OPENED,
     "GET /policies": {"policies": [{"name": "m", "relayed": [], "context": 45_000}]},
     "GET /policies/m": {"name": "m", "relayed": []},
-    "GET /sessions/abc": {"policy": "m"},
+    "GET /read/sessions/abc": shown("abc", policy="m"),
 }
 COMMANDS = [name for name in harness_names() if launch_type(get_harness(name)) is Command]
 

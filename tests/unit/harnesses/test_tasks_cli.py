@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,6 +14,8 @@ from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import RunRequest, describe, groups_table, policy_or_roles, run_tasks, submissions_table
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.specs import Defaults
+from rolltap.reading.types import RolloutDetail
+from rolltap.types import Cause, Reward, Rollout, RolloutStatus
 
 from ..cli.plane import stub_plane
 
@@ -42,21 +43,20 @@ def test_a_narrow_terminal_still_shows_whole_ids() -> None:
 
 def test_rewards_of_rollouts_that_were_left_out_do_not_count() -> None:
     ends = (("succeeded", 1.0), ("succeeded", 0.5), ("cancelled", 0.0))
-    rollouts = [{"status": status, "rewards": [{"scope": "rollout", "value": value}]} for status, value in ends]
+    rollouts = [
+        Rollout(str(index), "g", "t", index, RolloutStatus(status), rewards=(Reward("w", str(index), value),))
+        for index, (status, value) in enumerate(ends)
+    ]
     console = Console(width=80)
     with console.capture() as shown:
-        console.print(groups_table([{"task_id": "t", "rollouts": rollouts}]))
+        console.print(groups_table([("t", rollouts)]))
     assert "0.750" in shown.get()
 
 
-UNTRIED: dict[str, Any] = {"tampering": {}, "tampering_acts": []}
-"""Of an agent that tried nothing."""
-
-
 def test_a_failed_rollout_shows_all_that_its_evaluator_saw() -> None:
-    rollout = {"id": "r", "task_id": "t", "attempt": 2, "status": "failed", "cause": "evaluation", "session_id": "s"}
+    rollout = Rollout("r", "g", "t", 0, RolloutStatus.FAILED, 2, "s", cause=Cause.EVALUATION, reason="no report")
     seen = "=== the tests ===\n" + "\n".join(f"line {number}" for number in range(1000)) + "\n"
-    shown = describe({**rollout, "reason": "no report", "rewards": [], "evaluation": seen, **UNTRIED})
+    shown = describe(RolloutDetail(rollout, None, None, seen, 2))
     assert "failed (evaluation): no report" in shown
     assert shown.endswith(seen)
 

@@ -36,7 +36,7 @@ RUNNERS = {
     "POST /nodes/{node}/claim",
     "POST /nodes/{node}/heartbeat",
     "POST /nodes/{node}/release",
-    "GET /rollouts/{rollout_id}",
+    "GET /read/rollouts/{rollout_id}",
     "POST /rollouts/{rollout_id}/start",
     "POST /rollouts/{rollout_id}/finish",
     "POST /sessions/{session_id}/close",
@@ -320,8 +320,8 @@ async def test_attempts_for_evaluation_follow_no_control(home: House, wall: Wall
         start = f"POST /rollouts/{group['rollouts'][0]['id']}/start"
         begun = (await wall.send("admin", start, key, json={"turns": 9})).json()
         caps.append(begun["turns"])
-        session = (await wall.send("admin", f"GET /sessions/{begun['session_id']}", key)).json()
-        assert session["tags"].get("rolltap.temperature") == (None if tags else "0.7")
+        session = (await wall.send("admin", f"GET /read/sessions/{begun['session_id']}", key)).json()
+        assert session["summary"]["tags"].get("rolltap.temperature") == (None if tags else "0.7")
     assert caps == [3, 9]
     forged = {"policy": POLICY, "tags": {"rolltap.temperature": "nan"}}
     assert (await wall.send("admin", "POST /sessions", key, json=forged)).status_code == 400
@@ -349,7 +349,7 @@ async def test_two_projects_do_not_share_a_conversation(home: House, wall: Wall)
     for name, call in (("project", first), ("minted project", then), ("project", then)):
         answer = await wall.send("agent", "POST /v1/chat/completions", wall.keys[name], json=call)
         assert answer.status_code == 200, answer.text
-    sessions = (await home.client.get("/sessions"))["sessions"]
+    sessions = (await home.client.get("/read/sessions"))["sessions"]
     tags = sorted(session["tags"].get("project", "") for session in sessions if "captured" in session["tags"])
     assert tags == ["", wall.ids["minted project"]]
 

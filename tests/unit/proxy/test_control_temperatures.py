@@ -47,8 +47,8 @@ async def tag_of_an_attempt(home: House) -> str | None:
     group = (await ask(home, "POST", "/groups", policy=POLICY, n=1, task=task)).json()
     begun = await ask(home, "POST", f"/rollouts/{group['rollouts'][0]['id']}/start")
     assert begun.status_code == 200, begun.text
-    session = (await ask(home, "GET", f"/sessions/{begun.json()['session_id']}")).json()
-    return session["tags"].get("rolltap.temperature")
+    session = (await ask(home, "GET", f"/read/sessions/{begun.json()['session_id']}")).json()
+    return session["summary"]["tags"].get("rolltap.temperature")
 
 
 async def test_one_that_could_not_be_trained_is_refused(home: House) -> None:

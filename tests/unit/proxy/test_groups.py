@@ -25,10 +25,12 @@ async def test_groups_are_listed_a_page_at_a_time(tmp_path: Path) -> None:
                 for number in range(3):
                     body: Any = {"policy": "default", "n": 1, "task": {"id": f"t{number}", "instruction": "hi"}}
                     (await client.post("/groups", json=body)).raise_for_status()
-                whole = (await client.get("/groups")).json()["groups"]
-                first = (await client.get("/groups", params={"limit": 2})).json()["groups"]
-                rest = (await client.get("/groups", params={"limit": 2, "before": first[-1]["id"]})).json()["groups"]
-                refused = await client.get("/groups", params={"limit": 0})
+                whole = (await client.get("/read/groups")).json()
+                first = (await client.get("/read/groups", params={"limit": 2})).json()
+                rest = (await client.get("/read/groups", params={"limit": 2, "before": first[-1]["id"]})).json()
+                refused = await client.get("/read/groups", params={"limit": 0})
+                ended = (await client.get("/read/groups", params={"status": "complete"})).json()
     assert [len(whole), len(first), len(rest)] == [3, 2, 1]
     assert first + rest == whole
+    assert ended == []
     assert 400 <= refused.status_code < 500

@@ -179,7 +179,7 @@ async def test_tampering_and_a_log_that_differs_are_in_a_sessions_line(reading: 
     await reading.reader.settle()
     (line,) = (await reading.reader.sessions(SessionQuery(where=("log_check=mismatch",)))).sessions
     assert line == (await reading.reader.session(odd.session_id)).summary
-    listed = (await reading.home.client.get("/sessions"))["sessions"]
+    listed = (await reading.home.client.get("/read/sessions"))["sessions"]
     assert {row["id"]: row["tampering"] for row in listed} == {honest.session_id: 0, odd.session_id: 2}
 
 
