@@ -1,11 +1,16 @@
 """The Protocols for running a rollout, and the data that they exchange.
 
 A `Harness` describes how to launch an agent. A `Runtime` creates a `Workspace` for it. An `Evaluator` scores the
-result. They do not depend on each other or on the proxy; `lifecycle.py` combines them.
+result. They do not depend on each other or on the proxy; `runner/lifecycle.py` combines them.
+
+An agent decides what its run prints. A report that the server refused would save a bad rollout from its reward, so
+every text is made storable here, and kept within a limit: its beginning, the size of what is left out, its end.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,11 +18,92 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
-from rolltap.errors import EvaluatorFailed
-from rolltap.harnesses.output import Transcript
+from rolltap.contract.admin import DETAIL_BYTES, EVALUATION_CHARS
+from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.types import Scoring, Task
+from rolltap.wording import did_you_mean
+
+LARGEST_INTEGER = 2**63
+
+KEPT_BYTES = 1 << 20
+"""The most bytes kept of one run's output."""
+
+
+def read_output(path: Path, limit: int = KEPT_BYTES) -> str:
+    """The file's text. If it has more than `limit` bytes: the first and the last half of them. "" without a file."""
+    if not path.exists():
+        return ""
+    with path.open("rb") as file:
+        left_out = file.seek(0, 2) - limit
+        file.seek(0)
+        if left_out <= 0:
+            return file.read().decode("utf-8", errors="replace")
+        head = file.read(limit // 2)
+        file.seek(left_out, 1)
+        tail = file.read(limit - len(head))
+    marker = f"\n[... {left_out:,} bytes are left out ...]\n".encode()
+    return (head + marker + tail).decode("utf-8", errors="replace")
+
+
+def last_line(output: str) -> str:
+    """The last line of an output, at most 300 characters, for a reason."""
+    lines = storable(output).strip().splitlines()
+    return lines[-1][:300] if lines else "it printed nothing"
+
+
+def storable(text: str) -> str:
+    """The text with U+FFFD for what no store can hold: NUL, and half of a surrogate pair."""
+    return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+def storable_detail(detail: Mapping[str, Any]) -> dict[str, Any]:
+    """A reward's detail as JSON that the server accepts. One that is too large says only that."""
+    stored = {storable(str(name)): _storable_value(value) for name, value in detail.items()}
+    size = len(json.dumps(stored))
+    return stored if size <= DETAIL_BYTES else {"left_out": f"{size:,} bytes of detail are more than {DETAIL_BYTES:,}"}
+
+
+def _storable_value(value: Any) -> Any:
+    match value:
+        case str():
+            return storable(value)
+        case Mapping():
+            return {storable(str(name)): _storable_value(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_storable_value(item) for item in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+        case bool() | None | float():
+            return value
+        case int() if -LARGEST_INTEGER <= value < LARGEST_INTEGER:
+            return value
+        case _:
+            return storable(str(value))
+
+
+def shortened(text: str, limit: int) -> str:
+    """The text, or its first and last characters and how many are left out between them."""
+    if len(text) <= limit:
+        return text
+    marker = f"\n[... {len(text) - limit:,} characters are left out ...]\n"
+    half = (limit - len(marker)) // 2
+    return text[:half] + marker + text[-half:]
+
+
+class Transcript:
+    """The output of an evaluation's steps, in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+
+    def add(self, step: str, output: str) -> None:
+        self._parts.append(f"=== {step} ===\n{shortened(storable(output).rstrip(), KEPT_BYTES)}\n")
+
+    def __str__(self) -> str:
+        return shortened("\n".join(self._parts), EVALUATION_CHARS)
+
 
 Source = Callable[[Path], None]
 """Fills an empty folder with a task's initial files. Called in a thread; see `sources.py`."""
@@ -418,3 +504,27 @@ class Evaluator(Protocol):
     async def evaluate(self, evidence: Evidence) -> Verdict:
         """Scores the rollout. Raises `EvaluatorFailed` if there is no usable reward."""
         ...
+
+
+T = TypeVar("T")
+
+
+def choice(what: str, name: str, known: Mapping[str, T]) -> T:
+    """`known[name]`. Raises `TaskInvalid`, with the known names, if it is unknown."""
+    if name not in known:
+        raise TaskInvalid(
+            f"no {what} {name!r}; known: {', '.join(sorted(known))}{did_you_mean(name, known)}", param=what.split()[0]
+        )
+    return known[name]
+
+
+def refuse_image(name: str, image: str) -> None:
+    """Raises `TaskInvalid` if a task names an image for a runtime without containers."""
+    if image:
+        raise TaskInvalid(f"the runtime {name!r} has no images; use 'docker' or 'apptainer'", param="image")
+
+
+def refuse_resume(name: str, job: Job) -> None:
+    """Raises `TaskInvalid` if `job` asks harness `name` to continue an earlier conversation."""
+    if job.resume:
+        raise TaskInvalid(f"{name} can't continue an earlier conversation; run it afresh", param="resume")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,27 +25,26 @@ from rolltap.ledger.keys import Audit
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.unit_of_work import LedgerSettings
 from rolltap.network import is_loopback
-from rolltap.protocols.cache_space import SHARED
-from rolltap.protocols.dialects import known_dialects
+from rolltap.protocols.base import Dialect
+from rolltap.protocols.cache_space import CacheSpace
+from rolltap.protocols.dialects import open_dialects
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.admission import Admission, Vendors
-from rolltap.proxy.call.engine_watch import probe_engine, watch_engine, watch_tokenizers
+from rolltap.proxy.call.engine_watch import WeightsCheck, probe_engine, watch_engine, watch_tokenizers, watch_weights
 from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions
-from rolltap.proxy.call.weights_check import WeightsCheck, watch_weights
 from rolltap.proxy.continuation.canonical import DigestCache
-from rolltap.proxy.diagnosis.machine import warn_of_few_descriptors
+from rolltap.proxy.diagnosis import warn_of_few_descriptors
 from rolltap.proxy.engines.prompts import Prompts
-from rolltap.proxy.front.access import plane_key_check
+from rolltap.proxy.front.access import CountTampering, TamperingCounter, plane_key_check
 from rolltap.proxy.front.exposure import check_exposure
 from rolltap.proxy.front.gate import Gate
-from rolltap.proxy.front.tampering import CountTampering, TamperingCounter
 from rolltap.proxy.metrics.calls import Metrics
-from rolltap.proxy.metrics.loop_lag import watch_loop
+from rolltap.proxy.metrics.durations import watch_loop
 from rolltap.proxy.metrics.spans import CallTracer, otlp
 from rolltap.proxy.metrics.workers import summed
 from rolltap.proxy.planes.agent import AgentPlane
@@ -56,9 +55,10 @@ from rolltap.proxy.reading_process.questions import RemoteRebuilder
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.key_accounts import KeyAccounts
 from rolltap.proxy.sessions.keys import Keyring
+from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.proxy.sessions.response_store import ResponseStore
 from rolltap.proxy.sessions.service import SessionService
-from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
+from rolltap.proxy.sessions.session_cache import SessionCache
 from rolltap.proxy.viewer.app import Access, Viewers, mount, viewer_app
 from rolltap.proxy.viewer.live import Replays, engines_of
 from rolltap.settings import LimitSettings, Settings, with_keys
@@ -82,6 +82,7 @@ class Rolltap:
     view_access: Access
     reading: ReadingProcess
     accounts: KeyAccounts
+    caches: CacheSpace
     base_url: str = ""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -251,14 +252,15 @@ def _build(
     http: aiohttp.ClientSession,
     spans: CallTracer | None,
 ) -> Rolltap:
-    SHARED.limit = int(settings.limits.cache_mb * 1_000_000)
+    space = CacheSpace(int(settings.limits.cache_mb * 1_000_000))
+    dialects = open_dialects(space)
     handles = Handles(settings.keys.secret.encode())
-    prompts = Prompts()
+    prompts = Prompts(space)
     policies, vendors = open_policies(settings, handles, http, prompts)
     single_process = call_log.database.dialect_name == "sqlite"  # which takes one writing process
     clock = call_log.database.time
-    digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore})
-    forest_bytes, release = int(settings.limits.forests_mb * 1_000_000), partial(_release, prompts)
+    digests = DigestCache({name: policy.ignore for name, policy in settings.policies.items() if policy.ignore}, space)
+    forest_bytes, release = int(settings.limits.forests_mb * 1_000_000), partial(_release, prompts, dialects)
     live = SessionCache(
         call_log, digests, single_process=single_process, forest_bytes=forest_bytes, release=release, clock=clock
     )
@@ -295,10 +297,8 @@ def _build(
         ask=reading,
         count_tampering=tampering_counter.note,
     )
-    counted, gated = (
-        recorder.metrics.counted,
-        _gates(keyring, ledger.audit, settings.limits, recorder.metrics, tampering_counter.note),
-    )
+    counted = recorder.metrics.counted
+    gated = _gates(keyring, ledger.audit, settings.limits, recorder.metrics, tampering_counter.note)
     secret = "\0".join((settings.keys.secret, settings.keys.admin, settings.keys.viewer))
     view_access = Access(secret, clock, used_links=settings.data / "used-links")
     append = partial(append_note, call_log.database)
@@ -307,12 +307,23 @@ def _build(
     mount(admin, viewer, {"admin": admin, "trainer": trainer})
     queries = Queries(admission, policies, responses)
     planes = {
-        "agent": AgentPlane(known_dialects(), path, queries, settings.limits, counted("agent"), tampering_counter.note),
+        "agent": AgentPlane(dialects, path, queries, settings.limits, counted("agent"), tampering_counter.note),
         "trainer": gated("trainer", trainer),
         "admin": gated("admin", admin),
     }
     return Rolltap(
-        settings, call_log, ledger, policies, live, services, path, planes, view_access, reading, keyring.accounts
+        settings,
+        call_log,
+        ledger,
+        policies,
+        live,
+        services,
+        path,
+        planes,
+        view_access,
+        reading,
+        keyring.accounts,
+        space,
     )
 
 
@@ -324,10 +335,10 @@ async def _late_peers(call_log: LogWithDatabase, within_s: float, metrics: Metri
     return late
 
 
-def _release(prompts: Prompts, session: LiveSession) -> None:
+def _release(prompts: Prompts, dialects: Mapping[str, Dialect], session: LiveSession) -> None:
     """Drops what is cached for the next call of a session that has ended."""
     prompts.release(session.forest.nodes)
-    for dialect in known_dialects().values():
+    for dialect in dialects.values():
         dialect.release(session.hashed_key)
 
 

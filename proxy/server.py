@@ -22,7 +22,7 @@ import uvicorn
 from rolltap.errors import ConfigError
 from rolltap.proxy.call.http_exchange import BrokenReply
 from rolltap.proxy.front.connections import ConnectionLimits, limited, sweep
-from rolltap.proxy.front.hosts import Hosts
+from rolltap.proxy.front.exposure import Hosts
 from rolltap.settings import LimitSettings, ListenSettings
 
 log = logging.getLogger("rolltap.server")

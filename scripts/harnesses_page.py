@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rolltap.errors import TaskInvalid
+from rolltap.harnesses.agents.registry import HARNESSES, TABLE, get_harness, release_results, stage_results
 from rolltap.harnesses.base import Harness
-from rolltap.harnesses.registry import HARNESSES, get_harness
-from rolltap.harnesses.tested import TABLE, release_results, stage_results
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "reports" / "harnesses.json"
@@ -48,9 +47,8 @@ def _shown(cell: Mapping[str, Any]) -> str:
 def releases() -> str:
     """The list of harnesses, each with the releases that ran; the pinned one is bold."""
     newest = max(tested.day for name in HARNESSES for tested in release_results(name))
-    head = "| harness | package and releases | runs as expected | protocol (others it can speak) |\n|---|---|---|---|\n"
-    rows = "\n".join(_releases(name, newest) for name in HARNESSES)
-    return f"{head}{rows}\n\nRan on {newest}, except where a date is given."
+    lines = "\n".join(_releases(name, newest) for name in HARNESSES)
+    return f"{lines}\n\nThe number of runs that went as expected is of {newest}, except where a date is given."
 
 
 def _releases(name: str, newest: str) -> str:
@@ -67,7 +65,7 @@ def _releases(name: str, newest: str) -> str:
     tested = release_results(name)
     names = [f"**{one.release}**" if one.release == package.version else one.release for one in tested]
     results = [one.result + ("" if one.day == newest else f" ({one.day})") for one in tested]
-    return f"| {name} | `{package.name}` {', '.join(names)} ({source}) | {', '.join(results)} | {protocols} |"
+    return f"* {name}: `{package.name}` {', '.join(names)} ({source}); {', '.join(results)}; {protocols}"
 
 
 def _speaks(harness: Harness, dialect: str) -> bool:
@@ -78,20 +76,20 @@ def _speaks(harness: Harness, dialect: str) -> bool:
 
 
 def matrix() -> str:
-    """A row for each harness and protocol: scenarios that were bridged in full, and the others with their breaks."""
-    rows = ["| harness | bridged in full | with breaks, or another result |", "|---|---|---|"]
+    """A line for each harness and protocol: scenarios that were bridged in full, then the others with their breaks."""
+    lines = []
     for name, harness in HARNESSES.items():
         assert harness.package is not None
         runs = stage_results().get(name, {}).get(harness.package.version, {})
         for dialect in DIALECTS:
             cells = {scenario: run for scenario in MATRIX if (run := runs.get(f"{dialect} {scenario}"))}
             if len(cells) > 1:
-                whole = [scenario for scenario, run in cells.items() if _is_whole(run)]
-                others = [f"{scenario} {_cell(run)}" for scenario, run in cells.items() if not _is_whole(run)]
+                said = [", ".join(scenario for scenario, run in cells.items() if _is_whole(run))]
+                said += [f"{scenario} {_cell(run)}" for scenario, run in cells.items() if not _is_whole(run)]
                 if logs := {run["log"] for run in cells.values() if run["log"] != "match"}:
-                    others.append(f"log {', '.join(sorted(logs))}")
-                rows.append(f"| {name} ({dialect}) | {', '.join(whole)} | {'; '.join(others)} |")
-    return "\n".join(rows)
+                    said.append(f"log {', '.join(sorted(logs))}")
+                lines.append(f"* {name} ({dialect}): {'; '.join(said)}")
+    return "\n".join(lines)
 
 
 def _is_whole(run: Mapping[str, Any]) -> bool:

@@ -96,7 +96,7 @@ def _row(name: str, recipe: type[Recipe]) -> str:
         title = f"{title} Over `{base}`"
     link = f"[{name}](../{path.relative_to(ROOT)})"
     options = [f"`{field.name}={field.default!r}`" for field in dataclasses.fields(recipe) if field.init]
-    needs = ", ".join(need.replace("_", " ") for need in recipe.needs)
+    needs = ", ".join(need.replace("_", " ") for need in recipe.needs if need != "turns")  # every lease has them
     parts = {"Sets": ", ".join(_flat(recipe.settings)), "Options": ", ".join(options), "Needs": needs}
     said = [title.rstrip("."), *(f"{name} {text}" for name, text in parts.items() if text)]
     said += [text for one in SYSTEMS if one.get("recipe") == name and (text := _beside(one, name))]

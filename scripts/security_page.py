@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolltap.harnesses import protection
+from rolltap.harnesses.evaluators import registry
 
 PAGE = Path(__file__).parents[1] / "docs" / "security.md"
 MUTATIONS = Path(__file__).parents[1] / "tests" / "security" / "mutations.json"
@@ -286,12 +286,18 @@ HOLES = (
 
 
 def boundaries() -> str:
-    """What code of the working copy can reach, as Markdown."""
-    rows = protection.table()
-    runtimes = list(next(iter(rows.values())))
-    lines = [f"| evaluator | {' | '.join(f'`{name}`' for name in runtimes)} |", "|---" * (len(runtimes) + 1) + "|"]
-    lines += [f"| `{kind}` | {' | '.join(cells.values())} |" for kind, cells in rows.items()]
-    meanings = [f"* {reach}: {meaning}" for reach, meaning in protection.MEANINGS.items()]
+    """What code of the working copy can reach, as Markdown: runtimes that are alike share a column, evaluators a row."""
+    rows = registry.reach_table()
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for runtime in next(iter(rows.values())):
+        columns.setdefault(tuple(cells[runtime] for cells in rows.values()), []).append(runtime)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for kind, cells in zip(rows, zip(*columns, strict=True), strict=True):
+        alike.setdefault(cells, []).append(kind)
+    heads = [", ".join(f"`{name}`" for name in runtimes) for runtimes in columns.values()]
+    lines = [f"| evaluator | {' | '.join(heads)} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {', '.join(f'`{kind}`' for kind in kinds)} | {' | '.join(cells)} |" for cells, kinds in alike.items()]
+    meanings = [f"* {reach}: {meaning}" for reach, meaning in registry.REACH_MEANINGS.items()]
     return "\n".join([*lines, "", *meanings]) + "\n"
 
 

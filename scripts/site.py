@@ -17,9 +17,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from rolltap.cli.harness import comment, exports
+from rolltap.harnesses.agents.registry import HARNESSES, release_results
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job
-from rolltap.harnesses.registry import HARNESSES
-from rolltap.harnesses.tested import release_results
 from rolltap.proxy.front.access import ADMIN_PLANE, TRAINER_PLANE, Table
 from rolltap.proxy.planes.apps import admin_app, trainer_app
 

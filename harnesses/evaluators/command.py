@@ -9,15 +9,12 @@ import stat
 from pathlib import Path
 
 from rolltap.errors import EvaluatorFailed
-from rolltap.harnesses.base import Command, Evidence, Exit, Score, Verdict, Workspace
+from rolltap.harnesses.base import Command, Evidence, Exit, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
-from rolltap.harnesses.evaluators.exit_status import check_survived, verdict_status
-from rolltap.harnesses.evaluators.programs import place_of, run_program
-from rolltap.harnesses.logs.files import LeftFiles
-from rolltap.harnesses.output import last_line
-from rolltap.harnesses.removal import remove
+from rolltap.harnesses.evaluators.programs import check_survived, place_of, run_program, verdict_status
+from rolltap.harnesses.left_files import LeftFiles, remove
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
-from rolltap.harnesses.sources import inside
+from rolltap.harnesses.runtimes.sources import inside
 
 RUN = 'bash -n -c "$1" || exit 126; exec bash -o pipefail -c "$1"'
 """Runs the command `$1`. One that bash can't parse could not run: bash's own status for that is also a test's."""

@@ -15,15 +15,21 @@ from typing import Any
 import msgspec
 
 from rolltap.errors import EvaluatorFailed, TaskInvalid
-from rolltap.harnesses.base import Evidence, Score, Verdict
+from rolltap.harnesses.agents.environments import (
+    NAME,
+    EnvironmentLoop,
+    EnvironmentStep,
+    package_of,
+    proof_key,
+    signed_result,
+)
+from rolltap.harnesses.base import Evidence, Score, Verdict, last_line
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.environments import NAME, EnvironmentLoop, EnvironmentStep, package_of, proof_key, signed_result
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.command import parse_reward
 from rolltap.harnesses.evaluators.harbor import chosen_reward
-from rolltap.harnesses.output import last_line
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.sources import Empty, located
+from rolltap.harnesses.runtimes.sources import Empty, located
 
 
 class EnvironmentCheck(EvaluatorTable, tag="environment", frozen=True):

@@ -17,16 +17,14 @@ from pathlib import Path
 import msgspec
 
 from rolltap.errors import EvaluatorFailed, TaskInvalid
-from rolltap.harnesses.base import Command, Evidence, Score, Verdict
+from rolltap.harnesses.base import Command, Evidence, Score, Transcript, Verdict, last_line
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.command import parse_reward, read_reward
-from rolltap.harnesses.evaluators.exit_status import check_survived
-from rolltap.harnesses.evaluators.programs import place_of, run_program
-from rolltap.harnesses.output import Transcript, last_line
-from rolltap.harnesses.removal import remove
+from rolltap.harnesses.evaluators.programs import check_survived, place_of, run_program
+from rolltap.harnesses.left_files import remove
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
-from rolltap.harnesses.sources import located
+from rolltap.harnesses.runtimes.sources import located
 
 
 class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):

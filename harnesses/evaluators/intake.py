@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from rolltap.harnesses.changes import UNSEEN, Change, ChangeKind
+from rolltap.harnesses.left_files import UNSEEN, Change, ChangeKind
 
 SOURCES = re.compile(
     r"\.(py|pyi|pyx|c|h|cc|cpp|cxx|hh|hpp|rs|go|java|kt|scala|cs|fs|swift|js|mjs|cjs|jsx|ts|mts|tsx|vue|svelte|rb|php|pl|lua"

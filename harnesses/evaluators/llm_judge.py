@@ -21,13 +21,10 @@ from pathlib import Path
 import aiohttp
 
 from rolltap.errors import EvaluatorFailed
-from rolltap.harnesses.base import Evidence, Score, Verdict
-from rolltap.harnesses.changes import UNSEEN, Change, ChangeKind, changes
+from rolltap.harnesses.base import Evidence, Score, Verdict, choice, shortened, storable
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.evaluators.base import EvaluatorTable
-from rolltap.harnesses.logs.files import LeftFiles
-from rolltap.harnesses.output import shortened, storable
-from rolltap.harnesses.refusals import choice
+from rolltap.harnesses.left_files import UNSEEN, Change, ChangeKind, LeftFiles, changes
 
 SHOWN_BYTES = 20_000
 OUTPUT_CHARS = 4_000

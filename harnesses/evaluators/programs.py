@@ -4,14 +4,18 @@ The judge gets `$ROLLTAP_SANDBOXED`, which runs code of the working copy in a sa
 A judge that names it runs in a clean copy of the task, into which only what `intake.py` allows comes of the agent's
 changes: at its start, and again after each program that the helper ran. That program works in the agent's own copy.
 Any other judge shares its sandbox and its files with what the agent wrote: the reward's detail then says why it is
-`unprotected`.
+`unprotected`. With `takes` the task says what comes in, once, at the start; the helper's programs then work in a copy
+of that.
 
-With `takes` the task says what comes in, once, at the start; the helper's programs then work in a copy of that.
+An exit status is a verdict on the agent's work, or says that the judge could not run. Shells reserve the statuses from
+126: 126 for a file that can't be executed, 127 for a command that isn't there, and 128 + n for a process that signal n
+ended (-n where a runtime started it without a shell). None of them is a verdict. All others are.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,19 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from rolltap.errors import EvaluatorFailed, Unreadable
-from rolltap.harnesses.base import CodeWork, Command, Evidence, Exit, Workspace
-from rolltap.harnesses.changes import (
+from rolltap.harnesses.base import CodeWork, Command, Evidence, Exit, Workspace, last_line
+from rolltap.harnesses.evaluators.intake import Intake, StartingState, programs_of
+from rolltap.harnesses.left_files import (
     MOST_BYTES,
     MOST_FILES,
     Change,
     ChangeKind,
+    CopyBudget,
     FileState,
     apply_changes,
     changes,
     file_states,
 )
-from rolltap.harnesses.copying import CopyBudget
-from rolltap.harnesses.evaluators.intake import Intake, StartingState, programs_of
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.types import UNPROTECTED
 
@@ -167,3 +171,33 @@ async def run_program(
     if starts_code and (shared := helper.shared or ("" if helper.runs else NOT_USED) or place.mixed):
         detail[UNPROTECTED] = shared
     return ProgramEnd(exit_, detail, excess)
+
+
+COULD_NOT_RUN = {
+    126: "could not run (exit code 126: not executable, a missing interpreter, or not a line that bash can parse)",
+    127: "could not run (exit code 127: command not found)",
+}
+SIGNALLED, LAST_SIGNAL = 128, 64
+
+CLOSED_PIPE = SIGNALLED + signal.SIGPIPE
+"""With `pipefail`, the status of a pipeline whose reader had enough. A pipeline's status is that of its last part that
+failed, so the reader succeeded."""
+
+
+def verdict_status(exit_: Exit, what: str) -> int:
+    """The exit status of `what`, if it is a verdict. Raises `EvaluatorFailed` if `what` could not run to its end."""
+    check_survived(exit_, what)
+    if exit_.code in COULD_NOT_RUN:
+        raise EvaluatorFailed(f"{what} {COULD_NOT_RUN[exit_.code]}: {last_line(exit_.output)}")
+    assert exit_.code is not None
+    return 0 if exit_.code == CLOSED_PIPE else exit_.code
+
+
+def check_survived(exit_: Exit, what: str) -> None:
+    """Raises `EvaluatorFailed` if a signal or a limit ended `what`: a reward that it wrote may be a first guess."""
+    code = exit_.code
+    if exit_.excess:
+        raise EvaluatorFailed(f"{what} exceeded a limit: {exit_.excess}")
+    if code is None or code < 0 or (SIGNALLED <= code <= SIGNALLED + LAST_SIGNAL and code != CLOSED_PIPE):
+        status = "" if code is None else f" (exit code {code})"
+        raise EvaluatorFailed(f"{what} was ended by a signal{status}: {last_line(exit_.output)}")

@@ -19,14 +19,11 @@ from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 from rolltap.errors import EvaluatorFailed, Unreadable
-from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace
-from rolltap.harnesses.changes import apply_changes, changes
+from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.programs import listed
-from rolltap.harnesses.logs.files import LeftFiles
-from rolltap.harnesses.output import last_line
-from rolltap.harnesses.untrusted import read_untrusted
+from rolltap.harnesses.left_files import LeftFiles, apply_changes, changes, read_untrusted
 
 RESULTS = "results.jsonl"
 PATCH = "test.patch"

@@ -19,14 +19,13 @@ from types import ModuleType
 import msgspec
 
 from rolltap.errors import EvaluatorFailed, TaskInvalid
-from rolltap.harnesses.base import Command, Evidence, Score, Verdict
+from rolltap.harnesses.base import Command, Evidence, Score, Verdict, last_line
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
-from rolltap.harnesses.logs.files import LeftFiles
-from rolltap.harnesses.output import last_line
+from rolltap.harnesses.left_files import LeftFiles
+from rolltap.harnesses.runtimes.folders import remove_traps
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.runtimes.traps import remove_traps
-from rolltap.harnesses.sources import Empty, located
+from rolltap.harnesses.runtimes.sources import Empty, located
 
 RUN = "import sys; from rolltap.harnesses.evaluators.python_check import run_check; run_check(*sys.argv[1:])"
 RESULT = "result.json"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.sources import inside
+from rolltap.harnesses.runtimes.sources import inside
 
 WITHOUT_EFFECT = {"LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "MAINTAINER", "STOPSIGNAL", "SHELL"}
 """Instructions about the image or the container's own process. They have no effect: Harbor starts every command."""

@@ -38,7 +38,7 @@ from rolltap.harnesses.harbor.names import installation_of
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace
 from rolltap.harnesses.runtimes.folders import empty_folder
-from rolltap.harnesses.sources import Empty
+from rolltap.harnesses.runtimes.sources import Empty
 
 SANDBOX = "bubblewrap"
 FOLDERS = ("app", "logs/agent", "logs/verifier", "logs/artifacts", "tests", "solution", "installed-agent", "tmp")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
+from rolltap.harnesses.agents.claude_code import claude_window
+from rolltap.harnesses.agents.install import Installation, find, not_installed, own
+from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Endpoint, Harness
-from rolltap.harnesses.claude_code import claude_window
-from rolltap.harnesses.install import Installation, find, not_installed, own
-from rolltap.harnesses.registry import get_harness
 
 OUR_NAMES = {"qwen-coder": "qwen-code", "cline-cli": "cline", "vibe": "mistral-vibe"}
 """Our harness's name by Harbor's agent name, where the two names differ."""

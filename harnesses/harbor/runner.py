@@ -26,16 +26,14 @@ from harbor.trial.trial import Trial
 
 from rolltap.contract.admin import NOTHING_SAMPLED
 from rolltap.errors import EvaluatorFailed, RuntimeFailed, TaskInvalid
-from rolltap.harnesses.attempts import AttemptRunner, RolloutState, Stage
-from rolltap.harnesses.base import Limits, Score, Verdict
+from rolltap.harnesses.base import Limits, Score, Verdict, last_line
 from rolltap.harnesses.evaluators.harbor import chosen_reward
 from rolltap.harnesses.harbor.agent import CapturedAgent
 from rolltap.harnesses.harbor.environment import SANDBOX, BubblewrapEnvironment, build_steps_of
 from rolltap.harnesses.harbor.names import connection_to
-from rolltap.harnesses.output import last_line
-from rolltap.harnesses.result import Result
-from rolltap.harnesses.specs import SAMPLE_JOB, parse_spec
-from rolltap.harnesses.tasks import harbor_task, task_folders
+from rolltap.harnesses.runner.attempts import AttemptRunner, Result, RolloutState, Stage
+from rolltap.harnesses.runner.specs import SAMPLE_JOB, parse_spec
+from rolltap.harnesses.runner.tasks import harbor_task, task_folders
 from rolltap.types import UNPROTECTED, Cause, RolloutStatus, Task
 
 SETUP_S = 360.0

@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
 from rolltap.contract.admin import ID_CHARS, MAX_ENTRIES, PROBLEM_CHARS, TOOL_CALLS, HarnessLog
-from rolltap.errors import InvalidRequest, LogUnreadable, Unreadable, capped
-from rolltap.harnesses.base import Ending, Exit, Harness, Workspace
+from rolltap.errors import InvalidRequest, LogUnreadable, TaskInvalid, Unreadable, capped
+from rolltap.extras import known_names, lookup
+from rolltap.harnesses.base import Ending, Exit, Harness, Workspace, storable
 from rolltap.harnesses.client import AdminClient, OpenedSession
-from rolltap.harnesses.logs.base import RunFolders
-from rolltap.harnesses.logs.files import LeftFiles
-from rolltap.harnesses.logs.registry import log_reader
-from rolltap.harnesses.output import storable
-from rolltap.harnesses.untrusted import read_untrusted
+from rolltap.harnesses.left_files import LeftFiles, read_untrusted
+from rolltap.harnesses.logs.formats import (
+    LogReader,
+    RunFolders,
+    read_atif,
+    read_claude_code,
+    read_codex,
+    read_gemini_cli,
+    read_mini_swe_agent,
+    read_opencode,
+    read_pi,
+    read_qwen_code,
+)
+
+ENTRY_POINTS = "rolltap.harness_logs"
+
+LOG_READERS: Mapping[str, LogReader] = {
+    "codex": read_codex,
+    "claude-code": read_claude_code,
+    "claude-agent-sdk": read_claude_code,
+    "pi": read_pi,
+    "qwen-code": read_qwen_code,
+    "gemini-cli": read_gemini_cli,
+    "opencode": read_opencode,
+    "mini-swe-agent": read_mini_swe_agent,
+    "command": read_atif,
+}
+
+
+def log_reader(harness: str) -> LogReader | None:
+    """The built-in or installed reader of this harness's log; None if there is none."""
+    if harness not in known_names(LOG_READERS, ENTRY_POINTS):
+        return None
+    return lookup("harness log", harness, LOG_READERS, ENTRY_POINTS, TaskInvalid)
+
 
 MAX_ID_CHARS = 4 << 20
 """The most characters of all ids of a log, so that the request stays far below the server's size limit."""

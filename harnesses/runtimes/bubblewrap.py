@@ -1,18 +1,25 @@
 """The `bubblewrap` runtime: a read-only system, a private file system, and a network that reaches only the proxy.
 
 The agent sees the system's `/usr`, the installed harnesses, its working copy at `/workspace`, its HOME and an empty
-`/tmp` of a fixed size. It has its own process, IPC, host-name and network namespaces, no capabilities, no new user
-namespaces, and none of the system calls that agents don't need (`seccomp.py`). It does not see other rollouts, the
-database, the runner's environment or its processes. The sandbox ends with its first process. It needs no root if user
-namespaces are allowed.
+`/tmp` of a fixed size. It has its own process, IPC, host-name and network namespaces, no capabilities and no new user
+namespaces. It does not see other rollouts, the database, the runner's environment or its processes. The sandbox ends
+with its first process. It needs no root if user namespaces are allowed.
+
+A seccomp filter refuses, with EPERM, system calls that agents don't need: those with a large kernel attack surface
+(io_uring, bpf, perf, keyrings, userfaultfd, modules), and those for mounts, clocks and namespaces. It is classic BPF,
+built here: load the architecture, load the number, compare. All calls of another architecture than the machine's own,
+and of x32, are refused.
+Source: Linux, `include/uapi/linux/seccomp.h`, `arch/x86/entry/syscalls/syscall_64.tbl`, `asm-generic/unistd.h`.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import secrets
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,21 +29,26 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import IO, ClassVar, Self
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
-from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source
-from rolltap.harnesses.private_files import check_shown
-from rolltap.harnesses.refusals import refuse_image
+from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source, refuse_image
+from rolltap.harnesses.runtimes.cgroup import task_limit
 from rolltap.harnesses.runtimes.code_sandbox import Pipes
 from rolltap.harnesses.runtimes.disk import is_full, limited_disk
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
-from rolltap.harnesses.runtimes.machine import task_limit
-from rolltap.harnesses.runtimes.process import SYSTEM_PATH, clean_environment, limited, terminal_environment
-from rolltap.harnesses.runtimes.read_only import Mount, bind_options, remove_places
+from rolltap.harnesses.runtimes.process import (
+    MARK,
+    SYSTEM_PATH,
+    Share,
+    TreeCommand,
+    clean_environment,
+    limited,
+    run_tree,
+    terminal_environment,
+)
 from rolltap.harnesses.runtimes.relay import HANDOFF, Relay, Target
-from rolltap.harnesses.runtimes.seccomp import filter_file
-from rolltap.harnesses.runtimes.tree import MARK, Share, TreeCommand, run_tree
+from rolltap.harnesses.runtimes.shown import Mount, bind_options, check_shown, remove_places
 
 WORKDIR = Path("/workspace")
 HOME = Path("/home/agent")
@@ -201,3 +213,66 @@ class BubblewrapRuntime:
         path = os.pathsep.join([*map(str, self.bins), SYSTEM_PATH])
         visible_folders = tuple(dict.fromkeys([Path(sys.base_prefix), *self.shown]))
         return BubblewrapWorkspace(await make_folders(self.base, source, own_disk=True), path, visible_folders)
+
+
+BOTH = (*range(425, 428), *range(428, 434), 442)  # io_uring_*; open_tree to fspick; mount_setattr
+REFUSED: dict[str, tuple[int, tuple[int, ...]]] = {
+    "x86_64": (
+        0xC000003E,
+        (
+            *(
+                155,
+                163,
+                164,
+                165,
+                166,
+                167,
+                168,
+                169,
+                179,
+            ),  # pivot_root acct settimeofday mounts swap reboot quotactl
+            *(172, 173, 175, 176, 103, 227),  # iopl ioperm (de)init_module syslog clock_settime
+            *(246, 248, 249, 250, 272, 298),  # kexec_load add_key request_key keyctl unshare perf_event_open
+            *(300, 303, 304, 308, 310, 311, 313),  # fanotify_init *_handle_at setns process_vm_* finit_module
+            *(320, 321, 323),  # kexec_file_load bpf userfaultfd
+        ),
+    ),
+    "aarch64": (
+        0xC00000B7,
+        (
+            *(39, 40, 41, 60, 89, 97, 104, 105, 106, 112, 116),
+            *(142, 170, 217, 218, 219, 224, 225, 241),
+            *(262, 264, 265, 268, 270, 271, 273, 280, 282, 294),
+        ),
+    ),
+}
+"""By machine: its `AUDIT_ARCH`, and the numbers of the refused calls."""
+
+LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, DENY = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW; SECCOMP_RET_ERRNO with EPERM
+X32 = 0x40000000
+
+
+def program(machine: str) -> bytes:
+    """The filter for a machine, as `struct sock_filter`s; empty if the machine is not in `REFUSED`."""
+    if machine not in REFUSED:
+        return b""
+    arch, numbers = REFUSED[machine]
+    refused = sorted({*BOTH, *numbers})
+    count = len(refused)
+    steps = [(LOAD, 0, 0, 4), (EQUAL, 0, count + 3, arch), (LOAD, 0, 0, 0), (AT_LEAST, count + 1, 0, X32)]
+    steps += [(EQUAL, count - index, 0, number) for index, number in enumerate(refused)]
+    steps += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+def filter_file() -> IO[bytes] | None:
+    """An open file with the filter for this machine, at its beginning; None if there is no filter."""
+    code = program(platform.machine())
+    if not code:
+        return None
+    file = tempfile.TemporaryFile()  # noqa: SIM115  the caller closes it
+    file.write(code)
+    file.flush()
+    os.lseek(file.fileno(), 0, os.SEEK_SET)
+    return file

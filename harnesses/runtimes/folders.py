@@ -1,31 +1,41 @@
 """The folders of a workspace: `work` is the working copy, `home` the temporary HOME, `tmp` its scratch. `out` is the
 run's output. All are below one root, which is removed as a whole.
 
-The working copy of a repository is an overlay over its base if it can be mounted, else a copy.
+The working copy of a repository is an overlay over its base if it can be mounted, else a copy. `remove_traps` removes
+what would lead an evaluator's program elsewhere, or block it: a link to what only that program sees (hidden answers,
+its own input, its HOME) would be read as the agent's answer, and a pipe in place of a file would take all its time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from rolltap.errors import RolltapError, RuntimeFailed, Unreadable
-from rolltap.harnesses.base import OWN_CONFIGURATION, CodeHelper, CodeWork, Command, Endpoint, Limits, Source, Workspace
-from rolltap.harnesses.logs.files import LeftFiles
-from rolltap.harnesses.output import read_output
-from rolltap.harnesses.removal import remove
+from rolltap.harnesses.base import (
+    OWN_CONFIGURATION,
+    CodeHelper,
+    CodeWork,
+    Command,
+    Endpoint,
+    Limits,
+    Source,
+    Workspace,
+    read_output,
+)
+from rolltap.harnesses.left_files import LeftFiles, remove
 from rolltap.harnesses.runtimes.code_sandbox import CodeRequest, CodeSandbox, DirectHelper, Pipes, folder_inside
-from rolltap.harnesses.runtimes.disk import disks_work, mount_disk, unmount_disk
-from rolltap.harnesses.runtimes.overlay import mount, overlay_works, unmount
-from rolltap.harnesses.runtimes.traps import remove_traps
-from rolltap.harnesses.sources import GitCommit, inside
+from rolltap.harnesses.runtimes.disk import disks_work, mount, mount_disk, overlay_works, unmount, unmount_disk
+from rolltap.harnesses.runtimes.sources import GitCommit, inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,3 +225,54 @@ def _remove(root: Path) -> None:
     unmount(root)
     unmount_disk(root)
     remove(root)
+
+
+SYSTEM = tuple(map(PurePosixPath, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt")))
+"""What a link of the working copy may lead to besides the working copy: every sandbox shows it alike."""
+MOST_ENTRIES = 2_000_000
+DEEPEST = 500
+NAMED = 100
+
+
+def remove_traps(left: LeftFiles, workdir: os.PathLike[str], system: Sequence[PurePosixPath] = SYSTEM) -> list[str]:
+    """Removes links that lead neither into the working copy, seen at `workdir`, nor into the `system`, and pipes,
+    sockets and devices.
+
+    Returns what was removed, by path, `NAMED` at most. The working copy may change meanwhile: nothing is reached by a
+    link. Raises `Unreadable` if it has more entries than may be looked at.
+    """
+    removed, count, looked_at, waiting = [], 0, 0, [""]
+    while waiting:
+        folder = waiting.pop()
+        for path, status in left.entries(folder):
+            looked_at += 1
+            if looked_at > MOST_ENTRIES:
+                raise Unreadable(f"the working copy has more than {MOST_ENTRIES:,} files")
+            if stat.S_ISDIR(status.st_mode):
+                if path.count("/") < DEEPEST:
+                    waiting.append(path)
+            elif not stat.S_ISREG(status.st_mode):
+                with suppress(OSError):  # what is gone meanwhile leads nowhere
+                    target = left.link(path) if stat.S_ISLNK(status.st_mode) else ""
+                    if not target or not _stays(target, path, (PurePosixPath(workdir), *system)):
+                        left.unlink(path)
+                        count += 1
+                        if count <= NAMED:
+                            removed.append(f"{path[1:]} -> {target}" if target else path[1:])
+    return sorted(removed) + [f"and {count - NAMED:,} more"] * (count > NAMED)
+
+
+def _stays(target: str, path: str, folders: Sequence[PurePosixPath]) -> bool:
+    """Whether the link `path` leads into the working copy or these folders, wherever other links of theirs lead.
+
+    After a name, `..` leaves the folder that the name leads to, which may be anywhere.
+    """
+    parts = PurePosixPath(target).parts
+    ups = 0
+    while ups < len(parts) and parts[ups] == "..":
+        ups += 1
+    if ".." in parts[ups:]:
+        return False
+    if not target.startswith("/"):
+        return ups <= path.count("/") - 1
+    return any(PurePosixPath(target).is_relative_to(folder) for folder in folders)

@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.agents.command import AnyCommand
+from rolltap.harnesses.agents.install import Installation, not_installed
 from rolltap.harnesses.base import Command, Harness, Source
-from rolltap.harnesses.command import AnyCommand
-from rolltap.harnesses.install import Installation, not_installed
-from rolltap.harnesses.private_files import private_paths
+from rolltap.harnesses.runner.specs import SAMPLE_JOB
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace
 from rolltap.harnesses.runtimes.folders import make_folders
 from rolltap.harnesses.runtimes.process import ProcessWorkspace
-from rolltap.harnesses.runtimes.read_only import mounts_of
-from rolltap.harnesses.specs import SAMPLE_JOB
+from rolltap.harnesses.runtimes.shown import mounts_of, private_paths
 
 APPROVALS_OFF = frozenset(
     {

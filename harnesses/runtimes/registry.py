@@ -8,9 +8,8 @@ from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.extras import lookup
 from rolltap.harnesses.base import Command, Launch, PythonCall, Runtime
 from rolltap.harnesses.runtimes import bubblewrap
-from rolltap.harnesses.runtimes.apptainer import ApptainerRuntime
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
-from rolltap.harnesses.runtimes.docker import DockerRuntime
+from rolltap.harnesses.runtimes.containers import ApptainerRuntime, DockerRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.base import Ending, Exit, Launch, Limits, PythonCall, RuntimeOptions, Source
-from rolltap.harnesses.refusals import refuse_image
+from rolltap.harnesses.base import Ending, Exit, Launch, Limits, PythonCall, RuntimeOptions, Source, refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 
 GRACE_S = 5.0

@@ -21,15 +21,16 @@ from rolltap.errors import RequestError
 from rolltap.protocols.base import Dialect, WireRequest
 from rolltap.protocols.conversation import ChatRequest, Message, Text
 from rolltap.protocols.hints import read_hints
-from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.body_reader import BodyReader
 from rolltap.proxy.call.budget import BodySender
 from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.policy import Arrival
 from rolltap.proxy.call.sources.passthrough import PassthroughSource
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.keys import Keyring
+from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.proxy.sessions.response_store import ResponseStore
-from rolltap.proxy.sessions.session_cache import LiveSession, SessionCache
+from rolltap.proxy.sessions.session_cache import SessionCache
 from rolltap.tenants import DEFAULT_TENANT, act_for
 from rolltap.types import CallKind, Session
 
@@ -109,7 +110,11 @@ class Admission:
         else:
             arrival.account = self._keyring.accounts.of(identity.project)
             request = await self._bodies.read(arrival, parse_request)
-            session = await self._captured(request, identity.project)
+            named = self._responses.named(request)  # the reply that it refers to decides, or else its conversation
+            session = await self._capture.session_of_call(named, identity.project)
+            if session is None:
+                call_ids = self._responses.last_named(request)
+                session = await self._capture.session(request, identity.project, call_ids=call_ids)
             arrival.set_session(session)
         arrival.request = in_role(session.session, await self._responses.fill(arrival.dialect, session, request))
         arrival.policy = self._policies.of_session(session.session, arrival.request.model)
@@ -140,11 +145,6 @@ class Admission:
             act_for(caller.tenant)
         return None if caller is None else "" if caller.is_root else caller.id
 
-    async def _captured(self, request: ChatRequest, project: str) -> LiveSession:
-        """The session of a call with a project key: that of the reply it refers to, or else of its conversation."""
-        session = await self._capture.session_of_call(self._responses.named(request), project)
-        return session or await self._capture.session(request, project, call_ids=self._responses.last_named(request))
-
     async def vendor_route(self, dialect: Dialect, wire: WireRequest) -> VendorRoute | None:
         """The route to a vendor, or None if the request is not for a vendor."""
         key = dialect.key(wire) if self._vendors and dialect.reply_reader is not None else None
@@ -152,7 +152,7 @@ class Admission:
             return None
         protocol = protocol_of(dialect.name, wire.headers)
         url_session = wire.path_params.get("session")
-        if self._is_ours(key):
+        if key.startswith(OUR_PREFIX) or self._keyring.root(key) is not None:
             return await self._under_our_key(key, url_session, protocol)
         if url_session is not None:  # the URL prefix must hold the session's key here: its id is not secret
             session = await self._sessions.enter(url_session, None)
@@ -190,9 +190,6 @@ class Admission:
         if vendor is None or vendor.engine.keyed is not keyed or protocol not in vendor.engine.dialects:
             return None
         return VendorRoute(policy, vendor, session)
-
-    def _is_ours(self, key: str) -> bool:
-        return key.startswith(OUR_PREFIX) or self._keyring.root(key) is not None
 
 
 def protocol_of(dialect: str, headers: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Budgets of a session, and of a project key over all its sessions: calls, tokens, bytes, and calls a minute.
+"""Budgets of a session, and of a project key over all its sessions: calls, tokens, bytes, rates; turn caps.
 
 A body's bytes count once it has arrived, even if the request is refused for another reason.
 
@@ -6,6 +6,10 @@ When the budget of a session or its key is used up, its next `FINAL_ANSWERS` cal
 dialect's shape: harnesses stop on it and keep their results. Later calls are refused as if the session were closed. A
 session that is only too fast gets 429. A session's calls and tokens are counted from the record, so they survive a
 restart; its bytes and its rate are counted per process. `rolltap.proxy.sessions.key_accounts` counts a key's usage.
+
+The turn cap is for harnesses that do not stop by themselves: the session's tag `turns` holds it. A call beyond the cap
+of its conversation is answered like one beyond a budget. The session as a whole may make `CONVERSATIONS` times as many
+calls, so editing the history to start new conversations does not avoid the cap.
 """
 
 from __future__ import annotations
@@ -14,15 +18,22 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
+from rolltap.contract.tags import TURNS
 from rolltap.errors import InvalidRequest, RateLimited, SessionClosed
-from rolltap.proxy.call.turn_cap import FINAL_ANSWERS
+from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.sessions.key_accounts import USED, KeyAccount
-from rolltap.proxy.sessions.session_cache import LiveSession
+from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.settings import LimitSettings
+from rolltap.types import Session
 from rolltap.wording import counted
 
 if TYPE_CHECKING:
-    from rolltap.proxy.call.arrival import Arrival
+    from rolltap.proxy.call.policy import Arrival
+
+
+FINAL_ANSWERS = 3
+CONVERSATIONS = 4
+REACHED = "turn cap reached"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,3 +118,27 @@ def _take_tokens(*rates: tuple[str, LiveSession | KeyAccount, int]) -> None:
         takes.append((holder, full_at + every))
     for holder, full_at in takes:
         holder.bucket_full_at = full_at
+
+
+def cap_of(session: Session) -> int:
+    """The session's turn cap; 0 if it has none."""
+    return int(session.tags.get(TURNS, 0))
+
+
+def check_turn(live: LiveSession, parent: CallNode | None) -> None:
+    """Raises if a call that continues `parent` exceeds the session's cap."""
+    cap = cap_of(live.session)
+    if not cap or (_depth(parent) < cap and len(live.forest.nodes) < CONVERSATIONS * cap):
+        return
+    live.refused_turns += 1
+    if live.refused_turns > FINAL_ANSWERS:
+        raise SessionClosed(f"{REACHED}: the rollout is over")
+    raise InvalidRequest(f"{REACHED}: this rollout has {cap} turns; finish now with the work done so far")
+
+
+def _depth(node: CallNode | None) -> int:
+    """The number of turns up to and including `node`."""
+    count = 0
+    while node is not None:
+        count, node = count + 1, node.parent
+    return count

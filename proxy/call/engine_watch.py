@@ -1,15 +1,35 @@
-"""Probes the policies' engines: at the start, until they are up, and again after calls without an answer."""
+"""Watches the policies' engines: whether they answer, which tokenizer they have, and which weights.
+
+`watch_engine` probes an engine at the start, until it is up, and again after calls without an answer.
+
+`watch_tokenizers` compares every added token and a text, where the engine can be asked. An engine with another
+vocabulary samples garbage, and says nothing. A server may refuse to parse added tokens in texts, so an added token
+differs only if the server gives one id for it, and another than ours.
+
+`watch_weights` asks, every `CHECK_EVERY_S`, each server that states its version. An engine that restarts comes back
+with its base weights, and says nothing. If its version is not the ledger's, the policy's weights are loaded again from
+the folder that they were pushed from. Until that is done, calls are refused. Weights that were sent without a folder
+only the trainer can send again; it sees the problem in the policy's status. A replica with wrong weights leaves its
+pool until it has the right ones. A policy that was never pushed (version 0) is not checked: its engine may have been
+given weights by somebody else.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from typing import Any
 
-from rolltap.errors import EngineError, RateLimited
-from rolltap.proxy.call.policies import Policies, Policy
-from rolltap.proxy.call.tokenizer_check import tokenizer_difference
-from rolltap.proxy.engines import is_chat_engine
-from rolltap.proxy.engines.base import missing_model
+from rolltap.errors import EngineError, EngineUnavailable, RateLimited, StoreError
+from rolltap.ledger.policies import PolicyVersions, ServedWeights
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.policy import Policy
+from rolltap.proxy.engines.base import StatesWeights, Tokenizes, missing_model
+from rolltap.proxy.engines.pool import EnginePool
+from rolltap.proxy.engines.registry import is_chat_engine
+from rolltap.proxy.metrics.calls import Metrics
+from rolltap.tenants import acting_for
 
 log = logging.getLogger("rolltap.engines")
 
@@ -66,3 +86,161 @@ async def watch_engine(policies: Policies, policy: Policy) -> None:
         if not policy.up:
             await asyncio.sleep(PROBE_EVERY_S)
         await probe_engine(policies, policy)
+
+
+SAMPLE = "Hello, world! def f(x):\n    return x * 2  # naïve café, 你好, Привет, 🙂\t1234567890 https://example.org"
+
+ASKED_ONE_BY_ONE = 64
+"""Most added tokens that are asked for one by one, where all of them together gave other ids."""
+
+
+async def tokenizer_difference(engine: Any, tokenizer: Any, model: str) -> str:
+    """How the engine's tokenizer differs from the policy's, in words; empty if it does not, or can't be asked."""
+    servers: Sequence[Any] = [engine]
+    if isinstance(engine, EnginePool):
+        servers = [replica.engine for replica in engine.replicas.serving]
+    for server in servers:
+        if isinstance(server, Tokenizes) and (difference := await _tokenized_otherwise(server, tokenizer, model)):
+            return f"engine {engine.name} has another tokenizer than the policy's: {difference}"
+    return ""
+
+
+async def _tokenized_otherwise(server: Any, tokenizer: Any, model: str) -> str:
+    ours = tokenizer.encode_as_is(SAMPLE)
+    theirs = await server.tokenize(SAMPLE, model)
+    if theirs is None:
+        return ""
+    if theirs != ours:
+        at = next((at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+        where = f"token {at} of a sample text is {theirs[at]}, not {ours[at]}" if at is not None else "other lengths"
+        return f"{where} ({len(theirs)} tokens, not {len(ours)})"
+    added = tokenizer.added_tokens
+    together = "\n".join(added.values())
+    if await server.tokenize(together, model) in (None, tokenizer.encode_as_is(together)):
+        return ""
+    for token_id, literal in list(added.items())[:ASKED_ONE_BY_ONE]:
+        ids = await server.tokenize(literal, model)
+        if ids is not None and len(ids) == 1 and ids != [token_id]:
+            return f"{literal} is {ids[0]}, not {token_id}"
+    return ""
+
+
+CHECK_EVERY_S = 2.0
+
+
+class WeightsCheck:
+    """Checks the weights of all policies' engines."""
+
+    def __init__(self, policies: Policies, ledger: PolicyVersions, metrics: Metrics) -> None:
+        self._policies = policies
+        self._ledger = ledger
+        self._metrics = metrics
+
+    async def check(self, policy: Policy) -> None:
+        """Compares the weights of the policy's engine now, and loads the right ones if they differ."""
+        expected = await self._expected(policy) if policy.states_weights else None
+        if expected is None:
+            return
+        if isinstance(policy.engine, EnginePool):
+            problem = await self._check_pool(policy, policy.engine, expected)
+        else:
+            problem = await self._check_server(policy, expected)
+        if problem is not None:
+            self._note(policy, problem)
+
+    async def _expected(self, policy: Policy) -> ServedWeights | None:
+        """The weights that the engine should have; None if nobody knows now, or none were pushed."""
+        try:
+            with acting_for(policy.settings.tenant):
+                served = await self._ledger.served(policy.name)
+        except StoreError:
+            return None
+        return served if served.version and served.paused is None else None
+
+    async def _check_server(self, policy: Policy, expected: ServedWeights) -> str | None:
+        """What is wrong with the weights of an engine with one server. None: unknown."""
+        engine = policy.engine
+        assert isinstance(engine, StatesWeights)
+        stated = await engine.served_weights()
+        if stated is None:
+            return None
+        if self._is_right(policy, stated, expected):
+            return ""
+        if await self._expected(policy) != expected:
+            return None  # a trainer has pushed meanwhile
+        problem = _difference(stated, expected)
+        self._note(policy, problem)
+        if not expected.folder:
+            return problem
+        try:
+            await engine.pause("keep")
+            try:
+                await engine.load_weights(expected.folder, expected.version, expected.adapter)
+            finally:
+                await engine.resume()
+        except (EngineError, RateLimited) as error:
+            return f"{problem}; they could not be loaded again: {error.message}"
+        self._count(policy, expected)
+        return ""
+
+    async def _check_pool(self, policy: Policy, pool: EnginePool, expected: ServedWeights) -> str | None:
+        """Ejects replicas with other weights. They come back with the right ones (`Replicas`)."""
+        replicas = pool.replicas
+        serving = replicas.serving
+        stated = await asyncio.gather(*(_stated(replica.engine) for replica in serving))
+        wrong = {
+            replica: version
+            for replica, version in zip(serving, stated, strict=True)
+            if version is not None and not self._is_right(policy, version, expected)
+        }
+        if await self._expected(policy) != expected:
+            return None
+        await replicas.expect(expected.version, expected.folder, expected.adapter)
+        for replica, version in wrong.items():
+            replicas.eject(replica, EngineUnavailable(_difference(version, expected)))
+            if expected.folder:
+                self._count(policy, expected)
+        if replicas.serving:
+            return ""
+        return _difference(next(iter(wrong.values())), expected) if wrong and not expected.folder else None
+
+    def _is_right(self, policy: Policy, stated: int, expected: ServedWeights) -> bool:
+        """Whether a server states the policy's version, or that of another policy whose adapter it holds as well."""
+        beside = [other.version for other in self._policies.all if other.engine is policy.engine]
+        return stated == expected.version or (stated > 0 and len(beside) > 1 and stated in beside)
+
+    def _note(self, policy: Policy, problem: str) -> None:
+        if problem != policy.wrong_weights:
+            if problem:
+                log.warning("policy %s: %s", policy.name, problem)
+            policy.wrong_weights = problem
+
+    def _count(self, policy: Policy, expected: ServedWeights) -> None:
+        self._metrics.pushed_again(policy.name)
+        log.warning(
+            "policy %s: weights of version %d are loaded again from %s", policy.name, expected.version, expected.folder
+        )
+
+
+async def _stated(engine: object) -> int | None:
+    return await engine.served_weights() if isinstance(engine, StatesWeights) else None
+
+
+def _difference(stated: int, expected: ServedWeights) -> str:
+    has = f"version {stated}" if stated else "its base weights"
+    by = "" if expected.folder else "; they were sent without a folder, so its trainer must push them again"
+    return f"an engine serves {has}, and the policy is at version {expected.version}: it was restarted or replaced{by}"
+
+
+async def watch_weights(check: WeightsCheck, policies: Sequence[Policy]) -> None:
+    """Checks all policies, forever. One engine that does not answer does not delay the others."""
+    await asyncio.gather(*(_watch(check, policy) for policy in policies))
+
+
+async def _watch(check: WeightsCheck, policy: Policy) -> None:
+    while True:
+        await asyncio.sleep(CHECK_EVERY_S)
+        try:
+            await check.check(policy)
+        except Exception:  # a boundary: the next check is in two seconds
+            log.exception("the weights of policy %s could not be checked", policy.name)

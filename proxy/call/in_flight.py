@@ -2,7 +2,8 @@
 
 It runs as its own task, independent of the client's connection. It keeps its events, so a client that retries can join
 a request in flight, or receive the reply of a finished one that did not reach it. When the last reader leaves before
-the reply is complete, the request is cancelled, and with it the engine's request.
+the reply is complete, the request is cancelled, and with it the engine's request. `intent` and `completion` make the
+rows of its calls.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from hashlib import blake2b
 
 import msgspec
 import numpy as np
@@ -19,15 +20,13 @@ import numpy as np
 from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
 from rolltap.contract.tags import temperature_of
 from rolltap.errors import RolltapError
-from rolltap.protocols.conversation import ChatRequest, Choice, ReplyEnded, ReplyStarted, Usage
-from rolltap.proxy.call.events import CallEvent
+from rolltap.protocols.conversation import ChatRequest, Choice, ReplyEnded, ReplyStarted, ToolChoice, Usage
+from rolltap.protocols.thinking import asked_effort
 from rolltap.proxy.call.open_call import OpenCall
-from rolltap.proxy.call.shape import shape_of
-from rolltap.types import CallKind, Finish, Flaw, Outcome, Session
-
-if TYPE_CHECKING:
-    from rolltap.proxy.call.policies import Policy
-    from rolltap.proxy.sessions.session_cache import LiveSession
+from rolltap.proxy.call.policy import CallEvent, Policy
+from rolltap.proxy.continuation.plan import PromptPlan
+from rolltap.proxy.sessions.live_session import LiveSession
+from rolltap.types import CallKind, CallShape, Finish, Flaw, Outcome, Session
 
 KINDS = frozenset(CallKind)
 
@@ -212,3 +211,47 @@ def _remark(call: OpenCall) -> str:
 def _give_up(waiter: asyncio.Future[bool]) -> None:
     if not waiter.done():
         waiter.set_result(False)
+
+
+DIGEST_BYTES = 8
+SYSTEM_ROLES = ("system", "developer")
+NOTHING_ASKED = ToolChoice(), None, "", None
+
+
+def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) -> CallShape:
+    """The features for classification. `replies` is counted only if the call does not continue another without a break.
+
+    `unapplied`: request fields that the source accepts and ignores.
+    """
+    must_call = chat.tool_choice.mode in ("required", "named") and "tool_choice" not in unapplied
+    # What follows a call's beginning is sampled freely, without a schema.
+    is_free = plan.lineage.call_beginning > 0
+    forced = not is_free and (must_call or chat.sampling.json_schema is not None)
+    apart = plan.parent is None or plan.break_ is not None
+    return CallShape(
+        tools=len(chat.tools),
+        toolset=plan.lineage.tools[:DIGEST_BYTES].hex() if chat.tools else "",
+        system=plan.lineage.system[:DIGEST_BYTES].hex(),
+        replies=sum(message.role == "assistant" for message in chat.messages) if apart else 0,
+        choices=chat.sampling.n,
+        constrained=forced,
+        manner=f"{chat.model}, {'streamed' if chat.stream else 'whole'}",
+        unapplied=unapplied,
+        asked=_asked(chat),
+        role=chat.model if chat.hints.kind == CallKind.MAIN else "",
+        quotes=plan.quotes,
+        fitted=plan.fitted,
+        follows=plan.follows if apart else "",
+        ends=next((message.role for message in reversed(chat.messages) if message.role not in SYSTEM_ROLES), ""),
+    )
+
+
+def _asked(chat: ChatRequest) -> str:
+    """A digest of the request's demands that its prompt does not show. Requests with different ones are no retries.
+
+    Seeds, temperatures and token limits don't count, as clients change them between tries.
+    """
+    demands = chat.tool_choice, chat.sampling.thinking, asked_effort(chat.sampling), chat.sampling.json_schema
+    if demands == NOTHING_ASKED:
+        return ""
+    return blake2b(msgspec.json.encode(demands, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()

@@ -9,7 +9,8 @@ import aiohttp
 from rolltap.errors import ConfigError
 from rolltap.protocols.dialects import known_dialects
 from rolltap.protocols.handles import Handles
-from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.call.sources.chat import ChatSource
 from rolltap.proxy.call.sources.passthrough import PassthroughSource
 from rolltap.proxy.call.sources.tokens import TokenSource
@@ -17,10 +18,10 @@ from rolltap.proxy.continuation.fit import Fitting, find_fitting
 from rolltap.proxy.continuation.plan import Continuation, ParentFinder
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
-from rolltap.proxy.engines import check_engine, is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.proxy.engines.base import ChatEngine, Engine
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
 from rolltap.proxy.engines.prompts import Prompts
+from rolltap.proxy.engines.registry import check_engine, is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.settings import PolicySettings, Settings
 from rolltap.tokenizer import HubTokenizer, read_tokenizer
 

@@ -35,13 +35,12 @@ from rolltap.ids import new_id
 from rolltap.protocols.base import Dialect, WireRequest
 from rolltap.protocols.handles import MAX_POSITION, Handles
 from rolltap.proxy.call.admission import Admission
-from rolltap.proxy.call.arrival import Arrival
-from rolltap.proxy.call.budget import BodySender, charge, count_body
+from rolltap.proxy.call.budget import BodySender, charge, check_turn, count_body
 from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
+from rolltap.proxy.call.policy import Arrival
 from rolltap.proxy.call.recorder import Recorder
-from rolltap.proxy.call.turn_cap import check_turn
 from rolltap.proxy.call.versions import Versions
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, RETRY_S, SessionCache
@@ -131,7 +130,7 @@ class CallPath:
         if not arrival.request.hints.retry:
             return None
         flight = arrival.session.requests.get(arrival.body_hash)
-        return flight if flight is not None and flight.error is None else None
+        return flight if isinstance(flight, InFlightRequest) and flight.error is None else None
 
     async def _place(self, arrival: Arrival) -> InFlightRequest:
         """Finds the parent, plans the prompt, adds the calls to the forest, and starts them."""
@@ -216,7 +215,7 @@ class CallPath:
             outcome, problem = Outcome.ENGINE_ERROR, f"internal_error: {failure}"
         flight.sampling_ended = True
         try:
-            await self._record_completions(flight, outcome, problem)
+            await all_of([self._record_completion(flight, call, outcome, problem) for call in flight.calls])
         except StoreError as failure:  # some of the completions may be stored all the same
             error = error or failure
         except BaseException:  # shutdown, or a defect: readers must not treat the reply as recorded
@@ -275,10 +274,6 @@ class CallPath:
             call.intent_rejected = True
             raise
         call.node.recorded = True
-
-    async def _record_completions(self, flight: InFlightRequest, outcome: Outcome, problem: str) -> None:
-        """Writes all completions and waits for all of them; then raises the first failure, if any."""
-        await all_of([self._record_completion(flight, call, outcome, problem) for call in flight.calls])
 
     async def _record_completion(self, flight: InFlightRequest, call: OpenCall, outcome: Outcome, problem: str) -> None:
         """Writes the completion and tells the forest. A call without an intent leaves the forest: prompts are deltas,

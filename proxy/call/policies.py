@@ -1,98 +1,17 @@
-"""The served policies: each has a name, settings, an engine, a source of replies, and a weight version."""
+"""The served policies, by the names that lead to them."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from rolltap.contract.tags import CAPTURED, MAX_ROLES, ROLE_NAME, roles_of
-from rolltap.contract.trainer import PolicyState
-from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest, ModelNotLoaded, NotFound, RolltapError
-from rolltap.proxy.call.sources.base import Source
-from rolltap.proxy.engines.base import EngineFacts, ServedEngine
-from rolltap.proxy.engines.pool import FAILURES
-from rolltap.settings import PolicySettings
+from rolltap.errors import InvalidRequest, NotFound
+from rolltap.proxy.call.policy import Policy
 from rolltap.tenants import DEFAULT_TENANT, current_tenant
 from rolltap.types import Session
 
 ANY_MODEL = "*"
 """An alias that matches every model name."""
-
-
-@dataclass(slots=True, eq=False)
-class Policy:
-    """A served policy. `version` is the weight version of new tokens, if the engine does not return it with them."""
-
-    name: str
-    settings: PolicySettings
-    engine: ServedEngine
-    source: Source
-    version: int = 0
-    engine_context: int = 0  # the context length that the engine returned, in tokens; 0 if unknown
-    known: bool = False  # the engine has answered a probe, so its facts were learned; they hold while it is down
-    logprobs_mode: str = "unknown"
-    weight_versions: bool = False  # the engine returns every token's version
-    states_weights: bool = False  # the engine can be asked which version it serves
-    stated_version: int | None = None  # the last version that the engine returned
-    up: bool = False  # the engine answered the last probe
-    owned: bool = False  # a trainer owns it, so a model that the engine lacks may be pushed
-    lacks_model: bool = False  # the last probe did not list the policy's model, and no call was served since
-    wrong_tokenizer: str = ""  # how the engine's tokenizer differs from the policy's; empty if it does not
-    wrong_weights: str = ""  # why the engine's weights are not the policy's; empty if they are
-    failures: int = 0  # consecutive calls that the engine did not answer
-    doubted: asyncio.Event = field(default_factory=asyncio.Event)  # set: the engine needs a probe
-
-    @property
-    def context(self) -> int:
-        """The context length in tokens: the setting, or else the engine's own; 0 if neither is known."""
-        return self.settings.max_context or self.engine_context
-
-    def learn(self, facts: EngineFacts) -> None:
-        """Stores the facts that the engine's probe returned."""
-        self.known, self.logprobs_mode = True, facts.logprobs_mode
-        self.engine_context = facts.max_context or 0
-        self.weight_versions = facts.weight_versions
-        self.states_weights = facts.states_weights
-        self.source.learn(facts)
-        self.up, self.failures = True, 0
-        self.doubted.clear()
-
-    def learn_state(self, state: PolicyState) -> None:
-        """Stores what the ledger has about the policy."""
-        self.version, self.owned = state.version, state.owner is not None
-
-    def check_engine(self) -> None:
-        """Raises `EngineUnavailable` while the engine has other weights or another tokenizer than the policy's."""
-        if self.wrong_tokenizer:
-            raise EngineUnavailable(f"policy {self.name} is refused: {self.wrong_tokenizer}", retry_after=30)
-        if self.wrong_weights:
-            raise EngineUnavailable(f"policy {self.name} is paused: {self.wrong_weights}", retry_after=2)
-
-    def served(self) -> None:
-        """Notes that the engine completed a call."""
-        self.failures = 0
-        self.lacks_model = False
-
-    def failed(self, error: RolltapError) -> None:
-        """Notes that a call ended in `error`.
-
-        After `FAILURES` consecutive calls without an answer, asks for a probe.
-        """
-        if isinstance(error, (EngineUnavailable, EngineTimeout)):
-            self.failures += 1
-            if self.failures >= FAILURES:
-                self.doubted.set()
-
-    def missing(self, error: ModelNotLoaded) -> RolltapError:
-        """The error for a call whose model the engine lacks. Without a trainer the model is not coming: no 503, which
-        harnesses try again for a minute."""
-        return error if self.owned else NotFound(error.message, param="model")
-
-    def lose(self) -> None:
-        """Marks the engine as down: a probe got no answer."""
-        self.up = False
-        self.doubted.set()
 
 
 class Policies:

@@ -9,10 +9,10 @@ from rolltap.contract.tags import roles_of
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.protocols.base import Dialect, WireReply, WireRequest
 from rolltap.proxy.call.admission import Admission
-from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.budget import count_body
 from rolltap.proxy.call.http_exchange import HttpExchange
 from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.policy import Arrival
 from rolltap.proxy.call.reply import JSON
 from rolltap.proxy.sessions.response_store import ResponseStore
 

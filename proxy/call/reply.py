@@ -8,58 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Protocol
 
 from rolltap.protocols.base import Dialect, WireReply
 from rolltap.protocols.conversation import ReasoningDelta, TextDelta, ToolCallDelta
-from rolltap.proxy.call.events import CallEvent
 from rolltap.proxy.call.http_exchange import HttpExchange
-from rolltap.proxy.call.in_flight import InFlightRequest
+from rolltap.proxy.call.policy import CallEvent, ClientReply, RepliedRequest
 
 JSON = {"content-type": "application/json"}
-
-
-class ClientReply(Protocol):
-    """One reply to one client."""
-
-    async def send(self, events: Sequence[CallEvent]) -> None:
-        """Sends the events that may leave before the call is recorded."""
-        ...
-
-    async def keep_alive(self) -> None:
-        """Sends a keep-alive, if the protocol has one."""
-        ...
-
-    async def end(self) -> None:
-        """Sends the terminal bytes. Called when the call is durable."""
-        ...
 
 
 class WholeReply:
     """A reply in one piece."""
 
-    def __init__(self, http: HttpExchange, dialect: Dialect, flight: InFlightRequest) -> None:
+    def __init__(self, http: HttpExchange, dialect: Dialect, replied: RepliedRequest) -> None:
         self._http = http
         self._dialect = dialect
-        self._flight = flight
+        self._replied = replied
 
     async def send(self, events: Sequence[CallEvent]) -> None: ...
 
     async def keep_alive(self) -> None: ...
 
     async def end(self) -> None:
-        flight = self._flight
-        await self._http.reply(WireReply(200, self._dialect.reply(flight.request, flight.started, flight.ended), JSON))
+        replied = self._replied
+        await self._http.reply(
+            WireReply(200, self._dialect.reply(replied.request, replied.started, replied.ended), JSON)
+        )
 
 
 class StreamedReply:
     """A reply as a stream of the dialect's events."""
 
-    def __init__(self, http: HttpExchange, dialect: Dialect, flight: InFlightRequest) -> None:
+    def __init__(self, http: HttpExchange, dialect: Dialect, replied: RepliedRequest) -> None:
         self._http = http
-        self._flight = flight
-        self._writer = dialect.writer(flight.request)
-        self._opening = self._writer.write(flight.started)
+        self._replied = replied
+        self._writer = dialect.writer(replied.request)
+        self._opening = self._writer.write(replied.started)
 
     async def send(self, events: Sequence[CallEvent]) -> None:
         write = self._writer.write
@@ -70,7 +54,7 @@ class StreamedReply:
 
     async def end(self) -> None:
         await self._open()
-        await self._http.end(self._writer.write(self._flight.ended))
+        await self._http.end(self._writer.write(self._replied.ended))
 
     async def _write(self, data: bytes) -> None:
         if data:
@@ -84,9 +68,9 @@ class StreamedReply:
                 await self._http.write(self._opening)
 
 
-def dialect_reply(http: HttpExchange, dialect: Dialect, flight: InFlightRequest) -> ClientReply:
+def dialect_reply(http: HttpExchange, dialect: Dialect, replied: RepliedRequest) -> ClientReply:
     """A streamed or a whole reply, as the client asked."""
-    return (StreamedReply if flight.request.stream else WholeReply)(http, dialect, flight)
+    return (StreamedReply if replied.request.stream else WholeReply)(http, dialect, replied)
 
 
 def merge_deltas(events: Sequence[CallEvent]) -> Sequence[CallEvent]:

@@ -19,7 +19,8 @@ from typing import Protocol
 
 from rolltap.contract.trainer import PolicyState
 from rolltap.errors import StoreUnavailable
-from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.engines.base import StatesWeights
 from rolltap.tenants import acting_for
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rolltap.protocols.cache_space import ENTRY_BYTES, SHARED, CacheSpace, WeighedCache, json_bytes, message_bytes
+from rolltap.protocols.cache_space import ENTRY_BYTES, CacheSpace, WeighedCache, json_bytes, message_bytes
 from rolltap.protocols.contents import whole_members
 from rolltap.protocols.conversation import ChatRequest, Image, Message, Tool
 
@@ -155,9 +155,10 @@ class DigestCache:
     """
 
     def __init__(
-        self, ignored: Mapping[str, Sequence[re.Pattern[str]]] | None = None, space: CacheSpace = SHARED
+        self, ignored: Mapping[str, Sequence[re.Pattern[str]]] | None = None, space: CacheSpace | None = None
     ) -> None:
         self._ignored = ignored or {}
+        space = space or CacheSpace()
         self._entries: WeighedCache[int | tuple[int, str], tuple[Message, tuple[bytes, bytes]]] = WeighedCache(
             lambda entry: message_bytes(entry[0]), space
         )

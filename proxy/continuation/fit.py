@@ -26,7 +26,7 @@ import msgspec
 
 from rolltap.errors import InvalidRequest
 from rolltap.protocols.conversation import Message, Part, Text, Tool, ToolCall
-from rolltap.proxy.continuation.call_ids import with_ids
+from rolltap.proxy.continuation.forest import with_ids
 from rolltap.proxy.continuation.rendering import TokenRenderer, is_object
 
 ADDED_USER = "(no message)"

@@ -39,10 +39,8 @@ from rolltap.protocols.conversation import (
 )
 from rolltap.protocols.handles import MAX_CALLS
 from rolltap.proxy.continuation.json_calls import GrowingCall
-from rolltap.proxy.continuation.parsed import ParsedCall, is_text
+from rolltap.proxy.continuation.parsed import ParsedCall, ReplyText, StopStrings, is_text
 from rolltap.proxy.continuation.rendering import TokenRenderer
-from rolltap.proxy.continuation.reply_text import ReplyText
-from rolltap.proxy.continuation.stop_strings import StopStrings
 
 CONTEXT = 4
 """Number of preceding ids that an id's text may depend on."""

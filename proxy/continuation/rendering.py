@@ -18,10 +18,9 @@ from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import import_renderers
 from rolltap.protocols.conversation import TOOL_MEDIA, Image, Message, Text, Tool, ToolCall
 from rolltap.protocols.thinking import Efforts, find_efforts
-from rolltap.proxy.continuation.markers import Markers
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
 from rolltap.proxy.continuation.token_reader import TokenReader
-from rolltap.proxy.continuation.tool_formats import format_of_family
+from rolltap.proxy.continuation.tool_formats import Markers, format_of_family
 from rolltap.tokenizer import HubTokenizer
 
 KNOWN_TOOLS = 256

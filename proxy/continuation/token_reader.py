@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rolltap.protocols.conversation import Tool
+from rolltap.proxy.continuation.block_formats import CallBlock, checked_calls
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply, ReplyPiece
-from rolltap.proxy.continuation.sampled_blocks import CallBlock, checked_calls
 from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS, ToolFormat
 from rolltap.tokenizer import HubTokenizer
 

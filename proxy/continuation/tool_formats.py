@@ -1,30 +1,43 @@
 """The formats of tool calls: those of the `renderers` families, and those that chat templates write.
 
 Detection renders a message with a known call. The template's format is the one whose reader returns the same call.
+
+Most formats have a token that opens a block of calls (`block_formats`). gpt-oss (Harmony), Inkling and DeepSeek-V4 have
+none: their replies are read here. What belongs to no channel of the format is text, with its tokens.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rolltap.errors import ConfigError
 from rolltap.protocols.conversation import Tool
-from rolltap.proxy.continuation.json_calls import HERMES, MISTRAL
-from rolltap.proxy.continuation.json_formats import (
+from rolltap.proxy.continuation.block_formats import (
+    CallBlock,
+    Read,
+    SampledCall,
+    checked_calls,
     read_deepseek,
+    read_gemma,
+    read_glm,
     read_hermes,
+    read_hy3,
+    read_inkling,
     read_kimi,
+    read_lfm2,
+    read_lfm2_unescaped,
     read_llama,
+    read_minimax,
     read_mistral,
+    read_qwen_xml,
 )
-from rolltap.proxy.continuation.literal_formats import read_gemma, read_lfm2, read_lfm2_unescaped
-from rolltap.proxy.continuation.markers import Markers
-from rolltap.proxy.continuation.message_formats import read_dsml, read_harmony, read_inkling_reply
-from rolltap.proxy.continuation.parsed import ParsedReply, ReplyPiece
-from rolltap.proxy.continuation.sampled_blocks import CallBlock, Read, SampledCall
-from rolltap.proxy.continuation.tagged_formats import read_glm, read_hy3, read_minimax, read_qwen_xml
+from rolltap.proxy.continuation.json_calls import HERMES, MISTRAL
+from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply, ReplyPiece
+from rolltap.proxy.continuation.typed_values import object_of
 from rolltap.tokenizer import HubTokenizer
 
 ReadReply = Callable[[HubTokenizer, Sequence[int], Sequence[int], Sequence[Tool]], ParsedReply]
@@ -33,6 +46,33 @@ FindPieces = Callable[[HubTokenizer, Sequence[int], int, Sequence[Tool]], list[R
 
 def _read_nothing(block: CallBlock) -> list[SampledCall] | None:
     return []
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """The token ids that separate a family's channels; None if the family has no such token.
+
+    `beginnings`: how the text of a reply begins that is a tool call in plain text; None if replies can be read only
+    when they are complete. `call_head` matches the text between a call's opening token and its arguments, if these are
+    JSON. `reasoning_label` is what a family writes at the beginning of its thinking.
+    """
+
+    reasoning_open: int | None
+    reasoning_close: int | None
+    tool_open: int | None
+    tool_close: int | None
+    beginnings: tuple[str, ...] | None = ()
+    call_head: re.Pattern[str] | None = None
+    reasoning_label: str = ""
+
+    def opens_in_reasoning(self, prompt: Sequence[int]) -> bool:
+        """Whether the generation prompt opens a thinking block."""
+        for token in reversed(prompt[-64:]):
+            if token == self.reasoning_open:
+                return True
+            if token == self.reasoning_close:
+                return False
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +111,163 @@ class ToolFormat:
             call_head=self.head,
             reasoning_label=self.label,
         )
+
+
+_HARMONY_HEADER = re.compile(
+    r"(?:assistant)?\s*(?:to=functions\.(?P<before>[^\s<]+)\s*)?"
+    r"<\|channel\|>(?:commentary|analysis)\s*(?:to=functions\.(?P<after>[^\s<]+)\s*)?"
+    r"(?:<\|constrain\|>\s*)?(?:(?:json|code)\s*)?"
+)
+"""The header of a tool call. The recipient stands before or after the channel."""
+
+
+def read_harmony(
+    tokenizer: HubTokenizer, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]
+) -> ParsedReply:
+    """Messages of `<|start|>HEADER<|message|>BODY` and a closing token. The prompt may hold the first one's beginning.
+
+    A call's channel is `commentary`, or `analysis`, with a recipient in `functions`.
+    """
+    start, middle, *closings = map(
+        tokenizer.convert_tokens_to_ids, ("<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+    )
+    opened = list(prompt[-64:])
+    is_opened = start in opened and list(output[:1]) != [start]
+    before = opened[len(opened) - opened[::-1].index(start) :] if is_opened else []
+    ids = [*before, *output]
+    edges = [at for at in range(len(before), len(ids)) if ids[at] in (start, *closings)]
+    pieces: list[ReplyPiece] = []
+    thoughts: list[str] = []
+    at = 0
+    for last in [*edges, len(ids)]:
+        own_at, after = max(at, len(before)), min(len(ids), last + (last < len(ids) and ids[last] != start))
+        inner = ids[at + (ids[at : at + 1] == [start]) : last]
+        header_size = inner.index(middle) if middle in inner else len(inner)
+        header, body = tokenizer.decode(inner[:header_size]), inner[header_size + 1 :]
+        whole = tokenizer.decode([id for id in ids[own_at:after] if id != closings[-1]])
+        channel = re.search(r"<\|channel\|>\s*(\w+)", header)
+        name = channel[1] if channel is not None else ""
+        if middle in inner and "to=" in header:
+            calls = (
+                _harmony_call(header, CallBlock(tokenizer, body, tools))
+                if last in edges and ids[last] != start
+                else None
+            )
+            broken = ParsedCall("", "", False, whole)
+            pieces.append(ReplyPiece(whole, own_at - len(before), (broken,) if calls is None else calls))
+        elif name == "analysis":
+            thoughts.append(tokenizer.decode(body))
+        elif middle in inner and name in ("final", "commentary"):
+            pieces.append(_after(pieces, tokenizer.decode(body), own_at - len(before)))
+        elif inner:
+            pieces.append(_after(pieces, whole, own_at - len(before)))
+        at = after
+    reasoning = "".join(thoughts).strip() if thoughts else None
+    return ParsedReply(tuple(piece for piece in pieces if piece.text.strip() or piece.calls is not None), reasoning)
+
+
+def _after(pieces: Sequence[ReplyPiece], text: str, start: int) -> ReplyPiece:
+    """The text of a message after `pieces`. Texts of different messages stand on lines of their own."""
+    return ReplyPiece(f"\n{text}" if pieces and pieces[-1].calls is None and text else text, start)
+
+
+def _harmony_call(header: str, block: CallBlock) -> tuple[ParsedCall, ...] | None:
+    named = _HARMONY_HEADER.fullmatch(header)
+    if named is None or (named["before"] is None) == (named["after"] is None):
+        return None
+    return checked_calls(lambda block: [SampledCall(named["before"] or named["after"], block.text.strip())], block)
+
+
+def read_inkling_reply(
+    tokenizer: HubTokenizer, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]
+) -> ParsedReply:
+    """Messages of a channel token, a body and `<|end_message|>`. The prompt may open the first one's channel."""
+    model, text, thinking, invoke, end, finish = map(
+        tokenizer.convert_tokens_to_ids,
+        (
+            "<|message_model|>",
+            "<|content_text|>",
+            "<|content_thinking|>",
+            "<|content_invoke_tool_json|>",
+            "<|end_message|>",
+            "<|content_model_end_sampling|>",
+        ),
+    )
+    last_opening = next((id for id in reversed(prompt[-64:]) if id in (model, text, thinking, end)), None)
+    pieces: list[ReplyPiece] = []
+    reasoning: str | None = None
+    at = 0
+    while at < len(output):
+        last = next((place for place in range(at, len(output)) if output[place] in (end, finish)), len(output))
+        body = list(output[at + (output[at] == model) : last])
+        after = min(last + 1, len(output))
+        whole = tokenizer.decode([id for id in output[at:after] if id != finish])
+        channel = body[0] if body and body[0] in (text, thinking) else last_opening if at == 0 else None
+        inner = body[1:] if body[:1] in ([text], [thinking]) else body
+        if invoke in body:
+            is_closed = last < len(output) and output[last] == end
+            calls = checked_calls(read_inkling, CallBlock(tokenizer, body, tools)) if is_closed else None
+            pieces.append(ReplyPiece(whole, at, calls if calls is not None else (ParsedCall("", "", False, whole),)))
+        elif channel == thinking:
+            reasoning = (reasoning or "") + tokenizer.decode(inner)
+        elif channel == text and inner:
+            pieces.append(ReplyPiece(tokenizer.decode(inner), at))
+        elif channel != text and whole.strip():
+            pieces.append(ReplyPiece(whole, at))
+        at = after
+    return ParsedReply(tuple(pieces), reasoning)
+
+
+_MARK = "\ufdd1"
+"""Stands for the token `｜DSML｜`: a Unicode non-character, which should not occur in text."""
+
+DSML = "｜DSML｜"
+_SECTION = re.compile(rf"\n{{0,2}}<{_MARK}tool_calls>(.*?)(</{_MARK}tool_calls>|\Z)", re.DOTALL)
+_INVOKE = re.compile(rf'\s*<{_MARK}invoke name="([^"\n]+)">\s*+(.*?)</{_MARK}invoke>\s*', re.DOTALL)
+_PARAMETER = re.compile(
+    rf'<{_MARK}parameter name="([^"\n]+)" string="(true|false)">([^{_MARK}]*)</{_MARK}parameter>\s*'
+)
+
+
+def read_dsml(tokenizer: HubTokenizer, ids: Sequence[int], start: int, tools: Sequence[Tool]) -> list[ReplyPiece]:
+    """DeepSeek-V4: the text and the sections of calls in `ids` from `start`. The types of values stand beside them."""
+    rest = ids[start:]
+    block = CallBlock(tokenizer, rest, tools)
+    text = "".join(_MARK if part.is_tag else part.text.replace(_MARK, "\ufffd") for part in block.parts((DSML,)))
+
+    def piece(begin: int, end: int, calls: tuple[ParsedCall, ...] | None = None) -> ReplyPiece:
+        counts = range(len(rest) + 1)
+        size = bisect_right(counts, begin, key=lambda count: len(tokenizer.decode(rest[:count]).replace(DSML, _MARK)))
+        return ReplyPiece(text[begin:end].replace(_MARK, DSML), start + max(0, size - 1), calls)
+
+    pieces: list[ReplyPiece] = []
+    at = 0
+    for section in _SECTION.finditer(text):
+        pieces.append(piece(at, section.start()))
+        at = section.end()
+        calls = _dsml_calls(section[1], block) if section[2] else None
+        broken = ParsedCall("", "", False, section[0].replace(_MARK, DSML))
+        pieces.append(piece(section.start(), at, (broken,) if calls is None else calls))
+    return [*pieces, piece(at, len(text))]
+
+
+def _dsml_calls(section: str, block: CallBlock) -> tuple[ParsedCall, ...] | None:
+    calls: list[SampledCall] = []
+    at = 0
+    while invoke := _INVOKE.match(section, at):
+        values: dict[str, str] = {}
+        inner_at = 0
+        while parameter := _PARAMETER.match(invoke[2], inner_at):
+            key, is_string, value = parameter.groups()
+            if key in values:
+                return None
+            values[key] = json.dumps(value, ensure_ascii=False) if is_string == "true" else value.strip()
+            inner_at = parameter.end()
+        if inner_at < len(invoke[2]):
+            return None
+        calls.append(SampledCall(invoke[1], object_of(values)))
+        at = invoke.end()
+    return checked_calls(lambda _: calls, block) if calls and at == len(section) else None
 
 
 TOOL_FORMATS: dict[str, ToolFormat] = {

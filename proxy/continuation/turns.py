@@ -213,7 +213,9 @@ class TurnReader:
             return True
         name = _named_call(message)
         if name:
-            return name == node.call_id and not (piecing.is_complete and _has_content(message))
+            return name == node.call_id and not (
+                piecing.is_complete and (message.text.strip() or message.tool_calls or message.reasoning.strip())
+            )
         return not piecing.is_complete and not self._is_reply(message, link, None)
 
 
@@ -222,10 +224,6 @@ def _named_call(message: Message) -> str:
     handles = [message.handle, *(call.id for call in message.tool_calls)]
     handles += [part.handle for part in message.parts if isinstance(part, Reasoning)]
     return next((name for handle in handles if (name := recorded_name(handle))), "")
-
-
-def _has_content(message: Message) -> bool:
-    return bool(message.text.strip() or message.tool_calls or message.reasoning.strip())
 
 
 def _is_same_call(call: ToolCall, recorded: ToolCall) -> bool:

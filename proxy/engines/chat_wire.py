@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from rolltap.protocols.conversation import TOOL_ERROR, Image, Message, Part, Reasoning, Tool, ToolChoice
-from rolltap.protocols.openai_chat.pieces import MessagePiece, OpenAIUsage
+from rolltap.protocols.openai_chat.pieces import OpenAIUsage, ReplyChoice
 from rolltap.proxy.engines import decode
 from rolltap.proxy.engines.base import ChatCall
 
@@ -31,14 +31,8 @@ class Logprobs(msgspec.Struct):
     content: list[Token] | None = None
 
 
-class Choice(msgspec.Struct):
-    """A choice of an event, or of a reply that is not streamed (`message`)."""
-
-    index: int | None = None
-    delta: MessagePiece | None = None
-    message: MessagePiece | None = None
+class Choice(ReplyChoice):
     logprobs: Logprobs | None = None
-    finish_reason: str | None = None
     token_ids: list[int] | None = None
 
 

@@ -1,21 +1,30 @@
-"""What the wires have in common: JSON that may hold NaN, weight version spans, candidates, arrays."""
+"""What the wires have in common: an output on its way through an engine's HTTP, and how its parts are read.
+
+JSON may hold NaN; weight versions come as spans, candidates and masks as lists, arrays as base64. Each API has a
+subclass of `Output`.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
+from rolltap.contract.trainer import TokenScores
 from rolltap.decoding import convert, json_decoder
 from rolltap.errors import EngineProtocolError, EngineUnavailable, RateLimited, RolltapError
-from rolltap.proxy.engines.base import SampleRequest
-from rolltap.proxy.engines.http import failure
+from rolltap.proxy.engines.base import SampleChunk, SampleRequest, ScoreRequest, Take, join_chunks
+from rolltap.proxy.engines.http import EngineHttp, failure
 from rolltap.types import VersionSpan
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -207,3 +216,101 @@ def npy(encoded: str) -> np.ndarray:
         return np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
     except (binascii.Error, ValueError, EOFError, OSError) as error:
         raise EngineProtocolError(f"the engine sent an array that is not base64 .npy: {error}") from error
+
+
+Event = TypeVar("Event")
+
+
+class Output(ABC, Generic[Event]):
+    """One output as it grows. `finished` once the engine has said why it ended."""
+
+    path: ClassVar[str]
+    read_events: ClassVar[Callable[[Sequence[bytes]], Iterator[Any]]]
+    """Reads events, or the one body of a reply that is not streamed."""
+
+    def __init__(self, name: str, request: SampleRequest) -> None:
+        self.name = name
+        self.request = request
+        self.finished = False
+
+    @abstractmethod
+    def body(self) -> dict[str, Any]:
+        """The request's body."""
+
+    @abstractmethod
+    def cancel_request(self) -> tuple[str, dict[str, Any]]:
+        """Path and body of the call that cancels the request: behind a router, closing the connection may not do it."""
+
+    @abstractmethod
+    def take(self, event: Event) -> Iterable[SampleChunk]:
+        """The chunks of an event. Raises its error, if it is one."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return {}
+
+    async def sample(self, http: EngineHttp, take: Take) -> None:
+        """Sends the request and hands its output to `take`. Giving up cancels it on the server."""
+        goes_on = True
+
+        async def take_events(events: Sequence[bytes]) -> bool:
+            nonlocal goes_on
+            for chunk in self._chunks(events):
+                goes_on = await take(chunk)
+            return goes_on
+
+        try:
+            if self.request.stream:
+                await http.stream(self.path, self.body(), take_events, self.headers)
+            else:
+                whole = await http.whole(self.path, self.body(), self.request.max_tokens, self.headers)
+                await take_events([whole])
+        except asyncio.CancelledError:
+            goes_on = False
+            raise
+        finally:
+            if not goes_on and not self.finished:
+                http.soon(*self.cancel_request())
+        if goes_on and not self.finished:
+            raise EngineProtocolError(f"engine {self.name}: the stream ended before the output did")
+
+    def _chunks(self, events: Sequence[bytes]) -> Iterator[SampleChunk]:
+        """What came with these events, in one chunk as a rule, and then the error that one of them is."""
+        chunks: list[SampleChunk] = []
+        failure: RolltapError | None = None
+        try:
+            for event in type(self).read_events(events):
+                chunks += self.take(event)
+        except RolltapError as error:
+            failure = error
+        if len(chunks) == 1 and failure is None:
+            yield chunks[0]
+            return
+        for _, alike in groupby(chunks, key=lambda chunk: chunk.logprobs is None):  # known log-probs stay known
+            yield join_chunks(list(alike))
+        if failure is not None:
+            raise failure
+
+
+def scores_of(
+    name: str, request: ScoreRequest, values: Sequence[float | None], candidates: Sequence[Mapping[int, float | None]]
+) -> TokenScores:
+    """Checks that every wanted id has a log-prob; `candidates` [wanted] by id, more or fewer than were asked for."""
+    count = len(request.token_ids) - request.start
+    if len(values) != count or (request.top_logprobs and len(candidates) != count):
+        raise EngineProtocolError(f"engine {name} scored {len(values)} of {count} ids")
+    for place, value in enumerate(values, request.start):
+        if value is None or not math.isfinite(value):
+            raise EngineProtocolError(f"engine {name} gave {value} as the log-prob of the id at index {place}")
+    if not request.top_logprobs:
+        return TokenScores(list(values))  # type: ignore[arg-type]
+    tops = [_likeliest(name, each, request.top_logprobs) for each in candidates]
+    ids, logprobs = ([[pair[part] for pair in top] for top in tops] for part in (0, 1))
+    return TokenScores(list(values), ids, logprobs)  # type: ignore[arg-type]
+
+
+def _likeliest(name: str, candidates: Mapping[int, float | None], count: int) -> list[tuple[int, float]]:
+    finite = [(token, value) for token, value in candidates.items() if value is not None and math.isfinite(value)]
+    if len(finite) < count:
+        raise EngineProtocolError(f"engine {name} named {len(finite)} candidates of an id; {count} were asked for")
+    return sorted(finite, key=lambda pair: -pair[1])[:count]

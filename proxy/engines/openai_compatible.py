@@ -21,9 +21,8 @@ from rolltap.proxy.engines import chat_wire as wire
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, EngineFacts, FixedWeights, TakeChat, ToolDelta
 from rolltap.proxy.engines.decode import Problem, finish_of, problem
 from rolltap.proxy.engines.http import EngineHttp
-from rolltap.proxy.engines.probing import smallest_context
+from rolltap.proxy.engines.probing import find_path, served_version, smallest_context
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
-from rolltap.proxy.engines.stated_weights import find_path, served_version
 from rolltap.settings import EngineSettings
 
 PATH = "/v1/chat/completions"

@@ -1,21 +1,33 @@
 """Several replicas of one engine behind one name.
 
 A session stays on its replica, which has the cache of its prefix. A new session goes to the replica with the fewest
-requests. A replica that fails `FAILURES` times in a row is ejected, and its sessions move. Replicas that fail a push of
-weights are ejected; if all fail, the old weights keep serving.
+requests. A replica that fails `FAILURES` times in a row is ejected, and its sessions move. It is probed every
+`probe_every_s` seconds; before it serves again it gets the weights that the others have, and is paused if they are.
+Replicas that fail a push of weights are ejected; if all fail, the old weights keep serving.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from cachetools import LRUCache
 
-from rolltap.contract.trainer import TokenScores
-from rolltap.errors import EngineProtocolError, EngineRefused, EngineTimeout, EngineUnavailable
+from rolltap.contract.trainer import TokenScores, Transfer
+from rolltap.errors import (
+    EngineError,
+    EngineProtocolError,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnavailable,
+    RateLimited,
+    WeightsLost,
+)
 from rolltap.proxy.engines.base import (
     Engine,
     EngineFacts,
@@ -26,9 +38,7 @@ from rolltap.proxy.engines.base import (
     StatesWeights,
     Take,
 )
-from rolltap.proxy.engines.pool_receiver import PoolReceiver
 from rolltap.proxy.engines.receivers import Receiver
-from rolltap.proxy.engines.replicas import Replica, Replicas
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried
 
 FAILURES = 3
@@ -168,3 +178,225 @@ def _common(answers: Sequence[EngineFacts], replicas: int) -> EngineFacts:
         structured_output=all(facts.structured_output for facts in answers),
         states_weights=all(facts.states_weights for facts in answers),
     )
+
+
+log = logging.getLogger("rolltap.engines")
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One server of a pool. `sent_version` is the version that it has received whole from a trainer, if any."""
+
+    engine: Engine
+    running: int = 0
+    failures: int = 0
+    ejected: bool = False
+    paused: bool = False  # by this pool
+    sent_version: int | None = None
+
+    async def pause(self, mode: PauseMode) -> None:
+        self.paused = True
+        await self.engine.pause(mode)
+
+    async def resume(self) -> None:
+        await self.engine.resume()
+        self.paused = False
+
+    async def holds(self, version: int) -> bool:
+        """Whether a trainer sent this replica all of `version`, and the server was not restarted since."""
+        receiver = self.engine.receiver
+        return self.sent_version == version and receiver is not None and await receiver.holds(version)
+
+
+class Replicas:
+    """The replicas of pool `name`, and the state that all that serve are in.
+
+    `paused`, `folder` (path, version and adapter of weights that were loaded from a folder) and `sent_version` (of
+    weights that a trainer sent: no folder has them) say what a replica must catch up with. Whoever changes them holds
+    `changing`: a replica comes back before a change of all, or after it.
+    """
+
+    def __init__(self, name: str, engines: Sequence[Engine], *, probe_every_s: float) -> None:
+        self.name = name
+        self.all = [Replica(engine) for engine in engines]
+        self.paused = False
+        self.folder: tuple[str, int, str] | None = None
+        self.sent_version: int | None = None
+        self.expected: int | None = None  # the policy's version
+        self.changing = asyncio.Lock()
+        self._probe_every_s = probe_every_s
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self.all)
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    @property
+    def serving(self) -> list[Replica]:
+        return [replica for replica in self.all if not replica.ejected]
+
+    async def ask_all(self, call: Callable[[Replica], Awaitable[Any]]) -> list[tuple[Replica, Any]]:
+        """The result or the error of a call on each replica, ejected ones too, all at once."""
+        return await _ask(self.all, call)
+
+    async def change_all(self, call: Callable[[Replica], Awaitable[None]]) -> None:
+        """Makes a change that every serving replica must follow: ejects those that don't, raises if none does.
+
+        Where none serves it is for all: they may be paused since a push that a former process began.
+        """
+        serving = self.serving or self.all
+        failures = [
+            (replica, result)
+            for replica, result in await _ask(serving, call)
+            if isinstance(result, (EngineError, RateLimited))
+        ]
+        if len(failures) == len(serving):
+            raise failures[0][1]
+        for replica, error in failures:
+            self.eject(replica, error)
+
+    async def expect(self, version: int, folder: str, adapter: str) -> None:
+        """Notes the policy's version, which another process may have pushed, and the folder that has it, if any."""
+        async with self.changing:
+            self.expected = version
+            if folder:
+                self.folder, self.sent_version = (folder, version, adapter), None
+            elif self.sent_version != version:
+                self.folder = self.sent_version = None
+
+    def eject(self, replica: Replica, error: EngineError | RateLimited) -> None:
+        """Takes a replica out until it answers again."""
+        if replica.ejected:
+            return
+        replica.ejected = True
+        log.warning("engine %s: replica %s is ejected: %s", self.name, replica.engine.name, error)
+        task = asyncio.create_task(self._readmit(replica))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(replica.engine.close() for replica in self.all))
+
+    async def _readmit(self, replica: Replica) -> None:
+        while replica.ejected:
+            await asyncio.sleep(self._probe_every_s)
+            try:
+                if not replica.paused:  # a probe samples a token, and a paused server samples none
+                    await replica.engine.probe()
+                async with self.changing:
+                    await self._catch_up(replica)
+            except (EngineError, RateLimited) as error:
+                log.debug("engine %s: replica %s is still down: %s", self.name, replica.engine.name, error)
+
+    async def _catch_up(self, replica: Replica) -> None:
+        """Brings a replica that answers again to the state of the others."""
+        if self.sent_version is not None and not await replica.holds(self.sent_version):
+            raise EngineUnavailable(f"it does not have version {self.sent_version}: the next push brings it back")
+        if self.folder is not None:
+            await replica.engine.load_weights(*self.folder)
+        elif self.expected is not None and isinstance(replica.engine, StatesWeights):
+            stated = await replica.engine.served_weights()
+            if stated != self.expected:
+                raise EngineUnavailable(f"it has version {stated}, not {self.expected}: the next push brings it back")
+        if self.paused:
+            await replica.pause("keep")
+        elif replica.paused:
+            await replica.resume()
+        replica.failures, replica.ejected = 0, False
+        log.warning("engine %s: replica %s serves again", self.name, replica.engine.name)
+
+
+async def _ask(replicas: Sequence[Replica], call: Callable[[Replica], Awaitable[Any]]) -> list[tuple[Replica, Any]]:
+    results = await asyncio.gather(*(call(replica) for replica in replicas), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, (EngineError, RateLimited)):
+            raise result
+    return list(zip(replicas, results, strict=True))
+
+
+class PoolReceiver:
+    """The receivers of a pool's replicas as one: their ranks follow one another in the trainer's group."""
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._group = ""
+        self._members: list[tuple[Replica, Receiver, int]] = []  # of the group, each with its first rank
+
+    async def ranks(self) -> int:
+        """The ranks of all replicas that answer. Ejected ones count: they are back after a whole transfer."""
+        return sum(ranks for _, _, ranks in await self._answering())
+
+    async def join(self, transfer: Transfer, first_rank: int = 1) -> None:
+        replicas = self._replicas
+        async with replicas.changing:
+            members: list[tuple[Replica, Receiver, int]] = []
+            for replica, receiver, ranks in await self._answering():
+                members.append((replica, receiver, first_rank))
+                first_rank += ranks
+            if first_rank != transfer.world_size:
+                rank_count, expected = first_rank - 1, transfer.world_size - 1
+                raise EngineError(f"engine {replicas.name} has {rank_count} ranks now, not {expected}")
+            if replicas.paused:
+                await _all_or_none(replica.pause("keep") for replica, _, _ in members if replica.ejected)
+            await _all_or_none(receiver.join(transfer, rank) for _, receiver, rank in members)
+            self._group, self._members = transfer.group, members
+
+    async def receive(self, transfer: Transfer) -> None:
+        """All replicas or none: after a transfer that one replica breaks off, what the others hold is unknown."""
+        replicas = self._replicas
+        async with replicas.changing:
+            if self._group != transfer.group:
+                raise EngineError(f"engine {replicas.name} is not in group {transfer.group!r}: another push has begun")
+            members, self._group, self._members = self._members, "", []
+            for replica, _, _ in members:
+                replica.sent_version = None
+            try:
+                await _all_or_none(receiver.receive(transfer) for _, receiver, _ in members)
+            except EngineError as error:
+                if len(members) == 1:
+                    raise
+                raise WeightsLost(f"engine {replicas.name}: its replicas wait for a whole push: {error}") from error
+            replicas.folder, replicas.sent_version, replicas.expected = None, transfer.version, transfer.version
+            for replica, _, _ in members:
+                replica.failures, replica.ejected, replica.sent_version = 0, False, transfer.version
+            received = [replica for replica, _, _ in members]
+            for replica in replicas:
+                if replica not in received:
+                    away = EngineUnavailable(f"it was away when version {transfer.version} was sent")
+                    replicas.eject(replica, away)
+
+    async def holds(self, version: int) -> bool:
+        return self._replicas.sent_version == version
+
+    async def _answering(self) -> list[tuple[Replica, Receiver, int]]:
+        """The replicas that answer, and how many ranks each has; raises if none does."""
+
+        async def count(replica: Replica) -> int:
+            assert replica.engine.receiver is not None
+            return await replica.engine.receiver.ranks()
+
+        results = await self._replicas.ask_all(count)
+        answering = [
+            (replica, replica.engine.receiver, result)
+            for replica, result in results
+            if isinstance(result, int) and replica.engine.receiver is not None
+        ]
+        if not answering:
+            raise results[0][1]
+        return answering
+
+
+async def _all_or_none(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Makes all the calls at once. The first that fails cancels the others: they wait for one another."""
+    tasks = [asyncio.create_task(call) for call in calls]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

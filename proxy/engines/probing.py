@@ -1,16 +1,17 @@
-"""Finding out by a one-token call what a server does not say of itself."""
+"""Finds out what a server does not say of itself: by a one-token call, or by routes that only some servers have."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from rolltap.errors import EngineRefused, EngineTimeout
+from rolltap.errors import EngineError, EngineRefused, EngineTimeout, RateLimited
 from rolltap.ids import new_id
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, Take
-from rolltap.proxy.engines.http import ListedModel
+from rolltap.proxy.engines.decode import version_number
+from rolltap.proxy.engines.http import EngineHttp, ListedModel
 
 LogprobsMode = Literal["processed", "raw", "unknown"]
 PROBE_S = 60.0
@@ -90,3 +91,42 @@ async def _token(sample: Sample, request: SampleRequest) -> tuple[float | None, 
     except TimeoutError:
         raise EngineTimeout(f"a one-token call took over {PROBE_S:g} s") from None
     return best, versions
+
+
+VLLM, SGLANG = "/weight_info", "/model_info"
+ASKED_S = 10.0
+"""Seconds that the answer may take: a call waits for it."""
+
+
+def stated_version(answer: Any) -> str | None:
+    """The version's name in a server's answer; None where there is none."""
+    version = answer.get("weight_version") if isinstance(answer, dict) else None
+    return version if isinstance(version, str) and version else None
+
+
+async def find_path(http: EngineHttp) -> str | None:
+    """The route by which a server says its version; None where it has none."""
+    for path in (VLLM, SGLANG):
+        if stated_version(await http.optional("GET", path, timeout_s=ASKED_S)) is not None:
+            return path
+    return None
+
+
+async def served_version(http: EngineHttp, path: str) -> int | None:
+    """The version that the server says it serves; None where it does not answer, or the name is no version."""
+    try:
+        name = stated_version(await http.json("GET", path, timeout_s=ASKED_S))
+    except (EngineError, RateLimited):
+        return None
+    return version_number(name) if name is not None else None
+
+
+async def server_tokens(http: EngineHttp, text: str, model: str) -> list[int] | None:
+    """The server's ids of `text`; None if it has no such route, refuses, or does not answer."""
+    body = {"model": model, "prompt": text, "add_special_tokens": False}
+    try:
+        answer = await http.optional("POST", "/tokenize", body, timeout_s=ASKED_S)
+    except (EngineError, RateLimited):
+        return None
+    ids = answer.get("tokens") if isinstance(answer, dict) else None
+    return ids if isinstance(ids, list) and all(isinstance(one, int) for one in ids) else None

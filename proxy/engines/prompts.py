@@ -16,7 +16,7 @@ import numpy as np
 
 from rolltap.decoding import json_decoder
 from rolltap.errors import EngineProtocolError
-from rolltap.protocols.cache_space import SHARED, CacheSpace, WeighedCache
+from rolltap.protocols.cache_space import CacheSpace, WeighedCache
 from rolltap.types import Int32
 
 NOT_ECHOED = msgspec.Raw(b"null")
@@ -54,9 +54,9 @@ class Prompts:
     Prompts that continue none and are equal, as those of a group's rollouts are, share one object.
     """
 
-    def __init__(self, space: CacheSpace = SHARED) -> None:
+    def __init__(self, space: CacheSpace | None = None) -> None:
         self.kept: WeighedCache[str, EncodedPrompt] = WeighedCache(
-            lambda prompt: len(prompt.json) + prompt.ids.nbytes, space
+            lambda prompt: len(prompt.json) + prompt.ids.nbytes, space or CacheSpace()
         )
         self._first_by_digest: WeakValueDictionary[bytes, EncodedPrompt] = WeakValueDictionary()
 

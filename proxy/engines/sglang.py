@@ -23,6 +23,7 @@ from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, Samp
 from rolltap.proxy.engines.decode import (
     FINISHES,
     FinishReason,
+    Output,
     Problem,
     WireVersionSpan,
     check_prompt,
@@ -31,18 +32,22 @@ from rolltap.proxy.engines.decode import (
     problem,
     sampled_experts,
     sampling_mask,
+    scores_of,
     spans,
     top_k,
 )
 from rolltap.proxy.engines.http import EngineHttp
-from rolltap.proxy.engines.output import Output
-from rolltap.proxy.engines.probing import probe_sampling, smallest_context
+from rolltap.proxy.engines.probing import (
+    SGLANG,
+    probe_sampling,
+    served_version,
+    server_tokens,
+    smallest_context,
+    stated_version,
+)
 from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
 from rolltap.proxy.engines.receivers import SglangReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
-from rolltap.proxy.engines.scores import scores_of
-from rolltap.proxy.engines.stated_weights import SGLANG, served_version, stated_version
-from rolltap.proxy.engines.tokenizing import server_tokens
 from rolltap.settings import EngineSettings
 from rolltap.types import VersionSpan
 

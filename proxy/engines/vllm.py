@@ -12,11 +12,16 @@ from rolltap.contract.trainer import TokenScores
 from rolltap.errors import EngineRefused, EngineUnavailable
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleRequest, ScoreRequest, Take
 from rolltap.proxy.engines.http import EngineHttp
-from rolltap.proxy.engines.probing import probe_sampling, smallest_context
+from rolltap.proxy.engines.probing import (
+    VLLM,
+    probe_sampling,
+    served_version,
+    server_tokens,
+    smallest_context,
+    stated_version,
+)
 from rolltap.proxy.engines.receivers import VllmReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
-from rolltap.proxy.engines.stated_weights import VLLM, served_version, stated_version
-from rolltap.proxy.engines.tokenizing import server_tokens
 from rolltap.proxy.engines.vllm_wire import CompletionOutput, GenerateOutput, prompt_scores
 from rolltap.settings import EngineSettings
 

@@ -18,6 +18,7 @@ from rolltap.errors import EngineProtocolError
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, ScoreRequest
 from rolltap.proxy.engines.decode import (
     FINISHES,
+    Output,
     Problem,
     WireVersionSpan,
     check_prompt,
@@ -27,12 +28,11 @@ from rolltap.proxy.engines.decode import (
     problem,
     sampled_experts,
     sampling_mask,
+    scores_of,
     spans,
     top_k,
 )
-from rolltap.proxy.engines.output import Output
 from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
-from rolltap.proxy.engines.scores import scores_of
 
 NO_LOGPROB = -9999.0
 """What vLLM writes for a log-prob that is NaN, -inf or absent: no sampled token can have it."""

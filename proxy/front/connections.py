@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rolltap.proxy.front.hosts import Hosts
+from rolltap.proxy.front.exposure import Hosts
 
 HEAD_BYTES = 64 << 10
 HEADERS = 128

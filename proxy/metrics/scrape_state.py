@@ -19,7 +19,7 @@ from rolltap.calllog.facts import Condition
 from rolltap.errors import RolltapError
 from rolltap.ledger.ledger import LedgerCounts
 from rolltap.ledger.policies import PolicyStats
-from rolltap.proxy.call.policies import Policy
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.engines.pool import EnginePool
 from rolltap.proxy.planes.services import Services
 from rolltap.tenants import EVERY_TENANT, acting_for

@@ -21,12 +21,11 @@ from rolltap.errors import MethodNotAllowed, NotFound, RequestError, RolltapErro
 from rolltap.protocols.base import Action, Dialect, WireReply, WireRequest
 from rolltap.protocols.replies import PROBES
 from rolltap.proxy.call.body_reader import BodyRoom
-from rolltap.proxy.call.content_encoding import HEADER, decoded, encodings_of
-from rolltap.proxy.call.http_exchange import BrokenReply, ClientGone, HttpExchange
+from rolltap.proxy.call.http_exchange import HEADER, BrokenReply, ClientGone, HttpExchange, decoded, encodings_of
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.queries import Queries
+from rolltap.proxy.front.access import CountTampering, presented_key, suspicion, uncounted_acts
 from rolltap.proxy.front.connections import admit
-from rolltap.proxy.front.tampering import CountTampering, presented_key, suspicion, uncounted_acts
 from rolltap.proxy.metrics.calls import CountedSend, uncounted
 from rolltap.settings import LimitSettings
 from rolltap.tampering import TamperingKind

@@ -17,8 +17,8 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rolltap.contract.admin import Diagnosis
-from rolltap.proxy.call.policies import Policy
-from rolltap.proxy.diagnosis.server import ServerDiagnosis
+from rolltap.proxy.call.policy import Policy
+from rolltap.proxy.diagnosis import ServerDiagnosis
 from rolltap.proxy.metrics.scrape_state import StateCollector, engines_up, registry_of
 from rolltap.proxy.planes.answers import Alive, Readiness, content_of
 from rolltap.proxy.planes.services import Services

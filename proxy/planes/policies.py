@@ -36,7 +36,7 @@ from rolltap.errors import (
 )
 from rolltap.extras import page
 from rolltap.ids import new_id
-from rolltap.proxy.call.policies import Policy
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.engines.base import Scorer, ScoreRequest
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.planes.answers import fields_of

@@ -12,7 +12,7 @@ from rolltap.ledger.ledger import Ledger
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.recorder import Recorder
-from rolltap.proxy.front.tampering import CountTampering, uncounted_acts
+from rolltap.proxy.front.access import CountTampering, uncounted_acts
 from rolltap.proxy.reading_process.questions import AskRecord
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.settings import Settings

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from rolltap.contract.admin import ClosedSession, HarnessLog, LogEntry, OpenSession, SessionKey
 from rolltap.decoding import convert
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
-from rolltap.proxy.call.turn_cap import cap_of
+from rolltap.proxy.call.budget import cap_of
 from rolltap.proxy.front.access import By
 from rolltap.proxy.planes.bodies import sliced
 from rolltap.proxy.planes.services import Services

@@ -10,7 +10,7 @@ from rolltap.calllog.facts import CallLog
 from rolltap.contract.admin import HarnessLog
 from rolltap.decoding import convert
 from rolltap.ledger.rebuilding import TrajectoriesOf, answered
-from rolltap.proxy.call.turn_cap import REACHED
+from rolltap.proxy.call.budget import REACHED
 from rolltap.reading.log_check import compare, recorded_replies
 from rolltap.types import LogCheck, Trajectory
 

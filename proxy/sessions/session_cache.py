@@ -12,73 +12,25 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
 from rolltap.calllog.facts import CallLog
 from rolltap.contract.keys import key_hash
-from rolltap.errors import RateLimited, SessionClosed, StoreUnavailable, Unauthenticated
+from rolltap.errors import SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.tenants import act_for, tenant_of
 from rolltap.types import Session
-from rolltap.wording import counted
 
-if TYPE_CHECKING:
-    from rolltap.proxy.call.in_flight import InFlightRequest
-    from rolltap.proxy.sessions.key_accounts import KeyAccount
-
-UNDELIVERED_KEPT = 8
 TRUST_S = 1.0
 ANSWERS_WITHIN_S = 2.0
 RETRY_S = 0.2
 FOREST_BYTES = 1_000_000_000
-
-
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class LiveSession:
-    """A session with its forest. The `planning` lock is held from the search in the forest until the call is added."""
-
-    session: Session
-    forest: Forest
-    planning: asyncio.Lock = field(default_factory=asyncio.Lock)
-    in_flight: int = 0
-    refused_turns: int = 0
-    received_bytes: int = 0
-    bucket_full_at: float = 0.0  # monotonic time when the token bucket for the rate is full again
-    requests: dict[str, InFlightRequest] = field(default_factory=dict)  # by the hash of the body
-    trusted_until: float = 0.0  # on the monotonic clock
-    account: KeyAccount | None = None  # of its minted project key
-    weighed: int = 0  # its part of the cache's size, in bytes
-    hashed_key: int = 0  # `hash` of its API key, by which dialects cache requests; 0 before the first call with it
-
-    @contextmanager
-    def slot(self, limit: int) -> Iterator[None]:
-        """Counts a call in flight. Raises `RateLimited` if the session has `limit` of them."""
-        if self.in_flight >= limit:
-            raise RateLimited(f"this key has {counted(limit, 'call')} in flight", retry_after=1)
-        self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-
-    def keep(self, request: InFlightRequest) -> None:
-        """Keeps a request for a retry. Of finished requests only the last few are kept."""
-        self.requests[request.body_hash] = request
-        over = [body_hash for body_hash, other in self.requests.items() if other.over]
-        for body_hash in over[:-UNDELIVERED_KEPT]:
-            del self.requests[body_hash]
-
-    def drop(self, request: InFlightRequest) -> None:
-        """Removes a request: it can no longer be joined by a retry."""
-        if self.requests.get(request.body_hash) is request:
-            del self.requests[request.body_hash]
 
 
 class SessionCache:

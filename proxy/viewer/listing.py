@@ -27,7 +27,7 @@ from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.consumers import layout
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.grouping import Grouping
-from rolltap.reconstructor.exporters.select import parse_conditions
+from rolltap.reconstructor.exporters.where import parse_parts
 
 PAGE = 50
 ORDERS: tuple[SessionOrder, ...] = get_args(SessionOrder)
@@ -35,7 +35,7 @@ ORDERS: tuple[SessionOrder, ...] = get_args(SessionOrder)
 
 @dataclass(frozen=True, slots=True)
 class ListAddress:
-    """An address of the list. `where`: conditions joined by `and`."""
+    """An address of the list. `where`: as `rolltap export` has it, over fields of sessions."""
 
     search: str = ""
     where: str = ""
@@ -78,9 +78,9 @@ class ListAddress:
         return ("ascending" if self.ascending else "descending") if self.sort == sort else ""
 
     def conditions(self) -> list[str]:
-        """Returns its conditions, one by one. Empty if they can't be read."""
+        """Returns the parts of its `where` that `and` joins, one by one. Empty if they can't be read."""
         try:
-            return [each.text for each in parse_conditions([self.where], FIELDS)]
+            return [each.text for each in parse_parts([self.where], FIELDS)]
         except DatasetError:
             return []
 
@@ -106,7 +106,7 @@ class ListAddress:
 
 
 def _parts(condition: str) -> list[str]:
-    return [_bare(each.text) for each in parse_conditions([condition], FIELDS)]
+    return [_bare(each.text) for each in parse_parts([condition], FIELDS)]
 
 
 def _bare(condition: str) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 from rolltap.errors import InvalidRequest
 from rolltap.ids import new_id
-from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.call.sources.tokens import TokenSource
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, join_chunks
-from rolltap.proxy.engines.pool import EnginePool
-from rolltap.proxy.engines.replicas import Replica
+from rolltap.proxy.engines.pool import EnginePool, Replica
 from rolltap.proxy.viewer.runs import EngineLine
 from rolltap.tenants import DEFAULT_TENANT
 from rolltap.types import VersionSpan

@@ -60,7 +60,7 @@ from rolltap.reading.types import (
 )
 from rolltap.reconstructor.exporters import EXPORTERS
 from rolltap.reconstructor.exporters.consumers import layouts
-from rolltap.reconstructor.exporters.select import parse_where
+from rolltap.reconstructor.exporters.where import parse_where
 
 QUIET_S = 600.0
 """A store by itself in which nothing happened for so long is not asked for news."""

@@ -28,8 +28,8 @@ from rolltap.reconstructor.exporters.figures import SCHEMA_VERSION, Figures
 from rolltap.reconstructor.exporters.grouping import Grouping
 from rolltap.reconstructor.exporters.near_duplicates import NearDuplicates
 from rolltap.reconstructor.exporters.redact import Detector, Redactor, token_arrays
-from rolltap.reconstructor.exporters.select import Where
 from rolltap.reconstructor.exporters.session_filter import Eligible, SessionFilter
+from rolltap.reconstructor.exporters.where import Where
 from rolltap.reconstructor.exporters.writers import disk_errors
 from rolltap.reconstructor.report import Report, report_of, total
 

@@ -31,17 +31,16 @@ from rich.table import Table
 
 from rolltap import __version__
 from rolltap.engine.tiny import FOLDER
-from rolltap.harnesses.attempts import Progress, RolloutSummary, Slots, Stage
+from rolltap.harnesses.agents.command import AnyCommand
 from rolltap.harnesses.base import Runtime
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.command import CommandCheck
-from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
-from rolltap.harnesses.runner import GroupSummary, run_groups
+from rolltap.harnesses.evaluators.registry import SessionCompleted
+from rolltap.harnesses.runner.attempts import GroupSummary, Progress, RolloutSummary, Slots, Stage, run_groups
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import RolloutStatus, Task
 
 from ..conftest import free_port

@@ -13,14 +13,14 @@ import pytest
 from starlette.routing import compile_path
 
 from rolltap.protocols.base import Dialect, WireRequest
-from rolltap.protocols.dialects import known_dialects
+from tests.dialects import DIALECTS
 
 OURS = Path(__file__).parents[1] / "golden" / "dialects"
 
 
 def golden_path(name: str, file: str) -> Path:
     """A golden file: of a dialect of ours in this tree, of another package's in `golden/` beside its module."""
-    module = type(known_dialects()[name]).__module__
+    module = type(DIALECTS[name]).__module__
     if module.startswith("rolltap."):
         return OURS / file
     return Path(str(sys.modules[module].__file__)).parent / "golden" / file
@@ -54,7 +54,7 @@ def stream_request(
     name: str, body: bytes, headers: dict[str, str] | None = None, *, model: str = "gardener"
 ) -> WireRequest:
     """A streamed model call as the agent plane hands it over."""
-    dialect = known_dialects()[name]
+    dialect = DIALECTS[name]
     url = urlsplit(dialect.stream_url.replace("{model}", model))
     return WireRequest(url.path, path_params(dialect, url.path), dict(parse_qsl(url.query)), headers or {}, body)
 

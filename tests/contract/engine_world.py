@@ -11,8 +11,8 @@ from rolltap.engine.scripted import ReplyFunction, ScriptedEngine, ScriptedReply
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineError
 from rolltap.extras import known_names, lookup
-from rolltap.proxy.engines import ENGINES, ENTRY_POINTS, MakeEngine
 from rolltap.proxy.engines.base import Engine, SampleChunk, SampleRequest
+from rolltap.proxy.engines.registry import ENGINES, ENTRY_POINTS, MakeEngine
 from rolltap.proxy.engines.retries import Retries
 from rolltap.settings import EngineSettings
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rolltap.harnesses.logs.registry import log_reader
+from rolltap.harnesses.logs.check import log_reader
 
 CALL = "call_01m82bxckjqjh7d0j05d00g2h3tnb4fyn3"
 FIRST, LAST = "call_01m82bxckjqjh7d0j05dzzrhzet2zbfnq2", "call_01m82bxd3jq07qzan0d3zz2p1w17y749mb"

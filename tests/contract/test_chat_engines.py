@@ -9,8 +9,8 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineProtocolError, EngineRefused, EngineUnavailable
 from rolltap.extras import known_names
 from rolltap.protocols.conversation import ChatRequest, Message, Sampling, Text
-from rolltap.proxy.engines import CHAT_ENGINES, CHAT_ENTRY_POINTS, open_chat_engine
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine
+from rolltap.proxy.engines.registry import CHAT_ENGINES, CHAT_ENTRY_POINTS, open_chat_engine
 from rolltap.settings import EngineSettings
 
 from .engine_world import collect

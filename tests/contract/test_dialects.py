@@ -51,15 +51,15 @@ from rolltap.protocols.conversation import (
     ToolCallStarted,
     Usage,
 )
-from rolltap.protocols.dialects import DIALECTS, known_dialects
 from rolltap.proxy.continuation.canonical import canonical_arguments, message_digest
+from tests.dialects import DIALECTS
 
 from .dialect_world import check_golden, conversation, stream_request
 
 PROMPTS_ONLY = {"openai_completions"}
 """Dialects that have no history: their conversation is its first question."""
 
-CHAT = [name for name in known_dialects() if name not in PROMPTS_ONLY]
+CHAT = [name for name in DIALECTS if name not in PROMPTS_ONLY]
 
 CALL_ID = "01jd0000000000000001"
 HANDLE = f"call_{CALL_ID}zzabcdefghjkmn"
@@ -98,7 +98,7 @@ def request(name: str, body: bytes | None = None) -> WireRequest:
 
 
 def parsed(name: str) -> ChatRequest:
-    return known_dialects()[name].parse(request(name))
+    return DIALECTS[name].parse(request(name))
 
 
 def meaning(message: Message) -> tuple[Any, ...]:
@@ -114,9 +114,9 @@ def meaning(message: Message) -> tuple[Any, ...]:
     )
 
 
-@pytest.fixture(params=known_dialects())
+@pytest.fixture(params=DIALECTS)
 def dialect(request: pytest.FixtureRequest) -> Dialect:
-    return known_dialects()[request.param]
+    return DIALECTS[request.param]
 
 
 @pytest.mark.parametrize("name", CHAT)
@@ -377,15 +377,15 @@ def test_models_are_listed_and_found(dialect: Dialect) -> None:
 
 
 def test_routes_do_not_collide() -> None:
-    routes = [(route.method, route.path) for dialect in known_dialects().values() for route in dialect.routes]
+    routes = [(route.method, route.path) for dialect in DIALECTS.values() for route in dialect.routes]
     assert len(set(routes)) == len(routes)
 
 
 def test_the_key_is_read_from_where_the_protocol_puts_it() -> None:
     def key(name: str, headers: dict[str, str], query: dict[str, str] | None = None) -> str | None:
-        return known_dialects()[name].key(WireRequest("/", {}, query or {}, headers, b""))
+        return DIALECTS[name].key(WireRequest("/", {}, query or {}, headers, b""))
 
-    for name in known_dialects():
+    for name in DIALECTS:
         assert key(name, {"authorization": "Bearer sk-1"}) == "sk-1"
         assert key(name, {"authorization": "Basic sk-1"}) is None
         assert key(name, {}) is None

@@ -9,7 +9,7 @@ import pytest
 
 from rolltap.engine.scripted import ScriptedReply
 from rolltap.errors import EngineRefused
-from rolltap.proxy.engines import ENGINES
+from rolltap.proxy.engines.registry import ENGINES
 from rolltap.proxy.engines.retries import Retries
 from rolltap.settings import EngineSettings
 from rolltap.types import VersionSpan

@@ -22,9 +22,9 @@ from rolltap.harnesses.base import Ending, Evidence, Exit, Limits, RuntimeOption
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.evaluators.registry import ENTRY_POINTS, EVALUATORS, evaluator_class, parse_evaluator
+from rolltap.harnesses.runner.specs import check
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
-from rolltap.harnesses.sources import Files
-from rolltap.harnesses.specs import check
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import Task
 
 from ..unit.harnesses.environments import signed

@@ -13,9 +13,8 @@ import pytest
 
 from rolltap.contract.admin import HarnessLog, LogEntry
 from rolltap.extras import known_names
-from rolltap.harnesses.logs import files
-from rolltap.harnesses.logs.check import read_log
-from rolltap.harnesses.logs.registry import ENTRY_POINTS, LOG_READERS
+from rolltap.harnesses import left_files
+from rolltap.harnesses.logs.check import ENTRY_POINTS, LOG_READERS, read_log
 from rolltap.reading.log_check import RecordedReply, compare
 
 from .harness_logs import CALL, logs_of, write_opencode
@@ -90,7 +89,7 @@ def test_links_are_not_followed(name: str, left: Left, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_file_that_is_too_large_is_not_read(name: str, left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     write(name, left)
-    monkeypatch.setattr(files, "MAX_BYTES", 64)
+    monkeypatch.setattr(left_files, "MAX_BYTES", 64)
     assert "more than" in read(name, left).problem
 
 
@@ -163,7 +162,7 @@ def test_entries_are_bounded(left: Left) -> None:
 def test_all_files_of_a_log_are_bounded_together(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
     write("pi", left)
     (path,) = left.home_folder.glob(".pi/agent/sessions/*/*.jsonl")
-    monkeypatch.setattr(files, "MAX_BYTES", 3 * path.stat().st_size)
+    monkeypatch.setattr(left_files, "MAX_BYTES", 3 * path.stat().st_size)
     for name in ("second", "third"):
         (path.parent / f"{name}.jsonl").hardlink_to(path)
     assert read("pi", left).problem == ""

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from rolltap.harnesses.agents.registry import get_harness, harness_names
 from rolltap.harnesses.base import Command, Ending, Endpoint, Job, Limits, PythonCall
-from rolltap.harnesses.registry import get_harness, harness_names
-from rolltap.harnesses.specs import launch_type
+from rolltap.harnesses.runner.specs import launch_type
 
 from ..unit.harnesses.stub import Stub, running, tool_call
 

@@ -15,8 +15,8 @@ import torch
 
 from rolltap.contract.trainer import Transfer
 from rolltap.errors import EngineError, WeightsLost
-from rolltap.proxy.engines import open_engine
 from rolltap.proxy.engines.receivers import Receiver
+from rolltap.proxy.engines.registry import open_engine
 from rolltap.settings import EngineSettings
 from rolltap.trainer_client import sender as sending
 from rolltap.trainer_client.sender import WeightSender

@@ -27,7 +27,7 @@ from rolltap.harnesses.base import (
     Workspace,
 )
 from rolltap.harnesses.runtimes.registry import ENTRY_POINTS, RUNTIMES, runtime_class, runtime_for
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 
 NAMES = [name for name in known_names(RUNTIMES, ENTRY_POINTS) if name not in ("docker", "apptainer")]
 LIMITS = Limits()

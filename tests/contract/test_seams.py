@@ -40,20 +40,17 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
 
 
 TOY_DIALECT = '''
-from rolltap.proxy.dialects.base import Route
-from rolltap.proxy.dialects.openai_chat import OpenAIChat
+from rolltap.protocols.base import Route
+from rolltap.protocols.openai_chat.dialect import OpenAIChat
 
 
-class Toy(OpenAIChat):
+class TOY(OpenAIChat):
     """Chat Completions at another address: all that differs is declared here."""
 
     name = "toy"
     routes = (Route("POST", "/toy/{model}/chat", "generate"),)
     stream_url = "/toy/{model}/chat"
     reply_reader = None
-
-
-TOY = Toy()
 '''
 
 TOY_ENGINE = """
@@ -147,7 +144,7 @@ class TOY(OpenAiCompatibleEngine):
 """
 
 TOY_LOG = """
-from rolltap.harnesses.logs.pi import read_pi
+from rolltap.harnesses.logs.formats import read_pi
 
 def TOY(folders):
     return read_pi(folders)

@@ -13,9 +13,9 @@ import pytest
 
 from rolltap.errors import TaskInvalid
 from rolltap.extras import known_names
-from rolltap.harnesses.environments import PACKAGES
-from rolltap.harnesses.specs import Defaults, check, resolve_paths
-from rolltap.harnesses.task_sources import ENTRY_POINTS, TASK_SOURCES, SourceOptions, is_source, tasks_of
+from rolltap.harnesses.agents.environments import PACKAGES
+from rolltap.harnesses.runner.specs import Defaults, check, resolve_paths
+from rolltap.harnesses.runner.tasks import ENTRY_POINTS, TASK_SOURCES, SourceOptions, is_source, tasks_of
 
 NAMES = known_names(TASK_SOURCES, ENTRY_POINTS)
 INSTANCE = {

@@ -30,9 +30,9 @@ from rolltap.protocols.conversation import (
     ToolCallStarted,
 )
 from rolltap.protocols.openai_chat.read import ChatReader
-from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
-from rolltap.proxy.engines import open_chat_engine
+from rolltap.proxy.call.sources.chat import ChatReplyParser
 from rolltap.proxy.engines.base import ChatCall, ChatChunk
+from rolltap.proxy.engines.registry import open_chat_engine
 from rolltap.settings import EngineSettings
 
 from .engine_world import collect

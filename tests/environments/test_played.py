@@ -13,9 +13,9 @@ import pytest
 
 from rolltap.contract.admin import SubmitTasks
 from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
-from rolltap.harnesses.node import NodeAgent, NodeSettings
-from rolltap.harnesses.specs import Defaults, resolve_paths
-from rolltap.harnesses.task_sources import SourceOptions, tasks_of
+from rolltap.harnesses.runner.node import NodeAgent, NodeSettings
+from rolltap.harnesses.runner.specs import Defaults, resolve_paths
+from rolltap.harnesses.runner.tasks import SourceOptions, tasks_of
 
 from ..conftest import ROOT
 from ..harnesses.house import POLICY, house

@@ -13,7 +13,7 @@ import pytest
 from rolltap.harnesses.base import Ending, Evidence, Exit, Limits, Workspace
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import Task
 
 from ..conftest import ROOT

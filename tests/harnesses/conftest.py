@@ -10,9 +10,9 @@ import pytest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from rolltap.errors import ConfigError
+from rolltap.harnesses.agents.install import Installation, install
+from rolltap.harnesses.agents.registry import HARNESSES
 from rolltap.harnesses.base import Package
-from rolltap.harnesses.install import Installation, install
-from rolltap.harnesses.registry import HARNESSES
 
 from ..conftest import CELL
 from .matrix import Cell

@@ -17,11 +17,11 @@ from rolltap.contract.admin import HarnessLog
 from rolltap.engine.scripted import Entry, Script, ScriptedEngine
 from rolltap.engine.scripted.server import SCRIPTED, ServedModel
 from rolltap.engine.tiny import FOLDER
+from rolltap.harnesses.agents.install import Installation
 from rolltap.harnesses.base import Command, Exit, Harness, Job, Limits, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
-from rolltap.harnesses.install import Installation
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.reading_process.child import Vocabularies
 from rolltap.proxy.server import bind, serve

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rolltap.engine.scripted import Rule, Script, ScriptedReply
+from rolltap.harnesses.agents.codex import Codex
 from rolltap.harnesses.base import Command, Ending, Job
-from rolltap.harnesses.codex import Codex
 
 from .conftest import installed
 from .house import house

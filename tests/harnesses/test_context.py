@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rolltap.engine.scripted import Rule, Script, ScriptedReply
+from rolltap.harnesses.agents.install import Installation
+from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Ending
-from rolltap.harnesses.install import Installation
-from rolltap.harnesses.registry import get_harness
 
 from .house import Run, house
 from .scenarios import PROMPT, TOOLS, main_rule

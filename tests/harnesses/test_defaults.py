@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from rolltap.engine.scripted import Rule, Script, ScriptedReply
+from rolltap.harnesses.agents.install import Installation
+from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Command, Ending, Harness, Job, Launch, Package
-from rolltap.harnesses.install import Installation
-from rolltap.harnesses.registry import get_harness
 
 from .house import house
 from .matrix import Cell

@@ -13,11 +13,11 @@ import pytest
 
 from rolltap.contract.admin import HarnessLog
 from rolltap.engine.scripted import Script, ScriptedReply, ToolUse
+from rolltap.harnesses.agents.install import Installation
+from rolltap.harnesses.agents.registry import HARNESSES, get_harness
 from rolltap.harnesses.base import Ending, Harness, Limits
-from rolltap.harnesses.install import Installation
-from rolltap.harnesses.registry import HARNESSES, get_harness
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
-from rolltap.harnesses.sources import Files
 
 from .house import FIRST_FILES, House, Run, house
 from .matrix import Cell

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from rolltap.harnesses.agents.install import Installation
+from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Ending, Exit
-from rolltap.harnesses.install import Installation
-from rolltap.harnesses.registry import get_harness
 
 from ..conftest import FAMILY_CELL
 from ..families.cells import ALLOWED_BREAKS, FamilyCell, FamilyHouse, family_house, proof_failures

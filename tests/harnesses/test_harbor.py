@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from rolltap.engine.scripted import Script, ScriptedReply
-from rolltap.harnesses.install import Installation
+from rolltap.harnesses.agents.install import Installation
 from rolltap.trainer_client.client import AsyncTrainerClient
 from rolltap.types import Segment
 

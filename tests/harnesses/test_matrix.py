@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from rolltap.contract.admin import HarnessLog
+from rolltap.harnesses.agents.install import Installation
+from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Ending, Harness
-from rolltap.harnesses.install import Installation
-from rolltap.harnesses.logs.check import read_log
-from rolltap.harnesses.logs.registry import LOG_READERS
-from rolltap.harnesses.registry import get_harness
+from rolltap.harnesses.logs.check import LOG_READERS, read_log
 
 from .house import House, Run, house
 from .matrix import KNOWN_BREAKS, Cell

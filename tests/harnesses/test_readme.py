@@ -20,7 +20,7 @@ import pytest
 from rolltap.cli.try_ import KNOWN
 from rolltap.demo.stack import Process
 from rolltap.engine.tiny import FOLDER
-from rolltap.harnesses.install import Installation
+from rolltap.harnesses.agents.install import Installation
 
 from ..conftest import free_port
 from ..integration.test_examples import does_what_its_readme_says

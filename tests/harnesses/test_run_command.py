@@ -18,7 +18,7 @@ import msgspec
 import pytest
 
 from rolltap.engine.scripted import Script, ScriptedReply
-from rolltap.harnesses.install import Installation
+from rolltap.harnesses.agents.install import Installation
 
 from ..integration.service import Service, service, until
 from .conftest import CACHE

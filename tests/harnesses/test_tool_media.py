@@ -9,9 +9,9 @@ import pytest
 
 from rolltap.engine.scripted import Script, ScriptedReply, ToolUse
 from rolltap.engine.tiny import FOLDER
+from rolltap.harnesses.agents.install import Installation
+from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Ending
-from rolltap.harnesses.install import Installation
-from rolltap.harnesses.registry import get_harness
 from rolltap.tokenizer import HubTokenizer
 
 from .house import house

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rolltap.protocols.dialects import DIALECTS
+from tests.dialects import DIALECTS
 
 from ..harnesses.house import POLICY
 

@@ -156,7 +156,7 @@ async def live(city: City, tenant: Tenant) -> None:
     )
     assert answer.status_code == 200, answer.text
     lease = wire.unpack(answer.content, Lease)
-    session = await city.admin(tenant, f"GET /sessions/{started['session_id']}")
+    session = await city.admin(tenant, f"GET /read/sessions/{started['session_id']}")
     call = {"call_id": session["calls"][0]["id"], "entropy": [1.0] * session["calls"][0]["output_tokens"]}
     said = {"token": lease.token, "version": 0, "calls": [call]}
     row = f"POST /leases/{lease.id}/annotations"

@@ -1,4 +1,4 @@
-"""Sessions that have ended leave no request, prompt or digest in the proxy's caches; only their texts stay."""
+"""Sessions that have ended leave no request, prompt or digest in their proxy's caches; only their texts stay."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import aiohttp
 
 from rolltap.engine.scripted import Script, ScriptedReply
-from rolltap.protocols.cache_space import SHARED
 
 from ..harnesses.house import POLICY, House, house
 
@@ -31,7 +30,22 @@ async def converse(home: House, http: aiohttp.ClientSession) -> None:
 async def test_the_caches_do_not_grow_with_sessions_that_have_ended(tmp_path: Path) -> None:
     async with house(Script(otherwise=ScriptedReply(say="Hello.")), tmp_path) as home, aiohttp.ClientSession() as http:
         await converse(home, http)  # its texts stay
-        size = SHARED.size
+        size = home.app.caches.size
         for _ in range(5):
             await converse(home, http)
-        assert SHARED.size == size > 0
+        assert home.app.caches.size == size > 0
+
+
+async def test_two_proxies_in_one_process_share_no_cache(tmp_path: Path) -> None:
+    script = Script(otherwise=ScriptedReply(say="Hello."))
+    async with (
+        house(script, tmp_path / "a") as one,
+        house(script, tmp_path / "b") as other,
+        aiohttp.ClientSession() as http,
+    ):
+        unused = other.app.caches.size
+        await converse(one, http)
+        assert one.app.caches.size > unused
+        assert other.app.caches.size == unused
+        await converse(other, http)
+        assert other.app.caches.size == one.app.caches.size

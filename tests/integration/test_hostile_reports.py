@@ -11,14 +11,14 @@ import pytest_asyncio
 
 from rolltap.contract.admin import LogEntry
 from rolltap.engine.scripted import Script, ScriptedReply
+from rolltap.harnesses.agents.command import AnyCommand
 from rolltap.harnesses.base import Evaluator, Evidence, Score, Verdict
-from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
-from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.runner.attempts import run_groups
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import Task
 
 from ..harnesses.house import POLICY, House, house
@@ -97,5 +97,5 @@ async def test_a_log_that_the_server_refuses_does_not_save_a_failure(
 async def test_a_report_that_is_refused_all_the_same_ends_its_rollout(
     home: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolltap.harnesses.output.storable", lambda text: text)
+    monkeypatch.setattr("rolltap.harnesses.base.storable", lambda text: text)
     assert await rewarded(home, tmp_path, f"{NUL} > out", FAILS) == [0.0]

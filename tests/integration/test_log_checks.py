@@ -16,12 +16,12 @@ from rolltap.contract.admin import HarnessLog, LogEntry
 from rolltap.contract.trainer import Lease, LeaseOptions
 from rolltap.engine.scripted import Script, ScriptedReply
 from rolltap.errors import InvalidRequest
-from rolltap.harnesses.command import AnyCommand
-from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
-from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.agents.command import AnyCommand
+from rolltap.harnesses.evaluators.registry import SessionCompleted
+from rolltap.harnesses.runner.attempts import run_groups
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.ids import new_id
 from rolltap.trainer_client.client import TrainerClient
 from rolltap.types import Task

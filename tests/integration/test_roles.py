@@ -17,8 +17,8 @@ from rolltap.engine.scripted import Script, ScriptedEngine, ScriptedReply
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import InvalidRequest, TaskInvalid
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.node import NodeAgent, NodeSettings
-from rolltap.harnesses.specs import Defaults, check
+from rolltap.harnesses.runner.node import NodeAgent, NodeSettings
+from rolltap.harnesses.runner.specs import Defaults, check
 from rolltap.proxy.app import Rolltap
 from rolltap.settings import load_settings
 from rolltap.types import GroupStatus, Task

@@ -13,18 +13,17 @@ import pytest
 from rolltap.contract.control import RolloutControl
 from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
 from rolltap.errors import RuntimeFailed
-from rolltap.harnesses.attempts import Progress, Slots, Stage
+from rolltap.harnesses.agents.command import AnyCommand
+from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.base import Exit, Limits, Source
-from rolltap.harnesses.command import AnyCommand
 from rolltap.harnesses.evaluators.python_check import PythonCheck
-from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
-from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
-from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.evaluators.registry import SessionCompleted
+from rolltap.harnesses.runner.attempts import Progress, Slots, Stage, run_groups
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime, ProcessWorkspace
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
-from rolltap.harnesses.sources import Files
 from rolltap.types import Task
 
 from ..harnesses.house import POLICY, House, house

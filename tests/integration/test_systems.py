@@ -22,7 +22,7 @@ from rolltap.harnesses.client import AdminClient
 from rolltap.proxy.app import Rolltap
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import Query
-from rolltap.reconstructor.exporters.select import parse_where
+from rolltap.reconstructor.exporters.where import parse_where
 from rolltap.reconstructor.rules import session_rules
 from rolltap.settings import load_settings
 

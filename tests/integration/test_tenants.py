@@ -155,8 +155,9 @@ async def test_sql_in_a_tenants_transaction_reaches_no_other_row(city: City) -> 
 
 async def test_tenants_use_the_same_names_and_go_on_with_their_own(own_city: City) -> None:
     for tenant in own_city.tenants.values():
-        group = await own_city.admin(tenant, "GET /groups/g")
-        assert (group["policy"], group["rollouts"][0]["rewards"][0]["id"]) == (tenant.policy, "r")
+        group = await own_city.admin(tenant, "GET /read/groups/g")
+        rollout = group["rollouts"][0]["rollout"]
+        assert (group["line"]["policy"], rollout["rewards"][0]["id"]) == (tenant.policy, "r")
         assert (await own_city.admin(tenant, "GET /tasks/s"))["policy"] == tenant.policy
         body = {"token": int(tenant.ids["token"]), "step": 1}
         lease = tenant.ids["lease_id"]
@@ -196,21 +197,23 @@ async def test_keys_of_tenants_are_made_and_ended_by_the_deployments_admins(own_
     assert (answer.status_code, "known: acme, default, globex" in answer.text) == (400, True)
     rotated = await own_city.send("admin", f"POST /keys/{own['id']}/rotate", root, json={"overlap": 0})
     assert rotated.status_code == 200, rotated.text
-    assert (await own_city.send("admin", "GET /groups/g", own["key"])).status_code == 401
-    assert (await own_city.send("admin", "GET /groups/g", rotated.json()["key"])).json()["policy"] == ours.policy
+    assert (await own_city.send("admin", "GET /read/groups/g", own["key"])).status_code == 401
+    group = (await own_city.send("admin", "GET /read/groups/g", rotated.json()["key"])).json()
+    assert group["line"]["policy"] == ours.policy
     deployments, id = await own_city.mint("default", "admin")
     body = {"role": "viewer", "name": "k", "tenant": THEIRS}
     granted = (await own_city.send("admin", "POST /keys", deployments, json=body)).json()
-    assert (await own_city.send("admin", "GET /groups/g", granted["key"])).json()["policy"] == theirs.policy
+    group = (await own_city.send("admin", "GET /read/groups/g", granted["key"])).json()
+    assert group["line"]["policy"] == theirs.policy
     ended = await own_city.send("admin", f"POST /keys/{id}/revoke", root)
     assert set(ended.json()["revoked"]) == {id, granted["id"]}
-    assert (await own_city.send("admin", "GET /groups/g", granted["key"])).status_code == 401
+    assert (await own_city.send("admin", "GET /read/groups/g", granted["key"])).status_code == 401
 
 
 async def test_what_shows_every_tenant_is_the_deployments_own(city: City) -> None:
     """The deployment's keys are of the default tenant, which has nothing here: its metrics count all."""
     keys = city.app.settings.keys
-    assert (await city.send("admin", "GET /groups", keys.admin)).json() == {"groups": []}
+    assert (await city.send("admin", "GET /read/groups", keys.admin)).json() == []
     metrics = await city.send("admin", "GET /metrics", keys.admin)
     assert 'rolltap_groups{policy="acme-model",status="leased"} 1.0' in metrics.text
     for row in ("GET /metrics", "GET /view/"):

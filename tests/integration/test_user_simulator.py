@@ -11,9 +11,9 @@ from rolltap.engine.scripted import ScriptedEngine
 from rolltap.engine.scripted.script import load_script
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.node import NodeAgent, NodeSettings
-from rolltap.harnesses.specs import Defaults, check, resolve_paths
-from rolltap.harnesses.tasks import read_tasks
+from rolltap.harnesses.runner.node import NodeAgent, NodeSettings
+from rolltap.harnesses.runner.specs import Defaults, check, resolve_paths
+from rolltap.harnesses.runner.tasks import read_tasks
 from rolltap.proxy.app import Rolltap
 from rolltap.settings import load_settings
 

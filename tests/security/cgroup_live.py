@@ -17,7 +17,7 @@ from rolltap.harnesses.base import Command, Ending, Exit, Limits, Runtime
 from rolltap.harnesses.runtimes import cgroup, watchdog
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 
 BOMB = "f() { f & f & wait; }; f"
 MANY = "import os, time; os.fork(); os.fork(); block = b'x' * (40 << 20); time.sleep(600)"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from rolltap.protocols.dialects import DIALECTS
+from tests.dialects import DIALECTS
 
 from ..integration.mutator import WRONG, mutants, without_images
 

@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("src/rolltap", "proxy", "harnesses", "reconstructor")
 METHODS = ("search", "match", "fullmatch", "sub", "subn", "split", "findall", "finditer")
-METHODS_OF_FILES = {"proxy/continuation/literal_formats.py": "match"}  # its scanner applies them at one place
+METHODS_OF_FILES = {"proxy/continuation/block_formats.py": "match"}  # its scanner applies them at one place
 SMALL = (8, 12, 16, 20, 24)
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 SLOW_S = 0.02

@@ -1,7 +1,7 @@
 """Every evaluator in every runtime that needs no image, against code that tries all that it may reach.
 
 The code stands in the working copy, and whatever an evaluator runs of it ends in `attack.py`. What it could do is
-compared with the table that docs/security.md and `rolltap doctor` show (`harnesses/protection.py`).
+compared with the table that docs/security.md and `rolltap doctor` show (`harnesses/evaluators/registry.py`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from typing import Any
 import pytest
 
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses import protection
 from rolltap.harnesses.base import Ending, Evidence, Exit, Limits, RuntimeOptions, Workspace
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.evaluators.registry import EVALUATORS, evaluator_class, parse_evaluator
-from rolltap.harnesses.protection import Reach
-from rolltap.harnesses.runtimes.apptainer import ApptainerWorkspace
+from rolltap.harnesses.evaluators import registry
+from rolltap.harnesses.evaluators.registry import EVALUATORS, Reach, evaluator_class, parse_evaluator
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapWorkspace
-from rolltap.harnesses.runtimes.docker import DockerWorkspace
+from rolltap.harnesses.runtimes.containers import ApptainerWorkspace, DockerWorkspace
 from rolltap.harnesses.runtimes.process import ProcessWorkspace
 from rolltap.harnesses.runtimes.registry import RUNTIMES, runtime_class
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.harnesses.runtimes.thread import ThreadWorkspace
-from rolltap.harnesses.sources import Files
 from rolltap.types import UNPROTECTED, Task
 
 from ..unit.harnesses.environments import signed
@@ -107,7 +105,7 @@ async def test_code_of_the_working_copy_reaches_what_the_table_says(
         verdict = await settings.build(client).evaluate(evidence)
         reward = sum(score.value for score in verdict.scores)
     except TaskInvalid:
-        assert protection.reach(kind, runtime) is Reach.REFUSED
+        assert registry.code_reach(kind, runtime) is Reach.REFUSED
         return
     finally:
         ran = any((each.folder / "ran").exists() for each in workspaces)
@@ -120,7 +118,7 @@ async def test_code_of_the_working_copy_reaches_what_the_table_says(
         found = Reach.RESULTS if reward > 0 else Reach.NOTHING
     else:
         found = Reach.NONE
-    assert found is protection.reach(kind, runtime), str(evidence.seen)
+    assert found is registry.code_reach(kind, runtime), str(evidence.seen)
     if kind in ("command", "harbor"):
         assert verdict is not None
         assert (UNPROTECTED in verdict.detail) == (found is not Reach.NOTHING)
@@ -129,5 +127,5 @@ async def test_code_of_the_working_copy_reaches_what_the_table_says(
 def test_runtimes_with_a_sandbox_have_a_second_one() -> None:
     """Also those that need an image: their command lines are tested in tests/unit/harnesses/test_containers.py."""
     classes = (ProcessWorkspace, ThreadWorkspace, BubblewrapWorkspace, DockerWorkspace, ApptainerWorkspace)
-    assert {each.runtime for each in classes if each.interpreter} == set(protection.SANDBOXED)
+    assert {each.runtime for each in classes if each.interpreter} == set(registry.SANDBOXED)
     assert {each.runtime for each in classes} == set(RUNTIMES)

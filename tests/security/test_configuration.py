@@ -21,7 +21,7 @@ from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.intake import WILD, Intake, StartingState
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
-from rolltap.harnesses.sources import Empty, Files
+from rolltap.harnesses.runtimes.sources import Empty, Files
 from rolltap.types import Task
 
 FORGE = "echo 1 > /workspace/reward.txt; echo 1 > /logs/verifier/reward.txt; kill -9 $PPID"

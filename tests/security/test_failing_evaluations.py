@@ -15,10 +15,10 @@ import pytest
 from rolltap.harnesses.base import Command, Job, Launch, Limits
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.registry import parse_evaluator
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
-from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.runner.attempts import run_groups
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import Task
 
 from ..unit.harnesses.stub import Stub, running, tool_call

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rolltap.harnesses.base import Command, Ending, Exit, Limits, Workspace
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 
 P99_S = 1.0
 """Without a pace for each sandbox the calls did not end within 40 s, on two cores that others used, too."""

@@ -22,10 +22,10 @@ from rolltap.extras import known_names
 from rolltap.harnesses.base import Command, Job, Limits, RuntimeOptions
 from rolltap.harnesses.client import ClaimedRollout
 from rolltap.harnesses.evaluators.command import CommandCheck
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER
 from rolltap.harnesses.runtimes.registry import ENTRY_POINTS, RUNTIMES, runtime_class
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.ledger.leases import LeaseKey
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import RolloutDetail

@@ -45,11 +45,11 @@ from rolltap.harnesses.base import (
 )
 from rolltap.harnesses.client import ClaimedRollout
 from rolltap.harnesses.evaluators.registry import ENTRY_POINTS, EVALUATORS, evaluator_class, parse_evaluator
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runtimes import registry as runtimes
 from rolltap.harnesses.runtimes import watchdog
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import RolloutDetail
 from rolltap.types import Task

@@ -17,16 +17,16 @@ from typing import Any
 import pytest
 
 from rolltap.errors import Unreadable
-from rolltap.harnesses import lifecycle
 from rolltap.harnesses.base import Command, Evidence, Job, Launch, Verdict
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
-from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.left_files import read_untrusted
+from rolltap.harnesses.runner import lifecycle
+from rolltap.harnesses.runner.attempts import run_groups
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
+from rolltap.harnesses.runner.tampering import acts_since
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.sources import Files
-from rolltap.harnesses.tampering import acts_since
-from rolltap.harnesses.untrusted import read_untrusted
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import Task
 
 from ..unit.harnesses.stub import Stub, running, tool_call

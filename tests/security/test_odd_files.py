@@ -21,11 +21,11 @@ from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.evaluators.python_check import PythonCheck
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
-from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.runner.attempts import run_groups
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER
 from rolltap.harnesses.runtimes.registry import runtime_class
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import Task
 
 from ..unit.harnesses.stub import Stub, running, tool_call

@@ -113,13 +113,13 @@ def code(name: str) -> str:
 
 
 def table() -> str:
-    """What is proven, numbered, and a row for each adapter."""
+    """What is proven, numbered, and a line for each adapter with its program."""
     lines = [f"{number}. {text}" for number, text in enumerate(PROOFS.values(), 1)]
-    lines += ["", "| adapter, its program | tested with | proven |", "|---|---|---|"]
+    lines.append("")
     for name, adapter in ADAPTERS.items():
         file = "slime.yaml" if name == "slime" else f"{name.replace('-', '_')}.py"
         place = "#the-worked-example" if name == ON_THE_PAGE else f"../examples/trainers/{file}"
-        lines.append(f"| [{adapter.trainer}]({place}) | {adapter.tested_with} | {_proven(SUITES[name])} |")
+        lines.append(f"* [{adapter.trainer}]({place}), {adapter.tested_with}: {_proven(SUITES[name])}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,35 +1,24 @@
-"""The Protocol of a source: the place that a call's reply comes from. There are three.
+"""What sources share: upstreams that render their own prompts, refusals that name a field, images from foreign hosts.
 
-    tokens        an engine's token API: rolltap plans the prompt and parses the reply from its token ids
-    chat          a chat upstream: it renders its prompts itself and may return the tokens it used
-    passthrough   a vendor: the harness's bytes are sent there, and the vendor's bytes are returned unchanged
-
-A source is one file. It records nothing: the path (`rolltap.proxy.call.path`) writes intent and completion.
+An engine may refuse a call because of the client's own request (`upstream_faults`): the error names the field in its
+dialect. The model server fetches image URLs, so a URL can reach into its network: only allowed hosts pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from rolltap.errors import EngineProtocolError, InvalidRequest
-from rolltap.protocols.conversation import ChatRequest, TokenLogprob
+import msgspec
+
+from rolltap.errors import EngineProtocolError, EngineRefused, InvalidRequest, ModelNotLoaded, SchemaRefused
+from rolltap.protocols.conversation import IMAGE_LINE, TOOL_MEDIA, ChatRequest, Image, Text, TokenLogprob
 from rolltap.protocols.dialects import known_dialects
-from rolltap.proxy.call.events import CallEvent
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
 from rolltap.proxy.engines.base import EngineFacts
-
-if TYPE_CHECKING:
-    from rolltap.proxy.call.arrival import Arrival
-    from rolltap.proxy.call.in_flight import InFlightRequest
-    from rolltap.proxy.call.open_call import OpenCall
-    from rolltap.proxy.call.reply import ClientReply
-
-Begin = Callable[[], Awaitable[None]]
-"""Records the call's intent. A source without `knows_prompt` calls it when the upstream has returned its prompt ids."""
-
-Publish = Callable[[Sequence[CallEvent]], None]
+from rolltap.settings import PinSettings
 
 IDS = 1 << 31
 """Exclusive upper bound of token ids: the record holds them as int32."""
@@ -39,81 +28,6 @@ def check_ids(ids: Sequence[int]) -> None:
     """Raises `EngineProtocolError` for a number that cannot be a token id."""
     if len(ids) and not 0 <= min(ids) <= max(ids) < IDS:
         raise EngineProtocolError("the engine returned an invalid token id: negative, or 2^31 or more")
-
-
-class Source(Protocol):
-    """The place that a policy's replies come from."""
-
-    knows_prompt: bool
-    """The prompt is known before `run`, so the path records the intent first. Otherwise `run` calls `begin`."""
-
-    replayable: bool
-    """A client that retries may join a request in flight, or receive a finished reply that did not reach it."""
-
-    sets_sampling: bool
-    """The policy's settings and its trainer's control go over what the request asks of sampling."""
-
-    @property
-    def relayed_dialects(self) -> Sequence[str]:
-        """The dialects whose calls go to a vendor under the user's own key; empty where rolltap's keys are taken."""
-        ...
-
-    def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
-        """The request's fields (by their `openai_chat` names) that are accepted and have no effect.
-
-        Findings list them. `temperature` is the one that was set for the session, if any.
-        """
-        ...
-
-    def effort(self, request: ChatRequest) -> str:
-        """The effort level in the rendered prompt; "" if it has none, or if the upstream renders the prompt."""
-        ...
-
-    @property
-    def vocabulary(self) -> str:
-        """The hash of the policy's tokenizer; empty if only the upstream knows it."""
-        ...
-
-    def learn(self, facts: EngineFacts) -> None:
-        """Stores the facts that the engine's probe returned."""
-        ...
-
-    def check(self, request: ChatRequest) -> None:
-        """Refuses what the source cannot do. The error names the field; nothing is ignored silently."""
-        ...
-
-    async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
-        """The call's place in its session, and its prompt if rolltap renders it."""
-        ...
-
-    @property
-    def tokenizer(self) -> Any:
-        """The policy's tokenizer; None if the engine's own is used."""
-        ...
-
-    def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
-        """Whether the request may continue a call that this process has not loaded."""
-        ...
-
-    def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
-        """One call for each choice of the request. Raises `ContextOverflow` if the prompt leaves no room."""
-        ...
-
-    async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
-        """Gets the reply, stores it in the call and publishes its events. Returns when the reply has ended."""
-        ...
-
-    async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
-        """The number of tokens in the request's prompt."""
-        ...
-
-    def token_logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[TokenLogprob, ...] | None:
-        """Sampled tokens in the form for a client that asks for log-probs; None if the source has none."""
-        ...
-
-    def reply(self, flight: InFlightRequest, arrival: Arrival, http: Any) -> ClientReply:
-        """The writer of the reply to one client."""
-        ...
 
 
 class UpstreamSource:
@@ -149,3 +63,107 @@ def refused(request: ChatRequest, field: str, why: str) -> InvalidRequest:
     names = {**known_dialects()[request.dialect].field_names, **request.wire.get("names", {})}
     name = names.get(field, field)
     return InvalidRequest(f"{name}: {why}", param=name)
+
+
+WORDS: Mapping[str, str] = {
+    "max_tokens": r"max_(?:completion_|output_|new_)?tokens",
+    "stop": r"stop|stop_sequences",
+    "reasoning_effort": r"reasoning_effort|reasoning|effort",
+    "tools": r"tools?(?:\[\d+\])?|functions?",
+}
+"""How upstreams name a field in their errors, where that is not its own name alone."""
+
+CHECKED = (400, 413, 422)
+
+
+@contextmanager
+def schema_faults(request: ChatRequest) -> Iterator[None]:
+    """Names the request's schema where an engine does not take it."""
+    try:
+        yield
+    except SchemaRefused as error:
+        raise refused(request, "response_format", f"the engine does not take this schema: {error.message}") from error
+
+
+@contextmanager
+def upstream_faults(request: ChatRequest, pins: PinSettings) -> Iterator[None]:
+    """Names the field that a chat upstream refuses, if the client sent it: the upstream checks what is sent on."""
+    try:
+        yield
+    except ModelNotLoaded:
+        raise
+    except EngineRefused as error:
+        field = _named_field(request, pins, error.message) if error.http_status in CHECKED else None
+        if field is None and isinstance(error, SchemaRefused):
+            field = "response_format"
+        if field is None:
+            raise
+        raise refused(request, field, f"the upstream does not take this: {error.message}") from error
+
+
+def _named_field(request: ChatRequest, pins: PinSettings, message: str) -> str | None:
+    """The field of the client's (by its `openai_chat` name) that an error names; None if it names none."""
+    sampling = request.sampling
+    numbers = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+    penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+    sent = {name: getattr(sampling, name) is not None for name in (*numbers, *penalties)}
+    sent |= {
+        "stop": bool(sampling.stop),
+        "reasoning_effort": sampling.effort is not None,
+        "tool_choice": request.tool_choice.mode not in ("auto", "none"),
+        "tools": bool(request.tools),
+    }
+    pinned = {name for name, value in pins.model_dump().items() if value is not None}
+    for name, is_sent in sent.items():
+        if is_sent and name not in pinned and re.search(rf"\b(?:{WORDS.get(name, name)})\b", message, re.IGNORECASE):
+            return name
+    return None
+
+
+_ADDRESS = re.compile(r"https?://([A-Za-z0-9.-]+)(?::\d{1,5})?(?:[/?][A-Za-z0-9\-._~:/?&=%+,;!$'()*]*)?")
+"""URLs that all parsers read in the same way: without user part, backslash, fragment, blank or control character."""
+
+
+def foreign_image(request: ChatRequest, hosts: Collection[str]) -> str:
+    """The first image URL of a user that is neither a data URL nor on one of `hosts`; empty if there is none."""
+    for message in request.messages:
+        if TOOL_MEDIA in message.marks:
+            continue
+        for part in message.parts:
+            if isinstance(part, Image) and _is_foreign(part, hosts):
+                return part.url
+    return ""
+
+
+def without_foreign(request: ChatRequest, hosts: Collection[str]) -> ChatRequest:
+    """The request with a line of text in the place of each image of a tool that is on another host."""
+    messages = tuple(
+        msgspec.structs.replace(
+            message,
+            parts=tuple(
+                Text(IMAGE_LINE) if isinstance(part, Image) and _is_foreign(part, hosts) else part
+                for part in message.parts
+            ),
+        )
+        if TOOL_MEDIA in message.marks
+        else message
+        for message in request.messages
+    )
+    return msgspec.structs.replace(request, messages=messages)
+
+
+def has_foreign(request: ChatRequest, hosts: Collection[str]) -> bool:
+    """Whether a tool returned an image that is on another host."""
+    return any(
+        isinstance(part, Image) and _is_foreign(part, hosts)
+        for message in request.messages
+        if TOOL_MEDIA in message.marks
+        for part in message.parts
+    )
+
+
+def _is_foreign(image: Image, hosts: Collection[str]) -> bool:
+    if image.url[:5].lower() == "data:":
+        return False
+    match = _ADDRESS.fullmatch(image.url)
+    return match is None or match[1].lower() not in hosts

@@ -1,31 +1,41 @@
 """Passthrough: sends the harness's bytes to its vendor and returns the vendor's bytes.
 
-A vendor's reply is never changed, including its errors. It is parsed only for the record; a reply that cannot be parsed
-still reaches the client. A call has no token ids, so it is never trained (`tokens_missing`).
+A vendor's reply is never changed, including its errors. It is parsed only for the record, while its bytes are relayed;
+a reply that cannot be parsed still reaches the client. A dialect's reader turns bodies and events into the assistant's
+message, in the form that the dialect parses when the harness sends the message back: the next call finds its parent by
+it. A call has no token ids, so it is never trained (`tokens_missing`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolltap.errors import InvalidRequest, NotFound, RolltapError, Unauthenticated
-from rolltap.protocols.base import WireRequest
-from rolltap.protocols.conversation import ChatRequest
-from rolltap.proxy.call.arrival import Arrival
-from rolltap.proxy.call.events import CallEvent, RelayedBytes, RelayedHead
+import msgspec
+
+from rolltap.errors import EngineProtocolError, InvalidRequest, NotFound, RolltapError, Unauthenticated
+from rolltap.protocols.base import ReplyReader, WireRequest
+from rolltap.protocols.conversation import ChatRequest, Choice, Usage
 from rolltap.proxy.call.http_exchange import HttpExchange
-from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.policies import ANY_MODEL
-from rolltap.proxy.call.reply import ClientReply
-from rolltap.proxy.call.sources.base import Begin, Publish, UpstreamSource
-from rolltap.proxy.call.sources.passthrough_reply import RelayedReplyReader
+from rolltap.proxy.call.policy import (
+    Arrival,
+    Begin,
+    CallEvent,
+    ClientReply,
+    Publish,
+    RelayedBytes,
+    RelayedHead,
+    RepliedRequest,
+)
+from rolltap.proxy.call.sources.base import UpstreamSource
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
 from rolltap.proxy.engines.base import ChatCall
+from rolltap.proxy.engines.http import SseParser, error_text
 from rolltap.proxy.engines.passthrough import NativeRequest, PassthroughUpstream, vendor_path
 from rolltap.types import Flaw
 
@@ -104,8 +114,8 @@ class PassthroughSource(UpstreamSource):
     async def count_tokens(self, forest: Forest, request: ChatRequest) -> int:
         raise InvalidRequest(f"the model {request.model!r} belongs to a vendor; rolltap cannot count its tokens")
 
-    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
-        return RelayedReply(http, flight)
+    def reply(self, replied: RepliedRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
+        return RelayedReply(http, replied)
 
     async def forward(self, wire: WireRequest, http: HttpExchange) -> None:
         """Forwards a request that is not a model call: models, token counts, stored replies. Nothing is recorded."""
@@ -119,9 +129,9 @@ class PassthroughSource(UpstreamSource):
 class RelayedReply:
     """Writes a vendor's reply to the client. Sends the head with the first bytes, or at the end."""
 
-    def __init__(self, http: HttpExchange, flight: InFlightRequest) -> None:
+    def __init__(self, http: HttpExchange, replied: RepliedRequest) -> None:
         self._http = http
-        self._flight = flight
+        self._replied = replied
         self._head: RelayedHead | None = None
 
     async def send(self, events: Sequence[CallEvent]) -> None:
@@ -139,7 +149,7 @@ class RelayedReply:
 
     async def end(self) -> None:
         await self._open()
-        await self._http.end(self._flight.calls[0].withheld)
+        await self._http.end(self._replied.calls[0].withheld)
 
     async def _open(self) -> None:
         if not self._http.started and self._head is not None:
@@ -150,3 +160,99 @@ def native_request(wire: WireRequest) -> NativeRequest:
     """The request for the vendor: its path is the route's, without the URL prefix that names a session."""
     path = vendor_path(wire.route, wire.path_params)
     return NativeRequest(wire.method, path, wire.query, wire.headers, wire.body)
+
+
+MAX_BODY = 64 << 20
+"""Bytes of a reply that is no stream that are kept for parsing."""
+
+MAX_ERROR_BYTES = 65_536
+"""Bytes of an error's body that are searched for its message."""
+
+
+class RelayedReplyReader:
+    """Parses a relayed reply and decides which of its bytes must wait until the call is recorded.
+
+    A stream is withheld from the event that clients may accept as its end; any other reply from its last chunk.
+    """
+
+    def __init__(self, reader: ReplyReader) -> None:
+        self._reader = reader
+        self._status = 0  # no head yet
+        self._events: SseParser | None = None
+        self._body = bytearray()
+        self._withheld: list[bytes] = []
+        self._unreadable = False
+
+    def begin(self, status: int, *, streamed: bool) -> None:
+        """Takes the reply's status. Only a reply without error is parsed as a stream."""
+        self._status = status
+        self._events = SseParser() if streamed and status < 300 else None
+
+    @property
+    def streamed(self) -> bool:
+        return self._events is not None
+
+    def pass_on(self, chunk: bytes) -> bytes:
+        """Takes a chunk; returns the bytes that may go to the client now."""
+        self._withheld.append(chunk)
+        if self._events is None:
+            limit = MAX_BODY if self._status < 300 else MAX_ERROR_BYTES
+            self._body += chunk[: limit - len(self._body)]
+            ready, self._withheld = b"".join(self._withheld[:-1]), self._withheld[-1:]
+            return ready
+        self._read_events(chunk)
+        return b"" if self._reader.closing else self.rest()
+
+    def rest(self) -> bytes:
+        """The withheld bytes."""
+        withheld, self._withheld = b"".join(self._withheld), []
+        return withheld
+
+    def end(self) -> None:
+        """Parses a whole reply: the vendor has sent everything."""
+        if self._events is None and self._status < 300:
+            self._try_read(self._reader.whole, bytes(self._body))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the reply is complete, as far as it can be parsed."""
+        return self._reader.ended or self._unreadable
+
+    @property
+    def problem(self) -> str:
+        """Why the call is not completed; empty if it is. The vendor's message about a refused key is left out."""
+        if self._status in (401, 403):
+            return f"the vendor answered {self._status}"
+        if self._status and not 200 <= self._status < 300:
+            return f"the vendor answered {self._status}: {error_text(self._body.decode('utf-8', 'replace'))}"
+        if self._reader.error:
+            return f"the vendor reported: {self._reader.error}"
+        return "" if self.ended else "the vendor's stream ended before its last event"
+
+    @property
+    def usage(self) -> Usage | None:
+        return self._reader.usage
+
+    def choice(self) -> Choice | None:
+        """The assistant's message so far; None if it cannot be parsed or is empty."""
+        try:
+            choice = self._reader.choice()
+        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest):
+            return None
+        return choice if choice.message.parts or choice.message.tool_calls else None
+
+    def _read_events(self, chunk: bytes) -> None:
+        assert self._events is not None
+        try:
+            events = self._events.feed(chunk)
+        except EngineProtocolError:
+            self._unreadable = True
+            return
+        for data in events:
+            self._try_read(self._reader.event, data)
+
+    def _try_read(self, read: Callable[[bytes], None], data: bytes) -> None:
+        try:
+            read(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidRequest):
+            self._unreadable = True

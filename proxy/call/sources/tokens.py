@@ -21,13 +21,11 @@ from rolltap.errors import (
 from rolltap.protocols.conversation import TOOL_DOCUMENT, TOOL_MEDIA, ChatRequest, Sampling, TokenLogprob, ToolChoice
 from rolltap.protocols.handles import MAX_CALLS, Handles
 from rolltap.protocols.thinking import asked_effort
-from rolltap.proxy.call.arrival import Arrival
 from rolltap.proxy.call.http_exchange import HttpExchange
-from rolltap.proxy.call.in_flight import InFlightRequest
 from rolltap.proxy.call.open_call import OpenCall
-from rolltap.proxy.call.reply import ClientReply, dialect_reply
-from rolltap.proxy.call.sources.base import Begin, Publish, check_ids, marks_of, refused
-from rolltap.proxy.call.sources.client_faults import schema_faults
+from rolltap.proxy.call.policy import Arrival, Begin, ClientReply, Publish, RepliedRequest
+from rolltap.proxy.call.reply import dialect_reply
+from rolltap.proxy.call.sources.base import check_ids, marks_of, refused, schema_faults
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight
@@ -249,8 +247,8 @@ class TokenSource:
             for id, logprob in zip(ids, logprobs, strict=False)
         )
 
-    def reply(self, flight: InFlightRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
-        return dialect_reply(http, arrival.dialect, flight)
+    def reply(self, replied: RepliedRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
+        return dialect_reply(http, arrival.dialect, replied)
 
     def _sample_request(self, call_id: str, index: int, arrival: Arrival, prompt_ids: Sequence[int]) -> SampleRequest:
         room = self.max_context - len(prompt_ids)
@@ -265,7 +263,9 @@ class TokenSource:
             id=call_id,
             model=self.settings.model or self.name,
             prompt_ids=prompt_ids,
-            max_tokens=min(room, _first(pin.max_tokens, requested.max_tokens, room)),
+            max_tokens=min(
+                room, next(most for most in (pin.max_tokens, requested.max_tokens, room) if most is not None)
+            ),
             **{name: sampling[name] for name in NEUTRAL},
             seed=None if self._is_neutral else requested.choice_seed(index),
             stop_token_ids=self.continuation.renderer.stop_token_ids,
@@ -363,7 +363,3 @@ def _check_prompt(chunk: SampleChunk, prompt: Sequence[int]) -> None:
     """Raises `EngineProtocolError` if the engine reports other prompt ids than those that were sent."""
     if chunk.prompt_ids is not None and chunk.prompt_ids is not prompt and list(chunk.prompt_ids) != list(prompt):
         raise EngineProtocolError("the engine reports other prompt ids than those that were sent")
-
-
-def _first(*values: Any) -> Any:
-    return next(value for value in values if value is not None)

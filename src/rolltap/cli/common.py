@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+import signal
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -105,6 +107,32 @@ def connect(
     return PlaneClient(plane, url or plane_url(settings, plane), key)
 
 
+@contextmanager
+def signals_put_back(*numbers: signal.Signals) -> Iterator[None]:
+    """The handlers that these signals have now are theirs again afterwards: a command may run inside a program."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # None: set by something else than Python
+                signal.signal(number, handler)
+
+
+@contextmanager
+def interrupted_by_term() -> Iterator[None]:
+    """SIGTERM ends the command in order, as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what is in its background
+            raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)  # which asyncio takes for its task
+
+    with signals_put_back(signal.SIGTERM):
+        signal.signal(signal.SIGTERM, interrupt)
+        yield
+
+
 def refuse_relayed(served: Sequence[Mapping[str, Any]], policies: Collection[str]) -> None:
     """`ConfigError` where one of `policies`, or without any every served one, takes only the user's key of its vendor.
 
@@ -165,7 +193,7 @@ def complete_policy(incomplete: str) -> list[str]:
 
 def complete_harness(incomplete: str) -> list[str]:
     """The names of the defined harnesses."""
-    from rolltap.harnesses.registry import harness_names
+    from rolltap.harnesses.agents.registry import harness_names
 
     return [name for name in harness_names() if name.startswith(incomplete)]
 

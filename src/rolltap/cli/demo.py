@@ -10,7 +10,6 @@ import platform
 import re
 import resource
 import shutil
-import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from rolltap.cli.common import interrupted_by_term
 from rolltap.cli.doctor import missing_modules
 from rolltap.cli.export import ExportJob, run_export
 from rolltap.cli.screen import Screen
@@ -43,7 +43,7 @@ from rolltap.extras import install_line
 from rolltap.reading.runs import wilson
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import Query
-from rolltap.reconstructor.exporters.select import parse_where
+from rolltap.reconstructor.exporters.where import parse_where
 from rolltap.reconstructor.rules import session_rules
 
 MARKER = ".rolltap-demo"
@@ -53,11 +53,11 @@ MADE = ("data", "dataset", "train", "rolltap.toml", "reward.png", "report.json",
 """What the demo writes into its folder, and removes from it; beside these its processes' logs and a folder per seed."""
 
 
+@interrupted_by_term()  # so that the demo's processes end with it
 def run(*, seeds: list[int], out: Path, recipe: DemoRecipe, shuffle_rewards: bool, report: Path | None = None) -> None:
     """Runs every seed and prints the results. `report` defaults to `report.json` in `out`."""
     console = Screen()
     check_installation()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the demo's processes end with it
     prepare_folder(out)
     for name in ("rolltap", "litellm_model"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -34,19 +34,17 @@ from rolltap.errors import (
     RolltapError,
 )
 from rolltap.extras import install_line
-from rolltap.harnesses import protection
+from rolltap.harnesses.agents.registry import get_harness, harness_names, release_results
 from rolltap.harnesses.base import Harness
-from rolltap.harnesses.registry import get_harness, harness_names
+from rolltap.harnesses.evaluators import registry
 from rolltap.harnesses.runtimes import bubblewrap
-from rolltap.harnesses.runtimes.cgroup import own_cgroup
-from rolltap.harnesses.runtimes.machine import limits_here
-from rolltap.harnesses.tested import release_results
+from rolltap.harnesses.runtimes.cgroup import limits_here, own_cgroup
 from rolltap.http_client import Request, read_as
 from rolltap.protocols.dialects import known_dialects
-from rolltap.proxy.call.tokenizer_check import tokenizer_difference
-from rolltap.proxy.engines import is_chat_engine, open_chat_engine, open_engine, open_vendor
+from rolltap.proxy.call.engine_watch import tokenizer_difference
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model
 from rolltap.proxy.engines.passthrough import PassthroughUpstream
+from rolltap.proxy.engines.registry import is_chat_engine, open_chat_engine, open_engine, open_vendor
 from rolltap.settings import EngineSettings, Settings, hide_password, load_settings
 from rolltap.tokenizer import HubTokenizer
 
@@ -193,7 +191,7 @@ def _rewards() -> Finding:
     refusal = bubblewrap.refusal()
     runtime = "process" if refusal else "bubblewrap"
     advice = f"no sandbox here ({refusal.splitlines()[0]}): apt install bubblewrap" if refusal else ""
-    return Finding(f"code under evaluation ({runtime})", f"reaches: {protection.described(runtime)}", advice)
+    return Finding(f"code under evaluation ({runtime})", f"reaches: {registry.reach_line(runtime)}", advice)
 
 
 async def _harnesses() -> list[Finding]:

@@ -28,12 +28,11 @@ from rolltap.cli.common import (
 )
 from rolltap.cli.screen import Screen, say, working
 from rolltap.errors import ConfigError, TaskInvalid
+from rolltap.harnesses.agents.install import find, install, on_path
+from rolltap.harnesses.agents.registry import get_harness, harness_names, release_results
 from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits, PythonCall
-from rolltap.harnesses.install import find, install, on_path
-from rolltap.harnesses.registry import get_harness, harness_names
+from rolltap.harnesses.runner.specs import SAMPLE_JOB, launch_type
 from rolltap.harnesses.runtimes.here import acts_unasked
-from rolltap.harnesses.specs import SAMPLE_JOB, launch_type
-from rolltap.harnesses.tested import release_results
 from rolltap.reading.operations import ReadPlane
 from rolltap.settings import load_settings
 

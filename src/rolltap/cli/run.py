@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import termios
 import time
@@ -24,6 +23,7 @@ from rolltap.cli.common import (
     complete_runtime,
     complete_target,
     connect,
+    interrupted_by_term,
     one_line_errors,
     refuse_relayed,
 )
@@ -32,18 +32,17 @@ from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import RunRequest, bars, groups_table, only, policy_or_roles, print_failures, run_tasks
 from rolltap.contract.operations import request_of
 from rolltap.errors import RolltapError, TaskInvalid
-from rolltap.harnesses.attempts import Slots, Stage
+from rolltap.harnesses.agents.install import find
+from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Command, Ending, Exit, Harness, Interactive, Job, Limits, PythonCall, Workspace
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.harbor import check_installed
-from rolltap.harnesses.install import find
 from rolltap.harnesses.logs.check import check_log
-from rolltap.harnesses.registry import get_harness
-from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.runner.attempts import Slots, Stage, run_groups
+from rolltap.harnesses.runner.specs import Defaults, launch_type
+from rolltap.harnesses.runner.tasks import SourceOptions, is_source, parse_arguments
 from rolltap.harnesses.runtimes.here import runtime_here
-from rolltap.harnesses.sources import Empty
-from rolltap.harnesses.specs import Defaults, launch_type
-from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments
+from rolltap.harnesses.runtimes.sources import Empty
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import OPEN, CallLine
 from rolltap.wording import counted
@@ -60,6 +59,7 @@ console = Screen(highlight=False)
 
 
 @one_line_errors
+@interrupted_by_term()
 def run(
     target: Annotated[
         str, typer.Argument(help="a harness, a file or folder of tasks, or KIND:WHERE", autocompletion=complete_target)
@@ -99,7 +99,6 @@ def run(
     rolltap run tasks.jsonl --harness codex --n 8
     rolltap run verifiers:gsm8k --n 8  ·  rolltap run --harbor DATASET -a claude-code --n 8
     """
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # ends as with Ctrl-C: in order
     if harbor:
         others = {"--nodes": nodes, "--detach": detach, "--id": id, "--no-sandbox": no_sandbox, "a prompt": words}
         check_alone(harness, [name for name, value in others.items() if value])

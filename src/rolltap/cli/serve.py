@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
+import signal
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
+from rolltap.cli.common import signals_put_back
 from rolltap.cli.screen import Screen, json_only
 from rolltap.cli.server_address import Listening
 from rolltap.errors import ConfigError
@@ -79,7 +81,8 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
     with claimed(settings.data) as listening:
         check_start(settings, shared=workers > 1)
         if workers == 1:
-            uvloop.run(run(settings, listening, capture=capture))
+            with signals_put_back(signal.SIGINT, signal.SIGTERM):
+                uvloop.run(run(settings, listening, capture=capture))
             return 0
 
         remove_counts(counts_of(settings.data))
@@ -109,7 +112,7 @@ def _ports(settings: Settings) -> dict[PlaneName, int]:
 async def run(settings: Settings, listening: Listening, *, capture: bool, worker: int = 0, workers: int = 1) -> None:
     """Serves until interrupted, as one of `workers`, which listen on the same ports; the first one says where."""
     from rolltap.cli.workers import counts_of, spool_of, spools_beside
-    from rolltap.harnesses.specs import check
+    from rolltap.harnesses.runner.specs import check
     from rolltap.proxy.app import Rolltap
     from rolltap.proxy.server import Calls, Front, bind, serve
 

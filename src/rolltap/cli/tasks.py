@@ -36,12 +36,12 @@ from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
 from rolltap.decoding import convert
 from rolltap.errors import TaskInvalid
 from rolltap.extras import page
-from rolltap.harnesses.attempts import Progress as Step
-from rolltap.harnesses.attempts import Stage
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.node import NodeAgent, NodeSettings
-from rolltap.harnesses.specs import Defaults, build, check, check_installed, resolve_paths
-from rolltap.harnesses.task_sources import SourceOptions, tasks_of
+from rolltap.harnesses.runner.attempts import Progress as Step
+from rolltap.harnesses.runner.attempts import Stage
+from rolltap.harnesses.runner.node import NodeAgent, NodeSettings
+from rolltap.harnesses.runner.specs import Defaults, build, check, check_installed, resolve_paths
+from rolltap.harnesses.runner.tasks import SourceOptions, tasks_of
 from rolltap.ids import new_id
 from rolltap.types import UNPROTECTED, GroupStatus, Reward, Rollout, RolloutStatus
 from rolltap.wording import counted

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from rolltap.cli.common import complete_harness, one_line_errors
+from rolltap.cli.common import complete_harness, interrupted_by_term, one_line_errors
 from rolltap.cli.run import run_one
 from rolltap.cli.screen import say, working
 from rolltap.cli.server_address import PlaneClient, kept_key
@@ -24,9 +23,9 @@ from rolltap.demo.stack import DemoFailed, Process, free_ports
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.extras import install_line
+from rolltap.harnesses.agents.install import find, install
+from rolltap.harnesses.agents.registry import get_harness
 from rolltap.harnesses.base import Harness
-from rolltap.harnesses.install import find, install
-from rolltap.harnesses.registry import get_harness
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import SessionQuery
@@ -41,6 +40,7 @@ POLICY = "scripted"
 
 
 @one_line_errors
+@interrupted_by_term()
 def try_(
     name: Annotated[
         str, typer.Argument(metavar="HARNESS", help=", ".join(KNOWN), autocompletion=complete_harness)
@@ -59,7 +59,6 @@ def try_(
     Starts both servers in a fresh folder, installs the harness in rolltap's cache if need be, runs it, and prints the
     address of the page of its tokens. The servers run until Ctrl-C.
     """
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     harness = get_harness(name)
     check(harness, no_sandbox=no_sandbox)
     assert harness.package is not None

@@ -20,7 +20,9 @@ from rolltap.cli.common import (
     complete_runtime,
     config_path,
     connect,
+    interrupted_by_term,
     one_line_errors,
+    signals_put_back,
 )
 from rolltap.cli.screen import say, working
 from rolltap.cli.server_address import PlaneClient, claimed
@@ -28,10 +30,10 @@ from rolltap.deployment.description import FIRST_PORT, ports_from
 from rolltap.deployment.local import LocalDeployment, LocalOptions
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
-from rolltap.harnesses.attempts import Slots
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.node import NodeAgent, NodeSettings
-from rolltap.harnesses.specs import Defaults
+from rolltap.harnesses.runner.attempts import Slots
+from rolltap.harnesses.runner.node import NodeAgent, NodeSettings
+from rolltap.harnesses.runner.specs import Defaults
 from rolltap.network import is_loopback
 from rolltap.settings import load_settings
 from rolltap.wording import counted
@@ -137,7 +139,7 @@ def run_ray(address: str, config: Path | None, url: str | None, slots: int, cpus
     """A node agent on every node of the cluster, until stopped."""
     check_cluster(address)
     try:
-        from rolltap.harnesses.ray_runner import RayRunner, RaySettings
+        from rolltap.harnesses.runner.ray_runner import RayRunner, RaySettings
     except ImportError as error:
         raise ConfigError(f"Ray is not installed; {install_line('ray')}") from error
     plane = connect("admin", config, url, role="runner")
@@ -152,11 +154,11 @@ def run_ray(address: str, config: Path | None, url: str | None, slots: int, cpus
     runner = RayRunner(settings)
     runner.connect()
     say(counted(runner.place(), "node"))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray has its own handler, which leaves at once
-    try:
-        runner.run()
-    except KeyboardInterrupt:
-        say("stopped")
+    with interrupted_by_term():  # Ray has its own handler, which leaves at once
+        try:
+            runner.run()
+        except KeyboardInterrupt:
+            say("stopped")
 
 
 def check_cluster(address: str) -> None:
@@ -209,7 +211,8 @@ def node(
     plane = connect("admin", config, url, role="runner")
     settings = NodeSettings(name or f"{socket.gethostname()}-{os.getpid()}", slots_of(slots))
     defaults = Defaults(harness=harness, runtime=runtime, workspaces=workspaces)
-    asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
+    with signals_put_back(signal.SIGINT, signal.SIGTERM):
+        asyncio.run(run_node(plane, settings, defaults, until_idle=until_idle))
 
 
 async def run_node(plane: PlaneClient, settings: NodeSettings, defaults: Defaults, *, until_idle: bool) -> None:

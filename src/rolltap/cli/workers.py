@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from rolltap.calllog.spool import Spool
+from rolltap.cli.common import signals_put_back
 from rolltap.errors import ConfigError, RolltapError, StoreUnavailable
 from rolltap.settings import Settings, with_keys
 
@@ -121,6 +122,10 @@ class Watch:
     code: int = 0
 
     def over(self, count: int) -> int:
+        with signals_put_back(signal.SIGTERM, signal.SIGINT):
+            return self._watch(count)
+
+    def _watch(self, count: int) -> int:
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, self._stop)
         for number in range(count):

@@ -25,14 +25,15 @@ from rolltap.contract.keys import key_hash
 from rolltap.contract.tags import check_tags
 from rolltap.errors import DatasetError, InvalidRequest, RequestError
 from rolltap.protocols.base import WireRequest
+from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.conversation import ChatRequest
-from rolltap.protocols.dialects import DIALECTS
+from rolltap.protocols.openai_chat.dialect import OpenAIChat
 from rolltap.reconstructor.importers import Trace, read_traces
 from rolltap.tenants import tenant_tags
 from rolltap.types import Finish, Flaw, Outcome, Session
 
 POLICY = "imported"
-DIALECT = "openai_chat"
+DIALECT = OpenAIChat.name
 PROCESS = "import"
 TAG = "imported"
 """The tag with the trace's name. Only this module sets it."""
@@ -105,20 +106,21 @@ def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
 
 def _turns(trace: Trace) -> Iterator[tuple[ChatRequest, bytes, Flaw]]:
     """A request and its reply for each assistant message; the first messages must not be the assistant's."""
+    dialect = OpenAIChat(CacheSpace())
     for index, message in enumerate(trace.messages):
         if message["role"] != "assistant" or index == 0:
             continue
         body: dict[str, Any] = {"model": POLICY, "messages": list(trace.messages[:index])}
         if trace.tools:
             body["tools"] = list(trace.tools)
-        reply = _parsed({**body, "messages": list(trace.messages[: index + 1])}, trace.place).messages[-1]
+        reply = _parsed(dialect, {**body, "messages": list(trace.messages[: index + 1])}, trace.place).messages[-1]
         flaw = Flaw.WEIGHT_ZERO if index in trace.context else Flaw.TOKENS_MISSING
-        yield _parsed(body, trace.place), msgspec.json.encode(reply), flaw
+        yield _parsed(dialect, body, trace.place), msgspec.json.encode(reply), flaw
 
 
-def _parsed(body: dict[str, Any], name: str) -> ChatRequest:
+def _parsed(dialect: OpenAIChat, body: dict[str, Any], name: str) -> ChatRequest:
     try:
-        return DIALECTS[DIALECT].parse(WireRequest("", {}, {}, {}, json.dumps(body, ensure_ascii=False).encode()))
+        return dialect.parse(WireRequest("", {}, {}, {}, json.dumps(body, ensure_ascii=False).encode()))
     except RequestError as error:
         raise DatasetError(f"{name}: {error.message}") from None
     except UnicodeEncodeError:

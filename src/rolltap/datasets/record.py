@@ -22,7 +22,7 @@ from rolltap.reading.indexing import harness_of
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.grouping import BY_OPENING, Grouping
 from rolltap.reconstructor.exporters.opening import opening_key
-from rolltap.reconstructor.exporters.select import Where
+from rolltap.reconstructor.exporters.where import Where
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
 from rolltap.types import PURPOSE_TAG, Group, GroupStatus, Rollout, Session, Task

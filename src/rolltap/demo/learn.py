@@ -13,13 +13,12 @@ from typing import Any
 
 from rolltap.demo.stack import DemoFailed, Process, Stack
 from rolltap.engine.tiny.tasks import KINDS, MINI_SWE_AGENT, Split, TaskKind, TinyTask, make_tasks
-from rolltap.harnesses.attempts import Progress, RolloutSummary, Slots, Stage
+from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.base import Ending, Evidence, Limits, Score, Verdict
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.python_check import PythonCheck
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
-from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
-from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.runner.attempts import Progress, RolloutSummary, Slots, Stage, run_groups
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.types import EVALUATION, PURPOSE_TAG, RolloutStatus, Task
 

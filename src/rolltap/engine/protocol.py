@@ -1,4 +1,4 @@
-"""The engine's HTTP bodies: vLLM's token API (0.32), as far as this engine does it.
+"""The bodies of the engine's requests: vLLM's token API (0.32), as far as this engine does it.
 
 A field that is not named here is refused with a 400 that names it. Request types are decoded by msgspec, whose
 message for a wrong type has the field's path.
@@ -6,24 +6,17 @@ message for a wrong type has the field's path.
 
 from __future__ import annotations
 
-import base64
-import io
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
 
 from rolltap.decoding import from_json
-from rolltap.engine.requests import PromptScores, TokenDelta
 from rolltap.engine.sampling import SamplingOptions
 from rolltap.errors import ContextOverflow, InvalidRequest
 
 MAX_CHOICES = 64
-LONGEST_MASK = 2048
-"""Ids of a token's sampling mask up to which it is sent, as in vLLM: one that cuts off next to nothing has them all."""
-
 Id = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Body = TypeVar("Body", bound=Struct)
@@ -224,76 +217,3 @@ def check_prompt(request: GenerateRequest | CompletionRequest, vocabulary: int, 
             limit=context,
         )
     return min(request.max_tokens or room, room)
-
-
-def usage(prompt: int, completion: int, cached: int) -> dict[str, Any]:
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-
-
-def generate_choice(index: int, delta: TokenDelta, with_logprobs: bool) -> dict[str, Any]:
-    """A choice, or a streamed piece of one, of `/inference/v1/generate`."""
-    content = [
-        {"token_id": token, "logprob": logprob, "rank": None, "top_logprobs": _alternatives(delta, position)}
-        for position, (token, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=True))
-    ]
-    return {
-        "index": index,
-        "token_ids": delta.token_ids,
-        "logprobs": {"content": content} if with_logprobs else None,
-        "finish_reason": delta.finish,
-        "stop_reason": delta.stop_reason,
-        "sampling_mask": delta.masks if delta.masks and max(map(len, delta.masks)) <= LONGEST_MASK else None,
-        "routed_experts": None if delta.experts is None else _npy(delta.experts.numpy().astype(np.int16)),
-        "weight_versions": delta.spans if delta.finish or delta.spans else None,
-    }
-
-
-def prompt_logprobs(scores: PromptScores) -> list[dict[int, dict[str, Any]] | None]:
-    """For each id of the prompt its log-prob and its candidates', by id; none for the first one."""
-    return [
-        None,
-        *(
-            {other: {"logprob": value, "rank": None, "decoded_token": None} for other, value in [*top, (token, own)]}
-            for token, own, top in zip(scores.token_ids, scores.logprobs, scores.tops, strict=True)
-        ),
-    ]
-
-
-def completion_choice(
-    request: CompletionRequest, index: int, delta: TokenDelta, text: str, with_prompt: bool
-) -> dict[str, Any]:
-    """A choice, or a streamed piece of one, of `/v1/completions`."""
-    names = [f"token_id:{token}" for token in delta.token_ids]
-    logprobs = {
-        "tokens": names,
-        "token_logprobs": delta.logprobs,
-        "top_logprobs": [{f"token_id:{t}": value for t, value in top} for top in delta.tops] or None,
-        "text_offset": [],
-    }
-    choice = {
-        "index": index,
-        "text": text,
-        "logprobs": None if request.logprobs is None else logprobs,
-        "finish_reason": delta.finish,
-        "stop_reason": delta.stop_reason,
-    }
-    if request.return_token_ids:
-        choice["token_ids"] = delta.token_ids
-        choice["prompt_token_ids"] = request.prompt if with_prompt else None
-    return choice
-
-
-def _npy(array: np.ndarray) -> str:
-    """The array as vLLM sends one: a base64 `.npy` file."""
-    file = io.BytesIO()
-    np.save(file, array)
-    return base64.b64encode(file.getvalue()).decode()
-
-
-def _alternatives(delta: TokenDelta, position: int) -> list[dict[str, Any]]:
-    return [{"token_id": t, "logprob": value} for t, value in delta.tops[position]] if delta.tops else []

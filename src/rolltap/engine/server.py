@@ -2,7 +2,7 @@
 
 One uvicorn loop answers requests; one thread (`EngineLoop`) samples. The deltas of a step cross from the thread to the
 event loop all together. A client that disconnects has its request aborted before the next step. Errors have vLLM's
-shape, see `responses`.
+shape, see `http`.
 
 Limitations: no chat endpoint (the proxy renders), no penalties, stop strings or structured output, one key for
 everything, which is required unless the address is loopback (`keyed`).
@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 import torch
 import uvicorn
 from starlette.applications import Starlette
@@ -29,27 +30,32 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from tokenizers import Tokenizer
 
-from rolltap.engine.admin import AdminRoutes
-from rolltap.engine.keyed import keyed
+from rolltap.engine.admin import AdminRoutes, WeightReceiver
+from rolltap.engine.http import EXCEPTION_HANDLERS, error_body, json_response, keyed, sse_event
 from rolltap.engine.model import CausalModel
 from rolltap.engine.protocol import (
     CompletionRequest,
     GenerateRequest,
     check_prompt,
-    completion_choice,
     decode,
+)
+from rolltap.engine.requests import Outbox, SamplingRequest, TokenDelta
+from rolltap.engine.scheduler import EngineLoop
+from rolltap.engine.settings import ModelServerSettings
+from rolltap.engine.vllm_replies import (
+    ScoredToken,
+    completion,
+    completion_choice,
     generate_choice,
+    npy,
     prompt_logprobs,
     usage,
 )
-from rolltap.engine.receiver import WeightReceiver
-from rolltap.engine.requests import Outbox, SamplingRequest, TokenDelta
-from rolltap.engine.responses import EXCEPTION_HANDLERS, error_body, json_response, sse_event
-from rolltap.engine.scheduler import EngineLoop
-from rolltap.engine.settings import ModelServerSettings
 from rolltap.errors import ConfigError, EngineUnavailable, InvalidRequest, NotFound
 
 DONE = b"data: [DONE]\n\n"
+LONGEST_MASK = 2048
+"""Ids of a token's sampling mask up to which it is sent, as in vLLM: one that cuts off next to nothing has them all."""
 LOOP_FAILED = "the engine's loop failed while it sampled; restart the engine"
 MakeBody = Callable[[list[dict[str, Any]], bool], dict[str, Any]]
 """The reply around choices; the flag is True for the first (or only) piece of a reply."""
@@ -128,7 +134,16 @@ class ModelServer:
             return body
 
         def make_choice(index: int, delta: TokenDelta, first: bool) -> dict[str, Any]:
-            return generate_choice(index, delta, with_logprobs)
+            return generate_choice(
+                index,
+                delta.token_ids,
+                scored(delta) if with_logprobs else None,
+                delta.finish,
+                stop_reason=delta.stop_reason,
+                sampling_mask=delta.masks if delta.masks and max(map(len, delta.masks)) <= LONGEST_MASK else None,
+                routed_experts=None if delta.experts is None else npy(delta.experts.numpy().astype(np.int16)),
+                weight_versions=delta.spans if delta.finish or delta.spans else None,
+            )
 
         return await self._respond(http, reply, make_body, make_choice)
 
@@ -140,20 +155,21 @@ class ModelServer:
         extra_fields: dict[str, Any] = {}
         if request.prompt_logprobs is not None:
             scores = await asyncio.wrap_future(self.loop.score(request.prompt, request.prompt_logprobs))
-            extra_fields = {"prompt_logprobs": prompt_logprobs(scores)}
+            rows = zip(scores.token_ids, scores.logprobs, scores.tops, strict=True)
+            extra_fields = {"prompt_logprobs": prompt_logprobs(list(starmap(ScoredToken, rows)))}
 
         def make_body(choices: list[dict[str, Any]], first: bool) -> dict[str, Any]:
-            return {
-                "id": reply.id,
-                "object": "text_completion",
-                "created": int(time.time()),
-                "model": self.settings.served_name,
-                "choices": choices,
-            }
+            return completion(reply.id, self.settings.served_name, choices)
 
         def make_choice(index: int, delta: TokenDelta, first: bool) -> dict[str, Any]:
             text = self._tokenizer.decode(list(delta.token_ids), skip_special_tokens=request.skip_special_tokens)
-            return {**completion_choice(request, index, delta, text, first), **extra_fields}
+            if request.return_token_ids:
+                ids = {"token_ids": delta.token_ids, "prompt_token_ids": request.prompt if first else None}
+            else:
+                ids = {}
+            rows = None if request.logprobs is None else scored(delta)
+            stop = delta.stop_reason
+            return completion_choice(index, text, rows, delta.finish, stop_reason=stop, **ids, **extra_fields)
 
         return await self._respond(http, reply, make_body, make_choice)
 
@@ -223,6 +239,12 @@ class ModelServer:
                 pump.cancel()
             if unfinished:
                 self.loop.abort([reply.id])
+
+
+def scored(delta: TokenDelta) -> list[ScoredToken]:
+    """The sampled ids with their log-probs; raises if these are not aligned."""
+    tops = delta.tops or ((),) * len(delta.token_ids)
+    return [ScoredToken(*row) for row in zip(delta.token_ids, delta.logprobs, tops, strict=True)]
 
 
 def _put_all(outbox: Outbox) -> None:

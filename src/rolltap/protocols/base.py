@@ -16,6 +16,7 @@ import msgspec
 from msgspec.json import encode
 
 from rolltap.errors import NotFound, RolltapError
+from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.conversation import ChatRequest, Choice, Message, ReplyEnded, ReplyEvent, ReplyStarted, Usage
 from rolltap.protocols.requests import rebuild
 
@@ -162,6 +163,9 @@ class Dialect(Protocol):
     field_names: Mapping[str, str] = {}
     client_environment: ClientEnvironment | None = None
     reply_reader: Callable[[], ReplyReader] | None = None
+
+    def __init__(self, space: CacheSpace) -> None:
+        """`space` limits what the dialect keeps between requests."""
 
     def key(self, request: WireRequest) -> str | None:
         """Returns the API key from the place where this protocol has it."""

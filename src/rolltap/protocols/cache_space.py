@@ -1,4 +1,4 @@
-"""Limits the memory of all caches in a process together.
+"""Limits the memory of all caches of a proxy together.
 
 Each cache is an LRU with weighed entries. All caches share a `CacheSpace`. If their total is over its limit, the
 largest cache drops entries, so a client that fills one cache loses entries of that cache. A weight is an upper estimate
@@ -66,14 +66,10 @@ class CacheSpace:
                 max(self._caches, key=lambda cache: cache.size).drop_oldest()
 
 
-SHARED = CacheSpace()
-"""The space of this process. Caches exist from import on, so `limits.cache_mb` is set later."""
-
-
 class WeighedCache(Generic[K, V]):
     """An LRU cache in a `CacheSpace`. `weigh` returns a value's bytes, without `ENTRY_BYTES`."""
 
-    def __init__(self, weigh: Callable[[V], int], space: CacheSpace = SHARED) -> None:
+    def __init__(self, weigh: Callable[[V], int], space: CacheSpace) -> None:
         self._weigh = weigh
         self._space = space
         self._entries: OrderedDict[K, V] = OrderedDict()

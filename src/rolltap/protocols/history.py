@@ -17,7 +17,7 @@ from itertools import count
 import msgspec
 
 from rolltap.errors import InvalidRequest
-from rolltap.protocols.cache_space import SHARED, CacheSpace, WeighedCache, message_bytes
+from rolltap.protocols.cache_space import CacheSpace, WeighedCache, message_bytes
 from rolltap.protocols.conversation import (
     TOOL_DOCUMENT,
     TOOL_MEDIA,
@@ -69,7 +69,7 @@ class Linker:
     linked. `extend` is for a dialect that knows which history a request extends.
     """
 
-    def __init__(self, space: CacheSpace = SHARED) -> None:
+    def __init__(self, space: CacheSpace) -> None:
         self._linked: WeighedCache[LinkedForm, Message] = WeighedCache(message_bytes, space)
         self._last: WeighedCache[int, LinkedHistory] = WeighedCache(lambda linked: linked.size, space)
         self._numbers = count()
@@ -134,7 +134,9 @@ class Linker:
                 if media and linked.in_results:
                     message = self._linked.get((message, message.name, 0, message.tool_call_id, media), _with_form)
                 elif TOOL_DOCUMENT in media:
-                    raise _refused_attachment(message, place(index))
+                    part = next(part for part in message.parts if isinstance(part, Attachment))
+                    why = f"a user's {part.name} is not supported; send its text"
+                    raise invalid(join(place(index), part.where), why)
             linked.messages.append(message)
             linked.size += message_bytes(message)
 
@@ -176,11 +178,6 @@ def _media_marks(message: Message) -> tuple[str, ...]:
     kinds = {type(part) for part in message.parts}
     has = {TOOL_MEDIA: Image in kinds, TOOL_DOCUMENT: Attachment in kinds or TOOL_DOCUMENT in message.marks}
     return tuple(mark for mark, present in has.items() if present)
-
-
-def _refused_attachment(message: Message, place: str) -> InvalidRequest:
-    part = next(part for part in message.parts if isinstance(part, Attachment))
-    return invalid(join(place, part.where), f"a user's {part.name} is not supported; send its text")
 
 
 def _next_id(linked: LinkedHistory, name: str | None) -> str:

@@ -24,7 +24,7 @@ import msgspec
 
 from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest
-from rolltap.protocols.cache_space import ENTRY_BYTES, LARGEST, SHARED, CacheSpace, WeighedCache, json_bytes
+from rolltap.protocols.cache_space import ENTRY_BYTES, LARGEST, CacheSpace, WeighedCache, json_bytes
 from rolltap.protocols.conversation import ChatRequest
 from rolltap.protocols.history import LinkedHistory
 from rolltap.protocols.requests import check_utf8, entries, within
@@ -62,7 +62,7 @@ class ReadList(Generic[V]):
 class ItemCache(Generic[V]):
     """Caches parsed items. `parse` must be pure."""
 
-    def __init__(self, parse: Callable[[bytes], V], space: CacheSpace = SHARED) -> None:
+    def __init__(self, parse: Callable[[bytes], V], space: CacheSpace) -> None:
         self._kept: WeighedCache[bytes, tuple[bytes, V]] = WeighedCache(lambda entry: json_bytes(entry[0]), space)
         self._make = lambda raw: (raw, parse(raw))
         self._lists: WeighedCache[int, ReadList[V]] = WeighedCache(lambda read: read.size, space)
@@ -182,7 +182,7 @@ class KnownRequest:
 class RequestCache:
     """The last requests by API key. `field` is the history's field."""
 
-    def __init__(self, field: str, space: CacheSpace = SHARED) -> None:
+    def __init__(self, field: str, space: CacheSpace) -> None:
         self._field = field
         self._space = space
         # By the key's hash: a vendor's key must not be held longer than its request.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -12,9 +13,10 @@ from rolltap.calllog.facts import CallIntent, CallRow, RequestParts, extend_item
 from rolltap.calllog.sessions import StoredSessions, decode_session
 from rolltap.decoding import from_json
 from rolltap.errors import RequestError
-from rolltap.protocols.base import FindCall
+from rolltap.protocols.base import Dialect, FindCall
+from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.conversation import ChatRequest, Image, Message, Reasoning
-from rolltap.protocols.dialects import known_dialects
+from rolltap.protocols.dialects import open_dialects
 from rolltap.protocols.handles import recorded_name
 from rolltap.reading.tokens import Context
 from rolltap.reading.types import OPEN, CallLine, CallTurn, MessageView, PartView
@@ -127,9 +129,19 @@ def _retries(rows: list[CallRow]) -> dict[str, str]:
     return retries
 
 
+READING_BYTES = 64_000_000
+"""Limit of what is kept of parsed requests, as calls repeat the history of earlier ones."""
+
+
+@cache
+def _dialects() -> Mapping[str, Dialect]:
+    """The dialects of this process's readers: what they keep was on record already, and parsing it is pure."""
+    return open_dialects(CacheSpace(READING_BYTES))
+
+
 def parse_request(dialect: str, request: RequestParts) -> ChatRequest | None:
     """Parses the request with its dialect; None if that fails (refused bodies, dialects that no longer exist)."""
-    known = known_dialects().get(dialect)
+    known = _dialects().get(dialect)
     if known is None:
         return None
     try:
@@ -167,7 +179,7 @@ async def recalled(chat: ChatRequest, find: FindCall) -> ChatRequest:
     A history that the record does not hold is left out.
     """
     try:
-        return await known_dialects()[chat.dialect].recall(chat, find)
+        return await _dialects()[chat.dialect].recall(chat, find)
     except RequestError:
         return chat
 

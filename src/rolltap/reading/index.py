@@ -16,15 +16,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from rolltap.calllog.outlines import CallWords
 from rolltap.errors import StoreUnavailable
 from rolltap.reading.types import Facet, FacetValue, GroupEffort, SessionQuery, SessionSummary
-from rolltap.reconstructor.exporters.conditions import FilterCondition, Kind
-from rolltap.reconstructor.exporters.select import parse_conditions
+from rolltap.reconstructor.exporters.where import Condition, Expression, Joined, Kind, Negated, ValueOf, parse_parts
 from rolltap.types import LogVerdict
 
 LAYOUT = "4"
@@ -41,10 +41,10 @@ FIELDS: Mapping[str, Kind] = {
     "session": "text",
     "policy": "text",
     "harness": "text",
-    "model": "text",
+    "model": "list",
     "status": "text",
     "purpose": "text",
-    "label": "text",
+    "label": "list",
     "log_check": "text",
     "reward": "number",
     **dict.fromkeys(_NUMBERS, "number"),
@@ -114,6 +114,7 @@ class SessionIndex:
             raise StoreUnavailable(f"the index {self.path} can't be opened: {error}") from error
         connection.execute("PRAGMA synchronous = OFF")
         connection.execute("PRAGMA cache_size = -32000")
+        connection.create_function("shell_match", 2, _shell_match, deterministic=True)
         return connection
 
     def _make(self, connection: sqlite3.Connection) -> None:
@@ -337,8 +338,8 @@ def match_words(search: str) -> str:
 
 def _conditions(query: SessionQuery) -> tuple[str, list[Any]]:
     clauses, values = ["1"], []
-    for condition in parse_conditions(query.where, FIELDS):
-        clause, more = _clause(condition)
+    for part in parse_parts(query.where, FIELDS):
+        clause, more = _sql(part)
         clauses.append(clause)
         values += more
     if query.search.strip():
@@ -349,52 +350,72 @@ def _conditions(query: SessionQuery) -> tuple[str, list[Any]]:
     return " AND ".join(clauses), values
 
 
-def _clause(condition: FilterCondition) -> tuple[str, list[Any]]:
-    """Returns a condition as SQL with its values. A field without a value satisfies only `!=`, as in exports."""
+def session_value(summary: SessionSummary, group_tags: Sequence[str] = ()) -> ValueOf:
+    """Reads the fields of a session, as `where` has them. `group_tags`: those of its group and task."""
+
+    def value_of(field: str) -> Any:
+        name, _, key = field.partition(".")
+        if name == "tag":
+            return ([summary.tags[key]] if key in summary.tags else []) if key else group_tags
+        value = getattr(summary, _LISTS.get(name) or _COLUMNS.get(name, name))
+        return None if name == "harness" and not value else value
+
+    return value_of
+
+
+def _sql(part: Expression) -> tuple[str, list[Any]]:
+    """Returns an expression as SQL that is 1 or 0, never NULL, with its values."""
+    if isinstance(part, Negated):
+        clause, values = _sql(part.part)
+        return f"(NOT {clause})", values
+    if isinstance(part, Joined):
+        clauses = [_sql(each) for each in part.parts]
+        return _joined([clause for clause, _ in clauses], part.word), [each for _, more in clauses for each in more]
+    return _clause(part)
+
+
+def _joined(clauses: Sequence[str], word: str) -> str:
+    """Joins by halves: SQLite limits the depth of an expression, and a list may have thousands of values."""
+    if len(clauses) == 1:
+        return clauses[0]
+    middle = len(clauses) // 2
+    return f"({_joined(clauses[:middle], word)} {word.upper()} {_joined(clauses[middle:], word)})"
+
+
+def _clause(condition: Condition) -> tuple[str, list[Any]]:
+    """Returns a condition as SQL with its values. A field without a value satisfies only `!=`."""
     name, _, key = condition.field.partition(".")
-    compare, value = _compare(condition)
     negated = condition.op == "!="
-    if name == "tag":
-        source = "SELECT value FROM json_each(group_tags)"
+    op = "=" if negated else condition.op
+    if condition.kind in ("tags", "list"):
+        source = f"json_each({_LISTS.get(name, 'group_tags')})"
+        test = "shell_match(value, ?)" if op == "~" else "value = ?"
         if key:
-            source = "SELECT value FROM json_each(tags) WHERE key = ?"
-        exists = f"EXISTS (SELECT 1 FROM ({source}) WHERE value {compare})"
-        return f"{'NOT ' if negated else ''}{exists}", [*([key] if key else []), *value]
-    if name in _LISTS:
-        exists = f"EXISTS (SELECT 1 FROM json_each({_LISTS[name]}) WHERE value {compare})"
-        return f"{'NOT ' if negated else ''}{exists}", value
-    column = _COLUMNS.get(name, name)
-    if name == "harness":
-        column = "nullif(harness, '')"
-    if name == "date" and isinstance(condition.value, str):
-        return _day(condition.op, condition.value)
-    if negated:
-        return f"({column} IS NULL OR NOT {column} {compare})", value
-    return f"{column} {compare}", value
+            source, test = "json_each(tags)", f"key = ? AND {test}"
+        exists = f"EXISTS (SELECT 1 FROM {source} WHERE {test})"
+        return f"{'NOT ' if negated else ''}{exists}", [*([key] if key else []), condition.value]
+    column = "nullif(harness, '')" if name == "harness" else _COLUMNS.get(name, name)
+    test, values = f"{column} {op} ?", [condition.value]
+    if op == "~":
+        test = f"shell_match({column}, ?)"
+    if condition.kind == "date" and isinstance(condition.value, str):
+        test, values = _day(op, condition.value)
+    return f"({column} IS NULL OR NOT {test})" if negated else f"({column} IS NOT NULL AND {test})", values
 
 
-def _compare(condition: FilterCondition) -> tuple[str, list[Any]]:
-    """Returns the comparison with a value, never negated."""
-    if condition.op == "~":
-        return "GLOB ?", [condition.value.replace("[!", "[^")]
-    op = "=" if condition.op == "!=" else condition.op
-    return f"{op} ?", [condition.value]
+def _day(op: str, day: str) -> tuple[str, list[float]]:
+    """Returns a comparison with a day (UTC)."""
+    first = datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()
+    after = first + 86_400
+    if op == "=":
+        return "(created_at >= ? AND created_at < ?)", [first, after]
+    if op in ("<", ">="):
+        return f"created_at {op} ?", [first]
+    return f"created_at {'>=' if op == '>' else '<'} ?", [after]
 
 
-def _day(op: str, day: str) -> tuple[str, list[Any]]:
-    """Returns a condition on a day: a date without a time stands for the whole day (UTC)."""
-    start = datetime.fromisoformat(day).replace(tzinfo=UTC)
-    first, after = start.timestamp(), (start + timedelta(days=1)).timestamp()
-    within = "(created_at >= ? AND created_at < ?)"
-    match op:
-        case "=":
-            return within, [first, after]
-        case "!=":
-            return f"NOT {within}", [first, after]
-        case "<" | ">=":
-            return f"created_at {op} ?", [first]
-        case _:
-            return f"created_at {'>=' if op == '>' else '<'} ?", [after]
+def _shell_match(text: str | None, pattern: str) -> bool:
+    return text is not None and fnmatchcase(text, pattern)
 
 
 def _row(summary: SessionSummary, group_tags: Sequence[str]) -> list[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
@@ -21,10 +21,10 @@ from rolltap.calllog.notes import Note
 from rolltap.contract.admin import NewNote, NoteKind, NoteValue
 from rolltap.contract.operations import Operation
 from rolltap.contract.trainer import CallAnnotation, Lease, LeaseOptions
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, DatasetError
 from rolltap.http_client import AsyncHttpClient
 from rolltap.reading import folder_vocabulary, opened_reader
-from rolltap.reading.index import FIELDS
+from rolltap.reading.index import FIELDS, session_value
 from rolltap.reading.operations import ReadPlane, RecordPlane
 from rolltap.reading.source import ServerSource
 from rolltap.reading.tables import AsyncTable, LoopThread, Portion, Table, session_html
@@ -38,8 +38,7 @@ from rolltap.reading.types import (
     SessionQuery,
     SessionSummary,
 )
-from rolltap.reconstructor.exporters.conditions import SEGMENT_FIELDS, Kind
-from rolltap.reconstructor.exporters.select import Where, parse_conditions
+from rolltap.reconstructor.exporters.where import SEGMENT_FIELDS, Expression, Kind, is_of_segments, parse_parts
 from rolltap.settings import store_url
 from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
 from rolltap.types import Bool, Float32, Int32, Segment
@@ -125,8 +124,8 @@ class AsyncRecord(RecordPlane):
         async def portions() -> AsyncIterator[Portion[TrajectoryRow]]:
             async for row, done, total in self._each(selection):
                 trajectory = await self._source.trajectory(row.id)
-                matching_segments = [segment for segment in trajectory.segments if selection.segments.holds(segment)]
-                yield Portion([trajectory_row(row, segment) for segment in matching_segments], done, total)
+                segments = [segment for segment in trajectory.segments if selection.holds(row, segment)]
+                yield Portion([trajectory_row(row, segment) for segment in segments], done, total)
 
         return AsyncTable(TrajectoryRow, portions)
 
@@ -292,8 +291,17 @@ class Selection:
     """Which sessions of a record, in which order, and which segments of theirs."""
 
     query: SessionQuery
-    segments: Where = field(default_factory=Where)
+    segments: tuple[Expression, ...] = ()
     limit: int | None = None
+
+    def holds(self, session: SessionSummary, segment: Segment) -> bool:
+        """True if the segment of the session is wanted."""
+        of_session = session_value(session)
+
+        def value_of(name: str) -> Any:
+            return SEGMENT_FIELDS[name].read(segment) if name in SEGMENT_FIELDS else of_session(name)
+
+        return all(part.holds(value_of) for part in self.segments)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -323,10 +331,12 @@ class TrajectoryRow:
 def selection_of(where: tuple[str, ...]) -> Selection:
     """Conditions on sessions and on segments, each to those who can judge it."""
     kinds: dict[str, Kind] = {**{name: field.kind for name, field in SEGMENT_FIELDS.items()}, **FIELDS}
-    conditions = parse_conditions(where, kinds)
-    of_segments = tuple(condition for condition in conditions if condition.field in SEGMENT_FIELDS)
-    of_sessions = tuple(condition.text for condition in conditions if condition not in of_segments)
-    return Selection(SessionQuery(where=of_sessions, limit=PAGE), Where(of_segments))
+    parts = parse_parts(where, kinds)
+    of_segments = tuple(part for part in parts if is_of_segments(part))
+    if any(leaf.field == "tag" for part in of_segments for leaf in part.leaves()):
+        raise DatasetError("where: `tag` can't be joined with fields of segments by `or` here; `tag.NAME` can")
+    of_sessions = tuple(part.text for part in parts if part not in of_segments)
+    return Selection(SessionQuery(where=of_sessions, limit=PAGE), of_segments)
 
 
 def trajectory_row(session: SessionSummary, segment: Segment) -> TrajectoryRow:

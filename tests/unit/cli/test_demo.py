@@ -18,8 +18,8 @@ from rolltap.demo.learn import DemoRecipe, Success
 from rolltap.demo.stack import DemoFailed, free_ports
 from rolltap.engine.tiny.tasks import TinyTask, make_tasks
 from rolltap.errors import ConfigError, EvaluatorFailed
+from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.base import Ending, Evidence, Exit, Job, Launch, Limits, PythonCall, Verdict
-from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.reading.runs import wilson
 from rolltap.types import Task

@@ -17,7 +17,7 @@ from rolltap.cli.doctor import EXTRAS, check, check_engine
 from rolltap.cli.main import app
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
-from rolltap.harnesses.registry import get_harness, harness_names
+from rolltap.harnesses.agents.registry import get_harness, harness_names
 from rolltap.settings import load_settings
 
 CHECKOUT = Path(__file__).parents[3]

@@ -15,7 +15,7 @@ from rolltap.cli.common import plane_url
 from rolltap.cli.main import app
 from rolltap.cli.server_address import FILE, claimed
 from rolltap.errors import ConfigError
-from rolltap.harnesses.registry import HARNESSES
+from rolltap.harnesses.agents.registry import HARNESSES
 from rolltap.settings import Settings
 
 from .plane import shown, stub_plane

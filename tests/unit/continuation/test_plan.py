@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.conversation import Message, Reasoning, Text, Tool, ToolCall
 from rolltap.protocols.history import Linker
 from rolltap.proxy.continuation.call_node import CallNode
@@ -316,7 +317,7 @@ def test_results_that_answer_other_calls_are_an_edit(tmp_path: Path) -> None:
     def history(*answers: int) -> tuple[Message, ...]:
         first, second = (turn.tool_calls[at] for at in answers)
         messages = [user("go"), turn, tool_result(first, "xx"), tool_result(second, "yy")]
-        return Linker().link(messages, "messages[{}]".format)
+        return Linker(CacheSpace()).link(messages, "messages[{}]".format)
 
     def added(plan: Any) -> str:
         text = world.tokenizer.decode(plan.prompt_ids[plan.shared :].tolist())

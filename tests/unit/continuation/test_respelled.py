@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.conversation import Message, Part, Reasoning, Text, ToolCall
 from rolltap.protocols.history import Linker
 from rolltap.proxy.continuation.call_node import CallNode
@@ -126,7 +127,7 @@ def results_of(reply: Message, turn: int) -> list[Message]:
 
 
 def linked(messages: Sequence[Message]) -> tuple[Message, ...]:
-    return Linker().link(messages, "messages[{}]".format)
+    return Linker(CacheSpace()).link(messages, "messages[{}]".format)
 
 
 def assert_continues(plan: Any, node: CallNode) -> None:

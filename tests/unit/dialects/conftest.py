@@ -11,7 +11,7 @@ import pytest
 from rolltap.errors import InvalidRequest
 from rolltap.protocols.base import WireRequest
 from rolltap.protocols.conversation import ChatRequest
-from rolltap.protocols.dialects import DIALECTS
+from tests.dialects import DIALECTS
 
 from .sdk_server import anthropic_client, gemini_client, openai_client, server, switch, url  # noqa: F401 - fixtures
 

@@ -35,8 +35,8 @@ from rolltap.protocols.conversation import (
     ToolCallStarted,
     Usage,
 )
-from rolltap.protocols.dialects import DIALECTS
 from rolltap.proxy.planes.agent import wire_request
+from tests.dialects import DIALECTS
 
 CALL_ID = "01jd0000000000000001"
 HANDLE = f"call_{CALL_ID}zzabcdefghjkmn"

@@ -22,8 +22,8 @@ from rolltap.protocols.conversation import (
     ToolChoice,
     Usage,
 )
-from rolltap.protocols.dialects import DIALECTS
 from rolltap.proxy.continuation.canonical import message_digest
+from tests.dialects import DIALECTS
 
 USER = {"role": "user", "content": "hi"}
 LOOK = {"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}

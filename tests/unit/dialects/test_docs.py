@@ -16,10 +16,10 @@ from openai.types.responses import response_create_params as responses
 
 from rolltap.protocols import openai_completions
 from rolltap.protocols.anthropic import wire as anthropic_wire
-from rolltap.protocols.dialects import DIALECTS
 from rolltap.protocols.gemini import wire as gemini_wire
 from rolltap.protocols.openai_chat import wire as openai_chat_wire
 from rolltap.protocols.openai_responses import wire as openai_responses_wire
+from tests.dialects import DIALECTS
 
 PAGE = Path(__file__).parents[3] / "docs" / "dialects.md"
 

@@ -11,8 +11,8 @@ import pytest
 from rolltap.errors import InvalidRequest
 from rolltap.protocols.base import WireRequest
 from rolltap.protocols.conversation import TOOL_RESULT_REPEATED, Image, Reasoning, Text, ToolChoice
-from rolltap.protocols.dialects import DIALECTS
 from rolltap.protocols.gemini.parse import json_schema
+from tests.dialects import DIALECTS
 
 USER = {"role": "user", "parts": [{"text": "hi"}]}
 LOOK = {"functionDeclarations": [{"name": "look", "parametersJsonSchema": {"type": "object"}}]}

@@ -12,8 +12,8 @@ import pytest
 from rolltap.errors import InvalidRequest
 from rolltap.protocols.base import WireRequest
 from rolltap.protocols.cache_space import ENTRY_BYTES, CacheSpace
-from rolltap.protocols.dialects import DIALECTS
 from rolltap.protocols.request_cache import LONG, ItemCache
+from tests.dialects import DIALECTS
 
 
 def test_the_cache_keeps_the_latest_bytes_within_its_limit() -> None:
@@ -33,7 +33,7 @@ def test_the_cache_keeps_the_latest_bytes_within_its_limit() -> None:
 
 
 def test_the_cache_gives_back_the_first_copy() -> None:
-    cache = ItemCache(lambda raw: object())
+    cache = ItemCache(lambda raw: object(), CacheSpace())
     first, value = cache.get(bytes(bytearray(b"item")))
     again, same = cache.get(bytes(bytearray(b"item")))
     assert first is again
@@ -50,7 +50,7 @@ def test_a_refusal_is_not_kept_and_names_its_item() -> None:
     def parse(raw: bytes) -> None:
         raise InvalidRequest("text: no", param="text")
 
-    cache = ItemCache(parse)
+    cache = ItemCache(parse, CacheSpace())
     for _ in range(2):
         with pytest.raises(InvalidRequest) as raised:
             cache.all(b"[{}, 7]", "messages")
@@ -82,7 +82,7 @@ def test_a_list_that_goes_on_is_read_from_there_on(space: str) -> None:
 
 @pytest.mark.parametrize("change", [lambda text: text[:-1] + b"0]", lambda text: b" " + text, lambda text: text[:-1]])
 def test_a_list_that_only_looks_like_a_former_one_is_read_by_itself(change: Callable[[bytes], bytes]) -> None:
-    cache = ItemCache(lambda raw: raw)
+    cache = ItemCache(lambda raw: raw, CacheSpace())
     former = listed(*range(LONG), 12)
     cache.all(former, "messages")
     changed = change(former)
@@ -101,7 +101,7 @@ def test_the_item_that_is_refused_is_named_by_its_place_in_the_whole_list() -> N
             raise InvalidRequest("no")
         return raw
 
-    cache = ItemCache(parse)
+    cache = ItemCache(parse, CacheSpace())
     cache.all(listed(*range(LONG)), "messages")
     with pytest.raises(InvalidRequest) as raised:
         cache.all(listed(*range(LONG), 1, None), "messages")

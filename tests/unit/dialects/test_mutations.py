@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rolltap.errors import RequestError
 from rolltap.protocols.base import Dialect
-from rolltap.protocols.dialects import DIALECTS
+from tests.dialects import DIALECTS
 
 from ...contract.dialect_world import conversation_fields, stream_request
 

@@ -20,7 +20,7 @@ from rolltap.protocols.conversation import (
     ToolChoice,
     Usage,
 )
-from rolltap.protocols.dialects import DIALECTS
+from tests.dialects import DIALECTS
 
 USER = {"role": "user", "content": "hi"}
 LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

@@ -25,8 +25,8 @@ from rolltap.protocols.conversation import (
     ToolChoice,
     Usage,
 )
-from rolltap.protocols.dialects import DIALECTS
 from rolltap.protocols.openai_responses.read import ResponsesReader
+from tests.dialects import DIALECTS
 
 USER = {"role": "user", "content": "hi"}
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
 
 from rolltap.errors import InvalidRequest
 from rolltap.protocols.base import FindCall, RecordedCall
+from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.conversation import TOOL_RESULT_UNMATCHED, Message, Text, ToolCall
-from rolltap.protocols.openai_responses.recall import recall
+from rolltap.protocols.history import Linker
+from rolltap.protocols.openai_responses import recall as recalling
 
 LOOK = ToolCall("call_1", "look", "{}")
+recall = partial(recalling.recall, linker=Linker(CacheSpace()))
 
 
 def lookup(records: Mapping[str, RecordedCall]) -> FindCall:

@@ -43,16 +43,16 @@ def parsed(dialect: OpenAIChat, body: bytes) -> ChatRequest | str:
 
 @pytest.mark.parametrize("body", SECOND.values(), ids=SECOND.keys())
 def test_what_is_known_changes_nothing(body: bytes) -> None:
-    knowing = OpenAIChat()
+    knowing = OpenAIChat(CacheSpace())
     parsed(knowing, FIRST)
-    assert parsed(knowing, body) == parsed(OpenAIChat(), body)
-    assert parsed(knowing, body) == parsed(OpenAIChat(), body)
+    assert parsed(knowing, body) == parsed(OpenAIChat(CacheSpace()), body)
+    assert parsed(knowing, body) == parsed(OpenAIChat(CacheSpace()), body)
 
 
 def test_the_requests_of_a_released_key_are_dropped() -> None:
     space = CacheSpace()
     cache = RequestCache("messages", space)
-    chat = OpenAIChat().parse(WireRequest("", {}, {}, {}, FIRST))
+    chat = OpenAIChat(CacheSpace()).parse(WireRequest("", {}, {}, {}, FIRST))
     for key in ("one", "other"):
         cache.keep(key, KnownRequest(chat, LinkedHistory(), FIRST, FIRST[FIRST.index(b"[") : -len(CLOSE) + 1]), None)
     size = space.size

@@ -16,12 +16,12 @@ from rolltap.errors import InvalidRequest
 from rolltap.protocols.base import WireRequest
 from rolltap.protocols.contents import check_arguments, object_of, text_of
 from rolltap.protocols.conversation import MAX_DEPTH
-from rolltap.protocols.dialects import DIALECTS
 from rolltap.protocols.hints import read_hints
 from rolltap.protocols.replies import encode
 from rolltap.protocols.requests import check_depth
 from rolltap.proxy.planes.agent import AgentPlane
 from rolltap.settings import LimitSettings
+from tests.dialects import DIALECTS
 
 
 @pytest.mark.parametrize(

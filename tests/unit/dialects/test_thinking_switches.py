@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rolltap.protocols.conversation import Choice, Message, Reasoning, ReplyEnded, ReplyStarted, Text, Usage
-from rolltap.protocols.dialects import DIALECTS
+from tests.dialects import DIALECTS
 
 SAID = {
     "thinking": lambda sampling: sampling.thinking,

@@ -21,9 +21,9 @@ from rolltap.protocols.conversation import (
     ToolCall,
     ToolChoice,
 )
-from rolltap.proxy.engines import open_chat_engine
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine
 from rolltap.proxy.engines.chat_wire import body_of
+from rolltap.proxy.engines.registry import open_chat_engine
 from rolltap.settings import EngineSettings
 
 from ...contract.engine_world import collect

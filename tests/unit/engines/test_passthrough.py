@@ -12,9 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest
-from rolltap.protocols.dialects import DIALECTS
 from rolltap.proxy.engines.passthrough import NativeRequest, PassthroughUpstream
 from rolltap.settings import EngineSettings
+from tests.dialects import DIALECTS
 
 KEY = "sk-users-own-key"
 

@@ -14,10 +14,10 @@ from rolltap.contract.trainer import Transfer
 from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineError, EngineTimeout, EngineUnavailable, WeightsLost
-from rolltap.proxy.engines import open_chat_engine, open_engine
 from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.pool import FAILURES, EnginePool
 from rolltap.proxy.engines.receivers import Receiver
+from rolltap.proxy.engines.registry import open_chat_engine, open_engine
 from rolltap.proxy.engines.retries import Retries
 from rolltap.settings import EngineSettings
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltap.errors import EngineProtocolError
-from rolltap.proxy.engines.sse import SseParser
+from rolltap.proxy.engines.http import SseParser
 
 PAYLOADS = st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\n", b"").replace(b"\r", b"")), max_size=8)
 

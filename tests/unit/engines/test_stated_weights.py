@@ -7,8 +7,8 @@ import pytest
 
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
-from rolltap.proxy.engines import open_chat_engine, open_engine
 from rolltap.proxy.engines.base import StatesWeights
+from rolltap.proxy.engines.registry import open_chat_engine, open_engine
 from rolltap.settings import EngineSettings
 
 

@@ -69,13 +69,13 @@ READERS: dict[str, list[tuple[str, str, str]]] = {
 
 
 def table() -> str:
-    lines = [["`--format`", "a row is", "files", "read in the tests by"], ["---"] * 4]
+    lines = []
     for name, row in ROWS.items():
         exporter = exporter_named(name)
         files = ", ".join({"jsonl": "JSONL", "parquet": "Parquet", "pt": "`.pt`"}[each] for each in exporter.containers)
-        mark = "" if exporter.faithful else " *"
-        lines.append([f"`{name}`{mark}", row, files, ", ".join(who for who, _, _ in READERS[name])])
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+        mark = "" if exporter.faithful else "\\*"
+        lines.append(f"* `{name}`{mark}: {row}; {files}; read by {', '.join(who for who, _, _ in READERS[name])}\n")
+    return "".join(lines)
 
 
 def page(text: str) -> str:

@@ -19,8 +19,8 @@ from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem, Rendered, Row, SkippedItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.redact import detectors_named
-from rolltap.reconstructor.exporters.select import parse_where
 from rolltap.reconstructor.exporters.sft import Sft
+from rolltap.reconstructor.exporters.where import parse_where
 
 from .world import World, lines, says, user
 

@@ -24,7 +24,7 @@ from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.increments import ExportState, GrowingDataset
-from rolltap.reconstructor.exporters.select import parse_where
+from rolltap.reconstructor.exporters.where import parse_where
 
 from .test_record import CHAT, Log, run
 from .world import World, lines

@@ -28,10 +28,10 @@ from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.protocols.base import WireRequest
 from rolltap.protocols.conversation import Message, Reasoning, Text, ToolCall
-from rolltap.protocols.dialects import DIALECTS
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Finish, Flaw, Outcome, RolloutStatus, Session, Task, Trajectory, VersionSpan
+from tests.dialects import DIALECTS
 
 from .world import lines
 

@@ -12,7 +12,7 @@ from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
-from rolltap.reconstructor.exporters.select import parse_where
+from rolltap.reconstructor.exporters.where import parse_where
 from rolltap.types import Finish, Outcome, RolloutStatus, Scoring
 
 from .world import Script, World, lines, reasons_of, rows_of, says, system, tool, user

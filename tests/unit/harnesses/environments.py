@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rolltap.harnesses.environments import proof_key
+from rolltap.harnesses.agents.environments import proof_key
 
 
 def signed(result: Mapping[str, Any], session_id: str) -> str:

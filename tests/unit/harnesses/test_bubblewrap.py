@@ -15,12 +15,12 @@ import pytest
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Ending, Endpoint, Exit, Limits, PythonCall
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime, BubblewrapWorkspace, refusal
-from rolltap.harnesses.runtimes.docker import DockerRuntime
+from rolltap.harnesses.runtimes.containers import DockerRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.registry import runtime_for
 from rolltap.harnesses.runtimes.relay import Target
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
-from rolltap.harnesses.sources import Files
 
 LIMITS = Limits()
 LISTENERS = (

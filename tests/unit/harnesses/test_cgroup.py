@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rolltap.harnesses.base import Limits
-from rolltap.harnesses.runtimes import tree
 from rolltap.harnesses.runtimes.cgroup import RUNNER, RunGroup, own_cgroup, take_over
+from rolltap.harnesses.runtimes.process import end_tree
 
 ALL = "cpu io memory pids\n"
 OWN = "cgroup.procs"
@@ -100,8 +100,8 @@ def test_processes_are_killed_before_the_end_of_their_group_is_awaited(
     group, steps = RunGroup(tmp_path, Limits()), list[str]()
     for step in ("kill", "close"):
         monkeypatch.setattr(RunGroup, step, lambda self, step=step: steps.append(step))
-    monkeypatch.setattr(tree, "kill_marked", lambda mark: steps.append("marked"))
-    tree.end_tree(b"mark", group)
+    monkeypatch.setattr("rolltap.harnesses.runtimes.process.kill_marked", lambda mark: steps.append("marked"))
+    end_tree(b"mark", group)
     assert steps == ["kill", "marked", "close"]
 
 

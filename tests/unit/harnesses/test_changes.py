@@ -9,8 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltap.harnesses.changes import Change, ChangeKind, apply_changes, changes
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
+from rolltap.harnesses.left_files import Change, ChangeKind, apply_changes, changes
 
 NAMES = st.sampled_from(["a.py", "b.py", "src/a.py", "src/deep/c.txt", "tests/test_a.py", "conftest.py", "x.pth"])
 TREES = st.dictionaries(NAMES, st.text("ab\n", max_size=5), max_size=7)

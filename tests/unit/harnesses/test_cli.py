@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from rolltap.cli.harness import app, comment
 from rolltap.cli.sessions import exports, relayed_exports
+from rolltap.harnesses.agents.registry import get_harness, harness_names
 from rolltap.harnesses.base import Command
-from rolltap.harnesses.registry import get_harness, harness_names
-from rolltap.harnesses.specs import SAMPLE_JOB, launch_type
+from rolltap.harnesses.runner.specs import SAMPLE_JOB, launch_type
 
 from ..cli.plane import shown, stub_plane
 

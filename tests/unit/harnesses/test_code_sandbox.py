@@ -19,10 +19,10 @@ from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.programs import NOT_USED
 from rolltap.harnesses.evaluators.python_check import PythonCheck
-from rolltap.harnesses.runtimes import traps, watchdog
+from rolltap.harnesses.runtimes import folders, watchdog
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import Task
 
 PAYLOADS = {
@@ -224,7 +224,7 @@ def test_links_are_kept_in_the_copy_and_in_the_system_only(tmp_path: Path) -> No
         (work / path).symlink_to(target)
     os.mkfifo(work / "fifo")
     os.mknod(work / "sock", stat.S_IFSOCK | 0o600)
-    removed = traps.remove_traps(traps.LeftFiles(work), Path("/workspace"))
+    removed = folders.remove_traps(folders.LeftFiles(work), Path("/workspace"))
     assert removed == sorted([*(f"{path} -> {target}" for path, target in lost.items()), "fifo", "sock"])
     assert all((work / path).is_symlink() for path in kept)
     assert all(stat.S_ISLNK(path.lstat().st_mode) or path.is_file() or path.is_dir() for path in work.rglob("*"))
@@ -267,7 +267,7 @@ async def worth(check: CommandCheck, source: str, workspace: Make) -> float:
 
 
 async def test_a_copy_with_too_many_files_is_the_agents_doing(workspace: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traps, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(folders, "MOST_ENTRIES", 10)
     left = await workspace({f"f{number}": "" for number in range(20)})
     with pytest.raises(Unreadable):
         await verdict(CommandCheck("true"), left)

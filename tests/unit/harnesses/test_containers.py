@@ -14,10 +14,8 @@ import pytest
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import CodeWork, Command, Ending, Endpoint, Limits
-from rolltap.harnesses.runtimes.apptainer import ApptainerRuntime
-from rolltap.harnesses.runtimes.container import RUN
-from rolltap.harnesses.runtimes.docker import DockerRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.containers import RUN, ApptainerRuntime, DockerRuntime
+from rolltap.harnesses.runtimes.sources import Files
 
 CLIENT = """#!{python}
 import json, os, sys

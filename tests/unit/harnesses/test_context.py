@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rolltap.harnesses.agents.registry import get_harness, harness_names
 from rolltap.harnesses.base import Command, Endpoint
 from rolltap.harnesses.client import AdminClient, ClaimedRollout
-from rolltap.harnesses.registry import get_harness, harness_names
-from rolltap.harnesses.specs import SAMPLE_JOB, launch_type
+from rolltap.harnesses.runner.specs import SAMPLE_JOB, launch_type
 
 from .stub import Stub, running
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import Unreadable
-from rolltap.harnesses.copying import CopyBudget
-from rolltap.harnesses.logs.files import LeftFiles
+from rolltap.harnesses.left_files import CopyBudget, LeftFiles
 
 MB = 1 << 20
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltap.errors import TaskInvalid
+from rolltap.harnesses.agents.command import AnyCommand
+from rolltap.harnesses.agents.registry import HARNESSES, get_harness
 from rolltap.harnesses.base import Command, Ending, Endpoint, Job, Limits
-from rolltap.harnesses.command import AnyCommand
-from rolltap.harnesses.registry import HARNESSES, get_harness
 from rolltap.harnesses.runtimes.folders import Folders
 
 BASE = "http://127.0.0.1:8710/s/SESSION"

@@ -37,7 +37,7 @@ from pathlib import Path
 from rolltap.harnesses.base import Command, Limits
 from rolltap.harnesses.runtimes import disk, watchdog
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.sources import Files
 
 disk.keep_mounts()
 

@@ -13,9 +13,8 @@ import pytest
 
 from rolltap.errors import RuntimeFailed
 from rolltap.harnesses.base import Command, Ending, Limits
-from rolltap.harnesses.runtimes.container import RUN
-from rolltap.harnesses.runtimes.docker import DockerRuntime
-from rolltap.harnesses.sources import Files
+from rolltap.harnesses.runtimes.containers import RUN, DockerRuntime
+from rolltap.harnesses.runtimes.sources import Files
 
 pytestmark = pytest.mark.skipif(shutil.which("docker") is None, reason="docker's client is not installed")
 

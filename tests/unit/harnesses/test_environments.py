@@ -11,21 +11,15 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import EvaluatorFailed, TaskInvalid
+from rolltap.harnesses.agents.environments import EnvironmentLoop, EnvironmentStep, list_tasks, proof_key, signed_result
 from rolltap.harnesses.base import Command, Ending, Endpoint, Evidence, Exit, Job, Limits
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.environments import (
-    EnvironmentLoop,
-    EnvironmentStep,
-    list_tasks,
-    proof_key,
-    signed_result,
-)
 from rolltap.harnesses.evaluators.environment import EnvironmentCheck
-from rolltap.harnesses.python_folders import python_folders
+from rolltap.harnesses.runner.specs import SAMPLE_JOB, Defaults, build, check
+from rolltap.harnesses.runner.tasks import SourceOptions, is_source, parse_arguments, tasks_of
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
-from rolltap.harnesses.sources import Empty
-from rolltap.harnesses.specs import SAMPLE_JOB, Defaults, build, check
-from rolltap.harnesses.task_sources import SourceOptions, is_source, parse_arguments, tasks_of
+from rolltap.harnesses.runtimes.shown import python_folders
+from rolltap.harnesses.runtimes.sources import Empty
 from rolltap.types import Task
 
 from .environments import FORGE, signed

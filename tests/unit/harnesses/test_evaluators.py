@@ -12,17 +12,29 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import EvaluatorFailed, TaskInvalid, Unreadable
-from rolltap.harnesses.base import Ending, Evaluator, Evidence, Exit, Limits, Runtime, Source, Verdict, Workspace
+from rolltap.harnesses.base import (
+    KEPT_BYTES,
+    Ending,
+    Evaluator,
+    Evidence,
+    Exit,
+    Limits,
+    Runtime,
+    Source,
+    Transcript,
+    Verdict,
+    Workspace,
+    read_output,
+)
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
-from rolltap.harnesses.evaluators.exit_status import check_survived
 from rolltap.harnesses.evaluators.harbor import HarborCheck, chosen_reward
 from rolltap.harnesses.evaluators.llm_judge import LlmJudge, fair_shares
+from rolltap.harnesses.evaluators.programs import check_survived
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck, find_configuration, read_results
-from rolltap.harnesses.output import KEPT_BYTES, Transcript, read_output
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.sources import Empty, Files
+from rolltap.harnesses.runtimes.sources import Empty, Files
 from rolltap.types import Task
 
 from .stub import Stub, running, tool_call

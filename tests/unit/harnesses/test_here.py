@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.agents.install import Installation
+from rolltap.harnesses.agents.registry import HARNESSES, get_harness
 from rolltap.harnesses.base import Command, Ending, Harness, Limits
-from rolltap.harnesses.install import Installation
-from rolltap.harnesses.registry import HARNESSES, get_harness
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER
 from rolltap.harnesses.runtimes.here import acts_unasked, runtime_here
-from rolltap.harnesses.sources import Empty
+from rolltap.harnesses.runtimes.sources import Empty
 
 RUNS_AS_THE_PERSON_DOES = {"command", "mini-swe-agent-inprocess"}
 

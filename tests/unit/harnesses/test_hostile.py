@@ -19,12 +19,12 @@ from rolltap.harnesses.base import Command, Ending, Evaluator, Evidence, Exit, L
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
-from rolltap.harnesses.runtimes import bubblewrap, machine, relay, seccomp, watchdog
+from rolltap.harnesses.runtimes import bubblewrap, cgroup, relay, watchdog
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime, limited
 from rolltap.harnesses.runtimes.registry import runtime_for
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
-from rolltap.harnesses.sources import Files
 from rolltap.types import Task
 
 PROJECT = {
@@ -285,7 +285,7 @@ def test_the_kernel_ends_a_fork_bomb_at_once_unless_root_runs_it() -> None:
 async def test_a_sandbox_has_its_limit_of_tasks(
     release: str, limited_to_28: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine.platform, "release", lambda: release)
+    monkeypatch.setattr(cgroup.platform, "release", lambda: release)
     workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({}))
     exit_ = await workspace.run(Command(("bash", "-c", "ulimit -u")), Limits(processes=7), 20)
     await workspace.close()
@@ -402,8 +402,8 @@ for number in {numbers}:
 
 async def test_calls_that_no_agent_needs_are_refused(tmp_path: Path) -> None:
     """With arguments that make no sense they would say EINVAL, EFAULT or ENOSYS without the filter."""
-    _, numbers = seccomp.REFUSED[platform.machine()]
-    tried = (*seccomp.BOTH, *numbers, seccomp.X32 + 39)
+    _, numbers = bubblewrap.REFUSED[platform.machine()]
+    tried = (*bubblewrap.BOTH, *numbers, bubblewrap.X32 + 39)
     workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({}))
     exit_ = await workspace.run(Command((INTERPRETER, "-c", CALLS.format(numbers=tried))), Limits(), 20)
     await workspace.close()
@@ -413,28 +413,28 @@ async def test_calls_that_no_agent_needs_are_refused(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("machine", seccomp.REFUSED)
+@pytest.mark.parametrize("machine", bubblewrap.REFUSED)
 def test_the_filter_of_each_machine_refuses_its_own_numbers_only(machine: str) -> None:
     """The program is run here as the kernel runs it."""
-    code = list(struct.iter_unpack("HBBI", seccomp.program(machine)))
-    arch, numbers = seccomp.REFUSED[machine]
+    code = list(struct.iter_unpack("HBBI", bubblewrap.program(machine)))
+    arch, numbers = bubblewrap.REFUSED[machine]
 
     def verdict(architecture: int, number: int) -> int:
         held, at = 0, 0
         while True:
             step, then, otherwise, value = code[at]
             at += 1
-            if step == seccomp.LOAD:
+            if step == bubblewrap.LOAD:
                 held = architecture if value == 4 else number
-            elif step == seccomp.RETURN:
+            elif step == bubblewrap.RETURN:
                 return value
             else:
-                at += then if (held == value if step == seccomp.EQUAL else held >= value) else otherwise
+                at += then if (held == value if step == bubblewrap.EQUAL else held >= value) else otherwise
 
-    refused = {*numbers, *seccomp.BOTH}
-    assert {number for number in range(600) if verdict(arch, number) == seccomp.DENY} == refused
-    assert verdict(arch, 0) == seccomp.ALLOW
-    assert verdict(arch + 1, 0) == verdict(arch, seccomp.X32) == seccomp.DENY
+    refused = {*numbers, *bubblewrap.BOTH}
+    assert {number for number in range(600) if verdict(arch, number) == bubblewrap.DENY} == refused
+    assert verdict(arch, 0) == bubblewrap.ALLOW
+    assert verdict(arch + 1, 0) == verdict(arch, bubblewrap.X32) == bubblewrap.DENY
 
 
 def test_without_a_sandbox_nothing_is_run_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import ConfigError, RuntimeFailed
+from rolltap.harnesses.agents.install import find, install, own
 from rolltap.harnesses.base import Package
-from rolltap.harnesses.install import find, install, own
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 
 NOT_FOUND = """\
@@ -53,7 +53,7 @@ INSTALL_SLOW = """\
 import sys
 from pathlib import Path
 from rolltap.harnesses.base import Package
-from rolltap.harnesses.install import install
+from rolltap.harnesses.agents.install import install
 print(install(Package("npm", "slow", "1.2.3", executable="slow", node=0), Path(sys.argv[1])).versions["slow"])
 """
 

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from rolltap.harnesses.agents.registry import HARNESSES
 from rolltap.harnesses.base import Command, Interactive
-from rolltap.harnesses.registry import HARNESSES
-from rolltap.harnesses.specs import SAMPLE_JOB
+from rolltap.harnesses.runner.specs import SAMPLE_JOB
 
 TALKING = sorted(name for name, harness in HARNESSES.items() if isinstance(harness, Interactive))
 RUN = """
 import asyncio
 from rolltap.harnesses.base import Command, Limits
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
-from rolltap.harnesses.sources import Empty
+from rolltap.harnesses.runtimes.sources import Empty
 
 async def main():
     workspace = await BubblewrapRuntime().prepare(Empty())

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from rolltap.harnesses.runtimes.cgroup import Cgroup
-from rolltap.harnesses.runtimes.machine import counts_tasks, limits_here
+from rolltap.harnesses.runtimes.cgroup import Cgroup, counts_tasks, limits_here
 
 NEW = "6.1.0-13-amd64"
 NO_GROUPS = "systemd-run -p Delegate=yes"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.harnesses.attempts import Progress, Slots, Stage
 from rolltap.harnesses.client import AdminClient
-from rolltap.harnesses.node import NodeAgent, NodeSettings
-from rolltap.harnesses.specs import Defaults
+from rolltap.harnesses.runner.attempts import Progress, Slots, Stage
+from rolltap.harnesses.runner.node import NodeAgent, NodeSettings
+from rolltap.harnesses.runner.specs import Defaults
 
 from .stub import Stub, running, tool_call
 

@@ -11,9 +11,9 @@ import pytest
 
 from rolltap.harnesses.base import Command, Ending, Limits
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
-from rolltap.harnesses.runtimes.overlay import overlay_works
+from rolltap.harnesses.runtimes.disk import overlay_works
 from rolltap.harnesses.runtimes.process import ProcessRuntime
-from rolltap.harnesses.sources import GitCommit
+from rolltap.harnesses.runtimes.sources import GitCommit
 
 MEGABYTES = 4
 

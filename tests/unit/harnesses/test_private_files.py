@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
+from rolltap.harnesses.agents.environments import own_folder
 from rolltap.harnesses.base import Command, Limits
-from rolltap.harnesses.environments import own_folder
-from rolltap.harnesses.private_files import private_paths
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.here import CurrentFolderRuntime
-from rolltap.harnesses.sources import Empty, Folder
+from rolltap.harnesses.runtimes.shown import private_paths
+from rolltap.harnesses.runtimes.sources import Empty, Folder
 
 SECRETS = {
     "rolltap-data/keys.toml": 'admin = "SECRET"\nsecret = "SECRET"\n',

@@ -13,8 +13,7 @@ import pytest
 import uvloop
 
 from rolltap.errors import RuntimeFailed
-from rolltap.harnesses import attempts
-from rolltap.harnesses.attempts import Progress, Slots, Stage
+from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.base import (
     Command,
     Ending,
@@ -31,13 +30,13 @@ from rolltap.harnesses.base import (
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.python_check import PythonCheck
-from rolltap.harnesses.evaluators.session_completed import SessionCompleted
-from rolltap.harnesses.lifecycle import Assignment, RolloutRunner
-from rolltap.harnesses.mini_swe_agent import MiniSweAgentInProcess
-from rolltap.harnesses.runner import run_groups
+from rolltap.harnesses.evaluators.registry import SessionCompleted
+from rolltap.harnesses.runner import attempts
+from rolltap.harnesses.runner.attempts import Progress, Slots, Stage, run_groups
+from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runtimes.process import ProcessRuntime, ProcessWorkspace
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
-from rolltap.harnesses.sources import Files
 from rolltap.types import Task
 
 from .stub import Stub, running, tool_call

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.harnesses import tampering
-from rolltap.harnesses.sources import Files
-from rolltap.harnesses.tampering import take_snapshot
+from rolltap.harnesses.runner import tampering
+from rolltap.harnesses.runner.tampering import take_snapshot
+from rolltap.harnesses.runtimes.sources import Files
 from rolltap.tampering import TamperingAct, TamperingKind, count_by_kind
 
 from .test_hostile import HOMES, PLANTED, PROJECT

@@ -15,10 +15,10 @@ from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.evaluators.python_check import PythonProgram, PythonTable
+from rolltap.harnesses.runner.specs import Defaults, LimitsSpec, build, resolve_paths
+from rolltap.harnesses.runner.tasks import read_tasks
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
-from rolltap.harnesses.runtimes.docker import DockerRuntime
-from rolltap.harnesses.specs import Defaults, LimitsSpec, build, resolve_paths
-from rolltap.harnesses.tasks import read_tasks
+from rolltap.harnesses.runtimes.containers import DockerRuntime
 
 CLIENT = AdminClient("http://127.0.0.1:1", "k")
 GOOD = {

@@ -13,7 +13,7 @@ from rolltap.cli.main import app
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import RunRequest, describe, groups_table, policy_or_roles, run_tasks, submissions_table
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.specs import Defaults
+from rolltap.harnesses.runner.specs import Defaults
 from rolltap.reading.types import RolloutDetail
 from rolltap.types import Cause, Reward, Rollout, RolloutStatus
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.harnesses.registry import HARNESSES
-from rolltap.harnesses.tested import release_results
+from rolltap.harnesses.agents.registry import HARNESSES, release_results
 
 ROOT = Path(__file__).parents[3]
 

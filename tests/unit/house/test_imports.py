@@ -14,7 +14,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "fastapi": ("proxy/",),
     "torch": ("trainer_client/", "engine/", "weight_group.py"),  # the group that both ends of a transfer join
     "transformers": ("trainer_client/", "engine/", "cli/export.py"),
-    "ray": ("harnesses/ray_runner.py", "trainer_client/adapters/verl_trainer.py"),  # verl's workers are Ray's
+    "ray": ("harnesses/runner/ray_runner.py", "trainer_client/adapters/verl_trainer.py"),  # verl's workers are Ray's
     "pyarrow": ("reconstructor/exporters/", "reading/tables.py"),
     "typer": ("cli/", "engine/"),
 }

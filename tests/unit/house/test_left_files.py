@@ -11,8 +11,9 @@ HARNESSES = ROOT / "harnesses"
 PLACES = (
     *sorted((HARNESSES / "evaluators").glob("*.py")),
     *sorted((HARNESSES / "logs").glob("*.py")),
-    *(HARNESSES / name for name in ("attempts.py", "changes.py", "copying.py", "lifecycle.py", "tampering.py")),
-    *(HARNESSES / "runtimes" / name for name in ("traps.py", "code_sandbox.py")),
+    *(HARNESSES / "runner" / name for name in ("attempts.py", "lifecycle.py", "tampering.py")),
+    *(HARNESSES / "runtimes" / name for name in ("folders.py", "code_sandbox.py")),
+    HARNESSES / "left_files.py",
 )
 """The modules that get a working copy or HOME after an agent ran."""
 READS = {
@@ -20,15 +21,20 @@ READS = {
     *("copy", "copy2", "copyfile", "copytree", "cmp", "dircmp", "write_text", "write_bytes", "touch", "mkdir"),
 }
 ALLOWED = {
-    "changes.py:_same": "compares what is a regular file on both sides, once no process is left",
-    "changes.py:apply_changes": "makes folders in a clean workspace, not through links; copies by `LeftFiles`",
     "code_sandbox.py:CodeSandbox.__aenter__": "its own folder",
     "command.py:_clear": "an empty folder in place of what the agent put there, once no process is left",
-    "copying.py:CopyBudget.copy": "its target, new",
-    "harbor.py:HarborCheck.evaluate": "the task's own tests, and its own folder",
+    "folders.py:FolderWorkspace.code_helper": "its own folder",
+    "folders.py:Folders.write_home": "links in the way are removed before, once no process is left",
+    "folders.py:_make": "new folders, before the agent",
+    "folders.py:_make_code_folders": "new folders beside the agent's",
+    "folders.py:empty_folder": "a new folder in place of what was there",
+    "formats.py:_rows": "a copy that `LeftFiles` made, in the reader process",
     "harbor.py:HarborCheck._source": "the task's own test.sh",
+    "harbor.py:HarborCheck.evaluate": "the task's own tests, and its own folder",
     "intake.py:StartingState.of": "a clean workspace before the agent's changes",
-    "opencode.py:_rows": "a copy that `LeftFiles` made, in the reader process",
+    "left_files.py:CopyBudget.copy": "its target, new",
+    "left_files.py:_same": "compares what is a regular file on both sides, once no process is left",
+    "left_files.py:apply_changes": "makes folders in a clean workspace, not through links; copies by `LeftFiles`",
     "pytest_check.py:_identities": "a clean workspace before the agent's changes",
     "pytest_check.py:_is_python_prefix": "this machine's Python",
     "pytest_check.py:find_configuration": "the same",
@@ -70,12 +76,8 @@ def _by_helper(call: ast.Call) -> bool:
 
 
 def test_no_other_way_leads_into_what_an_agent_left() -> None:
-    found = {
-        each
-        for path in PLACES
-        if path.name != "files.py"  # LeftFiles itself
-        for each in reads(path.read_text(encoding="utf-8"), path.name)
-    }
+    found = {each for path in PLACES for each in reads(path.read_text(encoding="utf-8"), path.name)}
+    found = {each for each in found if not each.startswith("left_files.py:LeftFiles.")}
     assert found == set(ALLOWED)
 
 

@@ -13,11 +13,11 @@ import pytest
 from rolltap.calllog.memory import MemoryCallLog
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
-from rolltap.protocols.dialects import DIALECTS
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.admission import Admission, Vendors
 from rolltap.proxy.call.path import CallPath
-from rolltap.proxy.call.policies import Policies, Policy
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.sources.tokens import TokenSource
@@ -35,6 +35,7 @@ from rolltap.proxy.sessions.session_cache import SessionCache, key_hash
 from rolltap.settings import KeySettings, LimitSettings, PolicySettings
 from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Session, VersionSpan
+from tests.dialects import DIALECTS
 
 SECRET = b"0123456789abcdef"
 TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rolltap.proxy.call import budget
-from rolltap.proxy.call.turn_cap import FINAL_ANSWERS
+from rolltap.proxy.call.budget import FINAL_ANSWERS
 from rolltap.settings import LimitSettings
 from rolltap.tokenizer import HubTokenizer
 

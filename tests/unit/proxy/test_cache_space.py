@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 
 from rolltap.protocols.base import WireRequest
-from rolltap.protocols.cache_space import SHARED, CacheSpace, WeighedCache
+from rolltap.protocols.cache_space import CacheSpace, WeighedCache
 from rolltap.protocols.conversation import Message, Text
-from rolltap.protocols.dialects import DIALECTS
+from rolltap.protocols.dialects import open_dialects
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.types import Outcome
+from tests.dialects import DIALECTS
 
 LIMIT = 1_200_000
 TEXT = "The quick brown fox jumps over it. " * 1000
@@ -63,18 +64,17 @@ def request(name: str, body: Any, key: str) -> WireRequest:
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_large_requests_leave_the_caches_under_their_bound(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_requests_leave_the_caches_under_their_bound(shape: Shape) -> None:
     """Python's own count of its memory, and the caches' own."""
-    monkeypatch.setattr(SHARED, "limit", LIMIT)
-    SHARED.grow(0)
-    digests = DigestCache()
+    space = CacheSpace(LIMIT)
+    dialects, digests = open_dialects(space), DigestCache(space=space)
     forests = [Forest(digests) for _ in range(30)]
     sent = 0
 
     def send(number: int) -> int:
         name, body = shape(number)
         wire = request(name, body, key=f"key {number % 7}")
-        forests[number % 30].outline("policy", DIALECTS[name].parse(wire))
+        forests[number % 30].outline("policy", dialects[name].parse(wire))
         return len(wire.body)
 
     send(-1)
@@ -88,7 +88,7 @@ def test_large_requests_leave_the_caches_under_their_bound(shape: Shape, monkeyp
     finally:
         tracemalloc.stop()
     assert sent > 0.4 * LIMIT
-    assert 0 < SHARED.size <= LIMIT
+    assert 0 < space.size <= LIMIT
     assert memory < LIMIT
 
 

@@ -20,7 +20,7 @@ from rolltap.ids import new_id
 from rolltap.protocols.conversation import ChatRequest
 from rolltap.protocols.handles import MAX_CALLS, Handles
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.call.sources.chat_reply import ChatReplyParser
+from rolltap.proxy.call.sources.chat import ChatReplyParser
 from rolltap.proxy.engines.base import ChatChunk, ToolDelta
 from rolltap.proxy.server import bind, serve
 from rolltap.settings import DATABASE, Settings

@@ -16,7 +16,7 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineRefused, InvalidRequest, SchemaRefused
 from rolltap.protocols.conversation import ChatRequest, Message, Sampling, Text, Tool, ToolChoice
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.call.sources.client_faults import upstream_faults
+from rolltap.proxy.call.sources.base import upstream_faults
 from rolltap.proxy.server import bind, serve
 from rolltap.settings import PinSettings, Settings
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolltap.errors import BodyTooLarge, InvalidRequest
-from rolltap.proxy.call.content_encoding import decoded, encodings_of
+from rolltap.proxy.call.http_exchange import decoded, encodings_of
 
 PATH = "/v1/chat/completions"
 BODY = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "héllo " * 60}]}).encode()

@@ -17,8 +17,7 @@ from rolltap.contract.keys import Caller, MintKey
 from rolltap.errors import ConfigError
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.front import connections
-from rolltap.proxy.front.exposure import check_exposure
-from rolltap.proxy.front.hosts import Hosts
+from rolltap.proxy.front.exposure import Hosts, check_exposure
 from rolltap.proxy.server import Front, bind, serve
 from rolltap.settings import ListenSettings, Settings
 

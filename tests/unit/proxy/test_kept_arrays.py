@@ -12,7 +12,7 @@ import pytest
 from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, logprob_of, say
 from rolltap.engine.scripted.sampling import experts_of, mask_of
 from rolltap.engine.tiny import FOLDER
-from rolltap.proxy.engines import ENGINES
+from rolltap.proxy.engines.registry import ENGINES
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.settings import EngineSettings, PolicySettings

@@ -12,7 +12,7 @@ import pytest
 from rolltap.contract.keys import Caller, KeyBudget, KeyUsage, key_hash
 from rolltap.errors import StoreUnavailable
 from rolltap.proxy.call import budget
-from rolltap.proxy.call.turn_cap import FINAL_ANSWERS
+from rolltap.proxy.call.budget import FINAL_ANSWERS
 from rolltap.proxy.sessions import key_accounts
 from rolltap.settings import LimitSettings
 from rolltap.tokenizer import HubTokenizer

@@ -17,7 +17,8 @@ from rolltap.errors import SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.ids import new_id
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.canonical import DIGEST_BYTES
-from rolltap.proxy.sessions.session_cache import TRUST_S, LiveSession, SessionCache, key_hash
+from rolltap.proxy.sessions.live_session import LiveSession
+from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
 from rolltap.types import Session
 
 

@@ -16,10 +16,9 @@ import pytest
 from rolltap.errors import BodyTooLarge, RateLimited
 from rolltap.protocols.base import WireReply
 from rolltap.protocols.cache_space import CacheSpace, WeighedCache
-from rolltap.proxy.call import value_count
-from rolltap.proxy.call.body_reader import BodyRoom
+from rolltap.proxy.call import body_reader
+from rolltap.proxy.call.body_reader import MOST_VALUES, BodyRoom, count_values
 from rolltap.proxy.call.http_exchange import HttpExchange
-from rolltap.proxy.call.value_count import MOST_VALUES, count_values
 from rolltap.settings import LimitSettings
 from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Outcome
@@ -100,10 +99,10 @@ def values_of(value: Any) -> int:
     return 1 + sum(map(values_of, inner))
 
 
-@pytest.mark.parametrize("piece", [1, 2, 3, 17, value_count.PIECE_BYTES])
+@pytest.mark.parametrize("piece", [1, 2, 3, 17, body_reader.PIECE_BYTES])
 def test_values_are_counted_as_a_parser_counts_them(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A border between two pieces may make an empty list count as one value more."""
-    monkeypatch.setattr(value_count, "PIECE_BYTES", piece)
+    monkeypatch.setattr(body_reader, "PIECE_BYTES", piece)
     dice = random.Random(7)
     for _ in range(300):
         value = value_of(dice, 6)

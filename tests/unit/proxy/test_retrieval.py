@@ -13,15 +13,16 @@ import pytest
 from rolltap.calllog.open import open_call_log
 from rolltap.ids import new_id
 from rolltap.protocols.base import WireRequest
-from rolltap.protocols.dialects import DIALECTS
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.proxy.sessions.response_store import ResponseStore
-from rolltap.proxy.sessions.session_cache import LiveSession, key_hash
+from rolltap.proxy.sessions.session_cache import key_hash
 from rolltap.types import Session
+from tests.dialects import DIALECTS
 
 from .conftest import SECRET, serve
 

@@ -11,7 +11,7 @@ import pytest
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.call.tokenizer_check import tokenizer_difference
+from rolltap.proxy.call.engine_watch import tokenizer_difference
 from rolltap.tokenizer import HubTokenizer
 
 from .test_weights_check import settings_of, status_of_call, until

@@ -14,13 +14,13 @@ import pytest
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.call.weights_check import watch_weights
+from rolltap.proxy.call.engine_watch import watch_weights
 from rolltap.settings import Settings
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rolltap.proxy.call.weights_check.CHECK_EVERY_S", 0.02)
+    monkeypatch.setattr("rolltap.proxy.call.engine_watch.CHECK_EVERY_S", 0.02)
     monkeypatch.setattr("rolltap.proxy.engines.pool.PROBE_EVERY_S", 0.02)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from rolltap.contract.admin import HarnessLog, LogEntry
-from rolltap.harnesses.logs.base import RunFolders
-from rolltap.harnesses.logs.files import LeftFiles
-from rolltap.harnesses.logs.registry import LOG_READERS
+from rolltap.harnesses.left_files import LeftFiles
+from rolltap.harnesses.logs.check import LOG_READERS
+from rolltap.harnesses.logs.formats import RunFolders
 from rolltap.ids import new_id
 from rolltap.reading.log_check import RecordedReply, compare
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rolltap.errors import EvaluatorFailed, Unreadable
-from rolltap.harnesses.output import last_line
+from rolltap.harnesses.base import last_line
 from rolltap.untrusted import ReaderServer, ReadLimits
 from rolltap.untrusted.server import ANSWER_BYTES
 
@@ -25,7 +25,7 @@ def reader_server() -> Iterator[ReaderServer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT))
         patch.setenv("ROLLTAP_TEST", "secret")
-        reader_server = ReaderServer(("rolltap.harnesses.output",))
+        reader_server = ReaderServer(("rolltap.harnesses.base",))
         yield reader_server
         reader_server.close()
 

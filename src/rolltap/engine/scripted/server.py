@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Route
 from uvicorn.server import ServerState
 
-from rolltap.engine.keyed import keyed
+from rolltap.engine.http import keyed
 from rolltap.engine.scripted.control import Control
 from rolltap.engine.scripted.http import SamplingRoute
 from rolltap.engine.scripted.journal import Journal

@@ -24,6 +24,7 @@ from rolltap.protocols.anthropic.parse import parse_entry, parse_system
 from rolltap.protocols.anthropic.read import MessagesReader
 from rolltap.protocols.anthropic.write import MessagesWriter, anthropic_error, message_body
 from rolltap.protocols.base import ClientEnvironment, Dialect, Route, WireReply, WireRequest
+from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.conversation import ChatRequest, Message, ReplyEnded, ReplyStarted, Sampling, Tool, ToolChoice
 from rolltap.protocols.hints import read_hints
 from rolltap.protocols.history import Linker, unknown_tool
@@ -67,11 +68,11 @@ class Anthropic(Dialect):
     client_environment = ClientEnvironment("ANTHROPIC_BASE_URL", "", "ANTHROPIC_API_KEY")
     reply_reader = MessagesReader
 
-    def __init__(self) -> None:
-        self._entries = ItemCache(lambda raw: parse_entry(raw, {}))
-        self._tools = ItemCache(parse_tools)
-        self._system = ItemCache(parse_system)
-        self._linker = Linker()
+    def __init__(self, space: CacheSpace) -> None:
+        self._entries = ItemCache(lambda raw: parse_entry(raw, {}), space)
+        self._tools = ItemCache(parse_tools, space)
+        self._system = ItemCache(parse_system, space)
+        self._linker = Linker(space)
 
     def key(self, request: WireRequest) -> str | None:
         return request.headers.get("x-api-key") or bearer(request.headers)

@@ -16,7 +16,7 @@ import msgspec
 
 from rolltap.errors import NotFound, RolltapError
 from rolltap.protocols.base import NO_CONTEXTS, ClientEnvironment, Dialect, Route, WireReply, WireRequest, model_list
-from rolltap.protocols.cache_space import WeighedCache, message_bytes
+from rolltap.protocols.cache_space import CacheSpace, WeighedCache, message_bytes
 from rolltap.protocols.conversation import ChatRequest, Message, ReplyEnded, ReplyStarted, Sampling, Tool, ToolChoice
 from rolltap.protocols.gemini import wire
 from rolltap.protocols.gemini.parse import Identifier, join_contents, json_schema, parse_content, parse_system
@@ -70,13 +70,13 @@ class Gemini(Dialect):
     client_environment = ClientEnvironment("GOOGLE_GEMINI_BASE_URL", "", "GEMINI_API_KEY")
     reply_reader = GeminiReader
 
-    def __init__(self) -> None:
-        self._contents = ItemCache(parse_content)
-        self._tools = ItemCache(parse_tools)
-        self._system = ItemCache(parse_system)
-        self._turns: WeighedCache[tuple[Message, ...], Message] = WeighedCache(message_bytes)
-        self._identify = Identifier()
-        self._linker = Linker()
+    def __init__(self, space: CacheSpace) -> None:
+        self._contents = ItemCache(parse_content, space)
+        self._tools = ItemCache(parse_tools, space)
+        self._system = ItemCache(parse_system, space)
+        self._turns: WeighedCache[tuple[Message, ...], Message] = WeighedCache(message_bytes, space)
+        self._identify = Identifier(space)
+        self._linker = Linker(space)
 
     def key(self, request: WireRequest) -> str | None:
         return request.headers.get("x-goog-api-key") or request.query.get("key") or bearer(request.headers)

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from rolltap.protocols.cache_space import WeighedCache, message_bytes
+from rolltap.protocols.cache_space import CacheSpace, WeighedCache, message_bytes
 from rolltap.protocols.contents import attachment, image_part, text_of
 from rolltap.protocols.conversation import Message, Part, Reasoning, Text, ToolCall
 from rolltap.protocols.gemini import wire
@@ -145,9 +145,9 @@ class Identifier:
     One per dialect: equal histories get the same message objects.
     """
 
-    def __init__(self) -> None:
-        self._calls_with_ids: WeighedCache[tuple[Message, int], Message] = WeighedCache(message_bytes)
-        self._responses_with_ids: WeighedCache[tuple[Message, str], Message] = WeighedCache(message_bytes)
+    def __init__(self, space: CacheSpace) -> None:
+        self._calls_with_ids: WeighedCache[tuple[Message, int], Message] = WeighedCache(message_bytes, space)
+        self._responses_with_ids: WeighedCache[tuple[Message, str], Message] = WeighedCache(message_bytes, space)
 
     def __call__(self, messages: Sequence[Message], places: Sequence[str]) -> tuple[list[Message], list[str]]:
         open_calls: list[UnansweredCall] = []

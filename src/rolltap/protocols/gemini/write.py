@@ -25,7 +25,6 @@ from rolltap.protocols.conversation import (
     ReplyEvent,
     ReplyStarted,
     TextDelta,
-    TokenLogprob,
     ToolCall,
     ToolCallDelta,
     ToolCallEnded,
@@ -112,12 +111,9 @@ def _candidate(choice: Choice, parts: list[PartOut]) -> CandidateOut:
     if choice.logprobs is not None:
         sampled_tokens = [_token_logprob(entry.token, entry.logprob) for entry in choice.logprobs]
         candidate.avg_logprobs = sum(entry.logprob for entry in choice.logprobs) / max(len(sampled_tokens), 1)
-        candidate.logprobs_result = {"chosenCandidates": sampled_tokens, "topCandidates": _top(choice.logprobs)}
+        tops = [{"candidates": [_token_logprob(*one) for one in entry.top]} for entry in choice.logprobs]
+        candidate.logprobs_result = {"chosenCandidates": sampled_tokens, "topCandidates": tops}
     return candidate
-
-
-def _top(logprobs: tuple[TokenLogprob, ...]) -> list[dict[str, Any]]:
-    return [{"candidates": [_token_logprob(token, value) for token, value in entry.top]} for entry in logprobs]
 
 
 def _token_logprob(token: str, logprob: float) -> dict[str, Any]:

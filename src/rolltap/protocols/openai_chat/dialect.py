@@ -13,6 +13,7 @@ import msgspec
 
 from rolltap.errors import RolltapError
 from rolltap.protocols.base import Dialect, Route, WireReply, WireRequest
+from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.conversation import ChatRequest, ReplyEnded, ReplyStarted, Sampling, Tool, ToolChoice
 from rolltap.protocols.hints import read_hints
 from rolltap.protocols.history import Linker, unknown_tool
@@ -44,11 +45,11 @@ class OpenAIChat(Dialect):
     client_environment = OPENAI_ENVIRONMENT
     reply_reader = ChatReader
 
-    def __init__(self) -> None:
-        self._known = RequestCache("messages")
-        self._messages = ItemCache(parse_message)
-        self._tools = ItemCache(parse_tools)
-        self._linker = Linker()
+    def __init__(self, space: CacheSpace) -> None:
+        self._known = RequestCache("messages", space)
+        self._messages = ItemCache(parse_message, space)
+        self._tools = ItemCache(parse_tools, space)
+        self._linker = Linker(space)
 
     def key(self, request: WireRequest) -> str | None:
         return openai_key(request.headers)

@@ -111,6 +111,15 @@ def join_details(blocks: list[dict[str, Any]], pieces: Iterable[Mapping[str, Any
                 last[name] = value
 
 
+class ReplyChoice(msgspec.Struct):
+    """A choice of an event (`delta`), or of a reply that is not streamed (`message`)."""
+
+    index: int | None = None
+    delta: MessagePiece | None = None
+    message: MessagePiece | None = None
+    finish_reason: str | None = None
+
+
 class CallDelta(NamedTuple):
     """The next piece of the call at `position`. Its first piece has the name, and the id if there is one."""
 

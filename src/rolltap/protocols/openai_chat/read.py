@@ -10,18 +10,14 @@ from rolltap.decoding import from_json
 from rolltap.protocols.base import make_choice
 from rolltap.protocols.conversation import Choice, Usage
 from rolltap.protocols.openai_chat.parse import parse_message
-from rolltap.protocols.openai_chat.pieces import CallAssembler, CallDelta, MessagePiece, OpenAIUsage
+from rolltap.protocols.openai_chat.pieces import CallAssembler, CallDelta, MessagePiece, OpenAIUsage, ReplyChoice
 
 DONE = b"[DONE]"
 FINISHES = {"length": "length", "max_tokens": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
 
 
-class _Choice(msgspec.Struct):
-    index: int | None = None
-    delta: MessagePiece | None = None
-    message: MessagePiece | None = None
-    text: str | None = None
-    finish_reason: str | None = None
+class _Choice(ReplyChoice):
+    text: str | None = None  # of the legacy Completions
 
 
 class _Problem(msgspec.Struct):

@@ -18,7 +18,7 @@ from typing import Any
 
 from rolltap.errors import RolltapError
 from rolltap.protocols.base import Dialect, FindCall, Route, WireReply, WireRequest
-from rolltap.protocols.cache_space import WeighedCache, message_bytes
+from rolltap.protocols.cache_space import CacheSpace, WeighedCache, message_bytes
 from rolltap.protocols.conversation import ChatRequest, Message, ReplyEnded, ReplyStarted, Sampling
 from rolltap.protocols.hints import read_hints
 from rolltap.protocols.history import Linker
@@ -69,12 +69,12 @@ class OpenAIResponses(Dialect):
     client_environment = OPENAI_ENVIRONMENT
     reply_reader = ResponsesReader
 
-    def __init__(self) -> None:
-        self._items: ItemCache[ParsedItem] = ItemCache(parse_item)
-        self._tools = ItemCache(lambda raw: parse_tools(decode(raw, list[wire.WireTool], "tools"), "tools"))
-        self._instructions = ItemCache(parse_instructions)
-        self._turns: WeighedCache[tuple[ContentPiece, ...], Message] = WeighedCache(message_bytes)
-        self._linker = Linker()
+    def __init__(self, space: CacheSpace) -> None:
+        self._items: ItemCache[ParsedItem] = ItemCache(parse_item, space)
+        self._tools = ItemCache(lambda raw: parse_tools(decode(raw, list[wire.WireTool], "tools"), "tools"), space)
+        self._instructions = ItemCache(parse_instructions, space)
+        self._turns: WeighedCache[tuple[ContentPiece, ...], Message] = WeighedCache(message_bytes, space)
+        self._linker = Linker(space)
 
     def key(self, request: WireRequest) -> str | None:
         return openai_key(request.headers)

@@ -28,7 +28,7 @@ from rolltap.protocols.requests import invalid
 INSTRUCTIONS = "instructions"
 
 
-async def recall(request: ChatRequest, find: FindCall, linker: Linker | None = None) -> ChatRequest:
+async def recall(request: ChatRequest, find: FindCall, linker: Linker) -> ChatRequest:
     """Returns the request with its whole history. Raises `InvalidRequest` if it names an unknown call.
 
     `linker`: the dialect's own, which returns one object per message.
@@ -47,7 +47,7 @@ async def recall(request: ChatRequest, find: FindCall, linker: Linker | None = N
         history.append((*_split(call.request)[1], call.reply))
         step = call.request
     messages = await _resolved([message for turns in reversed(history) for message in turns], find)
-    linked = (linker or Linker()).link(messages, "input[{}]".format)
+    linked = linker.link(messages, "input[{}]".format)
     return msgspec.structs.replace(request, messages=(*instructions, *linked), previous=None, recalls=False)
 
 

@@ -319,7 +319,8 @@ class ResponsesWriter:
                 )
                 events += self._item_event("response.content_part.done", item, content_index=0, part=part)
             case FunctionCallOut():
-                item.status, item.arguments = "incomplete" if _is_cut(text) else status, text
+                is_cut = bool(text.strip()) and not is_object(text)
+                item.status, item.arguments = "incomplete" if is_cut else status, text
                 events += self._item_event(
                     "response.function_call_arguments.done", item, name=item.name, arguments=item.arguments
                 )
@@ -337,10 +338,6 @@ class ResponsesWriter:
         events += self._close("incomplete" if choice.finish == "length" else "completed", _logprobs(choice.logprobs))
         end_response(self.response, choice, event.usage, self._done)
         return events + self._lifecycle(f"response.{self.response.status}")
-
-
-def _is_cut(arguments: str) -> bool:
-    return bool(arguments.strip()) and not is_object(arguments)
 
 
 def _logprobs(logprobs: tuple[TokenLogprob, ...] | None) -> list[TokenLogprobOut] | None:

@@ -16,7 +16,7 @@ import msgspec
 
 from rolltap.engine.scripted.sampling import Ask, Piece, Plan
 from rolltap.engine.scripted.wires.base import Reader, scaled, session_of
-from rolltap.engine.scripted.wires.vllm import usage
+from rolltap.engine.scripted.wires.vllm import usage_of
 from rolltap.engine.scripted.writing import ScriptedReplyWriter
 from rolltap.errors import InvalidRequest
 
@@ -93,7 +93,7 @@ class Chat:
     def last(self, plan: Plan) -> Any | None:
         body: dict[str, Any] = {**_head(plan), "choices": []}
         if plan.ask.usage:
-            body["usage"] = usage(plan)
+            body["usage"] = usage_of(plan)
         if plan.ask.echo and self._ids_by == "sglang":
             body["sglext"] = {"input_ids": plan.ask.prompt_ids, "output_ids": [plan.entry.output]}
         return body
@@ -103,7 +103,7 @@ class Chat:
         content, reasoning, calls = parsed.content, parsed.reasoning, parsed.calls
         message = {"role": "assistant", "content": content, "reasoning": reasoning, "tool_calls": calls}
         choice = {"index": 0, "message": message, "finish_reason": piece.finish}
-        return {**_head(plan), "choices": [choice], "usage": usage(plan)}
+        return {**_head(plan), "choices": [choice], "usage": usage_of(plan)}
 
     def _logprobs(self, plan: Plan, piece: Piece) -> dict[str, Any] | None:
         if piece.logprobs is None:

@@ -5,9 +5,6 @@ Source: vLLM 0.32, `entrypoints/scale_out/token_in_token_out` and `entrypoints/o
 
 from __future__ import annotations
 
-import base64
-import io
-import time
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
@@ -16,6 +13,15 @@ import numpy as np
 
 from rolltap.engine.scripted.sampling import Ask, Piece, Plan, mask_of
 from rolltap.engine.scripted.wires.base import Reader, candidates, echoed, experts, prompt_scores, scaled, session_of
+from rolltap.engine.vllm_replies import (
+    ScoredToken,
+    completion,
+    completion_choice,
+    generate_choice,
+    npy,
+    prompt_logprobs,
+    usage,
+)
 from rolltap.errors import InvalidRequest
 
 
@@ -64,41 +70,18 @@ class Generate:
         return body
 
     def last(self, plan: Plan) -> Any | None:
-        return {"request_id": plan.ask.id, "choices": [], "usage": usage(plan)} if plan.ask.usage else None
+        return {"request_id": plan.ask.id, "choices": [], "usage": usage_of(plan)} if plan.ask.usage else None
 
     def whole(self, plan: Plan, piece: Piece) -> Any:
-        return {**self.event(plan, piece), "usage": usage(plan)}
+        return {**self.event(plan, piece), "usage": usage_of(plan)}
 
     def _choice(self, plan: Plan, piece: Piece) -> dict[str, Any]:
-        content = None
-        if piece.logprobs is not None:
-            logprobs = scaled(plan, piece.logprobs, self._mode)
-            content = [
-                {
-                    "token_id": token,
-                    "logprob": logprob,
-                    "rank": 1,
-                    "top_logprobs": [
-                        {"token_id": other, "logprob": value, "rank": 1 + rank}
-                        for rank, (other, value) in enumerate(candidates(plan, token, at, self._mode))
-                    ],
-                }
-                for at, (token, logprob) in enumerate(zip(piece.ids, logprobs, strict=False), piece.start)
-            ]
-        return {
-            "index": 0,
-            "token_ids": piece.ids,
-            "logprobs": None if content is None else {"content": content},
-            "finish_reason": piece.finish,
-            "stop_reason": None,
-            "weight_versions": piece.spans,
-            **(routed(plan, piece) if self._experts else {}),
-            **(
-                {"sampling_mask": [mask_of(*one) for one in zip(piece.ids, count(piece.start), strict=False)]}
-                if self._masks
-                else {}
-            ),
-        }
+        more: dict[str, Any] = {"weight_versions": piece.spans}
+        if self._experts:
+            more |= routed(plan, piece)
+        if self._masks:
+            more["sampling_mask"] = [mask_of(*one) for one in zip(piece.ids, count(piece.start), strict=False)]
+        return generate_choice(0, piece.ids, scored(plan, piece, self._mode), piece.finish, **more)
 
 
 def check_cut(params: Reader) -> None:
@@ -108,7 +91,7 @@ def check_cut(params: Reader) -> None:
 
 
 class Completions:
-    """`/v1/completions`. Text is left empty: whoever asks for ids reads ids. Flags as those of `Generate`."""
+    """`/v1/completions`. `text` is empty: clients use the ids. Flags as those of `Generate`."""
 
     path = "/v1/completions"
 
@@ -143,58 +126,39 @@ class Completions:
         return None
 
     def event(self, plan: Plan, piece: Piece) -> Any:
-        return {**_head(plan), "choices": [self._choice(plan, piece)]}
+        return completion(plan.ask.id, plan.ask.model, [self._choice(plan, piece)])
 
     def last(self, plan: Plan) -> Any | None:
-        return {**_head(plan), "choices": [], "usage": usage(plan)} if plan.ask.usage else None
+        return {**completion(plan.ask.id, plan.ask.model, []), "usage": usage_of(plan)} if plan.ask.usage else None
 
     def whole(self, plan: Plan, piece: Piece) -> Any:
-        return {**self.event(plan, piece), "usage": usage(plan)}
+        return {**self.event(plan, piece), "usage": usage_of(plan)}
 
     def _choice(self, plan: Plan, piece: Piece) -> dict[str, Any]:
-        logprobs = None
-        if piece.logprobs is not None:
-            size = len(piece.logprobs)
-            tops = [candidates(plan, token, at, self._mode) for at, token in enumerate(piece.ids[:size], piece.start)]
-            logprobs = {
-                "text_offset": [0] * size,
-                "tokens": [f"token_id:{token}" for token in piece.ids[:size]],
-                "token_logprobs": scaled(plan, piece.logprobs, self._mode),
-                "top_logprobs": [{f"token_id:{other}": value for other, value in row} for row in tops],
-            }
-        echo = plan.ask.echo and piece.start == 0
-        return {
-            "index": 0,
-            "text": "",
-            "logprobs": logprobs,
-            "finish_reason": piece.finish,
-            "stop_reason": None,
+        more: dict[str, Any] = {
             "token_ids": piece.ids if plan.ask.echo else None,
-            "prompt_token_ids": echoed(plan) if echo else None,
-            **({} if plan.ask.scored_from is None else {"prompt_logprobs": _prompt_logprobs(plan)}),
-            **(routed(plan, piece) if self._experts else {}),
+            "prompt_token_ids": echoed(plan) if plan.ask.echo and piece.start == 0 else None,
         }
+        if plan.ask.scored_from is not None:
+            rows = [ScoredToken(*own, rest) for own, *rest in prompt_scores(plan)]
+            more["prompt_logprobs"] = prompt_logprobs(rows)
+        if self._experts:
+            more |= routed(plan, piece)
+        return completion_choice(0, "", scored(plan, piece, self._mode), piece.finish, **more)
 
 
-def _prompt_logprobs(plan: Plan) -> list[dict[str, Any] | None]:
-    """By id, for every place of the prompt but the first: its own, and the candidates'."""
-    rows = [{str(token): {"logprob": value, "rank": 1} for token, value in row} for row in prompt_scores(plan)]
-    return [None, *rows]
+def scored(plan: Plan, piece: Piece, mode: str) -> list[ScoredToken] | None:
+    """The piece's ids with their log-probs, as far as it has some; None without."""
+    if piece.logprobs is None:
+        return None
+    rows = enumerate(zip(piece.ids, scaled(plan, piece.logprobs, mode), strict=False), piece.start)
+    return [ScoredToken(token, value, candidates(plan, token, at, mode)) for at, (token, value) in rows]
 
 
 def routed(plan: Plan, piece: Piece) -> dict[str, str]:
-    """Routed experts with the last tokens, as base64 `.npy`."""
-    if piece.finish is None:
-        return {}
-    file = io.BytesIO()
-    np.save(file, experts(plan).astype(np.uint8))
-    return {"routed_experts": base64.b64encode(file.getvalue()).decode()}
+    """Routed experts with the last tokens."""
+    return {} if piece.finish is None else {"routed_experts": npy(experts(plan).astype(np.uint8))}
 
 
-def usage(plan: Plan) -> dict[str, Any]:
-    prompt, output = len(plan.ask.prompt_ids), len(plan.entry.output)
-    return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
-
-
-def _head(plan: Plan) -> dict[str, Any]:
-    return {"id": plan.ask.id, "object": "text_completion", "created": int(time.time()), "model": plan.ask.model}
+def usage_of(plan: Plan) -> dict[str, Any]:
+    return usage(len(plan.ask.prompt_ids), len(plan.entry.output))

@@ -1,0 +1,1 @@
+"""The harnesses that rolltap can launch: a file each, their installation, and environments of other packages."""

@@ -1,0 +1,361 @@
+"""What an agent left in its working copy and HOME: read, compared, copied and removed as what an enemy left.
+
+`LeftFiles` opens regular files only, follows no link and limits all sizes. Changes are found by comparing two folders
+file by file: git is not run, as a repository's configuration can name programs that it would start. Links are compared
+as links; files by what is in them, as size and time are the agent's to set. Copies keep holes and lose the rights of
+other users. What has to be parsed goes to the reader processes (`read_untrusted`), never through the runner.
+"""
+
+from __future__ import annotations
+
+import errno
+import filecmp
+import io
+import logging
+import os
+import stat
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, Any, ParamSpec, TypeVar
+
+import msgspec
+
+from rolltap.errors import LogUnreadable, Unreadable
+from rolltap.untrusted import ReaderServer
+
+MAX_BYTES = 64 << 20
+"""The most bytes read below one root, over all files."""
+
+MAX_FILES = 2_000
+"""The most folder entries in one search."""
+
+DEPTH = 6
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(slots=True)
+class LeftFiles:
+    """The files below `root`: the HOME or the working copy of an ended run. `bytes_read`: so far, of all files."""
+
+    root: Path
+    bytes_read: int = 0
+
+    def find(self, folder: str, suffix: str) -> list[str]:
+        """The regular files below `folder` whose names end with `suffix`, oldest first; empty if it is not a folder.
+
+        Raises `LogUnreadable` if there are more than `MAX_FILES` entries.
+        """
+        matches: list[tuple[float, str]] = []
+        waiting, looked_at = [folder], 0
+        while waiting:
+            path = waiting.pop()
+            for entry_path, status in self.entries(path):
+                looked_at += 1
+                if looked_at > MAX_FILES:
+                    raise LogUnreadable(f"{folder} holds more than {MAX_FILES} files")
+                if stat.S_ISDIR(status.st_mode) and entry_path.count("/") - folder.count("/") < DEPTH:
+                    waiting.append(entry_path)
+                elif stat.S_ISREG(status.st_mode) and entry_path.endswith(suffix):
+                    matches.append((status.st_mtime, entry_path))
+        return [path for _, path in sorted(matches)]
+
+    def has(self, path: str) -> bool:
+        """True if there is a file or anything else of this name."""
+        folder, _, name = path.rpartition("/")
+        return any(entry_path == f"{folder}/{name}" for entry_path, _ in self.entries(folder))
+
+    def read(self, path: str) -> bytes:
+        """The file's bytes. Raises `LogUnreadable` for a link in the path, no regular file, or `MAX_BYTES` exceeded."""
+        try:
+            file = self.open(path)
+            if file is None:
+                raise LogUnreadable(f"{path} is not a regular file")
+            with file:
+                data = file.read(MAX_BYTES - self.bytes_read + 1)
+        except OSError as error:
+            raise LogUnreadable(f"{path} can't be read: {error.strerror}") from error
+        self.bytes_read += len(data)
+        if self.bytes_read > MAX_BYTES:
+            raise LogUnreadable(f"{path}: the log has more than {MAX_BYTES >> 20} MB")
+        return data
+
+    def open(self, path: str) -> IO[bytes] | None:
+        """The regular file `path`; None if it is something else. Raises `OSError`, also for a link in the path."""
+        folder = self._folder(path.rpartition("/")[0])
+        try:
+            descriptor = os.open(path.rpartition("/")[2], _FILE, dir_fd=folder)
+        finally:
+            os.close(folder)
+        file = os.fdopen(descriptor, "rb")
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return file
+        file.close()
+        return None
+
+    def link(self, path: str) -> str:
+        """Where the link `path` leads. Raises `OSError`, also for a link on the way."""
+        folder = self._folder(path.rpartition("/")[0])
+        try:
+            return os.readlink(path.rpartition("/")[2], dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def unlink(self, path: str) -> None:
+        """Removes the file or link `path`. Raises `OSError`, also for a link on the way."""
+        folder = self._folder(path.rpartition("/")[0])
+        try:
+            os.unlink(path.rpartition("/")[2], dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def json(self, path: str) -> Any:
+        """The file's JSON object. Raises `LogUnreadable` if it is none."""
+        return _object(self.read(path), path)
+
+    def lines(self, path: str) -> Iterator[dict[str, Any]]:
+        """The JSON objects of the file's lines. A last line that was cut off is skipped."""
+        for number, line in enumerate(io.BytesIO(self.read(path)), 1):
+            if not line.strip():
+                continue
+            try:
+                value = _object(line, f"{path}, line {number}")
+            except LogUnreadable:
+                if not line.endswith(b"\n"):
+                    return
+                raise
+            yield value
+
+    def _folder(self, path: str) -> int:
+        """A descriptor of a folder below the root. No part of the path is followed if it is a link."""
+        descriptor = os.open(self.root, _FOLDER)
+        for part in filter(None, path.split("/")):
+            outer = descriptor
+            try:
+                descriptor = os.open(part, _FOLDER, dir_fd=outer)
+            finally:
+                os.close(outer)
+        return descriptor
+
+    def entries(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+        """The path and status of each entry of a folder; nothing if it is not a folder, or reached by a link."""
+        try:
+            descriptor = self._folder(path)
+        except OSError:
+            return
+        try:
+            with os.scandir(descriptor) as entries:
+                for entry in entries:
+                    with suppress(FileNotFoundError):  # gone meanwhile
+                        yield f"{path}/{entry.name}", entry.stat(follow_symlinks=False)
+        finally:
+            os.close(descriptor)
+
+
+def _object(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise LogUnreadable(f"{where}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise LogUnreadable(f"{where}: not a JSON object")
+    return value
+
+
+PART_BYTES = 1 << 20
+COPIED_MODE = 0o777
+"""Bits of a file's mode that its copy has: no set-user-id, set-group-id or sticky bit."""
+
+
+@dataclass(slots=True)
+class CopyBudget:
+    """The bytes and files that may still be copied. A file with holes counts by its data."""
+
+    bytes: int
+    files: int
+
+    def copy(self, source: LeftFiles, path: str, target: Path) -> None:
+        """Copies the regular file `path` of `source` to the new file `target`, with its times.
+
+        Raises `Unreadable` if the budget is used up, or if it is no regular file, or reached by a link.
+        """
+        self.files -= 1
+        if self.files < 0:
+            raise Unreadable("the agent's changes have more files than may be copied")
+        try:
+            file = source.open(path)
+        except OSError as error:
+            raise Unreadable(f"{path}: {error.strerror}") from error
+        if file is None:
+            raise Unreadable(f"{path} is no regular file")
+        with file:
+            status = os.fstat(file.fileno())
+            mode = stat.S_IMODE(status.st_mode) & COPIED_MODE
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                self._copy_data(file.fileno(), descriptor, status.st_size)
+                os.fchmod(descriptor, mode)
+                os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+            finally:
+                os.close(descriptor)
+
+    def _copy_data(self, source: int, target: int, size: int) -> None:
+        os.ftruncate(target, size)
+        at = 0
+        while at < size:
+            try:
+                start = os.lseek(source, at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # the rest is a hole
+                    return
+                raise
+            at = os.lseek(source, start, os.SEEK_HOLE)
+            self._copy_range(source, target, start, min(at, size))
+
+    def _copy_range(self, source: int, target: int, start: int, end: int) -> None:
+        self.bytes -= end - start
+        if self.bytes < 0:
+            raise Unreadable("the agent's changes have more data than may be copied")
+        while start < end and (part := os.pread(source, min(PART_BYTES, end - start), start)):
+            os.pwrite(target, part, start)
+            start += len(part)
+
+
+MOST_BYTES = 4 << 30
+MOST_FILES = 200_000
+"""The most data and files of an agent that are copied into a clean workspace."""
+
+MOST_LISTED, DEEPEST = 2_000_000, 500
+
+UNSEEN = {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"}
+"""Folders that are not compared: those of builds and tools."""
+
+
+class ChangeKind(StrEnum):
+    ADDED = "added"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    path: str
+    kind: ChangeKind
+
+
+def changes(before: Path, after: Path) -> list[Change]:
+    """The files and links that differ, by path."""
+    old, new = file_states(before).keys(), file_states(after).keys()
+    differing = [Change(path, ChangeKind.ADDED) for path in new - old]
+    differing += [Change(path, ChangeKind.DELETED) for path in old - new]
+    differing += [Change(path, ChangeKind.MODIFIED) for path in old & new if not _same(before / path, after / path)]
+    return sorted(differing, key=lambda change: change.path)
+
+
+def apply_changes(
+    every: Iterable[Change],
+    after: Path,
+    target: Path,
+    brings: Callable[[Change], bool] = lambda _: True,
+    budget: CopyBudget | None = None,
+) -> list[Change]:
+    """Applies to `target` the changes that `brings` accepts, but none through a link outward.
+
+    Returns the changes that were not applied. Raises `Unreadable` for more than `budget` (`MOST_BYTES`, `MOST_FILES`),
+    and for what can't lie in the target, such as a file in a file's place.
+    """
+    budget = budget or CopyBudget(MOST_BYTES, MOST_FILES)
+    left, dropped = LeftFiles(after), []
+    for change in every:
+        destination = target / change.path
+        if not brings(change) or not _stays_inside(target, destination):
+            dropped.append(change)
+            continue
+        try:
+            if destination.is_symlink() or destination.is_file():
+                destination.unlink()
+            if change.kind is not ChangeKind.DELETED:
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                if (after / change.path).is_symlink():
+                    destination.symlink_to(left.link(change.path))
+                else:
+                    budget.copy(left, change.path, destination)
+        except OSError as error:
+            raise Unreadable(f"{change.path} can't be taken over: {error.strerror}") from error
+    return dropped
+
+
+FileState = tuple[int, int, int]
+"""The inode, the time of its last change, which nobody can set, and the size of a file or link."""
+
+
+def file_states(folder: Path) -> dict[str, FileState]:
+    """The files and links below `folder`, but for folders that are not compared. It may change meanwhile.
+
+    Raises `Unreadable` for more than `MOST_LISTED` entries.
+    """
+    left, found, waiting, looked_at = LeftFiles(folder), dict[str, FileState](), [""], 0
+    while waiting:
+        for path, status in left.entries(waiting.pop()):
+            looked_at += 1
+            if looked_at > MOST_LISTED:
+                raise Unreadable(f"the working copy has more than {MOST_LISTED:,} files")
+            if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+                found[path[1:]] = (status.st_ino, status.st_ctime_ns, status.st_size)
+            elif stat.S_ISDIR(status.st_mode) and path.rpartition("/")[2] not in UNSEEN and path.count("/") < DEEPEST:
+                waiting.append(path)
+    return found
+
+
+def _stays_inside(root: Path, destination: Path) -> bool:
+    """True if no link in the path leads `destination` out of `root`."""
+    return destination.parent.resolve().is_relative_to(root.resolve())
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.is_symlink() or other.is_symlink():
+        return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
+    first, second = one.stat(), other.stat()
+    if (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino):  # of one overlay's base
+        return True
+    return first.st_mode == second.st_mode and filecmp.cmp(one, other, shallow=False)
+
+
+log = logging.getLogger("rolltap.runner")
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder with all that is in it; links are removed, not followed. Never raises: a removal
+    that fails is the agent's doing, and logged.
+
+    Python's own removal goes one call deeper with each folder, which an agent can nest as it likes.
+    """
+    if not os.path.lexists(path):
+        return
+    for command in (("rm", "-rf"), ("chmod", "-R", "u+rwX"), ("rm", "-rf")):
+        subprocess.run([*command, "--", str(path)], capture_output=True, check=False)
+        if not os.path.lexists(path):
+            return
+    log.error("%s can't be removed: remove it by hand", path)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MODULES = (
+    "rolltap.harnesses.runner.tampering",
+    "rolltap.harnesses.logs.check",
+    "sqlite3",
+    "rolltap.harnesses.evaluators.pytest_check",
+)
+READERS = ReaderServer(MODULES)
+
+
+async def read_untrusted(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Returns `function(*args)`, run by a reader process: see `ReaderServer.ask`."""
+    return await READERS.ask(function, *args, **kwargs)

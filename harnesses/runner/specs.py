@@ -1,0 +1,205 @@
+"""A task's `spec` as typed data: its source, harness, runtime and evaluator.
+
+The ledger stores the spec of a `Task` without reading it. It is checked when a task is submitted: an unknown harness or
+a path that leaves the task's folder is refused there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rolltap.decoding import convert
+from rolltap.errors import RuntimeFailed, TaskInvalid
+from rolltap.harnesses.agents.environments import NAME as ENVIRONMENT
+from rolltap.harnesses.agents.environments import EnvironmentLoop
+from rolltap.harnesses.agents.install import find, not_installed, own
+from rolltap.harnesses.agents.registry import get_harness
+from rolltap.harnesses.base import Endpoint, Harness, Job, Launch, Limits, PythonCall, RuntimeOptions, Source
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.evaluators.base import EvaluatorTable
+from rolltap.harnesses.evaluators.environment import EnvironmentCheck
+from rolltap.harnesses.evaluators.registry import parse_evaluator
+from rolltap.harnesses.runner.lifecycle import Assignment
+from rolltap.harnesses.runtimes.registry import check_runtime, runtime_for
+from rolltap.harnesses.runtimes.sources import Empty, Files, Folder, GitCommit, located
+from rolltap.types import Task
+
+SAMPLE_JOB = Job(Endpoint("http://127.0.0.1:1/s/sample", "key", "model"), "sample", Path("/w"), Path("/h"))
+
+
+class LimitsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`base.Limits`; None: the default."""
+
+    setup_s: float | None = None
+    agent_s: float | None = None
+    evaluate_s: float | None = None
+    turns: int | None = None
+    processes: int | None = None
+    open_files: int | None = None
+    file_mb: int | None = None
+    memory_mb: int | None = None
+    disk_mb: int | None = None
+    scratch_mb: int | None = None
+
+    def build(self) -> Limits:
+        values = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        if any(value < 0 for value in values.values()):
+            raise TaskInvalid(f"limits can't be negative: {values}", param="limits")
+        return replace(Limits(), **values)
+
+
+class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The task starts from `files`, from `folder`, or from `repository` at `commit`; else from an empty folder.
+
+    `harness`, `runtime` and `image` may come from the command line instead. `argv` is for the harness `command`.
+    """
+
+    evaluator: EvaluatorTable = EvaluatorTable()  # set by `parse_spec`: its class depends on its kind
+    files: dict[str, str] | None = None
+    folder: str | None = None
+    repository: str | None = None
+    commit: str = "HEAD"
+    harness: str = ""
+    dialect: str = ""
+    argv: tuple[str, ...] = ()
+    runtime: str = ""
+    image: str = ""
+    limits: LimitsSpec = LimitsSpec()
+
+    def check_source(self) -> None:
+        """Raises `TaskInvalid` if the task names several sources, or a path that leaves its folder."""
+        sources = [name for name in ("files", "folder", "repository") if getattr(self, name) is not None]
+        if len(sources) > 1:
+            raise TaskInvalid(f"a task starts from one of {', '.join(sources)}, not from several", param=sources[1])
+        if self.files is not None:
+            Files(self.files)
+        for path in (self.folder, self.repository):
+            if path is not None:
+                located(Path(), path)
+
+    def source(self, base: Path) -> Source:
+        self.check_source()
+        if self.files is not None:
+            return Files(self.files)
+        if self.folder is not None:
+            return Folder(located(base, self.folder))
+        if self.repository is not None:
+            return GitCommit(located(base, self.repository), self.commit)
+        return Empty()
+
+    def harness_name(self, default: str = "") -> str:
+        """The task's harness, else `default`, else the environment's own loop if the evaluator is an environment."""
+        return self.harness or default or (ENVIRONMENT if isinstance(self.evaluator, EnvironmentCheck) else "")
+
+    def build_harness(self, defaults: Defaults) -> Harness:
+        name = self.harness_name(defaults.harness)
+        if name != ENVIRONMENT:
+            if isinstance(self.evaluator, EnvironmentCheck):
+                self.evaluator.check_answers()
+            return get_harness(name, dialect=self.dialect or defaults.dialect, argv=self.argv or defaults.argv)
+        if not isinstance(self.evaluator, EnvironmentCheck):
+            raise TaskInvalid("the harness 'environment' needs an evaluator of that kind, too", param="harness")
+        return self.evaluator.loop()
+
+    def runtime_options(self, harness: Harness, defaults: Defaults) -> RuntimeOptions:
+        """The options that put `harness` on PATH: our installation of its pinned release, else the user's own."""
+        installation = (find(harness.package) or own(harness.package)) if harness.package else None
+        bins, needs = (installation.bins, installation.needs) if installation else ((), ())
+        if isinstance(harness, EnvironmentLoop):
+            needs = harness.needs
+        return RuntimeOptions(defaults.workspaces, bins, (*needs, *self.evaluator.needs), self.image)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Values for the keys that a task omits. A task's relative paths are relative to `base`."""
+
+    base: Path = Path()
+    harness: str = ""
+    dialect: str = ""
+    argv: tuple[str, ...] = ()
+    runtime: str = ""
+    workspaces: Path | None = None
+
+
+def parse_spec(spec: Mapping[str, Any]) -> TaskSpec:
+    """Parses a spec. Raises `TaskInvalid`, with the wrong key."""
+    table = dict(spec)
+    evaluator = parse_evaluator(table.pop("evaluator", None))
+    try:
+        return msgspec.structs.replace(convert(table, TaskSpec), evaluator=evaluator)
+    except msgspec.ValidationError as error:
+        raise TaskInvalid(f"the task can't be used: {error}") from error
+
+
+def check(task: Task, policies: Collection[str]) -> None:
+    """Raises `TaskInvalid` if no node could run the task, as far as can be checked without a node's files.
+
+    `policies` are the served ones.
+    """
+    spec = parse_spec(task.spec)
+    _harness_of(task, spec, Defaults())
+    check_runtime(spec.runtime)
+    spec.evaluator.check(policies)
+    spec.check_source()
+    spec.limits.build()
+    for path in (spec.folder, spec.repository, *spec.evaluator.paths):
+        if path is not None and not Path(path).is_absolute():
+            raise TaskInvalid(f"task {task.id}: {path!r} is relative; nodes need absolute paths", param="folder")
+
+
+def resolve_paths(task: Task, defaults: Defaults) -> Task:
+    """`task` as it is submitted: with absolute paths, and with omitted keys from `defaults`."""
+    spec = parse_spec(task.spec)
+    base = defaults.base
+    complete = msgspec.structs.replace(
+        spec,
+        harness=spec.harness_name(defaults.harness),
+        dialect=spec.dialect or defaults.dialect,
+        argv=spec.argv or defaults.argv,
+        runtime=spec.runtime or defaults.runtime,
+        folder=spec.folder and str(located(base, spec.folder).absolute()),
+        repository=spec.repository and str(located(base, spec.repository).absolute()),
+        evaluator=spec.evaluator.resolve_paths(base),
+    )
+    return replace(task, spec=msgspec.to_builtins(complete))
+
+
+def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
+    """The assignment that runs `task` on this machine. Raises `TaskInvalid` if it can't run here."""
+    spec = parse_spec(task.spec)
+    harness = _harness_of(task, spec, defaults)
+    runtime = runtime_for(spec.runtime or defaults.runtime, launch_type(harness))
+    return Assignment(
+        task=task,
+        source=spec.source(defaults.base),
+        harness=harness,
+        runtime=runtime.create(spec.runtime_options(harness, defaults)),
+        evaluator=spec.evaluator.build(client),
+        limits=spec.limits.build(),
+    )
+
+
+def _harness_of(task: Task, spec: TaskSpec, defaults: Defaults) -> Harness:
+    if not spec.harness_name(defaults.harness):
+        raise TaskInvalid(f"task {task.id} names no harness; add `harness`, or give --harness", param="harness")
+    return spec.build_harness(defaults)
+
+
+def check_installed(assignment: Assignment) -> None:
+    """Raises `RuntimeFailed`, with the command to type, if this machine needs the harness's program and lacks it."""
+    harness = assignment.harness
+    if assignment.runtime.name not in ("process", "bubblewrap") or launch_type(harness) is PythonCall:
+        return
+    if harness.package is not None and (find(harness.package) or own(harness.package)) is None:
+        raise RuntimeFailed(not_installed(harness))
+
+
+def launch_type(harness: Harness) -> type[Launch]:
+    """The harness's kind of launch: command or Python call. Uses a sample launch, which has no side effects."""
+    return type(harness.launch(SAMPLE_JOB))

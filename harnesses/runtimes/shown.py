@@ -1,0 +1,279 @@
+"""What of this machine a sandbox shows, and what of it is read-only.
+
+rolltap's own files are never shown: they hold keys and other sessions. A data folder is called `rolltap-data`, or has
+the planes' keys in `keys.toml`. A settings file of any name may have keys of planes, engines and vendors. A store may
+lie outside the data folder, with its lock beside it. Of an interpreter the folders are shown that it runs and imports
+from.
+
+In a person's folder an agent can't write where the person's own tools run programs. Git runs hooks and what its
+configuration names; editors, shells, package managers, version managers and other agents run what their settings name.
+A place that is not there yet is an empty, read-only one while the agent runs, and is removed afterwards: bubblewrap can
+cover a name, not forbid it, and to remove what an agent made there at its end would be too late for a shell that looks
+meanwhile. So a listing shows the agent empty places that are not the person's. The folders of agents are copies that
+are thrown away: agents write their own at a start, and end where they can't.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+from rolltap.errors import RuntimeFailed
+from rolltap.settings import DATA
+
+SKIPPED = {".git", "node_modules", "__pycache__"}
+KEYS = re.compile(rb"^(admin|trainer|secret)\s*=", re.M)
+SETTINGS = re.compile(rb"^\[(keys|engines\.|policies\.)", re.M)
+STORE = b"SQLite format 3\0"
+BESIDE_STORE = ("", "-wal", "-shm", ".index", ".lock")
+
+
+PERSONAL = (
+    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".git-credentials", ".pgpass", ".pypirc"),
+    *(".password-store", ".mozilla", ".bash_history", ".zsh_history", ".python_history", "keys.toml"),
+)
+"""Names in a folder that hold a person's keys, or show that it is somebody's HOME."""
+
+
+def check_shown(path: Path) -> None:
+    """Raises `RuntimeFailed` if a sandbox can't show the file or folder `path`: HOME, a folder around it, or keys."""
+    real = path.resolve()
+    if real.is_file():
+        return
+    homes = {Path.home().resolve(), Path(pwd.getpwuid(os.getuid()).pw_dir).resolve()}
+    around = next((home for home in homes if home.is_relative_to(real)), None)
+    if around is not None:
+        raise RuntimeFailed(
+            f"a sandbox can't show {path}: {around} is in it; install what needs it in a folder of its own"
+        )
+    if private := next((name for name in PERSONAL if os.path.lexists(real / name)), None):
+        raise RuntimeFailed(f"a sandbox can't show {path}: it holds {private}; install what needs it elsewhere")
+
+
+def private_paths(folder: Path) -> list[Path]:
+    """The private files and data folders in `folder`, relative to it. Links are not followed.
+
+    Raises `RuntimeFailed` if `folder` is itself a data folder.
+    """
+    paths = [path.relative_to(folder) for path in _private(folder)]
+    if Path() in paths:
+        raise RuntimeFailed(f"{folder} is rolltap's data folder: run the agent elsewhere, as it would see all keys")
+    return paths
+
+
+def _private(folder: Path) -> Iterator[Path]:
+    for here, folders, files in os.walk(folder):
+        parent = Path(here)
+        if parent.name == DATA or ("keys.toml" in files and KEYS.search(_beginning(parent / "keys.toml"))):
+            folders.clear()
+            yield parent
+            continue
+        folders[:] = [name for name in folders if name not in SKIPPED]
+        for name in files:
+            if name == "rolltap.toml" or (name.endswith(".toml") and SETTINGS.search(_beginning(parent / name))):
+                yield parent / name
+            store = parent / name.removesuffix(".lock")
+            if name.endswith(".lock") and _beginning(store).startswith(STORE):
+                beside = (store.with_name(store.name + suffix) for suffix in BESIDE_STORE)
+                yield from (path for path in beside if path.is_file())
+
+
+def _beginning(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(65_536)
+    except OSError:
+        return b""
+
+
+PRINT_FOLDERS = """\
+import json, os, sys
+print(json.dumps([*sys.path[1:], sys.executable, os.path.realpath(sys.executable), sys.prefix, sys.base_prefix]))
+"""
+"""Prints, as JSON, the programs of an interpreter and the folders that it imports from."""
+
+PREFIX = "lib/python3*/os.py"
+"""In an interpreter's own folder."""
+
+
+@cache
+def python_folders(python: str) -> tuple[Path, ...]:
+    """The programs and folders outside `/usr` that an interpreter runs and imports from, as in a sandbox.
+
+    Raises `RuntimeFailed` if it can't run, or if one of them holds what a sandbox must not show.
+    """
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [python, "-s", "-c", PRINT_FOLDERS]
+    try:
+        listing = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RuntimeFailed(f"can't run the Python {python}: {error}") from error
+    folders = {Path(path) for path in json.loads(listing) if Path(path).exists()}
+    outside = {folder for folder in folders if not folder.is_relative_to("/usr")}
+    nested = {folder for folder in outside if any(folder.is_relative_to(other) for other in outside - {folder})}
+    for folder in outside - nested:
+        check_shown(folder)
+        if not any(
+            (around / "pyvenv.cfg").is_file() or list(around.glob(PREFIX)) for around in (folder, *folder.parents)
+        ):
+            check_without_keys(folder)
+    return tuple(sorted(outside - nested))
+
+
+def check_without_keys(folder: Path) -> None:
+    """Raises `RuntimeFailed` for a folder with rolltap's files: a project that is installed in place, for example."""
+    if private := private_paths(folder):
+        raise RuntimeFailed(f"a sandbox can't show {folder}, which holds {private[0]}: install it, not in place")
+
+
+FOLDERS = (
+    *(".vscode", ".idea", ".fleet", ".zed", ".cursor", ".windsurf", ".devcontainer", ".vim", ".nvim", ".settings"),
+    *(".husky", ".githooks", ".direnv", ".mise", ".yarn", ".cargo", ".bundle", ".gradle", ".mvn"),
+)
+AGENTS = (".claude", ".codex", ".gemini", ".qwen", ".opencode", ".pi", ".aider", ".continue")
+FILES = (
+    *("rolltap.toml", ".mcp.json", "opencode.json", ".aider.conf.yml", ".vimrc", ".exrc", ".nvimrc", ".nvim.lua"),
+    *(".dir-locals.el", ".sublime-project", ".envrc", ".autoenv", ".bashrc", ".bash_profile", ".bash_login"),
+    *(".bash_logout", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".inputrc"),
+    *(".tool-versions", ".mise.toml", "mise.toml", ".npmrc", ".yarnrc", ".yarnrc.yml", ".pnpmfile.cjs"),
+    *("bunfig.toml", ".bunfig.toml", ".pypirc", "pip.conf", ".condarc", ".gemrc", ".irbrc", ".pryrc", ".pdbrc"),
+    *(".gitconfig", ".gdbinit", ".lldbinit", ".pre-commit-config.yaml", ".lefthook.yml", "lefthook.yml"),
+)
+GIT_FILES = ("config", "config.worktree")
+GIT_FOLDERS = ("hooks",)
+COMMON = "commondir"
+"""A file of a repository's folder that names another folder, whose configuration git then reads."""
+COMMON_HERE = ".\n"
+MOST_FOLDERS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mount in the sandbox: `path` of the working copy, as it is (`writable` or not), or an empty one in its place.
+
+    `is_copy`: a writable copy of it, which is thrown away.
+    `text`: the content of a file that stands there instead of an empty one.
+    """
+
+    path: Path
+    writable: bool = False
+    is_folder: bool = False
+    is_there: bool = True
+    text: str = ""
+    is_copy: bool = False
+
+
+def mounts_of(folder: Path) -> list[Mount]:
+    """The mounts that keep an agent from writing where a person's tools run programs, outer ones first."""
+    mounts = [_mount(folder, name, is_folder=True) for name in FOLDERS]
+    mounts += [replace(_mount(folder, name, is_folder=True), is_copy=True) for name in AGENTS]
+    mounts += [_mount(folder, name, is_folder=False) for name in FILES]
+    repositories = [Path(".git"), *_inner_repositories(folder)]
+    for repository in repositories:
+        for outer in reversed(repository.parents[:-1]):  # they can't be renamed, and others be put in their place
+            mounts.append(Mount(outer, writable=True, is_folder=True))
+        mounts += _git_mounts(folder, repository)
+    return list(dict.fromkeys(mounts))
+
+
+def _mount(folder: Path, name: str | Path, *, is_folder: bool) -> Mount:
+    path = folder / name
+    is_there = path.exists()
+    return Mount(Path(name), is_folder=path.is_dir() if is_there else is_folder, is_there=is_there)
+
+
+def _git_mounts(folder: Path, repository: Path) -> Iterator[Mount]:
+    if not (folder / repository).is_dir():
+        yield _mount(folder, repository, is_folder=True)
+        return
+    yield Mount(repository, writable=True, is_folder=True)
+    yield from _git_folder(folder, repository)
+    for kind in ("modules", "worktrees"):
+        for here, folders, files in os.walk(folder / repository / kind):
+            folders[:] = [name for name in folders if name not in ("objects", "refs", "logs", "hooks")]
+            if "HEAD" in files:
+                inner = Path(here).relative_to(folder)
+                for outer in reversed(inner.relative_to(repository).parents[:-1]):
+                    yield Mount(repository / outer, writable=True, is_folder=True)
+                yield Mount(inner, writable=True, is_folder=True)
+                yield from _git_folder(folder, inner, has_common=kind == "modules")
+
+
+def _git_folder(folder: Path, place: Path, *, has_common: bool = True) -> Iterator[Mount]:
+    for name in GIT_FILES:
+        yield _mount(folder, place / name, is_folder=False)
+    for name in GIT_FOLDERS:
+        yield _mount(folder, place / name, is_folder=True)
+    common = _mount(folder, place / COMMON, is_folder=False)
+    yield common if common.is_there or not has_common else Mount(common.path, is_there=False, text=COMMON_HERE)
+
+
+def _inner_repositories(folder: Path) -> list[Path]:
+    found = []
+    for here, folders, files in islice(os.walk(folder), MOST_FOLDERS):
+        if here != str(folder) and (".git" in folders or ".git" in files):
+            found.append(Path(here).relative_to(folder) / ".git")
+        folders[:] = [name for name in folders if name not in SKIPPED]
+    return found
+
+
+def bind_options(folder: Path, inside: Path, mounts: Sequence[Mount], stand_ins: Path) -> list[str]:
+    """bwrap's options for the mounts of `folder`, which is mounted at `inside`. `stand_ins` gets files of ours."""
+    options: list[str] = []
+    for mount in mounts:
+        place = str(inside / mount.path)
+        if mount.is_copy and mount.is_folder:
+            options += ["--bind", str(_copy(folder / mount.path, stand_ins)), place]
+        elif mount.is_there:
+            options += ["--bind" if mount.writable else "--ro-bind", str(folder / mount.path), place]
+        elif mount.is_folder:
+            options += ["--tmpfs", place, "--remount-ro", place]
+        elif mount.text:
+            stand_in = stand_ins / mount.path.name
+            stand_in.write_text(mount.text, encoding="utf-8")
+            options += ["--ro-bind", str(stand_in), place]
+        else:
+            options += ["--ro-bind", "/dev/null", place]
+    return options
+
+
+def _copy(path: Path, stand_ins: Path) -> Path:
+    """A copy of a folder, or an empty one where there is none."""
+    copy = Path(tempfile.mkdtemp(prefix=path.name, dir=stand_ins))
+    if path.is_dir():
+        shutil.copytree(path, copy, symlinks=True, dirs_exist_ok=True, ignore=_odd_kinds)
+    return copy
+
+
+def _odd_kinds(folder: str, names: list[str]) -> list[str]:
+    """What can't be copied: pipes, sockets and devices."""
+    paths = {name: os.path.join(folder, name) for name in names}
+    return [
+        name
+        for name, path in paths.items()
+        if not (os.path.islink(path) or os.path.isfile(path) or os.path.isdir(path))
+    ]
+
+
+def remove_places(folder: Path, mounts: Sequence[Mount]) -> None:
+    """Removes the empty files and folders that bwrap made to mount something there."""
+    for mount in reversed(mounts):
+        path = folder / mount.path
+        if mount.is_there or path.is_symlink():
+            continue
+        with suppress(OSError):
+            if path.is_dir():
+                path.rmdir()  # fails if it is not empty
+            elif path.stat().st_size == 0:
+                path.unlink()
