@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TypedDict
 from urllib.parse import quote
 
-from rolltap import wire
 from rolltap.contract.base import values_of
 from rolltap.contract.control import PolicyStatus, RolloutControl, SetControl
 from rolltap.contract.trainer import (
@@ -40,6 +39,7 @@ from rolltap.contract.trainer import (
     Transfer,
 )
 from rolltap.http_client import Request, no_content, read_as
+from rolltap.wire import unpack
 
 
 class TrainerCaller(TypedDict):
@@ -133,4 +133,4 @@ def _path(name: str, rest: str = "") -> str:
 
 
 def _lease(body: bytes) -> Lease | None:
-    return wire.unpack(body, Lease) if body else None
+    return unpack(body, Lease) if body else None
