@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -143,9 +143,10 @@ async def place_of(
     return JudgesPlace(clean, agents, None if takes else copy, is_clean=True), about
 
 
-def listed(every: Sequence[Change], left_out: Collection[Change]) -> list[str]:
-    """The changes, one a line."""
-    return [f"{each.kind.value} {each.path}{' (dropped)' if each in left_out else ''}" for each in every]
+def listed(every: Iterable[Change], left_out: Iterable[Change]) -> list[str]:
+    """The changes, one a line. An agent can make very many."""
+    dropped = set(left_out)
+    return [f"{each.kind.value} {each.path}{' (dropped)' if each in dropped else ''}" for each in every]
 
 
 async def run_program(

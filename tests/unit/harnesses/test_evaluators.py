@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -30,8 +31,9 @@ from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck, chosen_reward
 from rolltap.harnesses.evaluators.llm_judge import LlmJudge, fair_shares
-from rolltap.harnesses.evaluators.programs import check_survived
+from rolltap.harnesses.evaluators.programs import check_survived, listed
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck, find_configuration, read_results
+from rolltap.harnesses.left_files import Change, ChangeKind
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Empty, Files
@@ -429,3 +431,11 @@ async def test_a_judge_without_a_score_is_an_error(server: Stub, runtime: Runtim
     async with AdminClient(server.url, "admin") as client:
         with pytest.raises(EvaluatorFailed, match="no score"):
             await judged(LlmJudge(client, "judge"), runtime, {})
+
+
+def test_a_hundred_thousand_changes_are_listed_at_once() -> None:
+    """The list is made in the runner's loop, which every other rollout waits for."""
+    every = [Change(f"f{number}", ChangeKind.ADDED) for number in range(100_000)]
+    began = time.process_time()
+    assert len(listed(every, every[::2])) == 100_000
+    assert time.process_time() - began < 5
