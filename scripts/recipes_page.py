@@ -16,8 +16,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_table import learning
 
-from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes import RECIPES
+from rolltap.trainer_client.recipes.base import Recipe
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "recipes.md"

@@ -22,13 +22,13 @@ from rolltap.contract.trainer import LeasedGroup, LeaseOptions
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineRefused, LedgerError
-from rolltap.trainer_client import weights
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.network import PolicyNetwork, load_model
-from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.planning import rows_to_read
-from rolltap.trainer_client.step import view
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.data.step import view
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.model import weights
+from rolltap.trainer_client.model.network import PolicyNetwork, load_model
+from rolltap.trainer_client.run.planning import rows_to_read
 
 from .playing import POLICIES, POLICY, Player
 

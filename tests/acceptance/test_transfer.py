@@ -26,10 +26,10 @@ from torch import Tensor
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineError, LedgerError, WeightsLost
-from rolltap.trainer_client import sender as sending
-from rolltap.trainer_client import weights
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.sender import WeightSender
+from rolltap.trainer_client.lease import push as sending
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.push import WeightSender
+from rolltap.trainer_client.model import weights
 from rolltap.trainer_client.settings import PushSettings
 
 from ..conftest import ROOT

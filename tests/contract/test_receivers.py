@@ -18,8 +18,8 @@ from rolltap.errors import EngineError, WeightsLost
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.engines.registry import open_engine
 from rolltap.settings import EngineSettings
-from rolltap.trainer_client import sender as sending
-from rolltap.trainer_client.sender import WeightSender
+from rolltap.trainer_client.lease import push as sending
+from rolltap.trainer_client.lease.push import WeightSender
 from rolltap.trainer_client.settings import PushSettings
 
 from ..conftest import free_port

@@ -19,9 +19,9 @@ import httpx
 import pytest
 
 from rolltap.engine.tiny import FOLDER
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.protocol import PauseMode
-from rolltap.trainer_client.weights import push
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.protocol import PauseMode
+from rolltap.trainer_client.model.weights import push
 
 from ..conftest import ROOT, free_port
 from ..integration.service import rolltap

@@ -24,7 +24,7 @@ from rolltap.errors import (
     UnknownPolicy,
 )
 from rolltap.http_client import ERRORS, error_of
-from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
+from rolltap.trainer_client.lease.client import AsyncTrainerClient, TrainerClient
 
 from .making import random_group
 from .plane import KEY, Plane, running
