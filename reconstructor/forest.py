@@ -4,14 +4,10 @@ exact prefix of its own prompt, token for token.
 `Call.parent_id` is a hint, verified like any other candidate. Of several equal contexts, a completed call wins, then
 the hinted one, then the latest. The result does not depend on the order in which calls are added.
 
-Cost: one comparison with the hinted parent; without a good hint, one hash pass over the prompt.
-
-Finds the recorded contexts that are prefixes of a prompt.
-
-A context is a call's prompt and output. Hashes of all prefixes of a prompt cost one pass; they are looked up at the
-lengths of recorded contexts, the longest first. A hash only proposes: the caller compares tokens, so that a collision
-costs time and never correctness. Hashes are made when they are first needed: a session whose calls name their parents
-needs none.
+Cost: one comparison with the hinted parent; without a good hint, one hash pass over the prompt. Hashes of all its
+prefixes are looked up at the lengths of recorded contexts (a call's prompt and output), the longest first. A hash only
+proposes: tokens are compared, so that a collision costs time and never correctness. Hashes are made when they are first
+needed: a session whose calls name their parents needs none.
 """
 
 from __future__ import annotations

@@ -3,23 +3,19 @@
 1. `session`: the session belongs to a judge or a simulated user.
 2. `stated`: the policy is a frozen helper, or the harness's header states the purpose.
 3. `role`: the session's owner gave the caller a role, whose calls are the agent's.
-4. `replaces_history`: a summary, or a discarded attempt at one (`summaries.py`).
-5. `fork`: a call of a branch that the conversation goes on without (`side_calls.py`).
-6. `aside`: a side call that is a request of its own, or sees the conversation without its tools (`side_calls.py`).
+4. `replaces_history`: a summary, whose reply replaced a history, or an attempt at one that the harness discarded.
+5. `fork`: a call of a branch that the conversation goes on without.
+6. `aside`: a side call that is a request of its own, or sees the conversation without its tools.
 7. `agent`: all other calls. So in a session without tools nearly every call is the agent's.
 
 Only quotes in later prompts count, not quotes in replies.
 
-Recognises summaries: calls whose reply replaced a history, and the attempts at them that a harness discarded.
+Summaries: a pipeline's next stage quotes the last stage's answer as a compacted history quotes its summary. A
+compaction differs in two ways: the agent keeps its tools and its system text, and the summary was asked for in a
+message of its own, whereas an answer follows the result of a tool.
 
-A pipeline's next stage quotes the last stage's answer as a compacted history quotes its summary. A compaction differs
-in two ways: the agent keeps its tools and its system text, and the summary was asked for in a message of its own,
-whereas an answer follows the result of a tool.
-
-Recognises side calls: requests beside the agent's work, whose replies the agent's conversation goes on without.
-
-A branch is a call that continues another one, with all calls that continue it. Where several branches continue one
-call, the conversation's own branch is the one that was continued further; the others are its forks.
+Branches: a branch is a call that continues another one, with all calls that continue it. Where several branches
+continue one call, the conversation's own branch is the one that was continued further; the others are its forks.
 """
 
 from __future__ import annotations

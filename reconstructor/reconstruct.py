@@ -9,11 +9,6 @@ Invariants, each with a property test in `tests/unit/reconstructor`:
 * The result depends only on the set of calls, not on their order or on repeated records.
 
 Nothing is repaired: a call that equal tokens do not prove begins a new segment, with a `Break` that gives the reason.
-
-Classifies a forest's calls: their kinds, and whether they carry loss, are context, or led to nothing.
-
-Breaks: the reasons why a call begins a segment instead of extending one.
-
 Recorded breaks are measured again, and missing ones are derived. Every call that extends no earlier one has exactly one
 break, except the session's first call and a retry of a call that has none. A break recorded for a call that does extend
 an earlier one (the harness edited the history after it) is kept too. `token_index` is always measured on the arrays.

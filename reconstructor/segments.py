@@ -1,12 +1,10 @@
-"""Builds segments: full-width arrays of a chain of calls that extend each other.
+"""Segments: how a forest is cut into chains of calls that extend each other, and the full-width arrays of a chain.
+
+A strategy yields `SegmentPlan`s. The calls from `own` on may carry loss in the segment; the others are context.
+`reconstruct` checks that exactly one plan owns each kept call.
 
 The tokens of a chain are its last call's prompt and output. Each earlier call's output is in that prompt, at the index
 of its own prompt length, as the forest has proven. So a segment is one concatenation and a few slices.
-
-Strategies: ways to cut a forest into segments, behind one small Protocol.
-
-A strategy yields `SegmentPlan`s: chains of calls that extend each other. The calls from `own` on may carry loss in the
-segment; the others are context. `reconstruct` checks that exactly one plan owns each kept call.
 """
 
 from __future__ import annotations

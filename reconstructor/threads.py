@@ -1,14 +1,13 @@
-"""A session's threads: the calls of one conversation, also across breaks.
+"""A session's threads: the calls of one conversation, also across breaks; and which of several samples it went on with.
 
 Token prefixes prove parents. Over a break, a call continues the call whose reply is the last one in its history
 (`CallShape.follows`). If the record does not name it, a thread follows breaks whose reason means that the conversation
 continues. Threads only decide the kinds of calls; they never decide which tokens follow each other in training.
 
-Siblings are samples of the same prompt for the same request. Decides which of them the harness continued.
-
-A sibling is kept if a later call continues it: token for token, or over a break after the reply. If a break names only
-the shared prompt, the sibling is kept whose reply is in the later prompt. If no call continues any of them, the samples
-of the latest request are kept, all of them if it asked for several. The other siblings are abandoned.
+Siblings are samples of the same prompt for the same request. A sibling is kept if a later call continues it: token for
+token, or over a break after the reply. If a break names only the shared prompt, the sibling is kept whose reply is in
+the later prompt. If no call continues any of them, the samples of the latest request are kept, all of them if it asked
+for several. The other siblings are abandoned.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""`--best`, `--balance` and `--limit`: select among the sessions that `--where` keeps.
+"""What a dataset leaves out on request: sessions by `--best`, `--balance` and `--limit`, near duplicates, benchmarks.
 
-A first pass over the record collects a short entry per session (`Eligible`); a second pass writes the selected ones.
+`SessionFilter` selects among the sessions that `--where` keeps: a first pass over the record collects a short entry per
+session (`Eligible`), a second pass writes the selected ones.
 
-`--near-duplicates SIMILARITY`: leaves out rows whose text is nearly that of an earlier row, by MinHash.
+`NearDuplicates` leaves out rows whose text is nearly that of an earlier row, by MinHash. A row is the set of its runs
+of `RUN` words (or of token ids, if it has no texts). The share of runs that two rows have in common (Jaccard) is
+estimated by `SIZE` minima of hashes, as in Broder, "On the resemblance and containment of documents" (1997). Two rows
+are compared if a band of their minima is equal. Takes 512 bytes per row.
 
-A row is the set of its runs of `RUN` words (or of token ids, if it has no texts). The share of runs that two rows have
-in common (Jaccard) is estimated by `SIZE` minima of hashes, as in Broder, "On the resemblance and containment of
-documents" (1997). Two rows are compared if a band of their minima is equal. Takes 512 bytes per row.
-
-`--decontaminate`: leaves out sessions that share a run of words with given files (such as a benchmark's questions).
-
-A file is text, JSON or JSON Lines; in JSON every string counts, except those of the `LABELS`. Of a session's messages
-the content, the reasoning and the arguments of tool calls count. Words are compared in lower case, without punctuation.
-A text of fewer words than `words` is compared as a whole, with whole texts.
+`NgramIndex` leaves out sessions that share a run of words with given files (such as a benchmark's questions). A file is
+text, JSON or JSON Lines; in JSON every string counts, except those of the `LABELS`. Of a session's messages the
+content, the reasoning and the arguments of tool calls count. Words are compared in lower case, without punctuation. A
+text of fewer words than `words` is compared as a whole, with whole texts.
 """
 
 from __future__ import annotations

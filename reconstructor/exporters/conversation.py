@@ -4,11 +4,10 @@ A harness may send a reply back without its thinking, edited, or cut, although a
 proven chain contributes the new messages of its request, then its own recorded reply. Assistant messages that no call
 of the chain sampled are context.
 
-The opening of a conversation, compared without volatile text: clocks, working directories, billing headers.
-
-Volatile text is ignored in the harness's own text (`system`). It is ignored in the user's messages, too, if both
-conversations are known to be of one task. Text that a policy declares as volatile (`policies.NAME.ignore`) is ignored
-in all messages but the assistant's.
+Openings of conversations are compared without volatile text: clocks, working directories, billing headers. It is
+ignored in the harness's own text (`system`), and in the user's messages, too, if both conversations are known to be of
+one task. Text that a policy declares as volatile (`policies.NAME.ignore`) is ignored in all messages but the
+assistant's.
 """
 
 from __future__ import annotations

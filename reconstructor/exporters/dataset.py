@@ -1,18 +1,11 @@
-"""`--score` and `--group-by`: rewards and groups for recorded sessions without a rollout.
+"""The pass that every format shares: select, split, redact, drop duplicates, write shards, write the manifest.
 
-A session's score (`rolltap.open(...).score`) is its reward. A tag, or the opening of its conversation, is its group.
+A dataset is never half-written (`destinations`). The same items and query give the same bytes. A row or session that
+fails is left out, counted by reason and listed in the manifest, and the export continues; an error of the disk ends it.
 
-Which sessions a training dataset takes: those that a lease would train. The others are counted by reason.
-
-A lease has no rows for an unscorable rollout and no loss for a masked one. It has no group whose rollouts have not all
-ended.
-
-Rows and sessions that failed. They are left out and counted by reason; the first ones are listed.
-
-The pass that every format shares: select, split, redact, drop duplicates, write shards, write the manifest.
-
-A dataset is never half-written (`destinations`). The same items and query give the same bytes. A row that fails is left
-out and listed in the manifest, and the export continues; an error of the disk ends it.
+A training dataset takes the sessions that a lease would train (`left_out`): no unscorable or masked rollout, and no
+group whose rollouts have not all ended. For recorded sessions without a rollout, `Grouping` gives rewards and groups: a
+session's score (`rolltap.open(...).score`) is its reward; a tag, or its conversation's opening, is its group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where a dataset is written: a folder that appears only when it is complete, or nowhere (a dry run).
 
-The manifest's statistics of a dataset's rows, and the dataset card for the Hugging Face hub.
+Beside the rows it has the manifest's statistics (`Figures`) and the dataset card for the Hugging Face hub (`card`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """`--state FILE`: a growing dataset. Each run appends what has ended since the last run, and completes a killed one.
 
-The dataset consists of parts, each written like a dataset of its own (`DatasetWriter`). A finished part is entered in
-the state, in one transaction with its units (groups, sessions without a group); then its files are moved into the
-dataset. The next run deletes a part that is not in the state, and moves one that is there but was not moved. So
-whenever a run is killed, each unit is in the dataset exactly once.
+The dataset consists of parts, each written like a dataset of its own (`DatasetWriter`); `merged` makes one manifest of
+theirs. A finished part is entered in the state, in one transaction with its units (groups, sessions without a group);
+then its files are moved into the dataset. The next run deletes a part that is not in the state, and moves one that is
+there but was not moved. So whenever a run is killed, each unit is in the dataset exactly once.
 
 A unit is exported once, when all of it has ended (`ExportItem.settled`); until then it waits for a later run.
-
-Merges the manifests of a dataset's parts.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Preference pairs within a group, by reward: `prompt`, `chosen`, `rejected`, as TRL's DPO reads them.
+"""Rewards as preferences: pairs for TRL's DPO, and single labelled completions for its KTO.
 
-The rollouts of a group that have a reward and one main conversation are ranked. The best is paired with the worst, the
-second best with the second worst, and so on. A pair is used if its rewards differ by more than `margin`, and no rollout
-is used twice. A pair whose sides are equal is skipped. Both sides must have the same opening, apart from clocks, paths
-and other volatile text (`opening`); the prompt is the better one's. A completion is the whole rest of the conversation,
-including tool results.
+`preference` has `prompt`, `chosen`, `rejected`. The rollouts of a group that have a reward and one main conversation
+are ranked. The best is paired with the worst, the second best with the second worst, and so on. A pair is used if its
+rewards differ by more than `margin`, and no rollout is used twice. A pair whose sides are equal is skipped. Both sides
+must have the same opening, apart from clocks, paths and other volatile text (`begin_alike`); the prompt is the better
+one's. A completion is the whole rest of the conversation, including tool results.
 
-Desirable and undesirable completions: `prompt`, `completion`, `label`, as TRL's KTO reads them.
-
-`label` is true if the rollout's reward is above `threshold`. KTO needs no pairs, so every rollout with a reward and one
-main conversation has a row, except completions of a group that its rollouts label differently: a flaky reward.
+`kto` has `prompt`, `completion`, `label`. The label is true if the rollout's reward is above `threshold`. No pairs are
+needed, so every rollout with a reward and one main conversation has a row, except completions of a group that its
+rollouts label differently: a flaky reward.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""Supervised fine-tuning on conversations: `messages` and `tools`, as TRL, Axolotl and others read them.
+"""Supervised fine-tuning: `sft` on conversations, as TRL, Axolotl and others read them, `sft-tokens` on sampled tokens.
 
-`tools` is a JSON text (TRL decodes it). A tool call's arguments are an object if they are JSON. The trainer renders the
-conversation with its chat template, so its tokens may differ from the sampled ones; `sft-tokens` has the sampled ones.
+`sft` has `messages` and `tools`. `tools` is a JSON text (TRL decodes it). A tool call's arguments are an object if they
+are JSON. The trainer renders the conversation with its chat template, so its tokens may differ from the sampled ones.
 
 Each assistant message has a `weight`: 1 if this row trains it, 0 for context. For a trainer that ignores weights (TRL)
 use `targets=split`, with a `prompt` and a `completion` per trained reply, or `targets=whole`, with only the
 conversations in which every reply is trained. With `mark=loss` it is called `loss` and true or false (ms-swift).
 
-Supervised fine-tuning on the sampled tokens: `input_ids` and `labels`, which are -100 for tokens without loss.
-
-TRL reads it with `dataset_kwargs={"skip_prepare_dataset": True}`; nothing is rendered again.
+`sft-tokens` has `input_ids` and `labels`, which are -100 for tokens without loss. TRL reads it with
+`dataset_kwargs={"skip_prepare_dataset": True}`; nothing is rendered again.
 """
 
 from __future__ import annotations

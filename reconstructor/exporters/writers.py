@@ -1,7 +1,6 @@
 """Files of rows: JSON Lines, Parquet and slime's format, in shards of about the same size.
 
-What readers of JSON can't hold: one such value makes a whole file unreadable, or another one, for `datasets`.
-
+Some values make a whole file of JSON unreadable for `datasets`, or another file, so they are refused (`check_values`).
 Seen in all releases from 4.0 to 5.2: whole numbers past 64 bits are read as floats or refused ("Value is too big!"),
 objects nested deeper than Arrow's schemas are refused, and a name with a NUL ends before it. Texts may hold anything.
 """

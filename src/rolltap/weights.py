@@ -16,7 +16,7 @@ from typing import Any
 from rolltap.contract.trainer import PauseMode
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.lease.client import TrainerClient
-from rolltap.trainer_client.lease.push import WeightSender
+from rolltap.trainer_client.lease.push import WeightSender, push_folder
 from rolltap.trainer_client.model import weights as folders
 
 KEPT = 2
@@ -48,7 +48,7 @@ def push(
         through.push(client, policy, _tensors(weights), version, mode)
         return
     folder = weights if whole else _written(weights, through / f"version-{version}")
-    folders.push(client, policy, folder, version, mode, adapter=adapter)
+    push_folder(client, policy, folder, version, mode, adapter=adapter)
     if not whole:
         prune(through)
 

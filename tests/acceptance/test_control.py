@@ -28,7 +28,7 @@ RECIPE = """
 from dataclasses import dataclass
 
 from rolltap.contract.control import RolloutControl
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.base import Recipe
 
 
 @dataclass

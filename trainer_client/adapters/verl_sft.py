@@ -1,9 +1,9 @@
 """Datasets for verl's SFT trainer, which read the Parquet files of `rolltap export` as they are.
 
-In verl's settings `data.custom_cls.path` is `pkg://rolltap.trainer_client.adapters.verl_sft`, and `data.custom_cls.name` is
-`SampledTokensDataset` for `sft-tokens`, `RecordedMessagesDataset` for `sft`. verl's own dataset can read neither: it
-trains every assistant message, and takes arguments and tools that Parquet has given one type, nulls for absent keys
-included.
+In verl's settings `data.custom_cls.path` is `pkg://rolltap.trainer_client.adapters.verl_sft`, and
+`data.custom_cls.name` is `SampledTokensDataset` for `sft-tokens`, `RecordedMessagesDataset` for `sft`. verl's own
+dataset can read neither: it trains every assistant message, and takes arguments and tools that Parquet has given one
+type, nulls for absent keys included.
 """
 
 from __future__ import annotations

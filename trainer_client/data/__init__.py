@@ -1,1 +1,1 @@
-"""TODO: what this room holds."""
+"""From leased groups to tensors: what is on record, what counts, a step's tables, rows in packs, packs as tensors."""

@@ -1,9 +1,8 @@
-"""What is on record of how trained tokens were drawn: at which temperature, and from which ids. Only numpy is needed.
+"""What the record says of how trained tokens were made: their sampling, and the experts that read them. Numpy only.
 
-A trainer computes log-probs of the distribution that was sampled: with top-p, top-k or min-p, over the ids that were
-left ("keep sampling mask": DeepSeek-V3.2, arXiv 2512.02556, section 3.1). M are the trained tokens of some segments.
-
-What is on record of a mixture's experts, against the model that is to replay them. Only numpy is needed here.
+A trainer computes log-probs of the distribution that was sampled: at the call's temperature and, with top-p, top-k or
+min-p, over the ids that were left ("keep sampling mask": DeepSeek-V3.2, arXiv 2512.02556, section 3.1). M are the
+trained tokens of some segments. A mixture's recorded experts must be those of the model that replays them.
 """
 
 from __future__ import annotations

@@ -19,16 +19,13 @@ from numpy.typing import NDArray
 
 from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.errors import AlignmentError, ConfigError
+from rolltap.trainer_client.data.readings import PolicyReading, RowArrays, RowView
 from rolltap.trainer_client.data.scoring import baseline, trained_segments
 from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Float32, Int32, Scoring, Segment, call_order
 
 Numbers = NDArray[np.float64]
-RowArrays = tuple[Float32, ...]
-"""One array [L] a row, in the order of `Step.rows`."""
 
 Hint = str | Sequence[int]
-POLICY = "policy"
-"""The policy reading of the weights in training, as they are before the step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,29 +71,6 @@ class StepRow:
 
     rollout: int
     segment: Segment
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowView:
-    """What a network is shown instead of a row: `segment`, whose trained tokens are `places` of row `row`, in order."""
-
-    segment: Segment
-    row: int
-    places: Int32
-
-    def __post_init__(self) -> None:
-        trained = int(self.segment.loss_mask.sum())
-        if trained != len(self.places):
-            raise AlignmentError(f"a view of row {self.row} has {trained} trained tokens for {len(self.places)} places")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PolicyReading:
-    """What one network says of the rows' trained tokens, before the step; 0 elsewhere. `values` are those of heads."""
-
-    logprobs: RowArrays
-    entropy: RowArrays
-    values: Mapping[str, RowArrays] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,14 +1,8 @@
-"""Routes for the service itself, client sessions, saved weights, and the results of promises.
+"""The endpoint's routes: client sessions and saved weights, models in training, sampling sessions.
 
-Routes for models in training.
-
-Each request to a model has a number, and the requests run in this order. A request that will be refused takes its place
-in the order, too: the client has already sent later ones, which wait for it. So most of a request is checked only when
-it runs.
-
-Routes for sampling sessions and their requests.
-
-Reads and parses request bodies, and builds replies.
+Each request to a model in training has a number, and the requests run in this order. A refused request takes its place
+in the order, too, since the client has already sent later ones, which wait for it. So most of a request is checked only
+when it runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Samples with embedded engines in this process, one engine for each folder of weights.
 
 An engine loads at the first request for its folder. While more than `most` are loaded, the least recently used one is
-unloaded, but never one with a request in progress.
-
-Stop strings. The renderer that tinker-cookbook takes for base models samples with one.
+unloaded, but never one with a request in progress. Stop strings are supported: the renderer that tinker-cookbook takes
+for base models samples with one.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ class TrainerClient(HttpClient):
 
     def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
         """The engines load the safetensors folder `path` (as they see it), a model's or a peft adapter's; if that fails
-        the old version serves on. `digest` (`rolltap.trainer_client.model.weights`) is kept with the version: `LedgerError` if
-        the number stands for other weights."""
+        the old version serves on. `digest` (`model/weights.py`) is kept with the version: `LedgerError` if the number
+        stands for other weights."""
         self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
 
     def set_control(self, policy: str, control: RolloutControl) -> None:

@@ -1,9 +1,10 @@
-"""Weights sent straight to the engines, over a process group made for each push (`rolltap.weight_group`).
+"""Pushes: the weights of step N become the engines' version N, from a folder or straight over a process group.
 
-Who does what: the server pauses the engines and tells them which group to join and which tensors come; this side, rank
-0, sends them. It sends from a process of its own, which gets the tensors through a pipe. gloo and NCCL can't be told to
-give up, and may end the process that waits in them: a push that broke is over when that process is killed, its peers
-learn it by their connections, and the trainer lives. The process is kept from push to push.
+Without a folder the group is made for each push (`rolltap.weight_group`). Who does what: the server pauses the engines
+and tells them which group to join and which tensors come; this side, rank 0, sends them. It sends from a process of its
+own, which gets the tensors through a pipe. gloo and NCCL can't be told to give up, and may end the process that waits
+in them: a push that broke is over when that process is killed, its peers learn it by their connections, and the trainer
+lives. The process is kept from push to push.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import sys
 import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import IO, BinaryIO, Literal, TextIO
 
 import torch
@@ -24,9 +27,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from rolltap.contract.trainer import Bucket, PauseMode, Transfer
-from rolltap.errors import EngineError, TrainerError
+from rolltap.errors import EngineError, TrainerError, WeightsLost
 from rolltap.trainer_client.lease.client import TrainerClient
-from rolltap.trainer_client.model.weights import digest_of_tensors, updating
+from rolltap.trainer_client.model.weights import digest_of_folder, digest_of_tensors
 from rolltap.trainer_client.settings import PushSettings
 from rolltap.weight_group import Rendezvous, WeightGroup, dtype_of
 
@@ -37,6 +40,35 @@ BUCKET_BYTES = 512 << 20
 
 ATTEMPTS = 2
 """How often a push is tried: the second goes without the replicas that the first was lost with."""
+
+
+def push_folder(
+    client: TrainerClient, policy: str, folder: Path, version: int, mode: PauseMode, *, adapter: bool = False
+) -> None:
+    """The policy's engines take over the weights in `folder`, a model's or an adapter's, as `version`.
+
+    If they can't, the old version serves on, and the error says why.
+    """
+    digest = digest_of_folder(folder)
+    with updating(client, policy, mode):
+        client.push(policy, os.path.abspath(folder), version, digest=digest, adapter=adapter)
+
+
+@contextmanager
+def updating(client: TrainerClient, policy: str, mode: PauseMode) -> Iterator[None]:
+    """The policy's engines are paused meanwhile and go on afterwards.
+
+    After `WeightsLost` they stay paused until the next push of all weights: what they hold is no version's.
+    """
+    client.begin_update(policy, mode)
+    try:
+        yield
+    except WeightsLost:
+        raise
+    except BaseException:
+        client.finish_update(policy)
+        raise
+    client.finish_update(policy)
 
 
 class WeightSender:

@@ -1,1 +1,1 @@
-"""TODO: what this room holds."""
+"""The model in training: network, loss, optimiser, ranks, and its weights and checkpoints on disk."""

@@ -21,9 +21,9 @@ from torch.utils.checkpoint import checkpoint
 
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.data.collate import Batch
+from rolltap.trainer_client.data.readings import ValueHead
 from rolltap.trainer_client.model import architectures, attention
 from rolltap.trainer_client.model.routing import Choice, Mixture
-from rolltap.trainer_client.recipes.base import ValueHead
 
 PIECE_BYTES = 256 << 20
 """How large one piece of float32 logits may be."""

@@ -1,12 +1,10 @@
-"""Weights on disk and their way to the engines.
+"""Weights on disk: whole folders of them, their digest, and the tokenizer that belongs to them.
 
-Folders are made aside and renamed, so none is ever half there, and are on the disk before the rename. The weights of
-step N are pushed as version N.
+Folders are made aside and renamed, so none is ever half there, and are on the disk before the rename.
 
-What identifies weights: a digest of every tensor's name, dtype, shape and bytes.
-
-It is the same for a folder and for the tensors that it was written from, however they are split over files. The server
-keeps it with the version, and refuses another set of weights under that number.
+The digest covers every tensor's name, dtype, shape and bytes. It is the same for a folder and for the tensors that it
+was written from, however they are split over files. The server keeps it with the version, and refuses other weights
+under that number.
 """
 
 from __future__ import annotations
@@ -25,9 +23,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rolltap.errors import CheckpointMismatch, WeightsLost
-from rolltap.trainer_client.lease.client import TrainerClient
-from rolltap.trainer_client.lease.protocol import PauseMode
+from rolltap.errors import CheckpointMismatch
 
 COMPANIONS = (
     "tokenizer.json",
@@ -83,33 +79,6 @@ def save_model(model: Any, state: dict[str, Any] | None, folder: Path, source: P
     for name in COMPANIONS:
         if (source / name).exists():
             shutil.copy(source / name, folder / name)
-
-
-def push(
-    client: TrainerClient, policy: str, folder: Path, version: int, mode: PauseMode, *, adapter: bool = False
-) -> None:
-    """The policy's engines take over the weights in `folder`, a model's or an adapter's, as `version`.
-
-    If they can't, the old version serves on, and the error says why.
-    """
-    digest = digest_of_folder(folder)
-    with updating(client, policy, mode):
-        client.push(policy, os.path.abspath(folder), version, digest=digest, adapter=adapter)
-
-
-@contextmanager
-def updating(client: TrainerClient, policy: str, mode: PauseMode) -> Iterator[None]:
-    """The policy's engines stand still meanwhile. They go on afterwards, except after `WeightsLost`: then what they
-    hold is no version's weights, and they wait for the next push."""
-    client.begin_update(policy, mode)
-    try:
-        yield
-    except WeightsLost:
-        raise
-    except BaseException:
-        client.finish_update(policy)
-        raise
-    client.finish_update(policy)
 
 
 def sendable(model: Any, state: dict[str, Any]) -> dict[str, Any]:

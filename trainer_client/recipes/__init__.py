@@ -1,6 +1,7 @@
-"""The recipes by name: one file and one line here, an entry point `rolltap.recipes` of another package, or a file.
+"""Recipes: `papers/` has a file a paper, `base` what a recipe may override, `estimators` the arithmetic they share.
 
-Recipes by the name or file that the settings give, with their options; and what tells one recipe from another.
+A recipe is found by its name in `RECIPES`, by an entry point `rolltap.recipes` of another package, or by its file.
+`fingerprint` tells one recipe from another, so that a checkpoint isn't continued with a changed one unnoticed.
 """
 
 from __future__ import annotations

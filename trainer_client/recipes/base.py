@@ -29,7 +29,8 @@ import numpy as np
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import LeasedGroup, Replay
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.step import POLICY, Credit, RowView, Step, StepRollout
+from rolltap.trainer_client.data.readings import POLICY, Pass, ReadNetwork, ScoredPass, ValueHead
+from rolltap.trainer_client.data.step import Credit, Step, StepRollout
 from rolltap.trainer_client.recipes.estimators import normalise
 
 if TYPE_CHECKING:  # torch takes seconds to import, and settings are read without it
@@ -50,17 +51,6 @@ MISSING: Mapping[Need, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class ValueHead:
-    """A linear map of the policy's last hidden state to one number, read where each trained token is predicted.
-
-    Its loss does not reach the policy unless `moves_policy`. It starts at 0 and is clipped and stepped by itself.
-    """
-
-    lr: float = 1e-4
-    moves_policy: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class ReplayedGroups:
     """At most `count` groups that `filter` describes; fewer where there are no more.
 
@@ -73,38 +63,6 @@ class ReplayedGroups:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise ConfigError(f"a recipe replays at least 1 group, not {self.count}: `replay` returns None for none")
-
-
-@dataclass(frozen=True, slots=True)
-class ReadNetwork:
-    """A second model that is only read: that of `folder`, or the run's first one.
-
-    With `decay` it follows the policy and its heads, and is saved: every `every` steps w becomes
-    decay w + (1 - decay) policy.
-    """
-
-    folder: str = ""
-    decay: float | None = None
-    every: int = 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pass:
-    """One policy reading of the batch before `credit`: which network is shown what. None shows the rows as they are."""
-
-    network: str = POLICY
-    views: Sequence[RowView] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ScoredPass:
-    """One policy reading of the batch before `credit`, by another policy of the server: its engine scores the rows.
-
-    Its model is not in the trainer's memory. `views` as in `Pass`.
-    """
-
-    policy: str
-    views: Sequence[RowView] | None = None
 
 
 @dataclass

@@ -25,17 +25,17 @@ from rolltap.errors import AlignmentError, EngineUnavailable, TrainerError, Trai
 from rolltap.extras import page
 from rolltap.trainer_client.data.collate import Batch, collate
 from rolltap.trainer_client.data.packing import Pack, PackedRow
+from rolltap.trainer_client.data.readings import Pass, PolicyReading, ScoredPass
 from rolltap.trainer_client.data.scoring import check, has_loss
-from rolltap.trainer_client.data.step import PolicyReading, Step
+from rolltap.trainer_client.data.step import Step
 from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.lease.holder import LeaseHolder
-from rolltap.trainer_client.lease.push import WeightSender
+from rolltap.trainer_client.lease.push import WeightSender, push_folder
 from rolltap.trainer_client.lease.waiting import AnswerWatch, PrintLine, WaitNotice
 from rolltap.trainer_client.model import architectures, weights
 from rolltap.trainer_client.model.checkpoint import Checkpoints
 from rolltap.trainer_client.model.lora import check_pushable
 from rolltap.trainer_client.model.ranks import Ranks
-from rolltap.trainer_client.recipes.base import Pass, ScoredPass
 from rolltap.trainer_client.run import planning
 from rolltap.trainer_client.run.metrics import StepReport, call_annotations, describe_groups, describe_rows
 from rolltap.trainer_client.run.sinks import Sink
@@ -390,7 +390,7 @@ class Trainer:
         """The engines load the served folder, or receive the weights: `state` where the caller has it."""
         policy, mode = self.settings.policy, self.settings.update_mode
         if self._sender is None:
-            weights.push(self.client, policy, self._served_folder, self.version, mode, adapter=self._pushes_adapters)
+            push_folder(self.client, policy, self._served_folder, self.version, mode, adapter=self._pushes_adapters)
         else:
             tensors = weights.sendable(self._model, state or self._workers.weights())
             self._sender.push(self.client, policy, tensors, self.version, mode)

@@ -1,14 +1,13 @@
-"""What a step did, as numbers: gathered per trained token while it runs, reported once.
+"""What a step did, as numbers: gathered per trained token while it runs, reported once for the step and for each call.
 
-The alarm for infidelity is `mismatch`: |log trainer/engine| by how many versions a token is behind. Of tokens that the
-very weights in training sampled (`mismatch_mean`, `_max`, `_share`) it is rounding; if it grows, engine and trainer
-compute different things. Older tokens have the policy's own way in it. It is taken before the first update, which
-is not made where the mean of any age is over `report.mismatch_stop`. What was not measured is None, never 0.
+The alarm for infidelity is `mismatch`: |log trainer/engine| by how many versions a token is behind. For tokens that the
+very weights in training sampled (`mismatch_mean`, `_max`, `_share`) it is only rounding; if it grows, engine and
+trainer compute different things. For older tokens it also has the change of the policy since. It is measured before the
+first update, which is not made if the mean of any age is over `report.mismatch_stop`. What was not measured is None,
+never 0.
 
-What a step computed of its tokens, as annotations of the calls that sampled them.
-
-Taken in the step's first update, where the weights are still those of the step's version: with several minibatches only
-the first one's calls have annotations. A token that is not trained has no value.
+Annotations of calls are taken in the step's first update, where the weights are still those of the step's version. With
+several minibatches only the first one's calls have annotations. A token that is not trained has no value.
 """
 
 from __future__ import annotations

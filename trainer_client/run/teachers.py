@@ -9,10 +9,10 @@ import numpy as np
 
 from rolltap.contract.trainer import PolicyScores, PolicyState, ScoredIds
 from rolltap.errors import ConfigError
+from rolltap.trainer_client.data.readings import PolicyReading, RowView, ScoredPass
 from rolltap.trainer_client.data.recorded import masked_tokens, temperatures
-from rolltap.trainer_client.data.step import PolicyReading, RowView, Step
+from rolltap.trainer_client.data.step import Step
 from rolltap.trainer_client.model.weights import tokenizer_hash
-from rolltap.trainer_client.recipes.base import ScoredPass
 from rolltap.types import Segment
 
 SEQUENCES_AT_ONCE = 16

@@ -1,10 +1,8 @@
-"""What a rank does of a step: gradients of its share of the batches, and the optimiser's steps.
+"""What a rank does of a step (gradients of its share of the batches, the optimiser's steps); how the lead calls all.
 
-One process has one worker with all batches. Of several ranks, every worker is called at once (`distributed`), since
-each of them holds only its shard of the weights. Whatever a method returns is the same on every rank, except that only
-the lead is given whole weights and states.
-
-Training on several ranks: the lead's calls are made on every worker, and an update's batches are dealt out to them.
+One process has one worker with all batches. Of several ranks, every worker is called at once (`Workers`), since each
+holds only its shard of the weights. A method returns the same on every rank, except that only the lead is given whole
+weights and states.
 
 Only the lead runs the loop and talks to the server. The others wait for its calls, with no limit, since the lead waits
 for rollouts. FSDP gathers the weights layer by layer on all ranks together, so each must make as many passes as the

@@ -220,7 +220,7 @@ def test_what_is_acknowledged_comes_back_where_no_weights_come_of_it(
 NOT_A_NUMBER = """
 from dataclasses import dataclass
 import numpy as np
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.base import Recipe
 
 @dataclass
 class Broken(Recipe):
@@ -418,7 +418,7 @@ def test_a_store_that_is_older_than_the_checkpoint_is_said(plane: Plane, url: st
 
 OF_PAID_GROUPS = """
 from dataclasses import dataclass
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.base import Recipe
 
 @dataclass
 class OfPaidGroups(Recipe):

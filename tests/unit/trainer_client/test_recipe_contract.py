@@ -20,12 +20,13 @@ from rolltap.contract.trainer import PolicyScores, PolicyState, ScoredIds, Token
 from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client.data.collate import Batch, collate
 from rolltap.trainer_client.data.packing import PackedRow, Packer
-from rolltap.trainer_client.data.step import PolicyReading, RowView, Step, view
+from rolltap.trainer_client.data.readings import PolicyReading, RowView, ScoredPass
+from rolltap.trainer_client.data.step import Step, view
 from rolltap.trainer_client.model.learner import Learner
 from rolltap.trainer_client.model.network import PolicyNetwork, Predictions, load_model
 from rolltap.trainer_client.model.ranks import Ranks
 from rolltap.trainer_client.recipes import RECIPES, make_recipe, recipe_class
-from rolltap.trainer_client.recipes.base import MISSING, Recipe, ScoredPass
+from rolltap.trainer_client.recipes.base import MISSING, Recipe
 from rolltap.trainer_client.run import planning
 from rolltap.trainer_client.run.loop import Trainer
 from rolltap.trainer_client.run.teachers import scored_reading

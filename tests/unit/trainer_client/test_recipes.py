@@ -118,9 +118,9 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
 
 FILE = '''
 from dataclasses import dataclass
-from rolltap.trainer_client.estimators import centre
-from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.estimators import centre
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.recipes.base import Recipe
 
 @dataclass
 class Halved(Recipe):
@@ -252,7 +252,7 @@ def test_a_step_without_groups_has_no_credit(name: str) -> None:
 
 
 SOUND = """
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.base import Recipe
 class TOY(Recipe): pass
 """
 

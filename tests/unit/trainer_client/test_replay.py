@@ -24,7 +24,7 @@ from .test_loop import dying, made, same, trainer, weights
 
 SUCCESSES = """
 from rolltap.contract.trainer import Replay
-from rolltap.trainer_client.recipe import Recipe, ReplayedGroups
+from rolltap.trainer_client.recipes.base import Recipe, ReplayedGroups
 
 
 class Successes(Recipe):

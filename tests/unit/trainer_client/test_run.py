@@ -22,7 +22,8 @@ def test_a_folder_keeps_its_id_and_another_has_another(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
-    code = "import sys, pathlib\nfrom rolltap.trainer_client.run.folder import locked\nwith locked(pathlib.Path(sys.argv[1])):"
+    code = "import sys, pathlib\nfrom rolltap.trainer_client.run.folder import locked\n"
+    code += "with locked(pathlib.Path(sys.argv[1])):"
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{code}\n    print(1, flush=True)\n    input()", str(tmp_path)],
         stdin=subprocess.PIPE,

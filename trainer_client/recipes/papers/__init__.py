@@ -1,1 +1,1 @@
-"""TODO: what this room holds."""
+"""Methods of the field, a file a paper; `presets` has those that are only settings."""

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rolltap.trainer_client.data.step import POLICY, Credit, RowView, Step, StepTurn
-from rolltap.trainer_client.recipes.base import Pass, Recipe
+from rolltap.trainer_client.data.readings import POLICY, Pass, RowView
+from rolltap.trainer_client.data.step import Credit, Step, StepTurn
+from rolltap.trainer_client.recipes.base import Recipe
 from rolltap.trainer_client.recipes.estimators import normalise, spread
 from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Segment
 

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rolltap.trainer_client.data.step import POLICY, Step
+from rolltap.trainer_client.data.readings import POLICY, Pass
+from rolltap.trainer_client.data.step import Step
 from rolltap.trainer_client.model.loss import MOST_LOG_RATIO
-from rolltap.trainer_client.recipes.base import Pass
 from rolltap.trainer_client.recipes.hinted_teacher import HintedTeacher
 
 if TYPE_CHECKING:

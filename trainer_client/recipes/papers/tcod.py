@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from rolltap.contract.control import RolloutControl
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.step import POLICY, Credit, Step
-from rolltap.trainer_client.recipes.base import Pass, ReadNetwork, Recipe
+from rolltap.trainer_client.data.readings import POLICY, Pass, ReadNetwork
+from rolltap.trainer_client.data.step import Credit, Step
+from rolltap.trainer_client.recipes.base import Recipe
 
 
 @dataclass
