@@ -60,10 +60,11 @@ def cut_short(folder: Path) -> Path:
 
 
 def of_another_model(folder: Path) -> Path:
-    from rolltap.engine.tiny.make import initialise, network, save
+    from rolltap.engine.tiny.make import initialise, save, shape
 
     folder.mkdir()
-    save(initialise(network(512), 1), folder, 1, 0)
+    config = shape(512, 1, 0)
+    save(initialise(config, 1), config, folder)
     return folder
 
 
