@@ -273,7 +273,8 @@ def apply_changes(
     left, dropped = LeftFiles(after), []
     for change in every:
         destination = target / change.path
-        if not brings(change) or not _stays_inside(target, destination):
+        is_inside = destination.parent.resolve().is_relative_to(target.resolve())  # whatever links there are
+        if not brings(change) or not is_inside:
             dropped.append(change)
             continue
         try:
@@ -310,11 +311,6 @@ def file_states(folder: Path) -> dict[str, FileState]:
             elif stat.S_ISDIR(status.st_mode) and path.rpartition("/")[2] not in UNSEEN and path.count("/") < DEEPEST:
                 waiting.append(path)
     return found
-
-
-def _stays_inside(root: Path, destination: Path) -> bool:
-    """True if no link in the path leads `destination` out of `root`."""
-    return destination.parent.resolve().is_relative_to(root.resolve())
 
 
 def _same(one: Path, other: Path) -> bool:

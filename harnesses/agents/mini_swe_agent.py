@@ -150,7 +150,9 @@ def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threadi
         model_name=f"openai/{job.endpoint.model}", model_kwargs=call_options, **model_options
     )
     environment_options = dict(config.get("environment", {}))
-    environment_options["env"] = {**_emptied_secrets(), **environment_options.get("env", {}), "HOME": str(job.home)}
+    prefixes = ("ROLLTAP_", "OPENAI_", "ANTHROPIC_", "GEMINI_", "AWS_", "HF_")  # the runner's own settings and keys
+    emptied = {name: "" for name in os.environ if name.startswith(prefixes)}
+    environment_options["env"] = {**emptied, **environment_options.get("env", {}), "HOME": str(job.home)}
     environment = StoppableEnvironment(cwd=str(job.workdir), **environment_options)
     agent_options = {
         **AGENT_DEFAULTS,
@@ -160,12 +162,6 @@ def _make_agent(job: Job, config: Mapping[str, Mapping[str, Any]], stop: threadi
     if job.limits.turns:
         agent_options["step_limit"] = job.limits.turns
     return DefaultAgent(model, environment, **agent_options)
-
-
-def _emptied_secrets() -> dict[str, str]:
-    """The runner's own settings and keys, with empty values for the agent's shell."""
-    prefixes = ("ROLLTAP_", "OPENAI_", "ANTHROPIC_", "GEMINI_", "AWS_", "HF_")
-    return {name: "" for name in os.environ if name.startswith(prefixes)}
 
 
 def quiet_environment() -> None:

@@ -114,8 +114,8 @@ def release_results(harness: str) -> list[ReleaseResult]:
         )
         for release, runs in stage_results().get(harness, {}).items()
     ]
-    return sorted(releases, key=lambda result: _order(result.release), reverse=True)
-
-
-def _order(release: str) -> list[int]:
-    return [int(part) for part in release.split(".") if part.isdigit()]
+    return sorted(
+        releases,
+        key=lambda result: [int(part) for part in result.release.split(".") if part.isdigit()],
+        reverse=True,
+    )

@@ -136,7 +136,10 @@ def shown_changes(folder: Path, agent_changes: Sequence[Change]) -> tuple[str, s
     """
     added_last = sorted(agent_changes, key=lambda change: change.kind is ChangeKind.ADDED)
     named = added_last[:NAMED_FILES]
-    sizes = {change.path: _size(folder, change) for change in named}
+    sizes = {
+        change.path: 0 if change.kind is ChangeKind.DELETED else os.lstat(folder / change.path).st_size
+        for change in named
+    }
     shares = fair_shares(sizes, SHOWN_BYTES)
     parts = [
         f"## {json.dumps(change.path)[:NAME_CHARS]} ({change.kind.value})\n{_text(folder, change, shares[change.path])}"
@@ -156,10 +159,6 @@ def fair_shares(sizes: Mapping[str, int], budget: int) -> dict[str, int]:
         shares[name] = min(sizes[name], budget // (len(sizes) - place))
         budget -= shares[name]
     return shares
-
-
-def _size(folder: Path, change: Change) -> int:
-    return 0 if change.kind is ChangeKind.DELETED else os.lstat(folder / change.path).st_size
 
 
 def _text(folder: Path, change: Change, share: int) -> str:

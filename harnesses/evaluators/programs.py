@@ -80,7 +80,7 @@ class JudgesCopy:
     left_out: list[Change] = field(default_factory=list)
     _budget: CopyBudget = field(default_factory=lambda: CopyBudget(MOST_BYTES, MOST_FILES))
     _seen: dict[str, FileState] = field(default_factory=dict)
-    _left: dict[str, FileState | None] = field(default_factory=dict)
+    _left: dict[str, FileState] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Takes the agent's changes."""
@@ -101,7 +101,10 @@ class JudgesCopy:
         ]
         self._apply(found)
         after = file_states(self.clean)
-        self._left |= {change.path: after.get(change.path) for change in found}
+        for change in found:
+            self._left.pop(change.path, None)
+            if change.path in after:
+                self._left[change.path] = after[change.path]
 
     def _apply(self, found: list[Change]) -> list[Change]:
         return apply_changes(found, self.agents, self.clean, self.intake.brings_of(self.agents), self._budget)

@@ -128,7 +128,8 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         if self.test_patch:
             before = await asyncio.to_thread(_identities, clean.folder)
             await self._apply_patch(clean, evidence)
-            patched = _differing(before, await asyncio.to_thread(_identities, clean.folder))
+            after = await asyncio.to_thread(_identities, clean.folder)
+            patched = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
         configuration = await asyncio.to_thread(find_configuration, clean.folder, files)
         intake = Intake(start, self.takes, {*files, *patched})
         dropped = await asyncio.to_thread(apply_changes, all_changes, agents, clean.folder, intake.brings_of(agents))
@@ -229,10 +230,6 @@ def _identities(folder: Path) -> dict[str, tuple[int, int, int]]:
             status = os.lstat(path)
             found[os.path.relpath(path, folder)] = (status.st_ino, status.st_mtime_ns, status.st_size)
     return found
-
-
-def _differing(before: dict[str, tuple[int, int, int]], after: dict[str, tuple[int, int, int]]) -> set[str]:
-    return {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
 
 
 def _is_python_prefix(folder: Path) -> bool:

@@ -207,7 +207,10 @@ class BubblewrapEnvironment(BaseEnvironment):
     async def upload_dir(self, source_dir: Path | str, target_dir: Location) -> None:
         """Copies a folder into the sandbox. The upload of the tests first clears what the agent left."""
         if str(target_dir) == TESTS and self._used:
-            await self._clear_agent_files()
+            self._used, self._verifying = False, True
+            await self._running_workspace.clear_home()
+            for name in ("tests", "tmp", VERIFIER_LOGS):
+                await asyncio.to_thread(empty_folder, self._root / name)
         await self._put(CopyStep(Path(source_dir), PurePosixPath(target_dir)))
 
     async def download_file(self, source_path: Location, target_path: Path | str) -> None:
@@ -236,13 +239,6 @@ class BubblewrapEnvironment(BaseEnvironment):
         exit_ = await self._run(command, PurePosixPath("/"), {}, LONGEST_S, Path(folder))
         if exit_.code:
             raise RuntimeFailed(f"can't copy into or out of the sandbox: {exit_.output.strip()[-300:]}")
-
-    async def _clear_agent_files(self) -> None:
-        """Empties HOME and the folders whose contents could affect the tests, except the task's own."""
-        self._used, self._verifying = False, True
-        await self._running_workspace.clear_home()
-        for name in ("tests", "tmp", VERIFIER_LOGS):
-            await asyncio.to_thread(empty_folder, self._root / name)
 
     def _make_lasting(self, path: PurePosixPath) -> None:
         """Creates the top-level folder of `path`, unless it is the system's. Its files last from command to command."""

@@ -189,7 +189,11 @@ def outcome(result: TrialResult, grader: Grader, *, capped: bool = False) -> Res
     whatever error its agent ended with.
     """
     error = result.exception_info.exception_type if result.exception_info else ""
-    reason = f"{error}: {_short_message(result)}" if error else ""
+    reason = ""
+    if result.exception_info:  # the end of the last line that has content
+        message = result.exception_info.exception_message
+        lines = "\n".join(line[-300:] for line in message.splitlines() if line.strip() != "stderr: None")
+        reason = f"{error}: {last_line(lines)}"
     try:
         verdict = grader.verdict(result)
     except EvaluatorFailed as failure:
@@ -203,9 +207,3 @@ def outcome(result: TrialResult, grader: Grader, *, capped: bool = False) -> Res
     if error in OF_AGENT:
         return Result(RolloutStatus.FAILED, reason, verdict, Cause.AGENT)
     return Result(RolloutStatus.FAILED, reason, cause=Cause.INFRASTRUCTURE)
-
-
-def _short_message(result: TrialResult) -> str:
-    """The part of Harbor's error message that a reason quotes: the end of the last line that has content."""
-    lines = [line for line in result.exception_info.exception_message.splitlines() if line.strip() != "stderr: None"]
-    return last_line("\n".join(line[-300:] for line in lines))

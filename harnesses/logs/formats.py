@@ -115,15 +115,11 @@ def _claude_code_entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntr
             tokens = count(mapping(message.get("usage")).get("output_tokens"))
             reply = LogEntry("assistant", reply.id, tokens, (*reply.tool_calls, *calls))
         elif line.get("type") == "user":
-            following += _results(message.get("content"))
+            results = [each for each in items(message.get("content")) if each.get("type") == "tool_result"]
+            found = [LogEntry("tool", text(each.get("tool_use_id"))) for each in results]
+            following += found or [LogEntry("user")]
     yield from ([reply] if reply is not None else [])
     yield from following
-
-
-def _results(content: Any) -> list[LogEntry]:
-    blocks = items(content)
-    results = [LogEntry("tool", text(one.get("tool_use_id"))) for one in blocks if one.get("type") == "tool_result"]
-    return results or [LogEntry("user")]
 
 
 CODEX_FOLDER = ".codex/sessions"

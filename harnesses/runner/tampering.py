@@ -179,8 +179,9 @@ def take_snapshot(work: Path, home: Path, reward_files: Sequence[str] = ()) -> W
             _read_tests(work, path, snapshot)
         if path in ("pyproject.toml", "setup.cfg", "setup.py"):
             snapshot.is_plugin = snapshot.is_plugin or "pytest11" in (_text(work, path, snapshot) or "")
-    for path in _home_files(home):
-        _apply(HOME_RULES, home, path, snapshot)
+    for pattern in (name for rule in HOME_RULES for name in rule.names):
+        for path in _matches(LeftFiles(home), "", pattern):
+            _apply(HOME_RULES, home, path, snapshot)
     return snapshot
 
 
@@ -208,17 +209,13 @@ def _read_tests(root: Path, path: str, snapshot: WorkspaceSnapshot) -> None:
         tree = ast.Module([], [])  # a test file that can't be read has no tests
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
-            checks = sum(_checks(inner) for inner in ast.walk(node))
+            # What can make a test fail: an assertion, a call (of a method `assert...`, or of a helper), a raise.
+            checks = sum(isinstance(inner, ast.Assert | ast.Raise | ast.Call) for inner in ast.walk(node))
             snapshot.tests[node.name] = snapshot.tests.get(node.name, 0) + checks
     skip_lines = [line for line in (text or "").splitlines() if SKIPS.search(line)]
     snapshot.skips[storable(path)] = {
         TamperingAct.at(TamperingKind.TESTS, f"{path}: {line.strip()}") for line in skip_lines
     }
-
-
-def _checks(node: ast.AST) -> bool:
-    """True if a node can make a test fail: an assertion, a call (of a method `assert...`, or of a helper), a raise."""
-    return isinstance(node, ast.Assert | ast.Raise | ast.Call)
 
 
 def _text(root: Path, path: str, snapshot: WorkspaceSnapshot) -> str | None:
@@ -264,14 +261,6 @@ def _walk(root: Path, snapshot: WorkspaceSnapshot) -> Iterator[str]:
                 yield f"{path}/config"
             elif entry.name not in UNSEEN:
                 waiting.append((entry.path, f"{path}/"))
-
-
-def _home_files(home: Path) -> Iterator[str]:
-    """The files of HOME that match a rule's patterns."""
-    left = LeftFiles(home)
-    for rule in HOME_RULES:
-        for pattern in rule.names:
-            yield from _matches(left, "", pattern)
 
 
 def _matches(left: LeftFiles, folder: str, pattern: str) -> Iterator[str]:

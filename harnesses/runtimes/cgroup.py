@@ -77,7 +77,7 @@ def _refusal(group: Path, controllers: Sequence[str], root: bool, systemd: Path)
     files = (group, group / "cgroup.procs", group / "cgroup.subtree_control")
     if not all(os.access(file, os.W_OK) for file in files) or (systemd.exists() and not _delegated(group)):
         return "this process's cgroup is not delegated to it"
-    others = set(_processes(group)) - {os.getpid()}
+    others = set(map(int, (group / "cgroup.procs").read_text().split())) - {os.getpid()}
     return "" if root or not others else "other processes are in this process's cgroup"
 
 
@@ -88,10 +88,6 @@ def _delegated(group: Path) -> bool:
             if os.getxattr(group, name) == b"1":
                 return True
     return False
-
-
-def _processes(group: Path) -> list[int]:
-    return [int(pid) for pid in (group / "cgroup.procs").read_text().split()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,7 @@ async def test_bytecode_that_an_agent_made_is_not_what_is_tested(tmp_path: Path)
     cached = importlib.util.cache_from_source("calc.py")
     (source := tmp_path / "calc.py").write_text(FIXED["calc.py"])
     unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    made = py_compile.compile(str(source), doraise=True, invalidation_mode=unchecked)
+    made = str(py_compile.compile(str(source), doraise=True, invalidation_mode=unchecked))
     check = PytestCheck(("tests/test_calc.py",), python=sys.executable)
 
     def plant(folder: Path) -> None:
