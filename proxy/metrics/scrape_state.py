@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from rolltap.calllog.facts import Condition
+from rolltap.calllog.facts import LogCondition
 from rolltap.errors import RolltapError
 from rolltap.ledger.ledger import LedgerCounts
 from rolltap.ledger.policies import PolicyStats
@@ -42,7 +42,7 @@ class FromLedger:
 class ScrapeState(Collector):
     """The result of a scrape. `ledger` is None while the ledger does not answer."""
 
-    condition: Condition
+    condition: LogCondition
     waiting: int
     refused: int
     connections: tuple[int, int] | None

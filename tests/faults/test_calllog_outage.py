@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from rolltap.calllog.database import Database
-from rolltap.calllog.facts import CallIntent, Condition
+from rolltap.calllog.facts import CallIntent, LogCondition
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.spool import Spool, SpoolWriter
 from rolltap.calllog.sql import SqlCallLog
@@ -31,10 +31,10 @@ async def test_postgres_stopped_at_once_and_started_again_loses_nothing(private_
     load.start(8)
     for _ in range(2):
         await load.reach(100)
-        assert await log.condition() == Condition(store=True, spool=True)
+        assert await log.condition() == LogCondition(store=True, spool=True)
         await asyncio.to_thread(private_postgres.stop, "immediate")
         await load.reach(100)
-        assert await log.condition() == Condition(store=False, spool=True)
+        assert await log.condition() == LogCondition(store=False, spool=True)
         assert await log.session_by_key(session.key_hash) == session
         with pytest.raises(StoreUnavailable):
             await log.rows(session.id)

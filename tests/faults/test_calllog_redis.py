@@ -15,7 +15,7 @@ from redis.asyncio import Redis
 
 from rolltap.calllog.codec import EncodedFact, encode_fact
 from rolltap.calllog.database import Database
-from rolltap.calllog.facts import Condition, Fact, RequestParts
+from rolltap.calllog.facts import Fact, LogCondition, RequestParts
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.redis import OWNER, STREAM, IngestWriter
 from rolltap.calllog.schema import call_intents
@@ -140,7 +140,7 @@ async def test_calls_go_to_postgres_while_redis_hangs(postgres_url: str, private
     await load.reach(50)
     private_redis.signal(signal.SIGSTOP)
     await load.reach(50)
-    assert await log.condition() == Condition(store=True, spool=True)
+    assert await log.condition() == LogCondition(store=True, spool=True)
     await load.end()
     assert await emptied(log) < DRAINED_WITHIN_S
     await load.check()

@@ -170,7 +170,7 @@ CLOCK_OFF_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class LogCondition:
     """The current state of a call log. `spool`: it has room for a new call; None if there is no spool."""
 
     store: bool  # the store answers and accepts writes
@@ -199,7 +199,7 @@ class CallLog(Protocol):
         """Writes queued facts and closes the store."""
         ...
 
-    async def condition(self) -> Condition:
+    async def condition(self) -> LogCondition:
         """The current state. Asks the store and waits at most 2 s for its answer."""
         ...
 

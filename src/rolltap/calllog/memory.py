@@ -11,8 +11,8 @@ from rolltap.calllog.facts import (
     CallCompletion,
     CallIntent,
     CallRow,
-    Condition,
     Delivery,
+    LogCondition,
     RequestParts,
     aborted,
     extend_items,
@@ -40,8 +40,8 @@ class MemoryCallLog:
 
     async def close(self) -> None: ...
 
-    async def condition(self) -> Condition:
-        return Condition(store=True)
+    async def condition(self) -> LogCondition:
+        return LogCondition(store=True)
 
     async def open_session(self, session: Session) -> None:
         known = self._sessions.get(session.id)

@@ -23,7 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from rolltap.calllog.backend import RETRY_AFTER_S
 from rolltap.calllog.codec import EncodedFact, encode_fact, log_check_text, read_session, readable_sessions, session_row
 from rolltap.calllog.database import Database
-from rolltap.calllog.facts import CallCompletion, CallIntent, CallRow, Condition, Delivery, Fact, RequestParts
+from rolltap.calllog.facts import CallCompletion, CallIntent, CallRow, Delivery, Fact, LogCondition, RequestParts
 from rolltap.calllog.processes import ProcessRegistry, registry_of
 from rolltap.calllog.schema import call_intents, sessions
 from rolltap.calllog.sessions import (
@@ -104,7 +104,7 @@ class SqlCallLog:
     async def settled(self) -> None:
         await self._writer.settled()
 
-    async def condition(self) -> Condition:
+    async def condition(self) -> LogCondition:
         try:
             async with asyncio.timeout(ANSWERS_WITHIN_S):
                 await self.database.check()
@@ -114,8 +114,8 @@ class SqlCallLog:
         spool = self._writer.spool
         ahead = round(self.database.clock_ahead_s, 1)
         if spool is None:
-            return Condition(answers, None, ahead)
-        return Condition(answers and not spool.in_use, spool.room, ahead, spool.seconds)
+            return LogCondition(answers, None, ahead)
+        return LogCondition(answers and not spool.in_use, spool.room, ahead, spool.seconds)
 
     async def open_session(self, session: Session) -> None:
         await self._commits.append(session)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from rolltap.calllog.facts import Condition
+from rolltap.calllog.facts import LogCondition
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.app import Rolltap
@@ -26,14 +26,16 @@ from rolltap.settings import Settings
 class Log:
     """Only what the probe asks."""
 
-    def __init__(self, condition: Condition) -> None:
+    def __init__(self, condition: LogCondition) -> None:
         self._condition = condition
 
-    async def condition(self) -> Condition:
+    async def condition(self) -> LogCondition:
         return self._condition
 
 
-async def probe(path: str, condition: Condition, *ups: bool, lacks_model: bool = False) -> tuple[int, dict[str, Any]]:
+async def probe(
+    path: str, condition: LogCondition, *ups: bool, lacks_model: bool = False
+) -> tuple[int, dict[str, Any]]:
     known = {"lacks_model": lacks_model, "wrong_weights": "", "wrong_tokenizer": ""}
     policies = SimpleNamespace(
         all=[SimpleNamespace(up=up, engine=SimpleNamespace(name=f"engine{at}"), **known) for at, up in enumerate(ups)]
@@ -50,16 +52,16 @@ async def probe(path: str, condition: Condition, *ups: bool, lacks_model: bool =
 @pytest.mark.parametrize(
     ("condition", "ups", "status", "said"),
     [
-        (Condition(True), [True], 200, ("ready", "ok", "none", "up")),
-        (Condition(True, False), [True], 200, ("ready", "ok", "full", "up")),
-        (Condition(False, True), [True, True], 200, ("ready", "away", "ok", "up")),
-        (Condition(False, False), [True], 503, ("not ready", "away", "full", "up")),
-        (Condition(False), [True], 503, ("not ready", "away", "none", "up")),
-        (Condition(True, True), [True, False], 503, ("not ready", "ok", "ok", "down")),
+        (LogCondition(True), [True], 200, ("ready", "ok", "none", "up")),
+        (LogCondition(True, False), [True], 200, ("ready", "ok", "full", "up")),
+        (LogCondition(False, True), [True, True], 200, ("ready", "away", "ok", "up")),
+        (LogCondition(False, False), [True], 503, ("not ready", "away", "full", "up")),
+        (LogCondition(False), [True], 503, ("not ready", "away", "none", "up")),
+        (LogCondition(True, True), [True, False], 503, ("not ready", "ok", "ok", "down")),
     ],
 )
 async def test_ready_says_whether_a_new_call_can_be_taken(
-    condition: Condition, ups: list[bool], status: int, said: tuple[str, ...]
+    condition: LogCondition, ups: list[bool], status: int, said: tuple[str, ...]
 ):
     got, body = await probe("/ready", condition, *ups)
     assert got == status
@@ -67,19 +69,19 @@ async def test_ready_says_whether_a_new_call_can_be_taken(
 
 
 async def test_a_model_that_no_engine_lists_is_said_and_changes_no_status():
-    got, body = await probe("/ready", Condition(True), True, lacks_model=True)
+    got, body = await probe("/ready", LogCondition(True), True, lacks_model=True)
     assert (got, body["status"], body["models"]) == (200, "ready", "missing")
-    assert (await probe("/ready", Condition(True), True))[1]["models"] == "served"
+    assert (await probe("/ready", LogCondition(True), True))[1]["models"] == "served"
 
 
 async def test_whether_models_are_served_is_unknown_while_an_engine_is_down():
-    assert (await probe("/ready", Condition(True), True, False))[1]["models"] == "unknown"
-    assert (await probe("/ready", Condition(True), False, lacks_model=True))[1]["models"] == "unknown"
-    assert (await probe("/ready", Condition(True), True, False, lacks_model=True))[1]["models"] == "missing"
+    assert (await probe("/ready", LogCondition(True), True, False))[1]["models"] == "unknown"
+    assert (await probe("/ready", LogCondition(True), False, lacks_model=True))[1]["models"] == "unknown"
+    assert (await probe("/ready", LogCondition(True), True, False, lacks_model=True))[1]["models"] == "missing"
 
 
 async def test_a_process_lives_whatever_it_waits_for():
-    assert await probe("/health", Condition(False, False), False) == (200, {"status": "ok"})
+    assert await probe("/health", LogCondition(False, False), False) == (200, {"status": "ok"})
 
 
 @asynccontextmanager
