@@ -156,9 +156,11 @@ class SeedRunner:
             after = await self.measure(client, "after")
         steps = self._steps()
         curve = [step["reward"] for step in steps]
-        rates = [sum(map(sum, by_kind.values())) / self._recipe.held_out for by_kind in (before, after)]
+        rate_before, rate_after = (sum(map(sum, found.values())) / self._recipe.held_out for found in (before, after))
         kinds = {kind: (_mean(before[kind]), _mean(after[kind])) for kind in before}
-        return SeedResult(self._seed, *rates, curve, self._recipe.held_out, time.monotonic() - started, steps, kinds)
+        return SeedResult(
+            self._seed, rate_before, rate_after, curve, self._recipe.held_out, time.monotonic() - started, steps, kinds
+        )
 
     async def measure(self, client: AdminClient, when: str) -> dict[str, list[float]]:
         """Rewards on the held-out tasks, which are the same before and after, by kind."""

@@ -205,9 +205,10 @@ def _build(config: Any, weights: Path | dict[str, Tensor], dtype: torch.dtype) -
     transformers_logging.disable_progress_bar()
     folder, state = (weights, None) if isinstance(weights, Path) else (None, weights)
     is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)  # which only eager attention computes
+    network_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
     for attention in ("eager",) if is_capped else ("sdpa", "eager"):
         try:
-            network, found = AutoModelForCausalLM._model_mapping[type(config)].from_pretrained(
+            network, found = network_class.from_pretrained(
                 folder,
                 config=config,
                 state_dict=state,
@@ -229,5 +230,5 @@ def _build(config: Any, weights: Path | dict[str, Tensor], dtype: torch.dtype) -
 def _layers(text: Any) -> tuple[set[str], int]:
     """The kinds of the layers, and the positions that one with a window sees."""
     window = getattr(text, "sliding_window", None) or 0
-    kinds = set(getattr(text, "layer_types", None) or ("sliding_attention" if window else "full_attention",))
+    kinds: set[str] = set(getattr(text, "layer_types", None) or ("sliding_attention" if window else "full_attention",))
     return kinds, window if "sliding_attention" in kinds else 0

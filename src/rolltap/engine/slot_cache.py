@@ -30,7 +30,8 @@ class SlotCache(Cache):
         self.rows = self.positions = self.columns = torch.zeros(1, 1, dtype=torch.long)
         self.view: slice | Tensor = slice(0, 1)
         self.width = 1
-        super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
+        self._slot_layers = [_SlotLayer(self) for _ in range(layers)]
+        super().__init__(layers=list(self._slot_layers))
 
     def place(self, rows: Tensor, view: slice | Tensor, positions: Tensor, columns: Tensor, width: int) -> None:
         """`width`: the columns that the pass attends to."""
@@ -40,7 +41,7 @@ class SlotCache(Cache):
         """Makes room for `columns` tokens a slot; what is cached stays."""
         if columns > self.columns_held:
             held, self.columns_held = self.columns_held, min(self.length, max(columns, 2 * self.columns_held))
-            for layer in self.layers:
+            for layer in self._slot_layers:
                 layer.grow(held)
 
 
