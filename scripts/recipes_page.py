@@ -16,8 +16,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from learning_table import learning
 
-from rolltap.trainer_client.recipe import Recipe
 from rolltap.trainer_client.recipes import RECIPES
+from rolltap.trainer_client.recipes.base import Recipe
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "recipes.md"
@@ -90,8 +90,9 @@ def _systems() -> str:
 
 def _row(name: str, recipe: type[Recipe]) -> str:
     path = Path(inspect.getfile(recipe)).resolve()
-    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    title = (recipe.__doc__ or "") if recipe is Recipe else _method(" ".join(doc.split("\n\n")[0].split()))
+    text = path.read_text(encoding="utf-8")
+    doc = recipe.__doc__ if path.stem == "presets" else ast.get_docstring(ast.parse(text))
+    title = (recipe.__doc__ or "") if recipe is Recipe else _method(" ".join((doc or "").split("\n\n")[0].split()))
     if base := settings_of(recipe):
         title = f"{title} Over `{base}`"
     link = f"[{name}](../{path.relative_to(ROOT)})"

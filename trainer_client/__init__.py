@@ -1,6 +1,6 @@
 """Trainers' side of the contract, and a trainer on it.
 
-`client` speaks the trainer plane and needs no torch; any trainer can stand on it. `loop` is ours, read top to bottom,
-over `recipes` (methods), `packing` and `collate` (segments to tensors), `network`, `loss`, `checkpoint`
-and `metrics`.
+`lease` speaks the trainer plane; its client needs no torch, and any trainer can stand on it. Our trainer is `run` over
+`data` (leased groups to tensors), `model` (network, loss, optimiser, weights) and `recipes` (methods). `adapters` feed
+other trainers, and `endpoint` is a service with Tinker's API over our trainer; nothing else imports these two.
 """

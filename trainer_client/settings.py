@@ -239,7 +239,7 @@ def load_trainer_settings(path: Path | None = None, **overrides: Any) -> Trainer
 
     `ConfigError` names a bad key.
     """
-    from rolltap.trainer_client.find_recipe import recipe_class  # here: recipes import torch
+    from rolltap.trainer_client.recipes import recipe_class  # here: recipes import torch
 
     table = read_settings_file(path).get("trainer", {})
     check_file(TrainerSettings, table, "trainer.", PAGE)

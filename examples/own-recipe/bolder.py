@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rolltap.trainer_client.estimators import normalise
-from rolltap.trainer_client.recipe import Recipe
-from rolltap.trainer_client.step import Credit, Step
+from rolltap.trainer_client.data.step import Credit, Step
+from rolltap.trainer_client.recipes.base import Recipe
+from rolltap.trainer_client.recipes.estimators import normalise
 
 
 @dataclass

@@ -13,7 +13,7 @@ import random
 
 from home import Home, Session, run
 
-from rolltap.trainer_client.recipes.ssp import proposer_reward
+from rolltap.trainer_client.recipes.papers.ssp import proposer_reward
 from rolltap.types import Task
 
 NOISE, KEPT = 2, 10

@@ -77,11 +77,11 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/dead-letters")
     async def dead_letters(policy: str | None = None, limit: Limit = 100) -> DeadLetterList:
-        return DeadLetterList(await trainers.dead_letters(policy, min(limit, 1000)))
+        return DeadLetterList(await services.ledger.groups.dead_letters(policy, min(limit, 1000)))
 
     @routes.post("/dead-letters/{group_id}/revive")
     async def revive(group_id: str) -> GroupRevived:
-        await trainers.revive(group_id)
+        await services.ledger.groups.revive(group_id)
         return GroupRevived(group_id)
 
     return routes

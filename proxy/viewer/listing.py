@@ -25,8 +25,7 @@ from rolltap.reading.index import FIELDS
 from rolltap.reading.types import Facet, SessionOrder, SessionQuery
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.consumers import layout
-from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
-from rolltap.reconstructor.exporters.grouping import Grouping
+from rolltap.reconstructor.exporters.dataset import DatasetWriter, Grouping, Query
 from rolltap.reconstructor.exporters.where import parse_parts
 
 PAGE = 50

@@ -11,11 +11,9 @@ from rolltap.extras import lookup
 from rolltap.reconstructor.exporters.atif import Atif
 from rolltap.reconstructor.exporters.base import Exporter
 from rolltap.reconstructor.exporters.harbor import Harbor
-from rolltap.reconstructor.exporters.kto import Kto
 from rolltap.reconstructor.exporters.nemo_gym import NemoGym
-from rolltap.reconstructor.exporters.preference import Preference
-from rolltap.reconstructor.exporters.sft import Sft
-from rolltap.reconstructor.exporters.sft_tokens import SftTokens
+from rolltap.reconstructor.exporters.preference import Kto, Preference
+from rolltap.reconstructor.exporters.sft import Sft, SftTokens
 from rolltap.reconstructor.exporters.sharegpt import ShareGpt
 from rolltap.reconstructor.exporters.skyrl import SkyRlRl, SkyRlSft
 from rolltap.reconstructor.exporters.slime import Slime

@@ -1,7 +1,11 @@
 """The pass that every format shares: select, split, redact, drop duplicates, write shards, write the manifest.
 
-A dataset is never half-written (`destinations`). The same items and query give the same bytes. A row that fails is left
-out and listed in the manifest, and the export continues; an error of the disk ends it.
+A dataset is never half-written (`destinations`). The same items and query give the same bytes. A row or session that
+fails is left out, counted by reason and listed in the manifest, and the export continues; an error of the disk ends it.
+
+A training dataset takes the sessions that a lease would train (`left_out`): no unscorable or masked rollout, and no
+group whose rollouts have not all ended. For recorded sessions without a rollout, `Grouping` gives rewards and groups: a
+session's score (`rolltap.open(...).score`) is its reward; a tag, or its conversation's opening, is its group.
 """
 
 from __future__ import annotations
@@ -13,25 +17,112 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from rolltap.errors import DatasetError, RowError
-from rolltap.reconstructor.exporters.admission import LEFT_OUT, left_out
 from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem, Rendered, Row, SkippedItem
+from rolltap.reconstructor.exporters.cleaning import Eligible, NearDuplicates, NgramIndex, SessionFilter
 from rolltap.reconstructor.exporters.consumers import least_datasets
-from rolltap.reconstructor.exporters.decontaminate import NgramIndex
-from rolltap.reconstructor.exporters.destinations import Destination, DryRun, NewFolder, SplitRows
-from rolltap.reconstructor.exporters.failures import Failures
-from rolltap.reconstructor.exporters.figures import SCHEMA_VERSION, Figures
-from rolltap.reconstructor.exporters.grouping import Grouping
-from rolltap.reconstructor.exporters.near_duplicates import NearDuplicates
+from rolltap.reconstructor.exporters.destinations import (
+    SCHEMA_VERSION,
+    Destination,
+    DryRun,
+    Figures,
+    NewFolder,
+    SplitRows,
+)
 from rolltap.reconstructor.exporters.redact import Detector, Redactor, token_arrays
-from rolltap.reconstructor.exporters.session_filter import Eligible, SessionFilter
 from rolltap.reconstructor.exporters.where import Where
 from rolltap.reconstructor.exporters.writers import disk_errors
 from rolltap.reconstructor.report import Report, report_of, total
+from rolltap.types import EVALUATION, PURPOSE_TAG, RolloutStatus, Scoring
+
+BY_OPENING = "opening"
+BY_TAG = "tag."
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """`score`: name of the score that is the reward. `by`: "opening" or "tag.NAME". Empty: not used."""
+
+    score: str = ""
+    by: str = ""
+
+    def __post_init__(self) -> None:
+        if self.by and self.by != BY_OPENING and not (self.by.startswith(BY_TAG) and self.tag):
+            raise DatasetError(f"--group-by: expected opening or tag.NAME, not {self.by!r}")
+
+    @property
+    def tag(self) -> str:
+        """The name of the grouping tag; "" if there is none."""
+        return self.by.removeprefix(BY_TAG) if self.by.startswith(BY_TAG) else ""
+
+    def of_tags(self, tags: Mapping[str, str]) -> str:
+        """The group for a session's tags; "" if the grouping tag is missing."""
+        return f"{self.tag}={tags[self.tag]}" if self.tag in tags else ""
+
+
+LeftOut = Literal["running", "failed", "unscorable", "masked", "evaluation"]
+LEFT_OUT: tuple[LeftOut, ...] = get_args(LeftOut)
+
+_STATUSES: Mapping[RolloutStatus, LeftOut] = {
+    RolloutStatus.PENDING: "running",
+    RolloutStatus.RUNNING: "running",
+    RolloutStatus.FAILED: "failed",
+    RolloutStatus.CANCELLED: "failed",
+    RolloutStatus.LOST: "failed",
+}
+_SCORINGS: Mapping[Scoring, LeftOut] = {Scoring.UNSCORABLE: "unscorable", Scoring.MASKED: "masked"}
+
+
+def left_out(item: ExportItem) -> LeftOut | None:
+    """The reason why a lease would not train the session; None if it would, or if the session has no rollout."""
+    if item.session.tags.get(PURPOSE_TAG) == EVALUATION:
+        return "evaluation"
+    if item.rollout is None:
+        return None
+    return _STATUSES.get(item.rollout.status) or _SCORINGS.get(item.rollout.scoring)
+
+
+NAMED = 100
+"""The most failures that a manifest lists; the others are only counted."""
+
+
+class Failures:
+    """Counts failures by reason: the error's type and first line."""
+
+    def __init__(self) -> None:
+        self._reasons: Counter[str] = Counter()
+        self._named: list[dict[str, Any]] = []
+
+    def take(self, error: Exception, session_id: str, row: int | None) -> None:
+        """Counts one failure. `row` is the row's index among the format's rows for this session's group.
+
+        None: the session could not be read.
+        """
+        reason = reason_of(error)
+        self._reasons[reason] += 1
+        if len(self._named) < NAMED:
+            self._named.append({"session_id": session_id, "row": row, "reason": reason})
+
+    @property
+    def count(self) -> int:
+        return self._reasons.total()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "count": self.count,
+            "by_reason": dict(sorted(self._reasons.items())),
+            "rows": self._named,
+        }
+
+
+def reason_of(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
+
 
 DEFAULT_SPLIT = {"train": 1.0}
 

@@ -1,19 +1,24 @@
-"""Where a dataset is written: a folder that appears only when it is complete, or nowhere (a dry run)."""
+"""Where a dataset is written: a folder that appears only when it is complete, or nowhere (a dry run).
+
+Beside the rows it has the manifest's statistics (`Figures`) and the dataset card for the Hugging Face hub (`card`).
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from rolltap.errors import DatasetError
-from rolltap.reconstructor.exporters.base import Container
-from rolltap.reconstructor.exporters.figures import card
+from rolltap.reconstructor.exporters.base import Container, ExportItem, Row
 from rolltap.reconstructor.exporters.writers import FILES, RowFile, Shards
+from rolltap.types import NO_VERSION
 
 MANIFEST = "manifest.json"
 CARD = "README.md"
@@ -115,3 +120,83 @@ class _Discarded:
 
     def drop(self) -> None:
         self._file.drop()
+
+
+SCHEMA_VERSION = 1
+"""Version of the manifest and the rows. It grows when readers of the older form would misread the new one."""
+
+TOKEN_COLUMNS = ("token_ids", "input_ids", "tokens")
+IGNORED = -100
+
+
+class Figures:
+    """Counts of the written rows by split, and the weight versions of their sessions."""
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, Counter[str]] = {}
+        self._lengths: Counter[int] = Counter()
+        self._policies: dict[str, tuple[int, int]] = {}
+
+    def take_item(self, item: ExportItem) -> None:
+        """Counts a session that rows are made from."""
+        low, high = self._policies.get(item.session.policy, (NO_VERSION, NO_VERSION))
+        for segment in item.rows:
+            trained = segment.versions[segment.loss_mask]
+            known = trained[trained != NO_VERSION]
+            if len(known):
+                low = int(known.min()) if low == NO_VERSION else min(low, int(known.min()))
+                high = max(high, int(known.max()))
+        self._policies[item.session.policy] = low, high
+
+    def take_row(self, split: str, row: Row) -> None:
+        """Counts the tokens of a written row; none for a row without token columns."""
+        ids = next((row.values[name] for name in TOKEN_COLUMNS if name in row.values), None)
+        if ids is None:
+            return
+        labels = row.values.get("labels")
+        loss = np.asarray(row.values.get("loss_mask", ())) if labels is None else np.asarray(labels) != IGNORED
+        trained = int(loss.sum())
+        self._tokens.setdefault(split, Counter()).update(tokens=len(ids), trained=trained)
+        self._lengths[max(len(ids) - 1, 0).bit_length()] += 1
+
+    def tokens(self, split: str) -> dict[str, int]:
+        return dict(self._tokens.get(split, {}))
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """The number of rows by length in tokens, with powers of two as upper bounds."""
+        return {f"<={2**power}": self._lengths[power] for power in sorted(self._lengths)}
+
+    @property
+    def policies(self) -> dict[str, dict[str, int | None]]:
+        """The policies of the dataset's sessions, with the oldest and newest weight version that carries loss."""
+        return {
+            name: {"oldest_version": None if low == NO_VERSION else low, "newest_version": high if high >= 0 else None}
+            for name, (low, high) in sorted(self._policies.items())
+        }
+
+
+def card(manifest: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str:
+    """README.md in the hub's layout: YAML that lists each split's files, then a readable summary of the manifest."""
+    none = "" if files else " []"  # without the list a loader would take the manifest for the data
+    lines = ["---", "configs:", "- config_name: default", f"  data_files:{none}"]
+    for split in manifest["splits"]:
+        if any(entry["path"].startswith(f"{split}-") for entry in files):
+            lines += [f"  - split: {split}", f"    path: {split}-*"]
+    tags = ["rolltap", manifest["format"]]
+    lines += ["tags:", *(f"- {tag}" for tag in tags), "---", "", f"# {manifest['format']} of recorded rollouts", ""]
+    lines += ["| split | rows | tasks | tokens | with loss |", "|---|---|---|---|---|"]
+    for name, split in manifest["splits"].items():
+        tokens = split.get("tokens", "")
+        lines.append(f"| {name} | {split['rows']} | {split['tasks']} | {tokens} | {split.get('trained', '')} |")
+    query = msgspec.json.encode(manifest["query"]).decode()
+    lines += ["", f"Made by rolltap {manifest['rolltap_version']}, schema {manifest['schema_version']}: `{query}`.", ""]
+    readers = {
+        "jsonl": '`load_dataset("json", data_files=...)`, or the folder itself',
+        "parquet": '`load_dataset("parquet", data_files=...)`, or the folder itself',
+        "pt": "`torch.load(file)`",
+    }
+    least = manifest["least_releases"].get("datasets")
+    needs = f" It needs `datasets>={least}`." if least else ""
+    lines += [f"Load it: {readers[manifest['container']]}.{needs} `manifest.json` has the rest.", ""]
+    return "\n".join(lines)

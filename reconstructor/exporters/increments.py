@@ -1,9 +1,9 @@
 """`--state FILE`: a growing dataset. Each run appends what has ended since the last run, and completes a killed one.
 
-The dataset consists of parts, each written like a dataset of its own (`DatasetWriter`). A finished part is entered in
-the state, in one transaction with its units (groups, sessions without a group); then its files are moved into the
-dataset. The next run deletes a part that is not in the state, and moves one that is there but was not moved. So
-whenever a run is killed, each unit is in the dataset exactly once.
+The dataset consists of parts, each written like a dataset of its own (`DatasetWriter`); `merged` makes one manifest of
+theirs. A finished part is entered in the state, in one transaction with its units (groups, sessions without a group);
+then its files are moved into the dataset. The next run deletes a part that is not in the state, and moves one that is
+there but was not moved. So whenever a run is killed, each unit is in the dataset exactly once.
 
 A unit is exported once, when all of it has ended (`ExportItem.settled`); until then it waits for a later run.
 """
@@ -23,10 +23,9 @@ import msgspec
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter
-from rolltap.reconstructor.exporters.destinations import CARD, MANIFEST, encoded
-from rolltap.reconstructor.exporters.figures import card
-from rolltap.reconstructor.exporters.merging import merged
+from rolltap.reconstructor.exporters.destinations import CARD, MANIFEST, card, encoded
 from rolltap.reconstructor.exporters.writers import disk_errors
+from rolltap.reconstructor.report import report_from, total
 
 TABLES = """
 create table if not exists parts (number integer primary key, manifest blob not null);
@@ -239,3 +238,47 @@ def _name(number: int, path: str) -> str:
     """`train-00000-of-00001.parquet` of part 3 is `train-p00003-00000-of-00001.parquet`."""
     split, rest = path.split("-", 1)
     return f"{split}-p{number:05d}-{rest}"
+
+
+ADDED = (
+    "rows", "splits", "lengths", "files", "sessions", "sessions_selected", "sessions_left_out", "duplicates_left_out",
+    "near_duplicates_left_out", "rows_with_secrets_left_out", "secrets_redacted", "secrets_by_kind", "skipped",
+    "failed", "rerendered",
+)  # fmt: skip
+
+
+def merged(manifests: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One manifest: counts are added, other values are the last part's. A task in two parts counts twice."""
+    result = dict(manifests[-1])
+    for name in ADDED:
+        if name in result:
+            values = [manifest[name] for manifest in manifests]
+            result[name] = values[0]
+            for value in values[1:]:
+                result[name] = _sum(result[name], value)
+    result["policies"] = _policies([manifest["policies"] for manifest in manifests])
+    result["reconstruction"] = total(report_from(manifest["reconstruction"]) for manifest in manifests).to_dict()
+    return result
+
+
+def _sum(first: Any, second: Any) -> Any:
+    if isinstance(first, Mapping):
+        return {
+            name: _sum(first[name], second[name]) if name in first and name in second else {**second, **first}[name]
+            for name in [*first, *(name for name in second if name not in first)]
+        }
+    if isinstance(first, list):
+        return [*first, *second]
+    return first if second is None else second if first is None else first + second
+
+
+def _policies(parts: Sequence[Mapping[str, Mapping[str, int | None]]]) -> dict[str, dict[str, int | None]]:
+    """The oldest and newest version of each policy."""
+    policies: dict[str, dict[str, int | None]] = {}
+    for part in parts:
+        for name, versions in part.items():
+            before = policies.setdefault(name, {"oldest_version": None, "newest_version": None})
+            for key, choose in (("oldest_version", min), ("newest_version", max)):
+                known = [value for value in (before[key], versions[key]) if value is not None]
+                before[key] = choose(known, default=None)
+    return dict(sorted(policies.items()))

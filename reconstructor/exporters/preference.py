@@ -1,26 +1,32 @@
-"""Preference pairs within a group, by reward: `prompt`, `chosen`, `rejected`, as TRL's DPO reads them.
+"""Rewards as preferences: pairs for TRL's DPO, and single labelled completions for its KTO.
 
-The rollouts of a group that have a reward and one main conversation are ranked. The best is paired with the worst, the
-second best with the second worst, and so on. A pair is used if its rewards differ by more than `margin`, and no rollout
-is used twice. A pair whose sides are equal is skipped. Both sides must have the same opening, apart from clocks, paths
-and other volatile text (`opening`); the prompt is the better one's. A completion is the whole rest of the conversation,
-including tool results.
+`preference` has `prompt`, `chosen`, `rejected`. The rollouts of a group that have a reward and one main conversation
+are ranked. The best is paired with the worst, the second best with the second worst, and so on. A pair is used if its
+rewards differ by more than `margin`, and no rollout is used twice. A pair whose sides are equal is skipped. Both sides
+must have the same opening, apart from clocks, paths and other volatile text (`begin_alike`); the prompt is the better
+one's. A completion is the whole rest of the conversation, including tool results.
+
+`kto` has `prompt`, `completion`, `label`. The label is true if the rollout's reward is above `threshold`. No pairs are
+needed, so every rollout with a reward and one main conversation has a row, except completions of a group that its
+rollouts label differently: a flaky reward.
 """
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, SkippedItem
+from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, SkippedItem
 from rolltap.reconstructor.exporters.conversation import (
     Conversation,
     MessageForm,
+    begin_alike,
     rewarded,
     tools_text,
 )
-from rolltap.reconstructor.exporters.opening import begin_alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +101,55 @@ class Preference(MessageForm):
             content=[values[name] for name in ("prompt", "chosen", "rejected", "tools")],
             rendered=better[3].rendered(),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Kto(MessageForm):
+    """One row per rollout."""
+
+    threshold: float = 0.0
+
+    name: ClassVar[str] = "kto"
+    containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
+    faithful: ClassVar[bool] = False
+    for_training: ClassVar[bool] = True
+
+    def schema(self) -> Mapping[str, str]:
+        return {
+            "prompt": self.column,
+            "completion": self.column,
+            "label": "bool",
+            "tools": "string",
+            **LABEL_TYPES,
+        }
+
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
+        rows: list[Row] = []
+        labels: defaultdict[str, set[bool]] = defaultdict(set)
+        for item in group:
+            outcome = rewarded(item)
+            if isinstance(outcome, SkippedItem):
+                yield outcome
+                continue
+            reward, conversation = outcome
+            messages = conversation.messages(self)
+            values = {
+                "prompt": messages[: conversation.opening],
+                "completion": messages[conversation.opening :],
+                "label": reward > self.threshold,
+                "tools": tools_text(conversation.tools),
+                **item.labels(),
+            }
+            content = [values[name] for name in ("prompt", "completion", "label", "tools")]
+            rows.append(Row(values, content=content, rendered=conversation.rendered()))
+            labels[_completion(rows[-1])].add(values["label"])
+        for row in rows:
+            if len(labels[_completion(row)]) > 1:
+                yield SkippedItem("completion with both labels")
+            else:
+                yield row
+
+
+def _completion(row: Row) -> str:
+    """What a label is of, to find its other rows."""
+    return json.dumps([row.values[name] for name in ("prompt", "completion", "tools")], sort_keys=True)

@@ -1,11 +1,14 @@
-"""Supervised fine-tuning on conversations: `messages` and `tools`, as TRL, Axolotl and others read them.
+"""Supervised fine-tuning: `sft` on conversations, as TRL, Axolotl and others read them, `sft-tokens` on sampled tokens.
 
-`tools` is a JSON text (TRL decodes it). A tool call's arguments are an object if they are JSON. The trainer renders the
-conversation with its chat template, so its tokens may differ from the sampled ones; `sft-tokens` has the sampled ones.
+`sft` has `messages` and `tools`. `tools` is a JSON text (TRL decodes it). A tool call's arguments are an object if they
+are JSON. The trainer renders the conversation with its chat template, so its tokens may differ from the sampled ones.
 
 Each assistant message has a `weight`: 1 if this row trains it, 0 for context. For a trainer that ignores weights (TRL)
 use `targets=split`, with a `prompt` and a `completion` per trained reply, or `targets=whole`, with only the
 conversations in which every reply is trained. With `mark=loss` it is called `loss` and true or false (ms-swift).
+
+`sft-tokens` has `input_ids` and `labels`, which are -100 for tokens without loss. TRL reads it with
+`dataset_kwargs={"skip_prepare_dataset": True}`; nothing is rendered again.
 """
 
 from __future__ import annotations
@@ -14,7 +17,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, SkippedItem
+import numpy as np
+
+from rolltap.reconstructor.exporters.base import (
+    LABEL_TYPES,
+    Container,
+    ExportItem,
+    Row,
+    SkippedItem,
+    last_span,
+    texts_behind,
+)
 from rolltap.reconstructor.exporters.conversation import (
     UNTRAINED,
     MessageForm,
@@ -72,3 +85,34 @@ class Sft(MessageForm):
 def _with_loss(message: Mapping[str, Any]) -> dict[str, Any]:
     renamed = {key: value for key, value in message.items() if key != "weight"}
     return {**renamed, "loss": bool(message["weight"])} if "weight" in message else renamed
+
+
+IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class SftTokens:
+    """One row per segment with loss."""
+
+    name: ClassVar[str] = "sft-tokens"
+    containers: ClassVar[tuple[Container, ...]] = ("parquet", "jsonl")
+    faithful: ClassVar[bool] = True
+    for_training: ClassVar[bool] = True
+
+    def schema(self) -> Mapping[str, str]:
+        return {
+            "input_ids": "list<int32>",
+            "labels": "list<int32>",
+            **LABEL_TYPES,
+        }
+
+    def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
+        for item in group:
+            if not item.rows:
+                yield SkippedItem("no tokens that may be trained")
+            for segment in item.rows:
+                end = last_span(segment).end
+                ids = segment.token_ids[:end]
+                labels = np.where(segment.loss_mask[:end], ids, IGNORED).astype(np.int32)
+                texts = texts_behind(item, [turn.call_id for turn in segment.turns])
+                yield Row({"input_ids": ids, "labels": labels, **item.labels()}, content=(ids, labels), texts=texts)

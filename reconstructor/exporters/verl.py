@@ -1,6 +1,6 @@
 """verl's Parquet files for RL (`RLHFDataset`): prompts, which verl renders again.
 
-For SFT, `rolltap.trainer_client.verl_sft` reads `sft-tokens` and `sft`.
+For SFT, `rolltap.trainer_client.adapters.verl_sft` reads `sft-tokens` and `sft`.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypedDict, Unpack
 
 MAX_MESSAGE, MAX_PARAM = 4000, 200
@@ -367,3 +368,9 @@ class CheckpointMismatch(TrainerError):
 
     status = 409
     code = "checkpoint_mismatch"
+
+
+BY_CODE: Mapping[str, type[RolltapError]] = {
+    kind.code: kind for kind in list(globals().values()) if isinstance(kind, type) and issubclass(kind, RolltapError)
+}
+"""Each code's error: the last that is declared with it."""

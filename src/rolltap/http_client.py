@@ -38,9 +38,8 @@ from tenacity import (
     wait_exponential,
 )
 
-from rolltap import errors
 from rolltap.decoding import from_json
-from rolltap.errors import EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
+from rolltap.errors import BY_CODE, EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 from rolltap.network import server_url
 
 T = TypeVar("T")
@@ -53,10 +52,6 @@ AWAY = (ServerUnreachable, StoreUnavailable, EngineUnavailable, EngineTimeout)
 log = logging.getLogger("rolltap.http_client")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 3.0
-
-ERRORS: Mapping[str, type[RolltapError]] = {
-    kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RolltapError)
-}
 
 UNREACHABLE = (OSError, http.client.HTTPException, aiohttp.ClientError)
 """What a failing connection raises: a time-out is an `OSError`."""
@@ -233,4 +228,4 @@ def error_of(status: int, body: bytes, retry_after: str | None = None, url: str 
             return RolltapError(f"{answer}, as no rolltap server does")
         why = "without a rolltap server's error: no server is there, or a balancer doesn't reach one"
         return ServerUnreachable(f"{answer} {why}", retry_after=pause)
-    return ERRORS.get(code, RolltapError)(message, param=param, retry_after=pause)
+    return BY_CODE.get(code, RolltapError)(message, param=param, retry_after=pause)

@@ -446,6 +446,12 @@ class Rollout:
     tampering: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def total_reward(self) -> float | None:
+        """The sum of the rewards with scope "rollout"; None if there are none."""
+        values = [reward.value for reward in self.rewards if reward.scope == "rollout"]
+        return sum(values) if values else None
+
+    @property
     def unprotected(self) -> str:
         """Why code that the agent wrote could have written its rewards; "" if it could not."""
         return next((str(each.detail[UNPROTECTED]) for each in self.rewards if UNPROTECTED in each.detail), "")

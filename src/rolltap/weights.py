@@ -15,9 +15,9 @@ from typing import Any
 
 from rolltap.contract.trainer import PauseMode
 from rolltap.errors import ConfigError
-from rolltap.trainer_client import weights as folders
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.sender import WeightSender
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.push import WeightSender, push_folder
+from rolltap.trainer_client.model import weights as folders
 
 KEPT = 2
 """Folders that stay in `through`: the one that is served, and the one before, which engines may still be reading."""
@@ -48,7 +48,7 @@ def push(
         through.push(client, policy, _tensors(weights), version, mode)
         return
     folder = weights if whole else _written(weights, through / f"version-{version}")
-    folders.push(client, policy, folder, version, mode, adapter=adapter)
+    push_folder(client, policy, folder, version, mode, adapter=adapter)
     if not whole:
         prune(through)
 

@@ -16,11 +16,11 @@ import torch
 
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.loop import Trainer
-from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.run.loop import Trainer
+from rolltap.trainer_client.run.sinks import JsonLines
 from rolltap.trainer_client.settings import load_trainer_settings
-from rolltap.trainer_client.sinks import JsonLines
 
 from .playing import POLICIES, POLICY, Player
 
@@ -28,7 +28,7 @@ RECIPE = """
 from dataclasses import dataclass
 
 from rolltap.contract.control import RolloutControl
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.base import Recipe
 
 
 @dataclass

@@ -13,10 +13,10 @@ import torch
 
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.network import PolicyNetwork, load_model
-from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.scoring import check
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.data.scoring import check
+from rolltap.trainer_client.model.network import PolicyNetwork, load_model
 
 from ..unit.engine.test_model import mixture_folder
 from ..unit.trainer_client.making import rows_of

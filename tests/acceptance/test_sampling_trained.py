@@ -16,10 +16,10 @@ import torch
 from rolltap.contract.trainer import LeasedGroup, LeaseOptions
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.network import PolicyNetwork, load_model
-from rolltap.trainer_client.packing import Packer
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.model.network import PolicyNetwork, load_model
 
 from ..unit.trainer_client.making import rows_of
 

@@ -16,10 +16,10 @@ from rolltap.demo.stack import Stack
 from rolltap.engine.model import CausalModel
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ContextOverflow, Forbidden, InvalidRequest, UnknownPolicy
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.recipe import ScoredPass
-from rolltap.trainer_client.step import view
-from rolltap.trainer_client.teachers import scored_reading
+from rolltap.trainer_client.data.readings import ScoredPass
+from rolltap.trainer_client.data.step import view
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.run.teachers import scored_reading
 
 from ..unit.trainer_client.making import group, record, segment
 from .playing import POLICIES, POLICY

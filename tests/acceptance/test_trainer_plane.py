@@ -22,13 +22,13 @@ from rolltap.contract.trainer import LeasedGroup, LeaseOptions
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineRefused, LedgerError
-from rolltap.trainer_client import weights
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.network import PolicyNetwork, load_model
-from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.planning import rows_to_read
-from rolltap.trainer_client.step import view
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.data.step import view
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.push import push_folder
+from rolltap.trainer_client.model.network import PolicyNetwork, load_model
+from rolltap.trainer_client.run.planning import rows_to_read
 
 from .playing import POLICIES, POLICY, Player
 
@@ -108,7 +108,7 @@ def test_the_old_weights_serve_on_and_the_trainer_is_told(
     before = client.policy(POLICY)
     number = client.rewind(1, {POLICY: before.version}).versions[POLICY] + 1
     with pytest.raises(EngineRefused, match="the weights in use stay"):
-        weights.push(client, POLICY, make(tmp_path / "bad"), number, "keep")
+        push_folder(client, POLICY, make(tmp_path / "bad"), number, "keep")
     after = client.policy(POLICY)
     assert (after.version, after.paused) == (before.version, None)
     assert versions(leased(stack, client)) == {before.version}
@@ -116,7 +116,7 @@ def test_the_old_weights_serve_on_and_the_trainer_is_told(
 
 def test_the_next_good_push_counts(stack: Stack, client: TrainerClient, tmp_path: Path) -> None:
     version = client.rewind(1, {POLICY: client.policy(POLICY).version}).versions[POLICY] + 1
-    weights.push(client, POLICY, good(tmp_path / "good"), version, "drain")
+    push_folder(client, POLICY, good(tmp_path / "good"), version, "drain")
     assert client.policy(POLICY).version == version
     group = leased(stack, client)
     assert versions(group) == {version}
@@ -125,7 +125,7 @@ def test_the_next_good_push_counts(stack: Stack, client: TrainerClient, tmp_path
         client.push(POLICY, str(tmp_path / "good"), version - 1, digest="old")
     with pytest.raises(LedgerError, match="is assigned to weights with digest"):
         client.push(POLICY, str(tmp_path / "good"), version, digest="other")
-    weights.push(client, POLICY, tmp_path / "good", version, "keep")
+    push_folder(client, POLICY, tmp_path / "good", version, "keep")
 
 
 def test_calls_wait_while_weights_are_loaded(stack: Stack, client: TrainerClient) -> None:

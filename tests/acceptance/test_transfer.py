@@ -26,10 +26,9 @@ from torch import Tensor
 from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineError, LedgerError, WeightsLost
-from rolltap.trainer_client import sender as sending
-from rolltap.trainer_client import weights
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.sender import WeightSender
+from rolltap.trainer_client.lease import push
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.push import WeightSender, push_folder
 from rolltap.trainer_client.settings import PushSettings
 
 from ..conftest import ROOT
@@ -88,7 +87,7 @@ def test_what_was_sent_is_served_to_the_last_bit_by_all_replicas(
     shutil.copytree(FOLDER, tmp_path / "same")
     save_file(state, tmp_path / "same" / "model.safetensors", metadata={"format": "pt"})
     version = client.policy(POLICY).version + 1
-    weights.push(client, POLICY, tmp_path / "same", version, "keep")
+    push_folder(client, POLICY, tmp_path / "same", version, "keep")
     from_disk, _ = sampled(stack, "engine")
     sender.push(client, POLICY, changed(0.99), version + 1, "keep")
     other, _ = sampled(stack, "engine")
@@ -209,23 +208,23 @@ def test_a_whole_folder_ends_it_too(stack: Stack, client: TrainerClient, sender:
     of_another_shape(state)
     with pytest.raises(WeightsLost):
         sender.push(client, POLICY, state, version + 1, "keep")
-    weights.push(client, POLICY, FOLDER, version + 2, "keep")
+    push_folder(client, POLICY, FOLDER, version + 2, "keep")
     stands(stack, client, version + 2)
 
 
 TRAINER = """
 import sys, time, torch
-from rolltap.trainer_client import sender
-from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.lease import push
+from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.settings import PushSettings
 from tests.acceptance.test_transfer import POLICY, changed, half_fed
 
-sender._feed = half_fed
+push._feed = half_fed
 url, key, version, incarnation = sys.argv[1:]
 client = TrainerClient(url, key, "trainer")
 client.caller["incarnation"] = int(incarnation)
-weights = sender.WeightSender(PushSettings(timeout_s=60), torch.device("cpu"))
-weights.push(client, POLICY, changed(1.3), int(version), "keep")
+sender = push.WeightSender(PushSettings(timeout_s=60), torch.device("cpu"))
+sender.push(client, POLICY, changed(1.3), int(version), "keep")
 """
 
 
@@ -236,7 +235,7 @@ def half_fed(pipe: Any, state: Mapping[str, Tensor]) -> None:
     print("half", flush=True)
 
 
-_FEED = sending._feed
+_FEED = push._feed
 
 
 def test_a_trainer_killed_in_mid_broadcast(
@@ -264,14 +263,14 @@ def test_a_replica_killed_in_mid_broadcast(
     engine = next(process for process in stack.processes if process.name == "engine-1")
 
     def feed(pipe: Any, state: Mapping[str, Tensor]) -> None:
-        monkeypatch.setattr(sending, "_feed", _FEED)
+        monkeypatch.setattr(push, "_feed", _FEED)
         half = len(state) // 2
         _FEED(pipe, dict(list(state.items())[:half]))
         os.kill(engine.child.pid, signal.SIGKILL)
         engine.child.wait()
         _FEED(pipe, dict(list(state.items())[half:]))
 
-    monkeypatch.setattr(sending, "_feed", feed)
+    monkeypatch.setattr(push, "_feed", feed)
     sender.push(client, POLICY, changed(1.2), version + 1, "keep")
     assert (client.policy(POLICY).version, client.policy(POLICY).paused) == (version + 1, None)
     assert [span["version"] for span in sampled(stack, "engine")[1]] == [str(version + 1)]
@@ -309,8 +308,8 @@ def test_a_run_sends_its_weights(tmp_path: Path) -> None:
         assert trainer.child.wait(200) == 0, trainer.log.read_text()
         client = owner(alone)
         stands(alone, client, 3)
-        weights.push(client, POLICY, out / "checkpoints" / "step-3", 3, "keep")  # what was sent, in a folder
+        push_folder(client, POLICY, out / "checkpoints" / "step-3", 3, "keep")  # what was sent, in a folder
         sent, _ = sampled(alone, "engine")
-        weights.push(client, POLICY, out / "checkpoints" / "step-3", 4, "keep")
+        push_folder(client, POLICY, out / "checkpoints" / "step-3", 4, "keep")
         assert sampled(alone, "engine")[0] == sent
     assert not list((out / "weights").glob("*"))

@@ -38,7 +38,7 @@ from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.reconstructor.reconstruct import reconstruct
-from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.types import Finish, Outcome, RolloutStatus, Session, Task, Trajectory, VersionSpan
 
 from ..conftest import free_port

@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rolltap.engine.tiny import FOLDER
-from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.lease.client import TrainerClient
 
 from .bench_leases import POLICY, write
 from .load import quantile

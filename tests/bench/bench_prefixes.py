@@ -23,11 +23,11 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rolltap import __version__
-from rolltap.trainer_client import attention
-from rolltap.trainer_client.collate import Batch, collate
-from rolltap.trainer_client.loss import PolicyLoss
-from rolltap.trainer_client.network import PolicyNetwork
-from rolltap.trainer_client.packing import PackedRow, Packer
+from rolltap.trainer_client.data.collate import Batch, collate
+from rolltap.trainer_client.data.packing import PackedRow, Packer
+from rolltap.trainer_client.model import attention
+from rolltap.trainer_client.model.loss import PolicyLoss
+from rolltap.trainer_client.model.network import PolicyNetwork
 from rolltap.types import NO_VERSION, Segment
 
 REPORT = Path("reports") / "bench_prefixes.json"

@@ -34,12 +34,12 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rolltap import __version__
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.learner import Learner, checkpoint_activations
-from rolltap.trainer_client.loss import PolicyLoss
-from rolltap.trainer_client.packing import PackedRow, Packer
-from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.routing import Mixture
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import PackedRow, Packer
+from rolltap.trainer_client.model.learner import Learner, checkpoint_activations
+from rolltap.trainer_client.model.loss import PolicyLoss
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.model.routing import Mixture
 from rolltap.trainer_client.settings import load_trainer_settings
 from rolltap.types import NO_VERSION, Segment
 

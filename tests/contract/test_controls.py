@@ -15,9 +15,9 @@ from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Rewind
 from rolltap.errors import TrainerFenced, UnknownPolicy
 from rolltap.ids import new_id
+from rolltap.ledger.rollouts import no_late_peers
 from rolltap.ledger.schema import groups
 from rolltap.ledger.submissions import SubmissionSpec
-from rolltap.ledger.unit_of_work import no_late_peers
 from rolltap.types import RolloutStatus, Task
 
 from ..unit.ledger.world import World, empty
@@ -197,7 +197,7 @@ async def test_a_submission_counts_the_rollouts_that_ended_late(world: World) ->
     id = await submit(world, "policy", 2, ("a", ()))
     claimed = await world.ledger.nodes.claim("node", ClaimRollouts(2))
     for one, late in zip(claimed, (late_peers, no_late_peers), strict=True):
-        world.ledger._uow.late_peers = late
+        world.ledger.rollouts._late_peers = late
         started = await world.ledger.rollouts.start(one.rollout_id, new_id(), node_token=one.token)
         await world.ledger.rewards.append(NewReward(one.rollout_id, 1.0))
         end = FinishRollout(RolloutStatus.SUCCEEDED, started.rollout.attempt, node_token=one.token)

@@ -14,9 +14,9 @@ from rolltap.contract.trainer import Lease, LeaseOptions, LeaseRequest, Rewind, 
 from rolltap.errors import ServerUnreachable, StoreUnavailable, TrainerFenced
 from rolltap.ledger.leases import LeaseKey
 from rolltap.trainer_client.adapters.feed import Feed, FeedSettings
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.leases import LeaseHolder
-from rolltap.trainer_client.scoring import informative
+from rolltap.trainer_client.data.scoring import informative
+from rolltap.trainer_client.lease.holder import LeaseHolder
+from rolltap.trainer_client.recipes import make_recipe
 from rolltap.types import GroupStatus
 
 from ..unit.ledger.world import World, status

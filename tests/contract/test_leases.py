@@ -158,14 +158,14 @@ async def test_a_group_that_is_refused_too_often_is_dead_until_revived(world: Wo
         lease = await world.ledger.trainers.lease(wants(2))
         dead = await world.ledger.trainers.refuse(key(lease), f"NaN {number}", [poisoned])
         assert dead == (number == 2)
-    assert [(letter.group.id, letter.reason) for letter in await world.ledger.trainers.dead_letters()] == [
+    assert [(letter.group.id, letter.reason) for letter in await world.ledger.groups.dead_letters()] == [
         (poisoned, "NaN 2")
     ]
     lease = await world.ledger.trainers.lease(wants(2))
     assert [group.group.id for group in lease.groups] == [fine]
     with pytest.raises(LedgerError, match="not dead"):
-        await world.ledger.trainers.revive(fine)
-    await world.ledger.trainers.revive(poisoned)
+        await world.ledger.groups.revive(fine)
+    await world.ledger.groups.revive(poisoned)
     lease = await world.ledger.trainers.lease(wants(2))
     assert [group.group.id for group in lease.groups] == [poisoned]
     with pytest.raises(InvalidRequest, match="does not have the groups"):
@@ -181,7 +181,7 @@ async def test_a_group_that_cannot_be_rebuilt_is_not_delivered(world: World) -> 
         assert await world.ledger.trainers.acknowledge(key(lease), 1) == 1
     for _ in range(2):
         assert (await world.ledger.trainers.lease(wants(2))).groups == ()
-    letters = await world.ledger.trainers.dead_letters("policy")
+    letters = await world.ledger.groups.dead_letters("policy")
     assert [letter.group.id for letter in letters] == [broken.id]
     assert "record_corrupt" in letters[0].reason
 
@@ -199,7 +199,7 @@ async def test_a_group_whose_calls_were_removed_is_not_delivered_as_if_it_had_no
         lease = await world.ledger.trainers.lease(wants(2, incarnation=now))
         assert [one.group.id for one in lease.groups] == [whole.id]
         await world.ledger.trainers.release(key(lease, now))
-    (letter,) = await world.ledger.trainers.dead_letters()
+    (letter,) = await world.ledger.groups.dead_letters()
     assert letter.group.id == pruned.id
     assert pruned.rollouts[1].id in letter.reason
 

@@ -64,7 +64,7 @@ async def test_a_rollout_that_ends_while_a_proxy_is_out_of_reach_says_so(world: 
     async def late_peers() -> list[str]:
         return ["a-proxy"]
 
-    world.ledger._uow.late_peers = late_peers
+    world.ledger.rollouts._late_peers = late_peers
     group = await world.open(1)
     ended = await world.finish(await world.start(group.rollouts[0]), 1.0)
     assert ended.reason.startswith("late: a proxy could not reach the store")

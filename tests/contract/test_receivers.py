@@ -18,8 +18,8 @@ from rolltap.errors import EngineError, WeightsLost
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.engines.registry import open_engine
 from rolltap.settings import EngineSettings
-from rolltap.trainer_client import sender as sending
-from rolltap.trainer_client.sender import WeightSender
+from rolltap.trainer_client.lease import push as pushing
+from rolltap.trainer_client.lease.push import WeightSender
 from rolltap.trainer_client.settings import PushSettings
 
 from ..conftest import free_port
@@ -113,7 +113,7 @@ def push(sender: WeightSender, plane: Plane, weights: dict[str, torch.Tensor], v
 def test_every_bit_arrives_at_every_replica(
     sender: WeightSender, peers: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "BUCKET_BYTES", 1250)
+    monkeypatch.setattr(pushing, "BUCKET_BYTES", 1250)
     push(sender, Plane("sglang", *peers), WEIGHTS, 7)
     for url in peers:
         found = held(url)

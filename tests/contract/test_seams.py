@@ -163,7 +163,7 @@ def TOY():
 """
 
 TOY_STRATEGY = """
-from rolltap.reconstructor.strategies import SegmentPlan
+from rolltap.reconstructor.segments import SegmentPlan
 
 class TOY:
     def plans(self, kept):

@@ -19,9 +19,9 @@ import httpx
 import pytest
 
 from rolltap.engine.tiny import FOLDER
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.protocol import PauseMode
-from rolltap.trainer_client.weights import push
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.protocol import PauseMode
+from rolltap.trainer_client.lease.push import push_folder
 
 from ..conftest import ROOT, free_port
 from ..integration.service import rolltap
@@ -126,7 +126,7 @@ class Proxy:
         served = client.policy(policy).version
         free = client.rewind(0, {policy: served}).versions[policy]  # another one after a push that failed
         version = max(free, served + 1)
-        push(client, policy, weights, version, mode, adapter=adapter)
+        push_folder(client, policy, weights, version, mode, adapter=adapter)
         return version
 
     def owner(self, policy: str) -> TrainerClient:

@@ -11,10 +11,10 @@ import torch
 
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import EngineError
-from rolltap.trainer_client.lora import add_adapters, merged, save_adapters
-from rolltap.trainer_client.network import load_model
+from rolltap.trainer_client.model.lora import add_adapters, merged, save_adapters
+from rolltap.trainer_client.model.network import load_model
+from rolltap.trainer_client.model.weights import save_model
 from rolltap.trainer_client.settings import LoraSettings
-from rolltap.trainer_client.weights import save_model
 from rolltap.types import VersionSpan
 
 from .record import Reference, done, rows_of

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rolltap.errors import WeightsLost
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.sender import WeightSender
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.push import WeightSender
 from rolltap.trainer_client.settings import PushSettings
 
 from .record import Reference, done, rows_of

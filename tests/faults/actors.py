@@ -14,7 +14,7 @@ import time
 from urllib.parse import urlsplit
 
 from rolltap.contract.trainer import LeaseOptions
-from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.lease.client import TrainerClient
 
 
 def trainer(url: str, name: str, step: str, ttl: str) -> None:

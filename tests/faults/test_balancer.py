@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rolltap.contract.trainer import LeaseOptions
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.leases import LeaseHolder
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.holder import LeaseHolder
 
 from ..conftest import free_port
 from ..unit.trainer_client.making import random_group

@@ -135,7 +135,7 @@ async def test_a_transaction_on_a_connection_that_went_silent_is_given_up(
         assert isinstance(log, LogWithDatabase)
         await log.start()
         unused: Any = None
-        uow = UnitOfWork(log.database, rebuilder=unused, close_session=unused, settings=LedgerSettings())
+        uow = UnitOfWork(log.database, close_session=unused, settings=LedgerSettings())
         began = time.monotonic()
 
         def work(tx: Tx) -> None:

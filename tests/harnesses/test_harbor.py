@@ -20,7 +20,7 @@ import pytest
 
 from rolltap.engine.scripted import Script, ScriptedReply
 from rolltap.harnesses.agents.install import Installation
-from rolltap.trainer_client.client import AsyncTrainerClient
+from rolltap.trainer_client.lease.client import AsyncTrainerClient
 from rolltap.types import Segment
 
 from ..conftest import ROOT

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rolltap.demo.stack import Process
-from rolltap.trainer_client.find_recipe import recipe_class
+from rolltap.trainer_client.recipes import recipe_class
 
 from ..conftest import free_port
 

@@ -23,7 +23,7 @@ from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Files
 from rolltap.ids import new_id
-from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.types import Task
 
 from ..harnesses.house import POLICY, House, house

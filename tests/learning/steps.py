@@ -23,12 +23,12 @@ from rolltap.contract.trainer import LeasedGroup
 from rolltap.demo.learn import POLICY
 from rolltap.trainer_client.adapters.feed import Feed, FeedSettings
 from rolltap.trainer_client.adapters.rows import TrainedRow
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.loop import Trainer
-from rolltap.trainer_client.metrics import StepReport
-from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipe import Recipe
-from rolltap.trainer_client.run import run_id
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.recipes.base import Recipe
+from rolltap.trainer_client.run.folder import run_id
+from rolltap.trainer_client.run.loop import Trainer
+from rolltap.trainer_client.run.metrics import StepReport
 from rolltap.trainer_client.settings import load_trainer_settings
 
 GROUPS, LR, CLIP_LOW, CLIP_HIGH, GRAD_CLIP = 8, 2e-4, 0.2, 0.6, 1.0

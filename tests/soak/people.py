@@ -17,7 +17,7 @@ from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.contract.trainer import Lease, LeaseOptions
 from rolltap.errors import LeaseLost, RateLimited, RolltapError
 from rolltap.harnesses.client import AdminClient, ClaimedRollout
-from rolltap.trainer_client.client import AsyncTrainerClient
+from rolltap.trainer_client.lease.client import AsyncTrainerClient
 from rolltap.types import RolloutStatus, Task
 
 from ..faults.clients import Clients, Messages, Reply, turn

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.trainer_client.weights import tokenizer_hash
+from rolltap.trainer_client.model.weights import tokenizer_hash
 
 from ..unit.trainer_client.plane import Plane, running
 from .driver import Driver, Run

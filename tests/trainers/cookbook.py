@@ -10,7 +10,7 @@ import tinker
 
 from rolltap.trainer_client.adapters.rows import rows_of, trained_runs
 from rolltap.trainer_client.adapters.tinker_service import datum_of
-from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.recipes import make_recipe
 from rolltap.types import Segment
 
 from .world import branching_group

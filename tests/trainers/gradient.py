@@ -9,11 +9,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rolltap.contract.trainer import LeasedGroup
-from rolltap.trainer_client import attention
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.loss import PolicyLoss
-from rolltap.trainer_client.network import PolicyNetwork
-from rolltap.trainer_client.packing import Packer
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.model import attention
+from rolltap.trainer_client.model.loss import PolicyLoss
+from rolltap.trainer_client.model.network import PolicyNetwork
 
 from ..unit.trainer_client.making import rows_of
 from .driver import CLIP, Driver

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rolltap.trainer_client.metrics import StepReport
-from rolltap.trainer_client.sinks import open_sinks
+from rolltap.trainer_client.run.metrics import StepReport
+from rolltap.trainer_client.run.sinks import open_sinks
 
 if __name__ == "__main__":
     out, name, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])

@@ -19,7 +19,7 @@ from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client import adapters
 from rolltap.trainer_client.adapters import ADAPTERS, UntestedTrainer
-from rolltap.trainer_client.client import TrainerClient
+from rolltap.trainer_client.lease.client import TrainerClient
 
 from ..unit.trainer_client.making import group, record, segment
 from ..unit.trainer_client.plane import Plane

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.recipes import make_recipe
 
 from ..unit.trainer_client.plane import Plane
 from .driver import Run

@@ -22,7 +22,7 @@ def dataset(files: list[str], tokenizer: Any, **settings: Any) -> Any:
 
 
 def ours(name: str) -> dict[str, str]:
-    return {"path": "pkg://rolltap.trainer_client.verl_sft", "name": name}
+    return {"path": "pkg://rolltap.trainer_client.adapters.verl_sft", "name": name}
 
 
 def trained(rows: Any) -> list[list[int]]:

@@ -24,8 +24,8 @@ from rolltap.errors import TrainerError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed, write_version
 from rolltap.trainer_client.adapters.rows import trained_runs
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.scoring import baseline
+from rolltap.trainer_client.data.scoring import baseline
+from rolltap.trainer_client.recipes import make_recipe
 from rolltap.types import Scoring, Segment
 
 ADAPTERS["art"].check_installed()

@@ -23,8 +23,8 @@ import torch
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import ABOUT, Feed, newest_checkpoint, step_of, write_version
 from rolltap.trainer_client.adapters.rows import TrainedRow, trained_runs
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.weights import whole_folder
+from rolltap.trainer_client.model.weights import whole_folder
+from rolltap.trainer_client.recipes import make_recipe
 
 ADAPTERS["nemo-rl"].check_installed()
 from nemo_rl.data.llm_message_utils import batched_message_log_to_flat_message  # noqa: E402

@@ -23,10 +23,10 @@ from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import check_tokenizer
 from rolltap.trainer_client.adapters.rows import rows_of
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.leases import LeaseHolder
-from rolltap.trainer_client.scoring import baseline, check
+from rolltap.trainer_client.data.scoring import baseline, check
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.holder import LeaseHolder
+from rolltap.trainer_client.recipes import make_recipe
 
 ADAPTERS["openenv"].check_installed()
 from openenv.core.harness import ResourceSession, ResourceSessionFactory, TrainingTrace, VerifyResult  # noqa: E402

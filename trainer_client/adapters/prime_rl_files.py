@@ -28,7 +28,7 @@ from rolltap.errors import TrainerError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed, write_version
 from rolltap.trainer_client.adapters.rows import TrainedRow
-from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.recipes import make_recipe
 
 ADAPTERS["prime-rl"].check_installed()
 from prime_rl.trainer.batch import build_bin_cost, prepare_batch  # noqa: E402

@@ -9,9 +9,9 @@ import numpy as np
 
 from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.recipe import Recipe
-from rolltap.trainer_client.sampling import masked_tokens, temperatures
-from rolltap.trainer_client.step import check_credit, view
+from rolltap.trainer_client.data.recorded import masked_tokens, temperatures
+from rolltap.trainer_client.data.step import check_credit, view
+from rolltap.trainer_client.recipes.base import Recipe
 from rolltap.types import Segment
 
 

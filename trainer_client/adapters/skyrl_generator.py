@@ -21,8 +21,8 @@ from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.scoring import baseline, trained_segments
+from rolltap.trainer_client.data.scoring import baseline, trained_segments
+from rolltap.trainer_client.recipes import make_recipe
 from rolltap.types import NO_VERSION, Scoring, Segment
 
 ADAPTERS["skyrl"].check_installed()

@@ -15,7 +15,7 @@ from typing import Any
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters.feed import Feed, write_version
 from rolltap.trainer_client.adapters.skyrl_generator import LeasedGenerator  # first: it checks SkyRL's version
-from rolltap.trainer_client.weights import whole_folder
+from rolltap.trainer_client.model.weights import whole_folder
 from rolltap.weights import prune
 
 from skyrl.train.trainer import RayPPOTrainer  # isort: skip

@@ -28,7 +28,7 @@ from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import FeedSettings, open_feed, write_version
 from rolltap.trainer_client.adapters.rows import TrainedRow
-from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.recipes import make_recipe
 from rolltap.types import NO_VERSION
 
 ADAPTERS["slime"].check_installed()

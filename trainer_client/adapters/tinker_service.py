@@ -19,8 +19,8 @@ from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed, newest_checkpoint, step_of, write_version
 from rolltap.trainer_client.adapters.rows import TrainedRow
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.weights import whole_folder
+from rolltap.trainer_client.model.weights import whole_folder
+from rolltap.trainer_client.recipes import make_recipe
 
 ADAPTERS["tinker"].check_installed()
 import tinker  # noqa: E402

@@ -25,7 +25,7 @@ from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed
 from rolltap.trainer_client.adapters.rows import TrainedRow
 from rolltap.trainer_client.adapters.trl_hooks import LeasedTrainer, NoWorker, Push
-from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.recipes import make_recipe
 
 ADAPTERS["trl-async"].check_installed()
 from datasets import Dataset  # noqa: E402

@@ -22,7 +22,7 @@ from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed
 from rolltap.trainer_client.adapters.rows import TrainedRow
 from rolltap.trainer_client.adapters.trl_hooks import LeasedTrainer
-from rolltap.trainer_client.find_recipe import make_recipe
+from rolltap.trainer_client.recipes import make_recipe
 
 ADAPTERS["trl-grpo"].check_installed()
 from datasets import Dataset  # noqa: E402

@@ -13,8 +13,8 @@ from omegaconf import open_dict
 from rolltap.errors import ConfigError
 from rolltap.extras import page
 from rolltap.trainer_client.adapters.feed import Feed
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes import make_recipe
+from rolltap.trainer_client.recipes.base import Recipe
 
 RECIPES = {("grpo", True): "grpo", ("grpo", False): "dr_grpo", ("rloo", True): "rloo", ("rloo", False): "rloo"}
 """Our recipe for each `algorithm.adv_estimator` and `norm_adv_by_std_in_grpo` of verl."""

@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import save_torch_state_dict
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
-from rolltap.trainer_client.weights import whole_folder
+from rolltap.trainer_client.model.weights import whole_folder
 
 
 @CheckpointEngineRegistry.register("rolltap")

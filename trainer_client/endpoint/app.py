@@ -25,15 +25,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rolltap.errors import ConfigError, RolltapError
-from rolltap.trainer_client.endpoint.bodies import PREFIX
-from rolltap.trainer_client.endpoint.client_routes import ClientRoutes
 from rolltap.trainer_client.endpoint.lanes import PendingResults
 from rolltap.trainer_client.endpoint.model import BaseModelInfo
+from rolltap.trainer_client.endpoint.routes import PREFIX, ClientRoutes, SamplingRoutes, TrainingRoutes
 from rolltap.trainer_client.endpoint.samplers import Samplers
-from rolltap.trainer_client.endpoint.sampling_routes import SamplingRoutes
 from rolltap.trainer_client.endpoint.saved import Library
 from rolltap.trainer_client.endpoint.sessions import Sessions
-from rolltap.trainer_client.endpoint.training_routes import TrainingRoutes
 
 KEY_PREFIX = "tml-"
 """The prefix of every key: the SDK refuses others."""

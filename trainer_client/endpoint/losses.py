@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rolltap.errors import InvalidRequest
-from rolltap.trainer_client.loss import MOST_LOG_RATIO
+from rolltap.trainer_client.model.loss import MOST_LOG_RATIO
 
 Inputs = Mapping[str, Tensor]
 Config = Mapping[str, float]

@@ -23,17 +23,17 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 
 from rolltap.errors import CheckpointMismatch, InvalidRequest
-from rolltap.trainer_client import architectures
-from rolltap.trainer_client.checkpoint import SavedCheckpoint, load_optimiser
-from rolltap.trainer_client.collate import Batch, predicting
+from rolltap.trainer_client.data.collate import Batch, predicting
+from rolltap.trainer_client.data.packing import Pack, PackedRow, Packer
 from rolltap.trainer_client.endpoint.losses import Config, TinkerLoss, find_loss
 from rolltap.trainer_client.endpoint.messages import Example, config_of, examples
 from rolltap.trainer_client.endpoint.saved import METADATA_FILE, SavedMetadata
-from rolltap.trainer_client.learner import Learner
-from rolltap.trainer_client.packing import Pack, PackedRow, Packer
-from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.model import architectures
+from rolltap.trainer_client.model.checkpoint import SavedCheckpoint, load_optimiser
+from rolltap.trainer_client.model.learner import Learner
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.model.weights import save_model, whole_folder
 from rolltap.trainer_client.settings import TrainerSettings
-from rolltap.trainer_client.weights import save_model, whole_folder
 from rolltap.types import NO_VERSION, Float32, Segment
 
 TARGETS = "target_tokens"

@@ -1,20 +1,24 @@
 """Samples with embedded engines in this process, one engine for each folder of weights.
 
 An engine loads at the first request for its folder. While more than `most` are loaded, the least recently used one is
-unloaded, but never one with a request in progress.
+unloaded, but never one with a request in progress. Stop strings are supported: the renderer that tinker-cookbook takes
+for base models samples with one.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tinker import types
+from tokenizers import Tokenizer
 
 from rolltap.engine.model import CausalModel
 from rolltap.engine.protocol import GenerateRequest, check_prompt, decode
@@ -25,7 +29,6 @@ from rolltap.engine.server import end_tokens
 from rolltap.errors import EngineUnavailable, InvalidRequest, NotFound
 from rolltap.trainer_client.endpoint.messages import write_sample_output
 from rolltap.trainer_client.endpoint.saved import KEPT
-from rolltap.trainer_client.endpoint.stop_strings import stops_at
 
 NOT_DONE = ("target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info")
 """Fields of a request that this service refuses."""
@@ -186,3 +189,27 @@ async def _sample(loop: EngineLoop, work: SampleWork, id: str) -> bytes:
     cached_tokens = max(delta.cached_tokens for delta in outputs)
     first_score = 1 if last_n is None else len(prompt) - last_n
     return write_sample_output(outputs, scores, first_score, cached_tokens)
+
+
+def stops_at(strings: Sequence[str], model: Path) -> Stops:
+    """Ends a sample with the token that completes one of `strings`.
+
+    `model` is the model's folder. Raises `InvalidRequest` if a string is empty, or the folder has no tokenizer.
+    """
+    if not all(strings):
+        raise InvalidRequest("stop: an empty string ends nothing", param="stop")
+    tokenizer = _tokenizer(model / "tokenizer.json")
+    most = max(len(string.encode()) for string in strings)  # a token is one byte or more
+
+    def stops(ids: Sequence[int]) -> bool:
+        text = tokenizer.decode(list(ids[-most:]), skip_special_tokens=False)
+        return any(string in text for string in strings)
+
+    return stops
+
+
+@cache
+def _tokenizer(file: Path) -> Tokenizer:
+    if not file.is_file():
+        raise InvalidRequest("stop: strings need a tokenizer.json in the folder --model; give token ids", param="stop")
+    return Tokenizer.from_file(str(file))

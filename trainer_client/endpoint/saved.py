@@ -19,7 +19,7 @@ from tinker import types
 
 from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest, NotFound
-from rolltap.trainer_client.weights import remove_folder, sweep
+from rolltap.trainer_client.model.weights import remove_folder, sweep
 
 Kind = Literal["weights", "sampler_weights"]
 SCHEME, METADATA_FILE = "tinker://", "tinker.json"

@@ -1,49 +1,69 @@
-"""The recipes by name: one file and one line here, an entry point `rolltap.recipes` of another package, or a file."""
+"""Recipes: `papers/` has a file a paper, `base` what a recipe may override, `estimators` the arithmetic they share.
+
+A recipe is found by its name in `RECIPES`, by an entry point `rolltap.recipes` of another package, or by its file.
+`fingerprint` tells one recipe from another, so that a checkpoint isn't continued with a changed one unnoticed.
+"""
 
 from __future__ import annotations
 
-from rolltap.trainer_client.recipe import Recipe
-from rolltap.trainer_client.recipes.aem import AEM
-from rolltap.trainer_client.recipes.aepo import AEPO
-from rolltap.trainer_client.recipes.agentflow import AgentFlow
-from rolltap.trainer_client.recipes.agentgym_rl import AgentGymRL
-from rolltap.trainer_client.recipes.ai_searchplanner import AISearchPlanner
-from rolltap.trainer_client.recipes.archer import ArCHer
-from rolltap.trainer_client.recipes.artist import ARTIST
-from rolltap.trainer_client.recipes.chain_of_agents import ChainOfAgents
-from rolltap.trainer_client.recipes.cm2 import CM2
-from rolltap.trainer_client.recipes.dapo import DAPO
-from rolltap.trainer_client.recipes.dart import DART
-from rolltap.trainer_client.recipes.dr_grpo import DrGRPO
-from rolltap.trainer_client.recipes.dr_mas import DrMAS
-from rolltap.trainer_client.recipes.epo import EPO
-from rolltap.trainer_client.recipes.gigpo import GiGPO
-from rolltap.trainer_client.recipes.grpo_tcr import GRPOTCR
-from rolltap.trainer_client.recipes.gspo import GSPO
-from rolltap.trainer_client.recipes.hiper import HiPER
-from rolltap.trainer_client.recipes.infopo import InfoPO
-from rolltap.trainer_client.recipes.lite_ppo import LitePPO
-from rolltap.trainer_client.recipes.mars import MARS
-from rolltap.trainer_client.recipes.mua_rl import MUARL
-from rolltap.trainer_client.recipes.odysseus import Odysseus
-from rolltap.trainer_client.recipes.opd import OPD
-from rolltap.trainer_client.recipes.ppo import PPO
-from rolltap.trainer_client.recipes.reinforce import Reinforce
-from rolltap.trainer_client.recipes.reinforce_pp import ReinforcePP
-from rolltap.trainer_client.recipes.rise import RISE
-from rolltap.trainer_client.recipes.rloo import RLOO
-from rolltap.trainer_client.recipes.sec import SEC
-from rolltap.trainer_client.recipes.seeupo import SeeUPO
-from rolltap.trainer_client.recipes.skill_sd import SkillSD
-from rolltap.trainer_client.recipes.slea_rl import SLEARL
-from rolltap.trainer_client.recipes.spear import SPEAR
-from rolltap.trainer_client.recipes.spiral import SPIRAL
-from rolltap.trainer_client.recipes.ssp import SSP
-from rolltap.trainer_client.recipes.steppo import StepPO
-from rolltap.trainer_client.recipes.tcod import TCOD
-from rolltap.trainer_client.recipes.tt_opd import TTOPD
-from rolltap.trainer_client.recipes.turn_grpo import TurnGRPO
-from rolltap.trainer_client.recipes.webagent_r1 import WebAgentR1
+import ast
+import dataclasses
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from rolltap.errors import CheckpointMismatch, ConfigError
+from rolltap.extras import lookup
+from rolltap.trainer_client.recipes.base import Recipe
+from rolltap.trainer_client.recipes.papers.aem import AEM
+from rolltap.trainer_client.recipes.papers.aepo import AEPO
+from rolltap.trainer_client.recipes.papers.agentflow import AgentFlow
+from rolltap.trainer_client.recipes.papers.agentgym_rl import AgentGymRL
+from rolltap.trainer_client.recipes.papers.archer import ArCHer
+from rolltap.trainer_client.recipes.papers.cm2 import CM2
+from rolltap.trainer_client.recipes.papers.dart import DART
+from rolltap.trainer_client.recipes.papers.dr_grpo import DrGRPO
+from rolltap.trainer_client.recipes.papers.dr_mas import DrMAS
+from rolltap.trainer_client.recipes.papers.epo import EPO
+from rolltap.trainer_client.recipes.papers.gigpo import GiGPO
+from rolltap.trainer_client.recipes.papers.hiper import HiPER
+from rolltap.trainer_client.recipes.papers.infopo import InfoPO
+from rolltap.trainer_client.recipes.papers.lite_ppo import LitePPO
+from rolltap.trainer_client.recipes.papers.mars import MARS
+from rolltap.trainer_client.recipes.papers.odysseus import Odysseus
+from rolltap.trainer_client.recipes.papers.opd import OPD
+from rolltap.trainer_client.recipes.papers.ppo import PPO
+from rolltap.trainer_client.recipes.papers.presets import (
+    ARTIST,
+    DAPO,
+    GRPOTCR,
+    GSPO,
+    MUARL,
+    AISearchPlanner,
+    ChainOfAgents,
+)
+from rolltap.trainer_client.recipes.papers.reinforce import Reinforce
+from rolltap.trainer_client.recipes.papers.reinforce_pp import ReinforcePP
+from rolltap.trainer_client.recipes.papers.rise import RISE
+from rolltap.trainer_client.recipes.papers.rloo import RLOO
+from rolltap.trainer_client.recipes.papers.sec import SEC
+from rolltap.trainer_client.recipes.papers.seeupo import SeeUPO
+from rolltap.trainer_client.recipes.papers.skill_sd import SkillSD
+from rolltap.trainer_client.recipes.papers.slea_rl import SLEARL
+from rolltap.trainer_client.recipes.papers.spear import SPEAR
+from rolltap.trainer_client.recipes.papers.spiral import SPIRAL
+from rolltap.trainer_client.recipes.papers.ssp import SSP
+from rolltap.trainer_client.recipes.papers.steppo import StepPO
+from rolltap.trainer_client.recipes.papers.tcod import TCOD
+from rolltap.trainer_client.recipes.papers.tt_opd import TTOPD
+from rolltap.trainer_client.recipes.papers.turn_grpo import TurnGRPO
+from rolltap.trainer_client.recipes.papers.webagent_r1 import WebAgentR1
 
 RECIPES: dict[str, type[Recipe]] = {
     "aem": AEM,
@@ -89,3 +109,103 @@ RECIPES: dict[str, type[Recipe]] = {
     "turn_grpo": TurnGRPO,
     "webagent_r1": WebAgentR1,
 }
+
+
+ENTRY_POINTS = "rolltap.recipes"
+
+
+def recipe_class(name: str) -> type[Recipe]:
+    """The recipe called `name`, or the one in the file `name`; `ConfigError` lists the known ones."""
+    is_file = name.endswith(".py")
+    recipe = _of_file(Path(name)) if is_file else lookup("recipe", name, RECIPES, ENTRY_POINTS, ConfigError)
+    if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
+        raise ConfigError(f"the recipe {name!r} is {recipe!r}: it has to be a class that derives from Recipe")
+    return recipe
+
+
+def make_recipe(name: str, options: Mapping[str, Any]) -> Recipe:
+    """The recipe with its options. `ConfigError` names an option that it does not have, or a value of another type."""
+    recipe = recipe_class(name)
+    names = [field.name for field in dataclasses.fields(recipe) if field.init]
+    for option in options:
+        if option not in names:
+            has = f"its options: {', '.join(names)}" if names else "it has none"
+            raise ConfigError(f"trainer.options.{option}: recipe {name!r} has no such option; {has}")
+    try:
+        return TypeAdapter(recipe).validate_python(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"trainer.options.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def fingerprint(name: str, recipe: Recipe) -> dict[str, Any]:
+    """Name, options and a digest of the code: what makes it the same recipe. Comments do not count.
+
+    The code is that of the recipe's file, and of the modules that it imports from the same folder.
+    """
+    options = {field.name: repr(getattr(recipe, field.name)) for field in dataclasses.fields(recipe) if field.init}
+    code = hashlib.sha256("\n".join(_own_code(sys.modules[type(recipe).__module__])).encode()).hexdigest()[:16]
+    return {"name": Path(name).stem, "options": options, "code": code}
+
+
+def restore(name: str, recipe: Recipe, saved: dict[str, Any] | None, *, changed: bool = False) -> None:
+    """Gives the recipe its state of a checkpoint. `CheckpointMismatch` if that is of another recipe, unless `changed`.
+
+    What a changed recipe finds in the state is its own affair; the state of one with another name is left out.
+    """
+    own = fingerprint(name, recipe)
+    before = {key: value for key, value in (saved or {}).items() if key != "state"}
+    if before != own and not changed:
+        differing = ", ".join(key for key in own if before.get(key) != own[key])
+        raise CheckpointMismatch(
+            f"the checkpoint was made with another recipe ({before.get('name', 'none')}): {differing} changed; "
+            "set recipe_changed to go on with this one"
+        )
+    if saved and before.get("name") == own["name"]:
+        recipe.restore(saved["state"])
+
+
+def _own_code(module: ModuleType) -> list[str]:
+    """The syntax of the module, and of those of its folder that it imports, directly or by one another."""
+    folder, waiting, trees = Path(module.__file__ or "").parent, [module], dict[Path, str]()
+    while waiting:
+        imported = waiting.pop()
+        path = Path(getattr(imported, "__file__", None) or "")
+        if path in trees or folder not in path.parents:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        trees[path] = ast.dump(tree)
+        waiting += [sys.modules[name] for name in _imported(tree, imported.__package__ or "") if name in sys.modules]
+    return [f"{path.relative_to(folder)}: {trees[path]}" for path in sorted(trees)]
+
+
+def _imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """The names that may be modules among what is imported."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            base = importlib.util.resolve_name(base, package) if node.level and package else base
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _of_file(path: Path) -> type[Recipe]:
+    spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as failure:  # foreign code: whatever its import raises
+        raise ConfigError(f"the recipe {path} can't be loaded: {failure!r}") from failure
+    classes = [
+        value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    recipes = [candidate for candidate in classes if issubclass(candidate, Recipe)]
+    if len(recipes) != 1:
+        names = ", ".join(recipe.__name__ for recipe in recipes) or "none"
+        raise ConfigError(f"{path} has to define one class that derives from Recipe; it has: {names}")
+    return recipes[0]

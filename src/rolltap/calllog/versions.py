@@ -4,7 +4,8 @@ The table `alembic_version` holds the version. At start:
 
 * a database without tables gets all declared tables and the current version;
 * one with the current version is used (missing tables are created, if only a part of rolltap used it before);
-* an older one is migrated by Alembic, all steps in one transaction. A database without a version is 0001;
+* an older one is migrated by Alembic, all steps in one transaction;
+* one older than `INITIAL`, or without a version, is refused: its sessions go to a new store by an archive file;
 * one that proxies of an older rolltap use is not migrated by a step that they can't live with (`CUTS_OFF`);
 * a newer one is refused, and so is an older one that is opened read-only, or if Alembic is not installed.
 
@@ -18,6 +19,7 @@ import asyncio
 import importlib.util
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -28,8 +30,13 @@ from rolltap.errors import ConfigError
 from rolltap.extras import install_line
 from rolltap.tenants import EVERY_TENANT, acting_for
 
-FIRST = "0001"
-CUTS_OFF = ("0013",)
+INITIAL = "0100"
+"""The first step. Older tables are not migrated."""
+
+UNVERSIONED = "0000"
+"""The version of tables that were made before versions were recorded."""
+
+CUTS_OFF: Sequence[str] = ()
 """The steps after which a running proxy of an older schema can't work: it would refuse known keys, or write rows that
 nobody finds. All other steps only add what an older proxy doesn't look at."""
 
@@ -55,7 +62,7 @@ async def bring_up_to_date(database: Database) -> None:
         return
     version = await database.query(version_of)
     if version not in (None, VERSION):
-        _refuse_newer(database.name, version)
+        _refuse_foreign(database.name, version)
         raise ConfigError(
             f"{database.name} has schema {version}, this rolltap reads {VERSION}; run `rolltap log upgrade`"
         )
@@ -66,7 +73,7 @@ def version_of(connection: sa.Connection) -> str | None:
     inspector = sa.inspect(connection)
     if inspector.has_table(_versions.name):
         return connection.scalar(sa.select(_versions.c.version_num))
-    return FIRST if inspector.has_table(sessions.name) else None
+    return UNVERSIONED if inspector.has_table(sessions.name) else None
 
 
 async def _wait_for_older_proxies(database: Database) -> None:
@@ -90,7 +97,7 @@ async def _wait_for_older_proxies(database: Database) -> None:
 
 
 def _proxies(connection: sa.Connection) -> list[str]:
-    """The schema that each connected proxy knows; empty for those that don't say, which are older than 0019."""
+    """The schema that each connected proxy knows; empty for those that don't say."""
     names = sa.text(
         "SELECT DISTINCT application_name FROM pg_stat_activity "
         "WHERE datname = current_database() AND application_name LIKE :prefix"
@@ -107,29 +114,34 @@ def _upgrade(connection: sa.Connection, name: str) -> None:
         connection.execute(sa.insert(_versions).values(version_num=VERSION))
         return
     if version != VERSION:
-        _refuse_newer(name, version)
+        _refuse_foreign(name, version)
         if importlib.util.find_spec("alembic") is None:
             raise ConfigError(
                 f"{name} has schema {version}, this rolltap's is {VERSION}: "
                 f"{install_line('postgres')} (it brings Alembic) and start again to upgrade it"
             )
-        _migrate(connection, version)
+        _migrate(connection)
         log.warning("%s: schema upgraded from %s to %s", name, version, VERSION)
     metadata.create_all(connection)
 
 
-def _refuse_newer(name: str, version: str | None) -> None:
-    if version is not None and version > VERSION:
+def _refuse_foreign(name: str, version: str) -> None:
+    """Raises `ConfigError` for tables that this rolltap can neither read nor migrate."""
+    if version > VERSION:
         raise ConfigError(f"{name} has schema {version}, this rolltap knows up to {VERSION}: use a newer rolltap")
+    if version < INITIAL:
+        raise ConfigError(
+            f"{name} has schema {version}, this rolltap reads {INITIAL} and later: write its sessions to a file with "
+            "the rolltap that made it (`rolltap log export FILE`), then import them into a new store "
+            "(`rolltap log import FILE`)"
+        )
 
 
-def _migrate(connection: sa.Connection, version: str) -> None:
-    """Runs Alembic's steps after `version` in the current transaction."""
+def _migrate(connection: sa.Connection) -> None:
+    """Runs Alembic's steps after the database's version, all of them if it has none, in the current transaction."""
     from alembic import command
     from alembic.config import Config
 
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    if not sa.inspect(connection).has_table(_versions.name):
-        command.stamp(config, version)
     command.upgrade(config, VERSION)

@@ -25,13 +25,11 @@ from rolltap.errors import DatasetError
 from rolltap.extras import install_line
 from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import Exporter, Rendered
+from rolltap.reconstructor.exporters.cleaning import NGRAM_WORDS, NgramIndex, SessionFilter
 from rolltap.reconstructor.exporters.consumers import CONSUMERS, layout
-from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, FirstPass, Query
-from rolltap.reconstructor.exporters.decontaminate import NGRAM_WORDS, NgramIndex
-from rolltap.reconstructor.exporters.grouping import Grouping
+from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, FirstPass, Grouping, Query
 from rolltap.reconstructor.exporters.increments import GrowingDataset
 from rolltap.reconstructor.exporters.redact import DETECTORS, Detector, detectors_in, detectors_named
-from rolltap.reconstructor.exporters.session_filter import SessionFilter
 from rolltap.reconstructor.exporters.where import ITEM_FIELDS, SEGMENT_FIELDS, parse_where
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import STORE_HELP, Settings, load_settings, store_url

@@ -60,7 +60,7 @@ def train(
         report=_given(sinks=tuple(sink) if sink else None),
     )
     try:
-        from rolltap.trainer_client.main import run
+        from rolltap.trainer_client.run.main import run
         from rolltap.trainer_client.settings import load_trainer_settings
     except ImportError as error:
         raise ConfigError(f"the trainer needs {error.name}: {install_line('train')}") from error

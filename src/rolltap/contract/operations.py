@@ -15,11 +15,11 @@ from inspect import Parameter, getdoc, signature
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_type_hints
 from urllib.parse import quote
 
-from rolltap import wire
 from rolltap.contract.keys import Role
 from rolltap.decoding import from_json
 from rolltap.http_client import Request
 from rolltap.types import Trajectory
+from rolltap.wire import unpack
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -105,7 +105,7 @@ class Operation:
         reply = self.types["return"]
         parse: Callable[[bytes], Any] = lambda body: from_json(body, reply)  # noqa: E731
         if reply is Trajectory:
-            parse = lambda body: wire.unpack(body, Trajectory)  # noqa: E731
+            parse = lambda body: unpack(body, Trajectory)  # noqa: E731
         if self.method == "POST":
             (body,) = arguments
             return Request("POST", path, body, parse=parse, once=True)

@@ -20,8 +20,8 @@ from rolltap.ledger import views as ledger
 from rolltap.ledger.views import all_groups
 from rolltap.reading.indexing import harness_of
 from rolltap.reconstructor.exporters.base import ExportItem
-from rolltap.reconstructor.exporters.grouping import BY_OPENING, Grouping
-from rolltap.reconstructor.exporters.opening import opening_key
+from rolltap.reconstructor.exporters.conversation import opening_key
+from rolltap.reconstructor.exporters.dataset import BY_OPENING, Grouping
 from rolltap.reconstructor.exporters.where import Where
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules

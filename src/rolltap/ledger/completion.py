@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from rolltap.contract.admin import EACH_CALL, WILDCARDS, GroupRule
 from rolltap.contract.trainer import all_equal
 from rolltap.ids import new_id
-from rolltap.ledger.rows import rollout_rows, rule_of, total_reward
+from rolltap.ledger.rows import rollout_rows, rule_of
 from rolltap.ledger.schema import groups, rollouts
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx
 from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, GroupStatus, Rollout, RolloutStatus, Scoring
@@ -251,6 +251,6 @@ def member_of(row: Any, rollout: Rollout) -> Member:
         status=rollout.status,
         scoring=rollout.scoring,
         scopes=frozenset(reward.scope for reward in rollout.rewards),
-        reward=total_reward(rollout),
+        reward=rollout.total_reward,
         trained_calls=tuple(row.trained_calls),
     )

@@ -120,6 +120,33 @@ class Groups:
 
         return await self._uow.transact(work)
 
+    async def dead_letters(self, policy: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
+        """The dead groups, the oldest first."""
+        dead = sa.select(groups).where(groups.c.status == GroupStatus.DEAD).order_by(groups.c.created_at).limit(limit)
+        if policy is not None:
+            dead = dead.where(groups.c.policy == policy)
+
+        def work(tx: Tx) -> Sequence[DeadLetter]:
+            rows = tx.all(dead)
+            dead_groups = load_groups(tx, [row.id for row in rows])
+            return [DeadLetter(group, row.reason) for group, row in zip(dead_groups, rows, strict=True)]
+
+        return await self._uow.query(work)
+
+    async def revive(self, group_id: str) -> None:
+        """Makes a dead group ready again and resets its failures."""
+
+        def work(tx: Tx) -> None:
+            row = locked_group_row(tx, group_id)
+            if row.status != GroupStatus.DEAD:
+                raise LedgerError(f"group {group_id} is {row.status}, not dead")
+            revived = {"status": GroupStatus.COMPLETE, "failures": 0, "reason": ""}
+            tx.run(sa.update(groups).where(groups.c.id == group_id).values(revived))
+            tx.note("group_revived", group_id, policy=row.policy)
+            tx.wake_trainers()
+
+        await self._uow.transact(work)
+
     async def settle_late(self) -> int:
         """Applies the rules of open groups whose deadline has passed; returns their number."""
 
@@ -192,24 +219,3 @@ def _check_same(known: Any, spec: GroupSpec) -> None:
         raise LedgerError(
             f"group {known.id} was opened with another {' and '.join(differing)}; use a new id", param="id"
         )
-
-
-def listed(tx: Tx, policy: str | None, limit: int) -> list[DeadLetter]:
-    statement = sa.select(groups).where(groups.c.status == GroupStatus.DEAD).order_by(groups.c.created_at).limit(limit)
-    if policy is not None:
-        statement = statement.where(groups.c.policy == policy)
-    rows = tx.all(statement)
-    dead_groups = load_groups(tx, [row.id for row in rows])
-    return [DeadLetter(group, row.reason) for group, row in zip(dead_groups, rows, strict=True)]
-
-
-def revive(tx: Tx, group_id: str) -> None:
-    """Makes a dead group ready again and resets its failures."""
-    row = tx.first(sa.select(groups).where(groups.c.id == group_id).with_for_update(key_share=True))
-    if row is None:
-        raise NotFound(f"no group {group_id!r}", param="group_id")
-    if row.status != GroupStatus.DEAD:
-        raise LedgerError(f"group {group_id} is {row.status}, not dead")
-    tx.run(sa.update(groups).where(groups.c.id == group_id).values(status=GroupStatus.COMPLETE, failures=0, reason=""))
-    tx.note("group_revived", group_id, policy=row.policy)
-    tx.wake_trainers()

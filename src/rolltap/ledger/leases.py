@@ -22,6 +22,8 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
@@ -32,11 +34,10 @@ from rolltap.contract.base import check_ttl
 from rolltap.contract.trainer import AnnotateLease, Lease, LeaseRequest, Replay, Rewind, Rewound
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression, StoreError
 from rolltap.ids import new_id
-from rolltap.ledger.completion import drop
-from rolltap.ledger.groups import DeadLetter, listed, revive
 from rolltap.ledger.policies import (
     NOTHING_TO_TRAIN,
     VersionHistory,
+    admit,
     check_owner,
     end_foreign_control,
     fresh,
@@ -48,12 +49,9 @@ from rolltap.ledger.policies import (
     partly_fresh,
     policy_row,
     restore,
-    shared_policy,
 )
-from rolltap.ledger.rebuilding import BrokenGroups, OpenedLease
-from rolltap.ledger.schema import demands, groups, lease_groups, leases, rollouts, tasks, trainers
-from rolltap.ledger.schema import leases as lease_rows
-from rolltap.ledger.schema import policies as policy_rows
+from rolltap.ledger.rebuilding import BrokenGroups, OpenedLease, Rebuilder
+from rolltap.ledger.schema import demands, groups, lease_groups, leases, policies, rollouts, tasks, trainers
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork, wait_for
 from rolltap.types import GroupStatus
 
@@ -66,18 +64,28 @@ class BuildLease(Protocol[L]):
     async def __call__(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> L | BrokenGroups: ...
 
 
-class Trainers:
-    """Leases for trainers. `rolltap.ledger.leases` has the rules that a trainer must follow."""
+@dataclass(frozen=True, slots=True)
+class LeaseKey:
+    """The credentials for a call on a lease: its id, its fencing token and the trainer's incarnation."""
 
-    def __init__(self, uow: UnitOfWork) -> None:
+    id: str
+    token: int
+    incarnation: int = 0
+
+
+class Trainers:
+    """Leases for trainers. The module's text has the rules that a trainer must follow."""
+
+    def __init__(self, uow: UnitOfWork, rebuilder: Rebuilder) -> None:
         self._uow = uow
+        self._rebuilder = rebuilder
 
     async def lease(self, request: LeaseRequest) -> Lease:
         """Leases groups to the trainer. If there are none, the lease has token 0.
 
         With `request.replay` it leases acknowledged groups, without waiting and without changing their state.
         """
-        lease = await self.built(request, self._uow.rebuilder.lease)
+        lease = await self.built(request, self._rebuilder.lease)
         if lease is not None:
             return lease
         policy = await self._uow.query(lambda tx: policy_row(tx, request.policy))
@@ -95,9 +103,9 @@ class Trainers:
                 lease = await build(request, opened, opened_at)
                 if not isinstance(lease, BrokenGroups):
                     return lease
-                await self._return(opened, lease.reasons)
-                remaining_ids = tuple(id for id in opened.group_ids if id not in lease.reasons)
-                opened = replace(opened, group_ids=remaining_ids)
+                back = partial(return_groups, token=opened.token, reasons=lease.reasons, settings=self._uow.settings)
+                await self._uow.transact(back)
+                opened = replace(opened, group_ids=tuple(id for id in opened.group_ids if id not in lease.reasons))
         except BaseException:
             await self._undelivered(opened)
             raise
@@ -105,65 +113,58 @@ class Trainers:
             await self._undelivered(opened)
         return None
 
-    async def _undelivered(self, opened: OpenedLease) -> None:
-        """Ends the lease, also if this request is being cancelled. If the store is away, the lease expires later."""
-        with suppress(StoreError):
-            await asyncio.shield(self._uow.transact(lambda tx: end_undelivered(tx, opened.token)))
-
     async def _open(self, request: LeaseRequest) -> OpenedLease:
+        """Opens the lease, at the latest after `request.wait` seconds; before that, only on `at_least` groups."""
         if request.replay is not None:
             replay = request.replay
             return await self._uow.transact(lambda tx: open_replay_lease(tx, request, replay))
         enough = min(request.at_least or request.groups, request.groups) if request.wait else 1
         opened = await self._uow.transact(lambda tx: open_ready_lease(tx, request, at_least=enough))
-        if request.wait and not opened.group_ids:
-            await self._until_ready(request, enough)
-            opened = await self._uow.transact(lambda tx: open_ready_lease(tx, request))
-        return opened
-
-    async def _return(self, opened: OpenedLease, reasons: Mapping[str, str]) -> None:
-        settings = self._uow.settings
-
-        def work(tx: Tx) -> None:
-            for group_id, reason in reasons.items():
-                return_group(tx, group_id, opened.token, reason, settings)
-
-        await self._uow.transact(work)
-
-    async def _until_ready(self, request: LeaseRequest, enough: int) -> None:
-        """Waits until `enough` groups are ready, at most `request.wait` seconds."""
+        if opened.group_ids or not request.wait:
+            return opened
         deadline = time.monotonic() + request.wait
         while (remaining_s := deadline - time.monotonic()) > 0:
             ticket = self._uow.ready.ticket()
             if await self._uow.query(lambda tx: count_ready(tx, request)) >= enough:
-                return
+                break
             await wait_for(ticket, min(remaining_s, self._uow.settings.poll))
+        return await self._uow.transact(lambda tx: open_ready_lease(tx, request))
 
-    async def extend(self, lease: LeaseKey, ttl: float | None = None) -> float:
+    async def _undelivered(self, opened: OpenedLease) -> None:
+        """Ends the lease, also if this request is being cancelled. If the store is away, the lease expires later."""
+        with suppress(StoreError):
+            await asyncio.shield(self._uow.transact(lambda tx: end_undelivered(tx, opened.token)))
+
+    async def extend(self, key: LeaseKey, ttl: float | None = None) -> float:
         """Extends the lease to `ttl` seconds from now; returns `ttl`."""
-        ttl = self._uow.settings.lease_ttl if ttl is None else ttl
-        check_ttl(ttl)
-        return await self._uow.transact(lambda tx: extend(tx, lease, ttl))
+        seconds = self._uow.settings.lease_ttl if ttl is None else ttl
+        check_ttl(seconds)
 
-    async def acknowledge(self, lease: LeaseKey, step: int) -> int:
+        def work(tx: Tx) -> None:
+            _open_lease(tx, key)
+            tx.run(sa.update(leases).where(leases.c.id == key.id).values(expires_at=tx.now + seconds))
+
+        await self._uow.transact(work)
+        return seconds
+
+    async def acknowledge(self, key: LeaseKey, step: int) -> int:
         """Records that the lease's groups are part of step `step`. Only a rewind or a replay leases them again."""
-        return await self._uow.transact(lambda tx: acknowledge(tx, lease, step))
+        return await self._uow.transact(lambda tx: acknowledge(tx, key, step))
 
-    async def refuse(self, lease: LeaseKey, reason: str, blamed: Sequence[str] = ()) -> int:
+    async def refuse(self, key: LeaseKey, reason: str, blamed: Sequence[str] = ()) -> int:
         """Ends a lease that the trainer could not use. `blamed` groups (default: all) count a failure.
 
         Returns the number of groups that are dead now.
         """
-        settings = self._uow.settings
-        return await self._uow.transact(lambda tx: refuse(tx, lease, reason, blamed, settings))
+        return await self._uow.transact(lambda tx: refuse(tx, key, reason, blamed, self._uow.settings))
 
-    async def release(self, lease: LeaseKey) -> None:
+    async def release(self, key: LeaseKey) -> None:
         """Ends an unused lease: its groups are ready again, without counting a failure."""
-        await self._uow.transact(lambda tx: release(tx, lease))
+        await self._uow.transact(lambda tx: end_lease(tx, _open_lease(tx, key), "released"))
 
-    async def annotate(self, lease: LeaseKey, posted: AnnotateLease) -> tuple[str, Sequence[AnnotationLine]]:
+    async def annotate(self, key: LeaseKey, posted: AnnotateLease) -> tuple[str, Sequence[AnnotationLine]]:
         """Appends annotations of the lease's calls; returns the policy and the new annotations."""
-        return await self._uow.transact(lambda tx: annotate(tx, lease, posted))
+        return await self._uow.transact(lambda tx: annotate(tx, key, posted))
 
     async def rewind(self, trainer: str, restored: Rewind) -> Rewound:
         """Rewinds to a restored checkpoint: later groups become available again, and the trainer owns its policies."""
@@ -171,33 +172,37 @@ class Trainers:
 
     async def policies_of_lease(self, lease_id: str) -> Set[str]:
         """The policy of a lease, as a set; empty if there is no such lease."""
-        return await self._uow.query(lambda tx: _policies_where(tx, lease_rows.c.id == lease_id))
+        leased = sa.select(leases.c.policy).where(leases.c.id == lease_id)
+        return await self._uow.query(lambda tx: {row.policy for row in tx.all(leased)})
 
     async def policies_of_trainer(self, trainer: str) -> Set[str]:
         """The policies that the trainer owns or has ever leased."""
-        owned = sa.select(policy_rows.c.name).where(policy_rows.c.owner == trainer)
-        return await self._uow.query(
-            lambda tx: _policies_where(tx, lease_rows.c.trainer == trainer) | {row.name for row in tx.all(owned)}
-        )
-
-    async def dead_letters(self, policy: str | None = None, limit: int = 100) -> Sequence[DeadLetter]:
-        return await self._uow.query(lambda tx: listed(tx, policy, limit))
-
-    async def revive(self, group_id: str) -> None:
-        """Makes a dead group ready again and resets its failures."""
-        await self._uow.transact(lambda tx: revive(tx, group_id))
-
-
-def _policies_where(tx: Tx, which: sa.ColumnElement[bool]) -> set[str]:
-    return {row.policy for row in tx.all(sa.select(lease_rows.c.policy).where(which).distinct())}
+        leased = sa.select(leases.c.policy).where(leases.c.trainer == trainer)
+        either = leased.union(sa.select(policies.c.name).where(policies.c.owner == trainer))
+        return await self._uow.query(lambda tx: {row.policy for row in tx.all(either)})
 
 
 def open_ready_lease(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> OpenedLease:
-    """Opens a lease on ready groups: highest priority first, then longest ready. None if fewer than `at_least`."""
-    history = announce(tx, request)
+    """Opens a lease on ready groups, the highest priority first, then the longest ready; on none if fewer than
+    `at_least` are ready.
+
+    Also records the trainer's demand, ends expired leases, and retires groups that are empty or too stale.
+    """
+    history = admit(tx, request.policy, request.trainer, request.incarnation)
+    usable = _fresh_enough(request, history)
+    _note_demand(tx, request)
+    expire(tx)
+    # A step on groups without a trained token would change no weights and age all others. They are dropped here, not
+    # when they complete: a policy without a trainer has groups for exports only.
+    for row in _retire(tx, request.policy, groups.c.oldest_version < 0, GroupStatus.DROPPED, NOTHING_TO_TRAIN):
+        tx.note("group_dropped", row.id, reason=NOTHING_TO_TRAIN)
+    if request.max_staleness is not None and request.stale != "keep":
+        for row in _retire(tx, request.policy, sa.not_(usable), GroupStatus.STALE, "too stale"):
+            tx.note("group_stale", row.id, policy=request.policy, oldest_version=row.oldest_version)
     ready = (
         sa.select(groups.c.id)
-        .where(*_takeable(request, history), groups.c.status == GroupStatus.COMPLETE)
+        .where(groups.c.policy == request.policy, groups.c.status == GroupStatus.COMPLETE)
+        .where(groups.c.oldest_version >= 0, usable)
         .order_by(groups.c.priority.desc(), groups.c.completed_at, groups.c.id)
         .limit(request.groups)
         .with_for_update(skip_locked=True, key_share=True)
@@ -205,32 +210,71 @@ def open_ready_lease(tx: Tx, request: LeaseRequest, *, at_least: int = 1) -> Ope
     group_ids = tuple(row.id for row in tx.all(ready))
     if len(group_ids) < at_least:
         return OpenedLease("", 0, (), history)
-    token, lease_id = open_lease(tx, request, group_ids, replay=False)
+    token, lease_id = _insert_lease(tx, request, group_ids, replay=False)
     tx.run(sa.update(groups).where(groups.c.id.in_(group_ids)).values(status=GroupStatus.LEASED, lease_token=token))
     mask_beyond = request.max_staleness if request.stale == "mask" else None
     return OpenedLease(lease_id, token, group_ids, history, mask_beyond=mask_beyond)
 
 
-def announce(tx: Tx, request: LeaseRequest) -> VersionHistory:
-    """Records the trainer's demand, ends expired leases and drops groups that are empty or too stale."""
-    history = admit(tx, request)
-    note_demand(tx, request)
-    expire(tx)
-    _drop_untrained(tx, request.policy)
-    if request.max_staleness is not None and request.stale != "keep":
-        _drop_stale(tx, request.policy, _fresh_enough(request, history, request.max_staleness))
-    return history
+def open_replay_lease(tx: Tx, request: LeaseRequest, replay: Replay) -> OpenedLease:
+    """Opens a lease on acknowledged groups that match `replay`. They can be replayed any number of times."""
+    history = admit(tx, request.policy, request.trainer, request.incarnation)
+    matching = sa.select(groups.c.id, groups.c.tags).where(
+        groups.c.policy == request.policy,
+        groups.c.status == GroupStatus.ACKNOWLEDGED,
+        groups.c.oldest_version >= 0,
+        groups.c.oldest_version < history.oldest(replay.min_age - 1),
+    )
+    if replay.max_age is not None:
+        matching = matching.where(fresh(history, replay.max_age))
+    if replay.min_reward is not None:
+        matching = matching.where(groups.c.reward_mean >= replay.min_reward)
+    if replay.max_reward is not None:
+        matching = matching.where(groups.c.reward_mean <= replay.max_reward)
+    newest = (groups.c.completed_at.desc(), groups.c.id.desc())
+    matching = matching.order_by(*(newest if replay.order == "newest" else (sa.func.random(),)))
+    tagged = (row.id for row in tx.connection.execute(matching) if set(replay.tags) <= set(row.tags))
+    group_ids = tuple(islice(tagged, request.groups))
+    if not group_ids:
+        return OpenedLease("", 0, (), history)
+    token, lease_id = _insert_lease(tx, request, group_ids, replay=True)
+    return OpenedLease(lease_id, token, group_ids, history, replay=True)
 
 
-def admit(tx: Tx, request: LeaseRequest) -> VersionHistory:
-    """The policy's version history. Raises `TrainerFenced` if another trainer owns the policy."""
-    lock_incarnation(tx, request.trainer, request.incarnation)
-    policy = shared_policy(tx, request.policy)
-    check_owner(policy, request.trainer)
-    return history_of(tx, policy)
+def count_ready(tx: Tx, request: LeaseRequest) -> int:
+    """The number of groups that a lease would get, including those whose lease has expired."""
+    expired = sa.select(leases.c.token).where(leases.c.status == "open", leases.c.expires_at <= tx.now)
+    free = sa.or_(
+        groups.c.status == GroupStatus.COMPLETE,
+        sa.and_(groups.c.status == GroupStatus.LEASED, groups.c.lease_token.in_(expired)),
+    )
+    usable = _fresh_enough(request, history_of(tx, policy_row(tx, request.policy)))
+    of_policy = sa.select(sa.func.count()).where(groups.c.policy == request.policy, groups.c.oldest_version >= 0)
+    return tx.scalar(of_policy.where(usable, free))
 
 
-def open_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, replay: bool) -> tuple[int, str]:
+def _fresh_enough(request: LeaseRequest, history: VersionHistory) -> sa.ColumnElement[bool]:
+    """The condition for groups that are not too stale for the request."""
+    if request.max_staleness is None:
+        return sa.true()
+    return (partly_fresh if request.stale == "mask" else fresh)(history, request.max_staleness)
+
+
+def _retire(
+    tx: Tx, policy: str, which: sa.ColumnElement[bool], status: GroupStatus, reason: str
+) -> Sequence[sa.Row[Any]]:
+    """Takes the policy's complete groups `which` out of training; returns their ids and oldest versions."""
+    complete = sa.select(groups.c.id, groups.c.oldest_version).where(
+        groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE, which
+    )
+    rows = tx.all(complete.with_for_update(skip_locked=True, key_share=True))
+    if rows:
+        ids = [row.id for row in rows]
+        tx.run(sa.update(groups).where(groups.c.id.in_(ids)).values(status=status, reason=reason))
+    return rows
+
+
+def _insert_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, replay: bool) -> tuple[int, str]:
     """Inserts a lease on the groups; returns its fencing token and id."""
     lease_id = new_id()
     values = {
@@ -249,27 +293,44 @@ def open_lease(tx: Tx, request: LeaseRequest, group_ids: Sequence[str], *, repla
     return token, lease_id
 
 
-def _takeable(request: LeaseRequest, history: VersionHistory) -> list[sa.ColumnElement[bool]]:
-    """The condition for groups that the request may get if they are free."""
-    own = [groups.c.policy == request.policy, groups.c.oldest_version >= 0]
-    if request.max_staleness is None:
-        return own
-    return [*own, _fresh_enough(request, history, request.max_staleness)]
-
-
-def _fresh_enough(request: LeaseRequest, history: VersionHistory, most: int) -> sa.ColumnElement[bool]:
-    return partly_fresh(history, most) if request.stale == "mask" else fresh(history, most)
-
-
-def count_ready(tx: Tx, request: LeaseRequest) -> int:
-    """The number of groups that a lease would get, including those whose lease has expired."""
-    expired = sa.select(leases.c.token).where(leases.c.status == "open", leases.c.expires_at <= tx.now)
-    free = sa.or_(
-        groups.c.status == GroupStatus.COMPLETE,
-        sa.and_(groups.c.status == GroupStatus.LEASED, groups.c.lease_token.in_(expired)),
+def _note_demand(tx: Tx, request: LeaseRequest) -> None:
+    """Records that the trainer wants groups now, and how many at once, for backpressure."""
+    groups_held = (
+        sa.select(sa.func.count())
+        .select_from(lease_groups.join(leases, leases.c.token == lease_groups.c.token))
+        .where(leases.c.trainer == request.trainer, leases.c.policy == request.policy, leases.c.replay.is_(False))
+        .where(leases.c.status == "open", leases.c.expires_at > tx.now)
     )
-    history = history_of(tx, policy_row(tx, request.policy))
-    return tx.scalar(sa.select(sa.func.count()).select_from(groups).where(*_takeable(request, history), free))
+    values = {
+        "batch": request.batch or request.groups + tx.scalar(groups_held),
+        "max_staleness": request.max_staleness,
+        "seen_at": tx.now,
+    }
+    if not tx.insert_new(demands, {"trainer": request.trainer, "policy": request.policy, **values}):
+        mine = sa.and_(demands.c.trainer == request.trainer, demands.c.policy == request.policy)
+        tx.run(sa.update(demands).where(mine).values(values))
+
+
+def return_groups(tx: Tx, token: int, reasons: Mapping[str, str], settings: LedgerSettings) -> None:
+    """Removes groups that cannot be delivered from their lease. Each counts a failure unless the lease is a replay."""
+    for group_id, reason in reasons.items():
+        tx.run(sa.delete(lease_groups).where(lease_groups.c.token == token, lease_groups.c.group_id == group_id))
+        leased_group = sa.select(groups).where(groups.c.id == group_id, groups.c.lease_token == token)
+        group = tx.first(leased_group.where(groups.c.status == GroupStatus.LEASED).with_for_update(key_share=True))
+        if group is not None and not fail(tx, group, reason, settings):
+            values = {"status": GroupStatus.COMPLETE, "lease_token": None}
+            tx.run(sa.update(groups).where(groups.c.id == group_id).values(values))
+
+
+def fail(tx: Tx, group: Any, reason: str, settings: LedgerSettings) -> bool:
+    """Counts a failure of the group; True if it is dead now."""
+    dead = group.failures + 1 >= settings.max_failures
+    values: dict[str, Any] = {"failures": group.failures + 1, "reason": reason}
+    if dead:
+        values |= {"status": GroupStatus.DEAD, "lease_token": None}
+        tx.note("group_dead", group.id, policy=group.policy, reason=reason)
+    tx.run(sa.update(groups).where(groups.c.id == group.id).values(values))
+    return dead
 
 
 def expire(tx: Tx) -> int:
@@ -306,116 +367,6 @@ def end_undelivered(tx: Tx, token: int) -> None:
         tx.note("lease_undelivered", row.id, trainer=row.trainer, policy=row.policy)
 
 
-def fail(tx: Tx, group: Any, reason: str, settings: LedgerSettings) -> bool:
-    """Counts a failure of the group; True if it is dead now."""
-    dead = group.failures + 1 >= settings.max_failures
-    values: dict[str, Any] = {"failures": group.failures + 1, "reason": reason}
-    if dead:
-        values |= {"status": GroupStatus.DEAD, "lease_token": None}
-        tx.note("group_dead", group.id, policy=group.policy, reason=reason)
-    tx.run(sa.update(groups).where(groups.c.id == group.id).values(values))
-    return dead
-
-
-def return_group(tx: Tx, group_id: str, token: int, reason: str, settings: LedgerSettings) -> None:
-    """Removes a group that cannot be delivered from its lease. Counts a failure unless the lease is a replay."""
-    tx.run(sa.delete(lease_groups).where(lease_groups.c.token == token, lease_groups.c.group_id == group_id))
-    leased_group = sa.select(groups).where(groups.c.id == group_id, groups.c.lease_token == token)
-    group = tx.first(leased_group.where(groups.c.status == GroupStatus.LEASED).with_for_update(key_share=True))
-    if group is not None and not fail(tx, group, reason, settings):
-        values = {"status": GroupStatus.COMPLETE, "lease_token": None}
-        tx.run(sa.update(groups).where(groups.c.id == group_id).values(values))
-
-
-def _drop_untrained(tx: Tx, policy: str) -> None:
-    """Drops complete groups without a trained token: a step on them would change no weights and age all others.
-
-    They are dropped here, not when they complete: a policy without a trainer has groups for exports only.
-    """
-    untrained = (
-        sa.select(groups.c.id)
-        .where(groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE, groups.c.oldest_version < 0)
-        .with_for_update(skip_locked=True, key_share=True)
-    )
-    for row in tx.all(untrained):
-        drop(tx, row.id, NOTHING_TO_TRAIN)
-
-
-def _drop_stale(tx: Tx, policy: str, fresh_enough: sa.ColumnElement[bool]) -> None:
-    stale = (
-        sa.select(groups.c.id, groups.c.oldest_version)
-        .where(groups.c.policy == policy, groups.c.status == GroupStatus.COMPLETE, sa.not_(fresh_enough))
-        .with_for_update(skip_locked=True, key_share=True)
-    )
-    rows = tx.all(stale)
-    if not rows:
-        return
-    ids = [row.id for row in rows]
-    tx.run(sa.update(groups).where(groups.c.id.in_(ids)).values(status=GroupStatus.STALE, reason="too stale"))
-    for row in rows:
-        tx.note("group_stale", row.id, policy=policy, oldest_version=row.oldest_version)
-
-
-def note_demand(tx: Tx, request: LeaseRequest) -> None:
-    groups_held = (
-        sa.select(sa.func.count())
-        .select_from(lease_groups.join(leases, leases.c.token == lease_groups.c.token))
-        .where(leases.c.trainer == request.trainer, leases.c.policy == request.policy, leases.c.replay.is_(False))
-        .where(leases.c.status == "open", leases.c.expires_at > tx.now)
-    )
-    values = {
-        "batch": request.batch or request.groups + tx.scalar(groups_held),
-        "max_staleness": request.max_staleness,
-        "seen_at": tx.now,
-    }
-    if not tx.insert_new(demands, {"trainer": request.trainer, "policy": request.policy, **values}):
-        mine = sa.and_(demands.c.trainer == request.trainer, demands.c.policy == request.policy)
-        tx.run(sa.update(demands).where(mine).values(values))
-
-
-def open_replay_lease(tx: Tx, request: LeaseRequest, replay: Replay) -> OpenedLease:
-    """Opens a lease on acknowledged groups that match `replay`. They can be replayed any number of times."""
-    history = admit(tx, request)
-    group_ids = _matching(tx, request, replay, history)
-    if not group_ids:
-        return OpenedLease("", 0, (), history)
-    token, lease_id = open_lease(tx, request, group_ids, replay=True)
-    return OpenedLease(lease_id, token, group_ids, history, replay=True)
-
-
-def _matching(tx: Tx, request: LeaseRequest, replay: Replay, history: VersionHistory) -> tuple[str, ...]:
-    statement = sa.select(groups.c.id, groups.c.tags).where(
-        groups.c.policy == request.policy,
-        groups.c.status == GroupStatus.ACKNOWLEDGED,
-        groups.c.oldest_version >= 0,
-        groups.c.oldest_version < history.oldest(replay.min_age - 1),
-    )
-    if replay.max_age is not None:
-        statement = statement.where(fresh(history, replay.max_age))
-    if replay.min_reward is not None:
-        statement = statement.where(groups.c.reward_mean >= replay.min_reward)
-    if replay.max_reward is not None:
-        statement = statement.where(groups.c.reward_mean <= replay.max_reward)
-    newest = (groups.c.completed_at.desc(), groups.c.id.desc())
-    statement = statement.order_by(*(newest if replay.order == "newest" else (sa.func.random(),)))
-    group_ids: list[str] = []
-    for row in tx.connection.execute(statement):
-        if set(replay.tags) <= set(row.tags):
-            group_ids.append(row.id)
-        if len(group_ids) == request.groups:
-            break
-    return tuple(group_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseKey:
-    """The credentials for a call on a lease: its id, its fencing token and the trainer's incarnation."""
-
-    id: str
-    token: int
-    incarnation: int = 0
-
-
 def locked_lease(tx: Tx, key: LeaseKey) -> Any:
     """Locks the lease and its trainer; returns the lease's row.
 
@@ -445,13 +396,6 @@ def _open_lease(tx: Tx, key: LeaseKey) -> Any:
     of_trainer = sa.and_(demands.c.trainer == lease.trainer, demands.c.policy == lease.policy)
     tx.run(sa.update(demands).where(of_trainer).values(seen_at=tx.now))
     return lease
-
-
-def extend(tx: Tx, key: LeaseKey, ttl: float) -> float:
-    """Extends the lease to `ttl` seconds from now; returns `ttl`."""
-    _open_lease(tx, key)
-    tx.run(sa.update(leases).where(leases.c.id == key.id).values(expires_at=tx.now + ttl))
-    return ttl
 
 
 def acknowledge(tx: Tx, key: LeaseKey, step: int) -> int:
@@ -499,11 +443,6 @@ def refuse(tx: Tx, key: LeaseKey, reason: str, blamed: Sequence[str], settings: 
     end_lease(tx, lease, "refused")
     tx.note("refused", key.id, trainer=lease.trainer, policy=lease.policy, reason=reason)
     return dead
-
-
-def release(tx: Tx, key: LeaseKey) -> None:
-    """Ends an unused lease."""
-    end_lease(tx, _open_lease(tx, key), "released")
 
 
 def rewind(tx: Tx, trainer: str, restored: Rewind) -> Rewound:

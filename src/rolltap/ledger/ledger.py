@@ -36,20 +36,10 @@ from rolltap.ledger.nodes import Nodes
 from rolltap.ledger.policies import Controls, PolicyVersions
 from rolltap.ledger.rebuilding import Rebuilder
 from rolltap.ledger.rewards import Rewards
-from rolltap.ledger.rollouts import Rollouts, Tampering
+from rolltap.ledger.rollouts import LatePeers, Rollouts, Tampering, no_late_peers
 from rolltap.ledger.schema import events, leases, nodes, submissions, submitted
 from rolltap.ledger.submissions import Submissions
-from rolltap.ledger.unit_of_work import (
-    BULK_WITHIN_S,
-    Clock,
-    CloseSession,
-    LatePeers,
-    LedgerSettings,
-    Tx,
-    UnitOfWork,
-    no_late_peers,
-    wait_for,
-)
+from rolltap.ledger.unit_of_work import BULK_WITHIN_S, Clock, CloseSession, LedgerSettings, Tx, UnitOfWork, wait_for
 from rolltap.tenants import DEFAULT_TENANT, acting_for
 
 log = logging.getLogger("rolltap.ledger")
@@ -87,21 +77,14 @@ class Ledger:
     ) -> None:
         self._tenants = tenants
         self.settings = settings or LedgerSettings()
-        self._uow = UnitOfWork(
-            database,
-            rebuilder=rebuilder,
-            close_session=close_session,
-            settings=self.settings,
-            clock=clock,
-            late_peers=late_peers,
-        )
+        self._uow = UnitOfWork(database, close_session=close_session, settings=self.settings, clock=clock)
         self.groups = Groups(self._uow)
-        self.rollouts = Rollouts(self._uow)
+        self.rollouts = Rollouts(self._uow, rebuilder, late_peers)
         self.rewards = Rewards(self._uow)
         self.submissions = Submissions(self._uow)
         self.nodes = Nodes(self._uow)
         self.controls = Controls(self._uow)
-        self.trainers = Trainers(self._uow)
+        self.trainers = Trainers(self._uow, rebuilder)
         self.policies = PolicyVersions(self._uow)
         self.events = Events(self._uow)
         self.keys = Keys(self._uow)

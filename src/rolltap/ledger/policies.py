@@ -253,14 +253,6 @@ def locked_policy(tx: Tx, name: str) -> Any:
     return row
 
 
-def shared_policy(tx: Tx, name: str) -> Any:
-    """The policy's row, share-locked: its owner cannot change until the transaction ends."""
-    row = tx.first(sa.select(policies).where(policies.c.name == name).with_for_update(read=True))
-    if row is None:
-        raise _unknown(tx, name)
-    return row
-
-
 def _unknown(tx: Tx, name: str) -> UnknownPolicy:
     known = ", ".join(tx.connection.execute(sa.select(policies.c.name).order_by(policies.c.name)).scalars())
     return UnknownPolicy(f"no policy {name!r}; known: {known or 'none'}", param="policy")
@@ -380,6 +372,19 @@ def history_of(tx: Tx, policy: Any) -> VersionHistory:
         if not effective or row.last < effective[-1][0] - 1:
             effective.append((row.first, row.last))
     return VersionHistory(policy.version, tuple(reversed(effective)))
+
+
+def admit(tx: Tx, name: str, trainer: str, incarnation: int) -> VersionHistory:
+    """The history of a policy that the trainer wants to lease; its owner cannot change until the transaction ends.
+
+    Raises `TrainerFenced` if another incarnation of the trainer is current, or another trainer owns the policy.
+    """
+    lock_incarnation(tx, trainer, incarnation)
+    policy = tx.first(sa.select(policies).where(policies.c.name == name).with_for_update(read=True))
+    if policy is None:
+        raise _unknown(tx, name)
+    check_owner(policy, trainer)
+    return history_of(tx, policy)
 
 
 def fresh(history: VersionHistory, max_staleness: int) -> sa.ColumnElement[bool]:

@@ -14,12 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-from rolltap.calllog.backend import database_clock
 from rolltap.calllog.database import Database
 from rolltap.contract.trainer import Lease, LeasedGroup, LeaseRequest, RolloutRecord
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger.policies import VersionHistory
-from rolltap.ledger.rows import load_groups, load_tasks, load_trained_calls, total_reward
+from rolltap.ledger.rows import load_for_training
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Group, Scoring, Segment, Task, Trajectory
 
@@ -74,13 +73,8 @@ class LocalRebuilder:
         return TrainedVersions.of(trajectory)
 
     async def lease(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Lease | BrokenGroups:
-        ids = opened.group_ids
-
-        def load(tx: Tx) -> tuple[Sequence[Group], Mapping[str, Task], TrainedCalls]:
-            return load_groups(tx, ids), load_tasks(tx, ids), load_trained_calls(tx, ids)
-
         groups, tasks, trained = await self._database.query(
-            lambda connection: load(Tx(connection, database_clock(connection)))
+            lambda connection: load_for_training(Tx(connection, 0.0), opened.group_ids)
         )
         groups = [_score_tampered(group, request.tampered) for group in groups]
         leased: list[LeasedGroup] = []
@@ -168,7 +162,7 @@ def _leased_group(group: Group, task: Task, trajectories: Mapping[str, Trajector
         RolloutRecord(
             rollout,
             trajectories.get(rollout.session_id or "") or Trajectory(rollout.session_id or "", (), (), {}),
-            total_reward(rollout),
+            rollout.total_reward,
         )
         for rollout in group.rollouts
     )

@@ -10,7 +10,7 @@ Each act of tampering is a row of its session. A rollout gets the counts of its 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from rolltap.contract.admin import NOTHING_SAMPLED, FinishRollout
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, NotFound, RecordCorrupt
 from rolltap.ledger.completion import FREE, pending_again, settle
-from rolltap.ledger.rebuilding import TrainedVersions
+from rolltap.ledger.rebuilding import Rebuilder, TrainedVersions
 from rolltap.ledger.rows import load_group, locked_group
 from rolltap.ledger.schema import attempts, evaluations, rollouts, tampering
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
@@ -34,6 +34,14 @@ log = logging.getLogger("rolltap.ledger")
 LATE = "late: a proxy could not reach the store, so calls there may be missing"
 """Why a rollout may have calls that are not trained; part of its reason."""
 
+LatePeers = Callable[[], Awaitable[Sequence[str]]]
+"""Waits for the calls of other processes; returns the processes that may still have some outside the store."""
+
+
+async def no_late_peers() -> Sequence[str]:
+    """For a ledger with one process: see `LatePeers`."""
+    return ()
+
 
 @dataclass(frozen=True, slots=True)
 class StartedRollout:
@@ -44,8 +52,10 @@ class StartedRollout:
 
 
 class Rollouts:
-    def __init__(self, uow: UnitOfWork) -> None:
+    def __init__(self, uow: UnitOfWork, rebuilder: Rebuilder, late_peers: LatePeers) -> None:
         self._uow = uow
+        self._rebuilder = rebuilder
+        self._late_peers = late_peers
 
     async def get(self, rollout_id: str) -> Rollout:
         group = await self.group_of(rollout_id)
@@ -122,7 +132,7 @@ class Rollouts:
             return rollout
         if rollout.session_id is not None:
             await self._uow.close_session(rollout.session_id)
-        late = await self._uow.late_peers() if ending.counts_as is not Scoring.UNSCORABLE else ()
+        late = await self._late_peers() if ending.counts_as is not Scoring.UNSCORABLE else ()
         trained, ending = await self._trained(rollout, ending)
         if late:
             log.warning("rollout %s ends while %d proxies can't reach the store", rollout_id, len(late))
@@ -151,7 +161,7 @@ class Rollouts:
         if rollout.session_id is None:
             return TrainedVersions(), _unanswered(ending)
         try:
-            trained = await self._uow.rebuilder.trained_versions(rollout.session_id)
+            trained = await self._rebuilder.trained_versions(rollout.session_id)
             ending = ending if trained.sampled else _unanswered(ending)
             return trained if ending.counts_as is Scoring.SCORED else TrainedVersions(), ending
         except (RecordCorrupt, AlignmentError) as error:

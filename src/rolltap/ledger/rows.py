@@ -74,12 +74,6 @@ def rule_json(rule: GroupRule) -> dict[str, Any]:
     return asdict(rule)
 
 
-def total_reward(rollout: Rollout) -> float | None:
-    """The sum of the rewards with scope "rollout"; None if there are none."""
-    values = [reward.value for reward in rollout.rewards if reward.scope == "rollout"]
-    return sum(values) if values else None
-
-
 def task_digest(task: Task) -> str:
     """SHA-256 of the task's content: a task id may get another content later."""
     content = [task.id, task.instruction, task.spec, list(task.tags)]
@@ -139,10 +133,13 @@ def load_tasks(tx: Tx, group_ids: Sequence[str]) -> dict[str, Task]:
     return {row.group_id: task_of(row) for row in tx.all(statement)}
 
 
-def load_trained_calls(tx: Tx, group_ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The calls that each of the groups' rollouts had to train when it ended, by rollout id."""
+def load_for_training(
+    tx: Tx, group_ids: Sequence[str]
+) -> tuple[list[Group], dict[str, Task], dict[str, tuple[str, ...]]]:
+    """The groups; their tasks by group id; and the calls that each rollout had to train when it ended, by its id."""
     statement = sa.select(rollouts.c.id, rollouts.c.trained_calls).where(rollouts.c.group_id.in_(group_ids))
-    return {row.id: tuple(row.trained_calls) for row in tx.all(statement)}
+    trained = {row.id: tuple(row.trained_calls) for row in tx.all(statement)}
+    return load_groups(tx, group_ids), load_tasks(tx, group_ids), trained
 
 
 def locked_group(tx: Tx, rollout_id: str) -> tuple[Any, Any]:

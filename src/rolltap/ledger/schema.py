@@ -216,7 +216,7 @@ rewards = Table(
     Column("source", String, nullable=False),
     Column("detail", JSON, nullable=False),
     Column("created_at", Double, nullable=False),
-    Column("key_id", String, nullable=False),  # the key that appended it; "" before keys had ids
+    Column("key_id", String, nullable=False),  # the key that appended it
     Column("number", Integer, nullable=False),  # its position among the rollout's rewards, from 0
     Column("hash", String, nullable=False),  # covers this row and the previous hash
 )

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
@@ -21,19 +21,6 @@ from rolltap.calllog.database import Database
 from rolltap.crash import crash_point
 from rolltap.errors import NotFound, StoreUnavailable
 from rolltap.ledger.schema import events
-
-if TYPE_CHECKING:
-    from rolltap.ledger.rebuilding import Rebuilder
-
-
-LatePeers = Callable[[], Awaitable[Sequence[str]]]
-"""Waits for the calls of other processes; returns the processes that may still have some outside the store."""
-
-
-async def no_late_peers() -> Sequence[str]:
-    """For a ledger with one process: see `LatePeers`."""
-    return ()
-
 
 CloseSession = Callable[[str], Awaitable[None]]
 """Closes a session, so that later calls with its key are refused. Closing it again has no effect."""
@@ -162,14 +149,10 @@ class UnitOfWork:
         self,
         database: Database,
         *,
-        rebuilder: Rebuilder,
         close_session: CloseSession,
         settings: LedgerSettings,
         clock: Clock = database_clock,
-        late_peers: LatePeers = no_late_peers,
     ) -> None:
-        self.late_peers = late_peers
-        self.rebuilder = rebuilder
         self.close_session = close_session
         self.settings = settings
         self.ready = Wakeups()

@@ -17,7 +17,7 @@ from rolltap.calllog.codec import unpack_bytes
 from rolltap.calllog.database import Database
 from rolltap.calllog.prune import GroupUse
 from rolltap.errors import NotFound
-from rolltap.ledger.rows import load_groups, load_tasks, total_reward
+from rolltap.ledger.rows import load_groups, load_tasks
 from rolltap.ledger.schema import (
     attempts,
     evaluations,
@@ -67,7 +67,7 @@ def origins(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, 
     group_ids = [row.group_id for row in tx.all(owners)]
     by_group = load_tasks(tx, group_ids)
     return {
-        rollout.id: SessionOrigin(rollout, group, by_group[group.id], total_reward(rollout))
+        rollout.id: SessionOrigin(rollout, group, by_group[group.id], rollout.total_reward)
         for group in load_groups(tx, group_ids)
         for rollout in group.rollouts
         if rollout.id in ids

@@ -40,7 +40,7 @@ from rolltap.reading.types import (
 )
 from rolltap.reconstructor.exporters.where import SEGMENT_FIELDS, Expression, Kind, is_of_segments, parse_parts
 from rolltap.settings import store_url
-from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
+from rolltap.trainer_client.lease.client import AsyncTrainerClient, TrainerClient
 from rolltap.types import Bool, Float32, Int32, Segment
 from rolltap.wording import counted
 

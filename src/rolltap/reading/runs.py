@@ -19,7 +19,6 @@ import numpy as np
 
 from rolltap.calllog.annotations import MismatchSums
 from rolltap.errors import InvalidRequest
-from rolltap.ledger.rows import total_reward
 from rolltap.ledger.views import GroupRow, PolicyCounts
 from rolltap.reading.types import GroupEffort, GroupLine, HarnessMismatch, RunLine, RunPoint
 from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Trajectory
@@ -37,7 +36,7 @@ def group_line(group_row: GroupRow, sampled: tuple[int, int] | None = None) -> G
         reason=row.reason,
         created_at=group.created_at,
         completed_at=row.completed_at,
-        rewards=tuple(total_reward(rollout) for rollout in group.rollouts),
+        rewards=tuple(rollout.total_reward for rollout in group.rollouts),
         oldest_version=oldest,
         newest_version=newest,
         step=row.acked_step,

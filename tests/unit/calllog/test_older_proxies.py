@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import asyncpg
 import pytest
 
@@ -10,7 +12,7 @@ from rolltap.calllog.processes import KeysMark
 from rolltap.calllog.schema import VERSION
 from rolltap.errors import ConfigError
 
-from .test_versions import of_schema_1, opened
+from .test_versions import NEXT, add_step, opened
 
 
 @pytest.fixture(autouse=True)
@@ -18,20 +20,28 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions, "GONE_WITHIN_S", 0.3)
 
 
-@pytest.mark.parametrize("name", ["rolltap proxy 1a2b 3c4d", "rolltap proxy 1a2b 3c4d 0012"])
-async def test_an_upgrade_does_not_cut_off_a_proxy_that_is_connected(bare_postgres_url: str, name: str) -> None:
-    await of_schema_1(bare_postgres_url)
+@pytest.mark.parametrize("name", ["rolltap proxy 1a2b 3c4d", "rolltap proxy 1a2b 3c4d 0100"])
+async def test_an_upgrade_does_not_cut_off_a_proxy_that_is_connected(
+    bare_postgres_url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await opened(bare_postgres_url)).close()
+    add_step(tmp_path, monkeypatch)
+    monkeypatch.setattr(versions, "CUTS_OFF", (NEXT,))
     older = await asyncpg.connect(bare_postgres_url, server_settings={"application_name": name})
     with pytest.raises(ConfigError, match="stop all older proxies of this store"):
         await opened(bare_postgres_url)
-    assert not await older.fetchval("SELECT to_regclass('alembic_version') IS NOT NULL")
+    assert await older.fetchval("SELECT version_num FROM alembic_version") == VERSION
     await older.close()
     await (await opened(bare_postgres_url)).close()
 
 
-@pytest.mark.parametrize("name", ["psql", "rolltap", f"rolltap proxy 1a2b 3c4d {VERSION}"])
-async def test_others_may_be_connected(bare_postgres_url: str, name: str) -> None:
-    await of_schema_1(bare_postgres_url)
+@pytest.mark.parametrize("name", ["psql", "rolltap", f"rolltap proxy 1a2b 3c4d {NEXT}"])
+async def test_others_may_be_connected(
+    bare_postgres_url: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await (await opened(bare_postgres_url)).close()
+    add_step(tmp_path, monkeypatch)
+    monkeypatch.setattr(versions, "CUTS_OFF", (NEXT,))
     other = await asyncpg.connect(bare_postgres_url, server_settings={"application_name": name})
     await (await opened(bare_postgres_url)).close()
     await other.close()

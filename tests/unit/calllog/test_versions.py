@@ -1,8 +1,10 @@
-"""Databases of an older schema, with data in them, come up to ours; newer ones are refused."""
+"""The first step makes the declared tables, a later one keeps what is on record, and databases of other versions are
+refused in one line."""
 
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +21,11 @@ from rolltap.calllog.facts import CallLog
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import VERSION, metadata
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.calllog.verify import verify
-from rolltap.errors import ConfigError, StoreError
-from rolltap.ledger.rewards import verify_rewards
-from rolltap.tenants import DEFAULT_TENANT, acting_for, tenant_of, tenant_tags
+from rolltap.errors import ConfigError
+from rolltap.tenants import DEFAULT_TENANT, EVERY_TENANT, acting_for, tenant_of, tenant_tags
 
 from ..ledger.world import database_url
-from .facts import a_completion, a_session, append
-
-OLD_REWARDS = (
-    "INSERT INTO policies VALUES ('p', 7, 'hash', false, 'keep', 1.0)",
-    "INSERT INTO tasks VALUES ('d', 't', 'do it', '{}', '[]')",
-    "INSERT INTO groups (id, task_id, task_digest, policy, n, priority, tags, rule, status, reason, failures, "
-    "created_at, generation) VALUES ('g', 't', 'd', 'p', 2, 0, '[]', '{}', 'open', '', 0, 1.0, 1)",
-    *(
-        "INSERT INTO rollouts (id, group_id, position, status, attempt, scoring, reason, trained_calls, "
-        "infra_failures) "
-        f"VALUES ('r{number}', 'g', {number}, 'running', 1, 'scored', '', '[]', 0)"
-        for number in range(2)
-    ),
-    """INSERT INTO rewards VALUES ('b', 'r0', 1, 0.1, 'rollout', 'x', '{"why": "ü", "n": 0.3000000000004}', 2.25)""",
-    "INSERT INTO rewards VALUES ('a', 'r0', 1, 1.0, 'rollout', 'x', '{}', 3.5)",
-    "INSERT INTO rewards VALUES ('c', 'r1', 1, -1e-300, 'rollout', '', '{}', 1784827463.123457)",
-)
-
-SESSION, FIRST, SECOND = "01k0000000aaaaaaaaaa", "01k0000000bbbbbbbbbb", "01k0000000cccccccccc"
+from .facts import a_session
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -53,26 +35,42 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     )
 
 
-async def of_schema_1(url: str) -> None:
-    """A database as the first release made it, with a session of two calls, the second still open."""
-    database = Database(url)
-    await database.start()
-    text = (Path(__file__).parent / f"schema_1.{database.dialect_name}.sql").read_text(encoding="utf-8")
-    statements = [one for one in text.split(";\n") if one.strip()]
-
-    def make(connection: sa.Connection) -> None:
-        for statement in statements:
-            connection.exec_driver_sql(statement)
-
-    await database.transact(make)
-    await database.close()
-
-
 async def opened(url: str, *, writable: bool = True) -> SqlCallLog:
     log: CallLog = open_call_log(url, writable=writable)
     await log.start()
     assert isinstance(log, SqlCallLog)
     return log
+
+
+async def made_by_steps(url: str) -> None:
+    """A database whose tables Alembic's steps made, from the first one on."""
+    database = Database(url)
+    await database.start()
+    with acting_for(EVERY_TENANT):
+        await database.transact(versions._migrate)
+    await database.close()
+
+
+NEXT = "9000"
+
+
+def add_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later rolltap, with one more step."""
+    migrations = folder / "migrations"
+    shutil.copytree(versions.MIGRATIONS, migrations)
+    step = f"""
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision = "{NEXT}", "{VERSION}"
+
+
+def upgrade() -> None:
+    op.add_column("deliveries", sa.Column("added", sa.Text))
+"""
+    (migrations / "versions" / f"{NEXT}_step.py").write_text(step, encoding="utf-8")
+    monkeypatch.setattr(versions, "MIGRATIONS", migrations)
+    monkeypatch.setattr(versions, "VERSION", NEXT)
 
 
 async def set_version(url: str, version: str) -> None:
@@ -84,58 +82,12 @@ async def set_version(url: str, version: str) -> None:
     await database.close()
 
 
-async def test_a_database_of_the_first_schema_is_migrated_with_its_data(url: str):
-    await of_schema_1(url)
-    log = await opened(url)
-    assert await log.database.query(versions.version_of) == VERSION
-    session = await log.session_by_key("hash-one")
-    assert session is not None
-    assert (session.id, session.tags, session.closed_at) == (SESSION, {"tag": "välue"}, 77.25)
-    first, second = await log.rows(SESSION)
-    assert (first.intent.id, first.delivered, second.intent.id, second.completion) == (FIRST, True, SECOND, None)
-    assert second.prompt_ids.tolist() == [*range(40), 4, 5, 7, 8]
-    assert (await verify(log.database)).problems == []
-    await append(log, a_session())
-    await log.append_completion(a_completion(SECOND))
-    assert len(await log.rows(SESSION, known={FIRST})) == 1
-    await log.close()
-
-
-async def test_turn_caps_on_record_become_controls(url: str):
-    """Schema 15 had a table of turn caps; 0 was none."""
-    await (await opened(url)).close()
-    policy = "INSERT INTO policies (name, version, tokenizer_hash, given, created_at) VALUES ('{}', 0, '', 0, 1.0)"
-    statements = [
-        "DROP TABLE controls",
-        "DROP INDEX submitted_head",
-        "ALTER TABLE processes DROP COLUMN waiting_since",
-        "ALTER TABLE policies DROP COLUMN folder",
-        "ALTER TABLE policies DROP COLUMN adapter",
-        "CREATE TABLE turn_caps (policy VARCHAR PRIMARY KEY, turns INTEGER NOT NULL, tenant VARCHAR DEFAULT 'default')",
-        *(policy.format(name) for name in "pq"),
-        "INSERT INTO turn_caps (policy, turns) VALUES ('p', 12), ('q', 0)",
-    ]
-    database = Database(url)
-    await database.start()
-
-    def insert(connection: sa.Connection) -> None:
-        for statement in statements:
-            connection.exec_driver_sql(statement)
-
-    await database.transact(insert)
-    await database.close()
-    await set_version(url, "0015")
-    log = await opened(url)
-    columns = sa.text("SELECT policy, max_turns, temperature, n, priority, curriculum FROM controls")
-    rows = await log.database.query(lambda connection: connection.execute(columns).all())
-    assert [tuple(row) for row in rows] == [("p", 12, None, None, None, None)]
-    assert not await log.database.query(lambda connection: sa.inspect(connection).has_table("turn_caps"))
-    await log.close()
-
-
 async def test_tags_on_record_stay_whatever_they_say(url: str):
     """Users could name a tag `tenant`, and Postgres reads no JSON with NUL in it."""
-    await of_schema_1(url)
+    kept = a_session()
+    first = await opened(url)
+    await first.open_session(kept)
+    await first.close()
     database = Database(url)
     await database.start()
     tags = r'{"tenant":"Ann\u0000","x\"rolltap.tenant":"acme","y":"{\"rolltap.tenant\":\"acme\"}"}'
@@ -143,7 +95,7 @@ async def test_tags_on_record_stay_whatever_they_say(url: str):
     await database.transact(lambda connection: connection.execute(update, {"tags": tags}))
     await database.close()
     log = await opened(url)
-    session = await log.session(SESSION)
+    session = await log.session(kept.id)
     assert session is not None
     assert (session.tags["tenant"], tenant_of(session.tags)) == ("Ann\0", DEFAULT_TENANT)
     await log.open_session(a_session(id="new", key_hash="new", tags={"model": "a\0", **tenant_tags()}))
@@ -152,12 +104,12 @@ async def test_tags_on_record_stay_whatever_they_say(url: str):
     if log.database.dialect_name == "postgresql":
         select = sa.text("SELECT id, tenant FROM sessions")
         rows = await log.database.query(lambda connection: connection.execute(select).all())
-        assert dict(map(tuple, rows)) == {SESSION: DEFAULT_TENANT, "new": DEFAULT_TENANT, "acmes": "acme"}
+        assert dict(map(tuple, rows)) == {kept.id: DEFAULT_TENANT, "new": DEFAULT_TENANT, "acmes": "acme"}
     await log.close()
 
 
 async def test_the_migrated_tables_are_the_declared_ones(url: str):
-    await of_schema_1(url)
+    await made_by_steps(url)
     log = await opened(url)
 
     def differences(connection: sa.Connection) -> list[object]:
@@ -173,9 +125,25 @@ async def test_the_migrated_tables_are_the_declared_ones(url: str):
     await log.close()
 
 
+async def test_a_migrated_file_has_the_triggers_and_indexes_of_a_new_one(tmp_path: Path):
+    declared: list[list[tuple[Any, ...]]] = []
+    for name, make in (("migrated", made_by_steps), ("new", None)):
+        url = f"sqlite:///{tmp_path / name}.db"
+        if make is not None:
+            await make(url)
+        log = await opened(url)
+        text = "SELECT type, name, sql FROM sqlite_master WHERE type IN ('trigger', 'index') ORDER BY 1, 2"
+        rows = await log.database.query(lambda connection, sql=text: connection.exec_driver_sql(sql).all())
+        declared.append([tuple(row) for row in rows])
+        await log.close()
+    migrated, new = declared
+    assert migrated == new
+    assert len([row for row in new if row[0] == "trigger"]) >= 6
+
+
 async def test_a_migrated_database_separates_tenants_as_a_new_one(bare_postgres_url: str, postgres_server_url: str):
     """By policies, by keys, and by what the column `tenant` is filled with."""
-    await of_schema_1(bare_postgres_url)
+    await made_by_steps(bare_postgres_url)
     walls = (
         "SELECT tablename, qual, with_check FROM pg_policies ORDER BY 1",
         "SELECT relname, relrowsecurity, relforcerowsecurity FROM pg_class "
@@ -185,6 +153,7 @@ async def test_a_migrated_database_separates_tenants_as_a_new_one(bare_postgres_
         "ORDER BY indexdef",
         "SELECT table_name, column_default, generation_expression FROM information_schema.columns "
         "WHERE column_name = 'tenant' ORDER BY 1",
+        "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal ORDER BY 1",
     )
     databases: list[list[tuple[Any, ...]]] = []
     async with database_url("postgresql", Path(), postgres_server_url) as new:
@@ -200,46 +169,6 @@ async def test_a_migrated_database_separates_tenants_as_a_new_one(bare_postgres_
     assert migrated == made
     guarded = {row[0] for row in made if row[1:] == (True, True)}
     assert guarded == set(metadata.tables) - {"processes"}
-
-
-async def test_the_ledgers_rows_stay(url: str):
-    """SQLite can't make a table anew that rows of others point to."""
-    await of_schema_1(url)
-    database = Database(url)
-    await database.start()
-
-    def fill(connection: sa.Connection) -> None:
-        connection.exec_driver_sql("INSERT INTO policies VALUES ('p', 7, 'hash', false, 'keep', 1.0)")
-        connection.exec_driver_sql("INSERT INTO trainers VALUES ('t', 7)")
-        connection.exec_driver_sql("INSERT INTO demands VALUES ('t', 'p', 8, 1, 1.0)")
-
-    await database.transact(fill)
-    await database.close()
-    log = await opened(url)
-    statement = sa.text("SELECT name, version, given, paused, batch FROM policies JOIN demands ON name = policy")
-    found = await log.database.query(lambda connection: connection.execute(statement).all())
-    assert [tuple(row) for row in found] == [("p", 7, 7, "keep", 8)]
-    await log.close()
-
-
-async def test_rewards_on_record_are_chained_and_kept_from_change(url: str):
-    await of_schema_1(url)
-    database = Database(url)
-    await database.start()
-
-    def fill(connection: sa.Connection) -> None:
-        for statement in OLD_REWARDS:
-            connection.exec_driver_sql(statement)
-
-    await database.transact(fill)
-    await database.close()
-    log = await opened(url)
-    checked = await verify_rewards(log.database)
-    assert (checked.rewards, checked.problems) == (3, [])
-    for statement in ("UPDATE rewards SET value = 9", "DELETE FROM rewards"):
-        with pytest.raises(StoreError, match="append-only"):
-            await log.database.transact(lambda connection, text=statement: connection.exec_driver_sql(text))
-    await log.close()
 
 
 async def test_a_new_database_has_the_last_version_and_needs_no_step(url: str, monkeypatch: pytest.MonkeyPatch):
@@ -259,16 +188,54 @@ async def test_a_newer_database_is_refused_with_one_line(url: str):
         assert "\n" not in str(refused.value)
 
 
-async def test_an_older_database_is_not_read_before_it_is_upgraded(url: str):
-    await of_schema_1(url)
+@pytest.mark.parametrize("version", ["0019", None])
+async def test_a_database_of_an_older_state_is_refused_and_stays_as_it_is(url: str, version: str | None):
+    await (await opened(url)).close()
+    database = Database(url)
+    await database.start()
+    old = "DROP TABLE alembic_version" if version is None else f"UPDATE alembic_version SET version_num = '{version}'"
+    await database.transact(lambda connection: connection.exec_driver_sql(old))
+    await database.close()
+    for writable in (True, False):
+        with pytest.raises(ConfigError, match=r"`rolltap log export FILE`.*`rolltap log import FILE`") as refused:
+            await opened(url, writable=writable)
+        assert "\n" not in str(refused.value)
+    database = Database(url)
+    await database.start()
+    assert await database.query(versions.version_of) == (version or versions.UNVERSIONED)
+    await database.close()
+
+
+async def test_a_step_keeps_what_is_on_record(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    kept = a_session()
+    log = await opened(url)
+    await log.open_session(kept)
+    await log.close()
+    add_step(tmp_path, monkeypatch)
+    log = await opened(url)
+    assert await log.database.query(versions.version_of) == NEXT
+    assert await log.session(kept.id) == kept
+    columns = await log.database.query(lambda connection: sa.inspect(connection).get_columns("deliveries"))
+    assert "added" in {column["name"] for column in columns}
+    await log.close()
+
+
+async def test_an_older_database_is_not_read_before_it_is_upgraded(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    await (await opened(url)).close()
+    add_step(tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="rolltap log upgrade"):
         await opened(url, writable=False)
     await (await opened(url)).close()
     await (await opened(url, writable=False)).close()
 
 
-async def test_without_alembic_an_older_database_stays_as_it_is(url: str, monkeypatch: pytest.MonkeyPatch):
-    await of_schema_1(url)
+async def test_without_alembic_an_older_database_stays_as_it_is(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    await (await opened(url)).close()
+    add_step(tmp_path, monkeypatch)
     with monkeypatch.context() as without:
         find = importlib.util.find_spec
         without.setattr(importlib.util, "find_spec", lambda name: None if name == "alembic" else find(name))
@@ -276,7 +243,7 @@ async def test_without_alembic_an_older_database_stays_as_it_is(url: str, monkey
             await opened(url)
     database = Database(url)
     await database.start()
-    assert await database.query(versions.version_of) == versions.FIRST
+    assert await database.query(versions.version_of) == VERSION
     await database.close()
 
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rolltap.cli.main import app
-from rolltap.trainer_client import main
+from rolltap.trainer_client.run import main
 from rolltap.trainer_client.settings import TrainerSettings
 
 

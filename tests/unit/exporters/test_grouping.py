@@ -19,7 +19,7 @@ from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.protocols.base import WireRequest
 from rolltap.protocols.conversation import Message, Text
-from rolltap.reconstructor.exporters.opening import opening_key
+from rolltap.reconstructor.exporters.conversation import opening_key
 from rolltap.reconstructor.exporters.preference import Preference
 from rolltap.types import Finish, Outcome, Session, VersionSpan
 from tests.dialects import DIALECTS

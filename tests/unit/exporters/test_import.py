@@ -19,7 +19,7 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.facts import CallRow
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.export import export
-from rolltap.cli.log import import_
+from rolltap.cli.log import import_traces
 from rolltap.datasets.importing import read_file
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.types import Flaw, Session
@@ -37,7 +37,7 @@ CONVERSATION = [
 
 def run(*args: str) -> tuple[int, str]:
     app = typer.Typer()
-    app.command("import")(import_)
+    app.command("import")(import_traces)
     app.command("export")(export)
     result = CliRunner().invoke(app, list(args))
     return result.exit_code, result.output

@@ -13,8 +13,8 @@ import pytest
 
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import exporter_named
+from rolltap.reconstructor.exporters.cleaning import NearDuplicates
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
-from rolltap.reconstructor.exporters.near_duplicates import NearDuplicates
 
 from .test_record import run, store  # noqa: F401  # the fixture
 from .world import World, lines, says, user

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
+from rolltap.reconstructor.exporters.cleaning import Eligible, NgramIndex, SessionFilter
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, FirstPass, Query
-from rolltap.reconstructor.exporters.decontaminate import NgramIndex
-from rolltap.reconstructor.exporters.session_filter import Eligible, SessionFilter
 from rolltap.reconstructor.exporters.where import parse_where
 
 from .world import World, lines, says, user

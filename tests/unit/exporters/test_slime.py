@@ -14,7 +14,7 @@ import torch
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
-from rolltap.trainer_client.slime_rewards import by_group
+from rolltap.trainer_client.adapters.slime_rewards import by_group
 from rolltap.types import Finish, RolloutStatus
 
 from ...trainers.sources import schema

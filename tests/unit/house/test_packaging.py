@@ -62,8 +62,8 @@ def test_the_wheel_imports_without_extras(wheel: Path, tmp_path: Path) -> None:
     result = subprocess.run(install, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     check = (
-        "import rolltap.proxy.app, rolltap.cli.main, rolltap.reconstructor.reconstruct, rolltap.trainer_client.client, "
-        "rolltap.harnesses.runner.attempts, sys; assert 'torch' not in sys.modules"
+        "import rolltap.proxy.app, rolltap.cli.main, rolltap.reconstructor.reconstruct, "
+        "rolltap.trainer_client.lease.client, rolltap.harnesses.runner.attempts, sys; assert 'torch' not in sys.modules"
     )
     result = subprocess.run([str(python), "-c", check], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rolltap.extras import known_names
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import SWITCHABLE, Rules
-from rolltap.reconstructor.strategies import ENTRY_POINTS, STRATEGIES
+from rolltap.reconstructor.segments import ENTRY_POINTS, STRATEGIES
 from rolltap.types import NO_VERSION, Call, CallKind, Finish, Flaw, Outcome, Trajectory
 from rolltap.wire import pack
 

@@ -13,7 +13,7 @@ from rolltap.errors import AlignmentError, ConfigError, RecordCorrupt
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of, total
 from rolltap.reconstructor.rules import MaskReason, Rules
-from rolltap.reconstructor.strategies import KeptCalls, SegmentPlan, Strategy
+from rolltap.reconstructor.segments import KeptCalls, SegmentPlan, Strategy
 from rolltap.types import (
     Break,
     BreakReason,

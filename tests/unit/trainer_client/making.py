@@ -11,12 +11,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.extras import known_names
-from rolltap.trainer_client import attention
-from rolltap.trainer_client.find_recipe import ENTRY_POINTS, make_recipe
-from rolltap.trainer_client.network import PolicyNetwork
-from rolltap.trainer_client.packing import PackedRow
-from rolltap.trainer_client.planning import make_step, rows_to_train
-from rolltap.trainer_client.recipes import RECIPES
+from rolltap.trainer_client.data.packing import PackedRow
+from rolltap.trainer_client.model import attention
+from rolltap.trainer_client.model.network import PolicyNetwork
+from rolltap.trainer_client.recipes import ENTRY_POINTS, RECIPES, make_recipe
+from rolltap.trainer_client.run.planning import make_step, rows_to_train
 from rolltap.trainer_client.settings import LossSettings
 from rolltap.types import NO_VERSION, Group, GroupStatus, Rollout, RolloutStatus, Scoring, Segment, Task, Trajectory
 

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from rolltap.trainer_client import planning
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.distributed import deal
-from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.run import planning
+from rolltap.trainer_client.run.worker import RankWorker, deal
 from rolltap.trainer_client.settings import TrainerSettings
-from rolltap.trainer_client.worker import RankWorker
 
 from .test_recipe_contract import GROUPS, ONE, made, packed_readings
 

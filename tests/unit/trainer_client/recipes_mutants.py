@@ -43,7 +43,10 @@ TESTS = (
     *("loss", "scoring", "routing", "planning", "recipes", "recipe_formulas", "recipe_figures", "recipe_critics"),
     *("recipe_controls", "recipe_settings", "recipe_edges", "gradients"),
 )
-MODULES = ("estimators", "loss", "critic", "scoring", "hinted_teacher")
+MODULES = {
+    "estimators": "recipes.estimators", "critic": "recipes.critic", "hinted_teacher": "recipes.hinted_teacher",
+    "loss": "model.loss", "scoring": "data.scoring",
+}  # fmt: skip
 LIMIT_S = 30
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -282,13 +285,9 @@ class Trial:
 
 def modules(names: Sequence[str] = ()) -> dict[str, ModuleType]:
     """The modules of these names, or all."""
-    places = {name: name for name in MODULES} | {name: f"recipes.{name}" for name in RECIPES if name != "grpo"}
-    places["grpo"] = "recipe"
-    return {
-        name: importlib.import_module(f"rolltap.trainer_client.{place}")
-        for name, place in places.items()
-        if not names or name in names
-    }
+    places = {name: f"rolltap.trainer_client.{place}" for name, place in MODULES.items()}
+    places |= {name: recipe.__module__ for name, recipe in RECIPES.items()}
+    return {name: importlib.import_module(place) for name, place in places.items() if not names or name in names}
 
 
 def tried(names: Sequence[str], every: int = 1, first: int = 0) -> Trial:

@@ -11,8 +11,8 @@ import pytest
 from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters.rows import rows_of
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes import make_recipe
+from rolltap.trainer_client.recipes.base import Recipe
 
 from .acting import acted_group
 from .making import group, record, segment

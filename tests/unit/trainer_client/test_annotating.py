@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from rolltap.contract.trainer import LeasedGroup
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.loop import Trainer
-from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.run.loop import Trainer
+from rolltap.trainer_client.run.sinks import JsonLines
 from rolltap.trainer_client.settings import load_trainer_settings
-from rolltap.trainer_client.sinks import JsonLines
 from rolltap.types import CallSpan, Segment
 
 from .making import model_folder, random_group

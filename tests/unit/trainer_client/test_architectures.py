@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client import architectures
-from rolltap.trainer_client.collate import Batch, collate
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.network import PolicyNetwork, load_model
-from rolltap.trainer_client.packing import PackedRow, Packer
-from rolltap.trainer_client.planning import Planner
+from rolltap.trainer_client.data.collate import Batch, collate
+from rolltap.trainer_client.data.packing import PackedRow, Packer
+from rolltap.trainer_client.model import architectures
+from rolltap.trainer_client.model.network import PolicyNetwork, load_model
+from rolltap.trainer_client.recipes import make_recipe
+from rolltap.trainer_client.run.planning import Planner
 from rolltap.trainer_client.settings import load_trainer_settings
 
 from .making import segment

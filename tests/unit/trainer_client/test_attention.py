@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import varlen
 
-from rolltap.trainer_client.attention import Layout, VariableLengths, span_attention
-from rolltap.trainer_client.packing import TokenSpan
+from rolltap.trainer_client.data.packing import TokenSpan
+from rolltap.trainer_client.model.attention import Layout, VariableLengths, span_attention
 
 SPANS = (
     TokenSpan(0, 6, 0),

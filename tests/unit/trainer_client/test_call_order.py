@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from rolltap.trainer_client.step import view
+from rolltap.trainer_client.data.step import view
 from rolltap.types import Break, BreakReason, Segment, Trajectory, call_order
 
 from .acting import rewarded, spoken

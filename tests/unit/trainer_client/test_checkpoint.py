@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rolltap.errors import CheckpointMismatch
-from rolltap.trainer_client.checkpoint import Checkpoints, SavedCheckpoint, load_optimiser
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.learner import Learner
-from rolltap.trainer_client.network import load_model
-from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.model.checkpoint import Checkpoints, SavedCheckpoint, load_optimiser
+from rolltap.trainer_client.model.learner import Learner
+from rolltap.trainer_client.model.network import load_model
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.model.weights import whole_folder
 from rolltap.trainer_client.settings import load_trainer_settings
-from rolltap.trainer_client.weights import whole_folder
 
 from .making import random_group, rows_of
 

@@ -13,6 +13,7 @@ import pytest
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import Lease, LeaseOptions, Replay, Rewound
 from rolltap.errors import (
+    BY_CODE,
     ConfigError,
     InvalidRequest,
     LeaseLost,
@@ -23,8 +24,8 @@ from rolltap.errors import (
     Unauthenticated,
     UnknownPolicy,
 )
-from rolltap.http_client import ERRORS, error_of
-from rolltap.trainer_client.client import AsyncTrainerClient, TrainerClient
+from rolltap.http_client import error_of
+from rolltap.trainer_client.lease.client import AsyncTrainerClient, TrainerClient
 
 from .making import random_group
 from .plane import KEY, Plane, running
@@ -195,11 +196,11 @@ def test_an_unknown_error_code_keeps_its_message() -> None:
     assert (type(known), known.param) == (InvalidRequest, "groups")
 
 
-@pytest.mark.parametrize("code", sorted(ERRORS))
+@pytest.mark.parametrize("code", sorted(BY_CODE))
 def test_every_error_of_the_server_arrives_as_its_own_kind(code: str) -> None:
     body = json.dumps({"error": {"code": code, "message": "why", "param": "field"}}).encode()
     error = error_of(500, body)
-    assert (type(error), error.message, error.param) == (ERRORS[code], "why", "field")
+    assert (type(error), error.message, error.param) == (BY_CODE[code], "why", "field")
 
 
 def test_every_call_carries_the_incarnation_of_the_last_rewind(plane: Plane) -> None:

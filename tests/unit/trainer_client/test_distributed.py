@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rolltap.trainer_client.collate import collate, empty_batch
-from rolltap.trainer_client.distributed import deal
-from rolltap.trainer_client.main import run
-from rolltap.trainer_client.packing import Packer
+from rolltap.trainer_client.data.collate import collate, empty_batch
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.run.main import run
+from rolltap.trainer_client.run.worker import deal
 from rolltap.trainer_client.settings import load_trainer_settings
 
 from .making import model_folder, network, random_group, rows_of

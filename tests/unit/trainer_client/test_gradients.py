@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from rolltap.contract.trainer import LeasedGroup
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.loss import PolicyLoss, RatioKind
-from rolltap.trainer_client.network import PolicyNetwork, Predictions
-from rolltap.trainer_client.packing import Pack, PackedRow, Packer
-from rolltap.trainer_client.scoring import Normalise
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import Pack, PackedRow, Packer
+from rolltap.trainer_client.data.scoring import Normalise
+from rolltap.trainer_client.model.loss import PolicyLoss, RatioKind
+from rolltap.trainer_client.model.network import PolicyNetwork, Predictions
 from rolltap.types import Segment
 
 from .making import VOCABULARY, config, group, network, random_group, random_segment, record, rows_of, segment
@@ -147,7 +147,7 @@ def test_splitting_a_rollout_into_more_rows_changes_no_gradient(normalise: Norma
 def test_logits_in_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     policy = network()
     whole = gradient(policy, GROUPS, Packer(10_000))
-    monkeypatch.setattr("rolltap.trainer_client.network.PIECE_BYTES", 4 * VOCABULARY * 7)
+    monkeypatch.setattr("rolltap.trainer_client.model.network.PIECE_BYTES", 4 * VOCABULARY * 7)
     torch.testing.assert_close(gradient(policy, GROUPS, Packer(10_000)), whole, atol=1e-6, rtol=1e-5)
 
 
@@ -214,7 +214,7 @@ def test_log_probs_are_over_the_ids_that_a_token_was_drawn_from(share: float, mo
     expected = torch.cat([named[name].grad.flatten() for name, _ in policy.model.named_parameters()])  # type: ignore[union-attr]
     for packer in (Packer(1), Packer(10_000), Packer(10_000, share=True)):
         for piece in (7, 1000):
-            monkeypatch.setattr("rolltap.trainer_client.network.PIECE_BYTES", 4 * VOCABULARY * piece)
+            monkeypatch.setattr("rolltap.trainer_client.model.network.PIECE_BYTES", 4 * VOCABULARY * piece)
             policy.zero_grad()
             packs = packer(rows_of([one]))
             predictions = [policy(collate(pack)) for pack in packs]

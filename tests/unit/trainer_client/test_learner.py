@@ -12,14 +12,14 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rolltap.errors import CheckpointMismatch, ConfigError
-from rolltap.trainer_client.collate import Batch, collate
-from rolltap.trainer_client.learner import Learner
-from rolltap.trainer_client.loss import PolicyLoss
-from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipe import Recipe
-from rolltap.trainer_client.recipes.ppo import PPO
-from rolltap.trainer_client.recipes.tt_opd import TTOPD
+from rolltap.trainer_client.data.collate import Batch, collate
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.model.learner import Learner
+from rolltap.trainer_client.model.loss import PolicyLoss
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.recipes.base import Recipe
+from rolltap.trainer_client.recipes.papers.ppo import PPO
+from rolltap.trainer_client.recipes.papers.tt_opd import TTOPD
 from rolltap.trainer_client.settings import load_trainer_settings
 
 from .making import model_folder, random_group, rows_of

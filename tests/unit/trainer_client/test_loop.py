@@ -16,16 +16,16 @@ from safetensors.torch import load_file
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import LeasedGroup, LeaseOptions
 from rolltap.errors import CheckpointMismatch, TrainerError, UnknownPolicy
-from rolltap.trainer_client import loop
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.leases import LeaseHolder
-from rolltap.trainer_client.loop import Trainer
-from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.scoring import check, informative
+from rolltap.trainer_client.data.scoring import check, informative
+from rolltap.trainer_client.data.step import view
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.holder import LeaseHolder
+from rolltap.trainer_client.lease.waiting import PrintLine
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.run import loop
+from rolltap.trainer_client.run.loop import Trainer
+from rolltap.trainer_client.run.sinks import JsonLines
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
-from rolltap.trainer_client.sinks import JsonLines
-from rolltap.trainer_client.step import view
-from rolltap.trainer_client.waiting import PrintLine
 
 from .making import group, random_group, record, segment
 from .plane import KEY, Plane
@@ -220,7 +220,7 @@ def test_what_is_acknowledged_comes_back_where_no_weights_come_of_it(
 NOT_A_NUMBER = """
 from dataclasses import dataclass
 import numpy as np
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.base import Recipe
 
 @dataclass
 class Broken(Recipe):
@@ -418,7 +418,7 @@ def test_a_store_that_is_older_than_the_checkpoint_is_said(plane: Plane, url: st
 
 OF_PAID_GROUPS = """
 from dataclasses import dataclass
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.base import Recipe
 
 @dataclass
 class OfPaidGroups(Recipe):

@@ -12,14 +12,14 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from rolltap.errors import CheckpointMismatch, ConfigError
-from rolltap.trainer_client.collate import Batch, collate
-from rolltap.trainer_client.learner import Learner
-from rolltap.trainer_client.lora import check_pushable, save_adapters
-from rolltap.trainer_client.network import PolicyNetwork, load_model
-from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.data.collate import Batch, collate
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.model.learner import Learner
+from rolltap.trainer_client.model.lora import check_pushable, save_adapters
+from rolltap.trainer_client.model.network import PolicyNetwork, load_model
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.model.weights import save_model
 from rolltap.trainer_client.settings import LossSettings, TrainerSettings, load_trainer_settings
-from rolltap.trainer_client.weights import save_model
 
 from .making import config, random_group, rows_of
 

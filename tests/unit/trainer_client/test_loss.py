@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.collate import Batch
-from rolltap.trainer_client.loss import Correction, PolicyLoss, Terms
-from rolltap.trainer_client.network import Predictions
+from rolltap.trainer_client.data.collate import Batch
+from rolltap.trainer_client.model.loss import Correction, PolicyLoss, Terms
+from rolltap.trainer_client.model.network import Predictions
 
 
 def batch_of(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.packing import LEAST_SHARED, Pack, PackedRow, Packer
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import LEAST_SHARED, Pack, PackedRow, Packer
 
 from .making import segment
 

@@ -9,11 +9,11 @@ import pytest
 
 from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import AlignmentError
-from rolltap.trainer_client import planning
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.planning import Planner
+from rolltap.trainer_client.data.step import Credit, Step, StepRollout, StepRow
+from rolltap.trainer_client.recipes import make_recipe
+from rolltap.trainer_client.run import planning
+from rolltap.trainer_client.run.planning import Planner
 from rolltap.trainer_client.settings import LossSettings, TrainerSettings
-from rolltap.trainer_client.step import Credit, Step, StepRollout, StepRow
 
 from .making import random_group, segment
 

@@ -18,19 +18,19 @@ from torch import Tensor
 
 from rolltap.contract.trainer import PolicyScores, PolicyState, ScoredIds, TokenScores
 from rolltap.errors import AlignmentError, ConfigError
-from rolltap.trainer_client import planning
-from rolltap.trainer_client.collate import Batch, collate
-from rolltap.trainer_client.find_recipe import make_recipe, recipe_class
-from rolltap.trainer_client.learner import Learner
-from rolltap.trainer_client.loop import Trainer
-from rolltap.trainer_client.network import PolicyNetwork, Predictions, load_model
-from rolltap.trainer_client.packing import PackedRow, Packer
-from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipe import MISSING, Recipe, ScoredPass
-from rolltap.trainer_client.recipes import RECIPES
+from rolltap.trainer_client.data.collate import Batch, collate
+from rolltap.trainer_client.data.packing import PackedRow, Packer
+from rolltap.trainer_client.data.readings import PolicyReading, RowView, ScoredPass
+from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.model.learner import Learner
+from rolltap.trainer_client.model.network import PolicyNetwork, Predictions, load_model
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.recipes import RECIPES, make_recipe, recipe_class
+from rolltap.trainer_client.recipes.base import MISSING, Recipe
+from rolltap.trainer_client.run import planning
+from rolltap.trainer_client.run.loop import Trainer
+from rolltap.trainer_client.run.teachers import scored_reading
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
-from rolltap.trainer_client.step import PolicyReading, RowView, Step, view
-from rolltap.trainer_client.teachers import scored_reading
 
 from .acting import acted_group
 from .making import config, model_folder, network, random_group, recipe_names

@@ -10,9 +10,9 @@ import pytest
 
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import LeasedGroup
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.recipe import Recipe
-from rolltap.trainer_client.step import view
+from rolltap.trainer_client.data.step import view
+from rolltap.trainer_client.recipes import make_recipe
+from rolltap.trainer_client.recipes.base import Recipe
 
 from .acting import scripted
 from .test_recipe_figures import by_turn

@@ -13,12 +13,13 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.learner import Learner
-from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipes.archer import ArCHer
-from rolltap.trainer_client.recipes.hiper import HiPER, Reply
+from rolltap.trainer_client.data.readings import POLICY, PolicyReading
+from rolltap.trainer_client.data.step import Credit, Step, view
+from rolltap.trainer_client.model.learner import Learner
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.recipes.papers.archer import ArCHer
+from rolltap.trainer_client.recipes.papers.hiper import HiPER, Reply
 from rolltap.trainer_client.settings import load_trainer_settings
-from rolltap.trainer_client.step import POLICY, Credit, PolicyReading, Step, view
 
 from .acting import scripted, spoken
 from .making import group, model_folder, record

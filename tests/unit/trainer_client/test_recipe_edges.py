@@ -17,21 +17,21 @@ import torch
 
 from rolltap.contract.trainer import RolloutRecord
 from rolltap.errors import AlignmentError, ConfigError
-from rolltap.trainer_client import estimators
-from rolltap.trainer_client.critic import value_loss
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.hinted_teacher import HintedTeacher
-from rolltap.trainer_client.loss import PolicyLoss
-from rolltap.trainer_client.network import Predictions
-from rolltap.trainer_client.recipe import Recipe
-from rolltap.trainer_client.recipes.epo import EPO, phase
-from rolltap.trainer_client.recipes.hiper import HiPER
-from rolltap.trainer_client.recipes.infopo import InfoPO
-from rolltap.trainer_client.recipes.rise import RISE
-from rolltap.trainer_client.recipes.seeupo import SeeUPO
-from rolltap.trainer_client.recipes.spear import SPEAR
-from rolltap.trainer_client.scoring import check, trained_tokens
-from rolltap.trainer_client.step import POLICY, PolicyReading, Step, view
+from rolltap.trainer_client.data.readings import POLICY, PolicyReading
+from rolltap.trainer_client.data.scoring import check, trained_tokens
+from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.model.loss import PolicyLoss
+from rolltap.trainer_client.model.network import Predictions
+from rolltap.trainer_client.recipes import estimators, make_recipe
+from rolltap.trainer_client.recipes.base import Recipe
+from rolltap.trainer_client.recipes.critic import value_loss
+from rolltap.trainer_client.recipes.hinted_teacher import HintedTeacher
+from rolltap.trainer_client.recipes.papers.epo import EPO, phase
+from rolltap.trainer_client.recipes.papers.hiper import HiPER
+from rolltap.trainer_client.recipes.papers.infopo import InfoPO
+from rolltap.trainer_client.recipes.papers.rise import RISE
+from rolltap.trainer_client.recipes.papers.seeupo import SeeUPO
+from rolltap.trainer_client.recipes.papers.spear import SPEAR
 from rolltap.types import ROUTED_EXPERTS, Scoring
 
 from .acting import branched, hinted, rewarded, scripted, spoken

@@ -14,23 +14,23 @@ import torch
 
 from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import ConfigError
-from rolltap.trainer_client import estimators
-from rolltap.trainer_client.critic import value_loss
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.learner import Learner
-from rolltap.trainer_client.loss import PolicyLoss
-from rolltap.trainer_client.network import Predictions
-from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipes.aem import modulation
-from rolltap.trainer_client.recipes.epo import EPO, phase
-from rolltap.trainer_client.recipes.infopo import InfoPO
-from rolltap.trainer_client.recipes.seeupo import MOST_TURNS, later_ratios
-from rolltap.trainer_client.recipes.skill_sd import SkillSD
-from rolltap.trainer_client.recipes.spear import SPEAR
-from rolltap.trainer_client.recipes.ssp import proposer_reward
-from rolltap.trainer_client.recipes.tt_opd import TTOPD, length_reward
+from rolltap.trainer_client.data.readings import POLICY, PolicyReading
+from rolltap.trainer_client.data.step import Credit, Step, view
+from rolltap.trainer_client.model.learner import Learner
+from rolltap.trainer_client.model.loss import PolicyLoss
+from rolltap.trainer_client.model.network import Predictions
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.recipes import estimators, make_recipe
+from rolltap.trainer_client.recipes.critic import value_loss
+from rolltap.trainer_client.recipes.papers.aem import modulation
+from rolltap.trainer_client.recipes.papers.epo import EPO, phase
+from rolltap.trainer_client.recipes.papers.infopo import InfoPO
+from rolltap.trainer_client.recipes.papers.seeupo import MOST_TURNS, later_ratios
+from rolltap.trainer_client.recipes.papers.skill_sd import SkillSD
+from rolltap.trainer_client.recipes.papers.spear import SPEAR
+from rolltap.trainer_client.recipes.papers.ssp import proposer_reward
+from rolltap.trainer_client.recipes.papers.tt_opd import TTOPD, length_reward
 from rolltap.trainer_client.settings import load_trainer_settings
-from rolltap.trainer_client.step import POLICY, Credit, PolicyReading, Step, view
 from rolltap.types import Reward, Scoring
 
 from .acting import hinted, rewarded, scripted, spoken

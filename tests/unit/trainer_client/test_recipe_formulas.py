@@ -23,20 +23,19 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from rolltap.contract.trainer import LeasedGroup
-from rolltap.trainer_client import estimators
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.loss import Correction, PolicyLoss
-from rolltap.trainer_client.network import Predictions
-from rolltap.trainer_client.planning import rows_to_train
-from rolltap.trainer_client.recipe import Recipe
-from rolltap.trainer_client.recipes import RECIPES
-from rolltap.trainer_client.recipes.archer import ArCHer
-from rolltap.trainer_client.recipes.epo import EPO
-from rolltap.trainer_client.recipes.hiper import HiPER
-from rolltap.trainer_client.recipes.seeupo import SeeUPO
-from rolltap.trainer_client.recipes.spear import SPEAR
+from rolltap.trainer_client.data.readings import POLICY, PolicyReading
+from rolltap.trainer_client.data.step import Credit, Step, view
+from rolltap.trainer_client.model.loss import Correction, PolicyLoss
+from rolltap.trainer_client.model.network import Predictions
+from rolltap.trainer_client.recipes import RECIPES, estimators, make_recipe
+from rolltap.trainer_client.recipes.base import Recipe
+from rolltap.trainer_client.recipes.papers.archer import ArCHer
+from rolltap.trainer_client.recipes.papers.epo import EPO
+from rolltap.trainer_client.recipes.papers.hiper import HiPER
+from rolltap.trainer_client.recipes.papers.seeupo import SeeUPO
+from rolltap.trainer_client.recipes.papers.spear import SPEAR
+from rolltap.trainer_client.run.planning import rows_to_train
 from rolltap.trainer_client.settings import LossSettings
-from rolltap.trainer_client.step import POLICY, Credit, PolicyReading, Step, view
 from rolltap.types import Scoring
 
 from .acting import hinted, rewarded, spoken

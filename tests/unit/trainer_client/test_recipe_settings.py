@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from rolltap.contract.trainer import LeasedGroup
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.network import Predictions
-from rolltap.trainer_client.planning import make_step, policy_loss, rows_to_train
+from rolltap.trainer_client.model.network import Predictions
+from rolltap.trainer_client.recipes import make_recipe
+from rolltap.trainer_client.run.planning import make_step, policy_loss, rows_to_train
 from rolltap.trainer_client.settings import TrainerSettings, load_trainer_settings
 
 from .acting import scripted, spoken

@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolltap.errors import CheckpointMismatch, ConfigError
-from rolltap.trainer_client.find_recipe import ENTRY_POINTS, fingerprint, make_recipe, restore
-from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipe import Recipe
-from rolltap.trainer_client.recipes import RECIPES
-from rolltap.trainer_client.recipes.slea_rl import SLEARL
+from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.recipes import ENTRY_POINTS, RECIPES, fingerprint, make_recipe, restore
+from rolltap.trainer_client.recipes.base import Recipe
+from rolltap.trainer_client.recipes.papers.slea_rl import SLEARL
+from rolltap.trainer_client.run.worker import RankWorker
 from rolltap.trainer_client.settings import load_trainer_settings
-from rolltap.trainer_client.step import Step, view
-from rolltap.trainer_client.worker import RankWorker
 
 from ...contract.outsider import install_distribution, run_suite
 from .acting import scripted, spoken
@@ -119,9 +118,9 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
 
 FILE = '''
 from dataclasses import dataclass
-from rolltap.trainer_client.estimators import centre
-from rolltap.trainer_client.ranks import Ranks
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.estimators import centre
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.recipes.base import Recipe
 
 @dataclass
 class Halved(Recipe):
@@ -253,7 +252,7 @@ def test_a_step_without_groups_has_no_credit(name: str) -> None:
 
 
 SOUND = """
-from rolltap.trainer_client.recipe import Recipe
+from rolltap.trainer_client.recipes.base import Recipe
 class TOY(Recipe): pass
 """
 

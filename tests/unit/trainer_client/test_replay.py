@@ -12,11 +12,11 @@ import pytest
 
 from rolltap.contract.trainer import Replay
 from rolltap.errors import ConfigError, InvalidRequest
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.planning import make_step, rows_to_train
-from rolltap.trainer_client.recipe import Recipe, ReplayedGroups
+from rolltap.trainer_client.data.step import StepRollout
+from rolltap.trainer_client.recipes import make_recipe
+from rolltap.trainer_client.recipes.base import Recipe, ReplayedGroups
+from rolltap.trainer_client.run.planning import make_step, rows_to_train
 from rolltap.trainer_client.settings import LossSettings, TrainerSettings
-from rolltap.trainer_client.step import StepRollout
 
 from .making import random_group
 from .plane import Plane
@@ -24,7 +24,7 @@ from .test_loop import dying, made, same, trainer, weights
 
 SUCCESSES = """
 from rolltap.contract.trainer import Replay
-from rolltap.trainer_client.recipe import Recipe, ReplayedGroups
+from rolltap.trainer_client.recipes.base import Recipe, ReplayedGroups
 
 
 class Successes(Recipe):

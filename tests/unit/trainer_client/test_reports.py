@@ -11,11 +11,11 @@ import torch
 from rich.console import Console
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.loss import PolicyLoss
-from rolltap.trainer_client.metrics import StepMetrics, StepReport, describe_groups, describe_rows
-from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.sinks import SINKS, Terminal, open_sinks
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.model.loss import PolicyLoss
+from rolltap.trainer_client.run.metrics import StepMetrics, StepReport, describe_groups, describe_rows
+from rolltap.trainer_client.run.sinks import SINKS, Terminal, open_sinks
 from rolltap.types import Scoring
 
 from .making import group, network, random_group, record, rows_of, segment

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rolltap.errors import AlignmentError, ConfigError
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.experts import ExpertShape
-from rolltap.trainer_client.learner import checkpoint_activations
-from rolltap.trainer_client.network import PolicyNetwork, load_model
-from rolltap.trainer_client.packing import PackedRow, Packer
-from rolltap.trainer_client.routing import RouterLoss
-from rolltap.trainer_client.scoring import check
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import PackedRow, Packer
+from rolltap.trainer_client.data.recorded import ExpertShape
+from rolltap.trainer_client.data.scoring import check
+from rolltap.trainer_client.model.learner import checkpoint_activations
+from rolltap.trainer_client.model.network import PolicyNetwork, load_model
+from rolltap.trainer_client.model.routing import RouterLoss
 
 from .making import VOCABULARY, group, record, segment
 from .test_architectures import ALONE, EXPERTS, HEADS, PACKED, SMALL, model_of

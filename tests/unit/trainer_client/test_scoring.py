@@ -11,9 +11,9 @@ import pytest
 from rolltap.contract.trainer import LeasedGroup, all_equal
 from rolltap.errors import AlignmentError
 from rolltap.ledger.completion import zero_variance
-from rolltap.trainer_client import estimators
-from rolltap.trainer_client.packing import PackedRow
-from rolltap.trainer_client.scoring import Normalise, Overlong, check, informative
+from rolltap.trainer_client.data.packing import PackedRow
+from rolltap.trainer_client.data.scoring import Normalise, Overlong, check, informative
+from rolltap.trainer_client.recipes import estimators
 from rolltap.types import Scoring, Segment
 
 from .making import VOCABULARY, group, random_group, record, rows_of, segment

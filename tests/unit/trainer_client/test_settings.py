@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.learner import learning_rate
+from rolltap.trainer_client.model.learner import learning_rate
 from rolltap.trainer_client.settings import OptimiserSettings, TrainerSettings, load_trainer_settings
 
 GIVEN: dict[str, Any] = {"key": "k", "policy": "p", "model": Path("m"), "out": Path("o")}

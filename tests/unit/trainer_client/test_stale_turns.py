@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rolltap.trainer_client import planning
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.recipes.infopo import InfoPO
+from rolltap.trainer_client.data.readings import PolicyReading
+from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.recipes import make_recipe
+from rolltap.trainer_client.recipes.papers.infopo import InfoPO
+from rolltap.trainer_client.run import planning
 from rolltap.trainer_client.settings import load_trainer_settings
-from rolltap.trainer_client.step import PolicyReading, Step, view
 from rolltap.types import Segment
 
 from .acting import rewarded, spoken

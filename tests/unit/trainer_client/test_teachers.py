@@ -12,10 +12,10 @@ import pytest
 
 from rolltap.contract.trainer import PolicyScores, PolicyState, ScoredIds, TokenScores
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.find_recipe import make_recipe
-from rolltap.trainer_client.recipe import ScoredPass
-from rolltap.trainer_client.step import Step, view
-from rolltap.trainer_client.teachers import SEQUENCES_AT_ONCE, scored_reading
+from rolltap.trainer_client.data.readings import ScoredPass
+from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.recipes import make_recipe
+from rolltap.trainer_client.run.teachers import SEQUENCES_AT_ONCE, scored_reading
 from rolltap.types import Segment
 
 from .making import group, record, segment

@@ -14,11 +14,11 @@ from tinker import types
 from transformers import AutoModelForCausalLM
 
 from rolltap.engine.tiny import FOLDER
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.learner import Learner
-from rolltap.trainer_client.loss import PolicyLoss
-from rolltap.trainer_client.packing import PackedRow, Packer
-from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import PackedRow, Packer
+from rolltap.trainer_client.model.learner import Learner
+from rolltap.trainer_client.model.loss import PolicyLoss
+from rolltap.trainer_client.model.ranks import Ranks
 from rolltap.trainer_client.settings import load_trainer_settings
 from rolltap.types import Segment
 

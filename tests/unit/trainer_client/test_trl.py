@@ -19,10 +19,10 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from rolltap.contract.trainer import LeasedGroup
-from rolltap.trainer_client.collate import collate
-from rolltap.trainer_client.loss import PolicyLoss, RatioKind
-from rolltap.trainer_client.packing import Packer
-from rolltap.trainer_client.scoring import Normalise
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.data.scoring import Normalise
+from rolltap.trainer_client.model.loss import PolicyLoss, RatioKind
 
 from .making import config, network, random_group, rows_of
 

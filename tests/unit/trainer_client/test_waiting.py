@@ -10,13 +10,14 @@ import pytest
 import torch
 from rich.console import Console
 
-from rolltap.trainer_client import loop, waiting
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.loop import Trainer
-from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.lease import waiting
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.waiting import WaitNotice
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.run import loop
+from rolltap.trainer_client.run.loop import Trainer
+from rolltap.trainer_client.run.sinks import Terminal
 from rolltap.trainer_client.settings import load_trainer_settings
-from rolltap.trainer_client.sinks import Terminal
-from rolltap.trainer_client.waiting import WaitNotice
 
 from .acting import acted_group
 from .making import model_folder, random_group

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from rolltap import weights
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.client import TrainerClient
-from rolltap.trainer_client.sender import WeightSender
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.push import WeightSender
 
 from .making import config, model_folder
 from .plane import KEY, Plane, running

@@ -18,7 +18,7 @@ from tinker import types
 from rolltap.trainer_client.endpoint.app import TinkerEndpoint
 from rolltap.trainer_client.endpoint.model import BaseModelInfo, TrainedModel
 from rolltap.trainer_client.endpoint.saved import Library
-from rolltap.trainer_client.ranks import Ranks
+from rolltap.trainer_client.model.ranks import Ranks
 from rolltap.trainer_client.settings import load_trainer_settings
 
 KEY = "tml-0123456789abcdefghij"

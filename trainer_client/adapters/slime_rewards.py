@@ -1,0 +1,45 @@
+"""slime's rewards by group: `--custom-reward-post-process-path rolltap.trainer_client.adapters.slime_rewards.by_group`.
+
+slime takes the samples of a group to be `n_samples_per_prompt` neighbours, and a batch of any other size to be one
+group. A rollout that broke off has several samples, so the groups are made of `group_index` here, and the baseline of
+rollouts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+GROUPED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+"""The estimators of slime that centre rewards by group."""
+
+EPSILON = 1e-6
+
+
+def by_group(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """The samples' own rewards, and those that slime trains on: each less its group's mean, over rollouts, and divided
+    by their standard deviation where `--grpo-std-normalization` is on. Samples of a rollout have its reward."""
+    own = [float(sample.get_reward_value(args)) for sample in samples]
+    if args.advantage_estimator not in GROUPED or not args.rewards_normalization:
+        return own, own
+    groups: defaultdict[Any, dict[Any, float]] = defaultdict(dict)
+    for sample, reward in zip(samples, own, strict=True):
+        groups[sample.group_index][_rollout(sample)] = reward
+    scaled = args.grpo_std_normalization and args.advantage_estimator != "reinforce_plus_plus_baseline"
+    trained = []
+    for sample, reward in zip(samples, own, strict=True):
+        rewards = list(groups[sample.group_index].values())
+        centred = reward - fmean(rewards)
+        trained.append(centred / (_spread(rewards) + EPSILON) if scaled else centred)
+    return own, trained
+
+
+def _rollout(sample: Any) -> Any:
+    return sample.index if sample.rollout_id is None else sample.rollout_id
+
+
+def _spread(rewards: list[float]) -> float:
+    """Bessel's, as `torch.std`; 0 for a rollout alone."""
+    return stdev(rewards) if len(rewards) > 1 else 0.0

@@ -1,0 +1,150 @@
+"""Packs to tensors.
+
+The shift is settled here once: a `Batch` holds the places that predict trained tokens (`sources_U`) and, for each of
+these tokens, which of the places predicts it (`states_M`) and which token it is (`targets_M`), so the network never
+shifts. Two rows that share a trunk may train the same place of it with different advantages: that is two entries with
+one source. Shapes: `N` tokens of the pack, `U` places that predict, `M` trained tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rolltap.trainer_client.data.packing import Pack, TokenSpan
+from rolltap.trainer_client.data.recorded import sampling_masks, temperatures
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Tensors of one forward pass.
+
+    `logprobs_M` are the engine's and `versions_M` the weight versions that it sampled with. The step's loss is the sum
+    over its batches of the sum over M of `weights_M` times the token's loss. `rollouts_M` are indices into the step's
+    rollouts. `temperatures_M` are those that the tokens were sampled at; None where all were sampled at 1. `masks_MK`
+    are the ids that each was drawn from (-1 fills up; only -1: all ids); None where all were drawn from all ids.
+    `reference_M` are the reference model's log-probs, where there is one. `extra` [M] is the recipe's.
+
+    `experts_NX` are recorded experts (-1: not known), None where none are replayed. `places` are where each row's
+    tokens stand, and `update_rows` counts the rows of the update that the batch is part of.
+    """
+
+    token_ids_N: Tensor
+    position_ids_N: Tensor
+    spans: tuple[TokenSpan, ...]
+    sources_U: Tensor
+    states_M: Tensor
+    targets_M: Tensor
+    logprobs_M: Tensor
+    versions_M: Tensor
+    advantages_M: Tensor
+    weights_M: Tensor
+    rollouts_M: Tensor
+    rows: int
+    unshared_tokens: int
+    temperatures_M: Tensor | None = None
+    masks_MK: Tensor | None = None
+    proximal_M: Tensor | None = None
+    reference_M: Tensor | None = None
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    experts_NX: Tensor | None = None
+    places: tuple[Tensor, ...] = ()
+    update_rows: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """N, the tokens that are computed."""
+        return len(self.token_ids_N)
+
+    @property
+    def trained_tokens(self) -> int:
+        """M."""
+        return len(self.targets_M)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on `device`."""
+        moved = {
+            name: value.to(device, non_blocking=True)
+            for name in self.__slots__
+            if isinstance(value := getattr(self, name), Tensor)
+        }
+        extra = {name: value.to(device, non_blocking=True) for name, value in self.extra.items()}
+        places = tuple(place.to(device, non_blocking=True) for place in self.places)
+        return replace(self, **moved, extra=extra, places=places)
+
+
+def collate(pack: Pack, update_rows: int = 1) -> Batch:
+    """The pack's tensors, on the CPU; `update_rows` as in `Batch`."""
+    sources, targets, logprobs, versions, advantages, weights, rollouts = [], [], [], [], [], [], []
+    for row, place in zip(pack.rows, pack.places, strict=True):
+        trained = np.flatnonzero(row.segment.loss_mask)
+        sources.append(place[trained - 1])
+        targets.append(row.token_ids[trained])
+        logprobs.append(row.segment.logprobs[trained])
+        versions.append(row.segment.versions[trained])
+        advantages.append(row.advantages[trained])
+        weights.append(row.weights[trained])
+        rollouts.append(np.full(len(trained), row.rollout))
+    sources_U, states_M = predicting(np.concatenate(sources))
+    segments = [row.segment for row in pack.rows]
+    extra = {
+        name: np.concatenate([row.extra[name][row.segment.loss_mask] for row in pack.rows])
+        for name in pack.rows[0].extra
+    }
+    return Batch(
+        token_ids_N=torch.from_numpy(pack.token_ids_N.astype(np.int64)),
+        position_ids_N=torch.from_numpy(pack.position_ids_N.astype(np.int64)),
+        spans=pack.spans,
+        sources_U=sources_U,
+        states_M=states_M,
+        targets_M=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
+        logprobs_M=torch.from_numpy(np.concatenate(logprobs).astype(np.float32)),
+        versions_M=torch.from_numpy(np.concatenate(versions).astype(np.int64)),
+        advantages_M=torch.from_numpy(np.concatenate(advantages).astype(np.float32)),
+        weights_M=torch.from_numpy(np.concatenate(weights).astype(np.float32)),
+        rollouts_M=torch.from_numpy(np.concatenate(rollouts).astype(np.int64)),
+        rows=len(pack.rows),
+        unshared_tokens=sum(len(row) for row in pack.rows),
+        temperatures_M=_tensor(temperatures(segments)),
+        masks_MK=_tensor(sampling_masks(segments)),
+        extra={name: torch.from_numpy(values.astype(np.float32)) for name, values in extra.items()},
+        experts_NX=None if pack.experts_NX is None else torch.from_numpy(pack.experts_NX.astype(np.int64)),
+        places=tuple(torch.from_numpy(place.astype(np.int64)) for place in pack.places),
+        update_rows=update_rows,
+    )
+
+
+def predicting(sources_M: NDArray[Any]) -> tuple[Tensor, Tensor]:
+    """`sources_U`, each place that a token is predicted from once, and `states_M`, from which of them each token is."""
+    sources_U, states_M = np.unique(sources_M, return_inverse=True)
+    return torch.from_numpy(sources_U.astype(np.int64)), torch.from_numpy(states_M.astype(np.int64))
+
+
+def _tensor(values: NDArray[Any] | None) -> Tensor | None:
+    return None if values is None else torch.from_numpy(values)
+
+
+def empty_batch() -> Batch:
+    """A batch of one token and no loss, whose gradient is zero: for a rank that has to make a pass all the same."""
+    numbers, floats, token = torch.zeros(0, dtype=torch.int64), torch.zeros(0), torch.zeros(1, dtype=torch.int64)
+    return Batch(
+        token_ids_N=token,
+        position_ids_N=token,
+        spans=(TokenSpan(0, 1, 0),),
+        sources_U=numbers,
+        states_M=numbers,
+        targets_M=numbers,
+        logprobs_M=floats,
+        versions_M=numbers,
+        advantages_M=floats,
+        weights_M=floats,
+        rollouts_M=numbers,
+        rows=0,
+        unshared_tokens=0,
+    )

@@ -1,0 +1,114 @@
+"""What the record says of how trained tokens were made: their sampling, and the experts that read them. Numpy only.
+
+A trainer computes log-probs of the distribution that was sampled: at the call's temperature and, with top-p, top-k or
+min-p, over the ids that were left ("keep sampling mask": DeepSeek-V3.2, arXiv 2512.02556, section 3.1). M are the
+trained tokens of some segments. A mixture's recorded experts must be those of the model that replays them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rolltap.errors import AlignmentError
+from rolltap.types import ROUTED_EXPERTS, Float32, Segment
+
+TEMPERATURE = "temperature"
+"""The extra array [L] of a segment with tokens that were sampled at another temperature than 1."""
+
+SAMPLING_MASK = "sampling_mask"
+"""The extra array [L, K] of a segment with tokens that were drawn from a part of the vocabulary: its ids, then -1."""
+
+
+def temperatures(segments: Sequence[Segment]) -> Float32 | None:
+    """[M]; None where all were sampled at 1. Calls that were sampled at 1 have none on record."""
+    if not any(TEMPERATURE in segment.extras for segment in segments):
+        return None
+    values = [
+        segment.extras.get(TEMPERATURE, np.ones(len(segment), np.float32))[segment.loss_mask] for segment in segments
+    ]
+    return np.nan_to_num(np.concatenate(values), nan=1.0).astype(np.float32)
+
+
+def sampling_masks(segments: Sequence[Segment]) -> NDArray[np.int64] | None:
+    """[M, K], only -1 for a token that was drawn from all ids; K is the length of the longest. None where all were."""
+    tables = [_masks(segment) for segment in segments]
+    width = max((int((table >= 0).sum(axis=1).max(initial=0)) for table in tables), default=0)
+    if not width:
+        return None
+    wide = [np.pad(table, ((0, 0), (0, width)), constant_values=-1)[:, :width] for table in tables]
+    return np.concatenate(wide).astype(np.int64)
+
+
+def masked_tokens(segment: Segment) -> int:
+    """How many trained tokens were drawn from a part of the vocabulary."""
+    return int((_masks(segment) >= 0).any(axis=1).sum())
+
+
+def check_masks(segment: Segment, vocabulary: int) -> None:
+    """`AlignmentError` where a trained token's mask has ids out of the vocabulary, or not the token itself."""
+    masks = _masks(segment)
+    if masks.max(initial=-1) >= vocabulary:
+        raise AlignmentError(f"a sampling mask has id {masks.max()}, of a vocabulary of {vocabulary}")
+    sampled = segment.token_ids[segment.loss_mask]
+    missing = (masks >= 0).any(axis=1) & ~(masks == sampled[:, None]).any(axis=1)
+    if missing.any():
+        raise AlignmentError(f"token {sampled[missing][0]} is not among the ids of its sampling mask")
+
+
+def _masks(segment: Segment) -> NDArray[np.int32]:
+    recorded = segment.extras.get(SAMPLING_MASK)
+    return np.full((int(segment.loss_mask.sum()), 1), -1, np.int32) if recorded is None else recorded[segment.loss_mask]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """A mixture's numbers: its decoder layers, those of them with experts, how many, and `top_k` of them a token."""
+
+    depth: int
+    layers: tuple[int, ...]
+    experts: int
+    top_k: int
+
+    def columns(self, width: int) -> Sequence[int]:
+        """Which of a record's layers the model's blocks are, where a token has `width` recorded experts.
+
+        Engines record every decoder layer, or only those with experts. `AlignmentError` for another number.
+        """
+        layers, rest = divmod(width, self.top_k)
+        if rest == 0 and layers == self.depth:
+            return self.layers
+        if rest == 0 and layers == len(self.layers):
+            return range(layers)
+        raise AlignmentError(
+            f"{width} experts are recorded for a token; the model has {self.top_k} in each of {len(self.layers)} "
+            f"layers of experts, {self.depth} layers in all"
+        )
+
+    def check(self, segment: Segment) -> None:
+        """`AlignmentError` where a trained token's choice, or any recorded expert, can't be this model's."""
+        recorded = segment.extras.get(ROUTED_EXPERTS)
+        if recorded is None:
+            return
+        table = recorded.reshape(len(segment), -1)
+        columns = self.columns(table.shape[1])
+        replayed = table.reshape(len(segment), -1, self.top_k)[:, list(columns)]
+        if (replayed >= self.experts).any():  # of context too: an index that is out of bounds ends a GPU's process
+            raise AlignmentError(f"the experts recorded for a token are not {self.top_k} of {self.experts}")
+        trained = replayed[segment.loss_mask]
+        is_whole = (trained >= 0).all(axis=(1, 2))
+        if ((trained >= 0).any(axis=(1, 2)) != is_whole).any():
+            raise AlignmentError(f"the experts recorded for a trained token are not {self.top_k} of {self.experts}")
+        ordered = np.sort(trained[is_whole], axis=-1)
+        if (ordered[..., 1:] == ordered[..., :-1]).any():
+            raise AlignmentError("an expert is recorded twice for one layer of a trained token")
+
+    def unrouted(self, segment: Segment) -> int:
+        """How many trained tokens have no recorded experts."""
+        recorded = segment.extras.get(ROUTED_EXPERTS)
+        if recorded is None:
+            return int(segment.loss_mask.sum())
+        return int((recorded.reshape(len(segment), -1)[segment.loss_mask] < 0).any(axis=1).sum())

@@ -1,0 +1,124 @@
+"""Which rollouts of a leased group count for what, and how much each weighs.
+
+What a rollout weighs depends on its trained tokens, not on how many rows its branches made. Its weight per token comes
+from one of three ways to take the mean:
+
+- `rollout`: every rollout weighs the same, its tokens share it (GRPO, GSPO);
+- `token`: every trained token of the step weighs the same (DAPO);
+- `constant`: every token weighs 1 / (rollouts * length), whatever the rollout's own length (Dr. GRPO).
+
+`SCORED` rollouts are in the baseline and the loss, `MASKED` ones in the baseline only. `UNSCORABLE` ones, those without
+a reward and those in which nothing was sampled are in neither.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rolltap.contract.trainer import LeasedGroup, RolloutRecord, all_equal
+from rolltap.errors import AlignmentError
+from rolltap.trainer_client.data.recorded import ExpertShape, check_masks
+from rolltap.types import Bool, Scoring, Segment
+
+Normalise = Literal["rollout", "token", "constant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Overlong:
+    """DAPO's soft penalty on length, added to the reward (Yu et al. 2025, eq. 13).
+
+    0 up to `limit - buffer` trained tokens, then falling by 1 over `buffer` tokens, -1 beyond `limit`.
+    """
+
+    limit: int
+    buffer: int
+
+    def penalty(self, tokens: int) -> float:
+        return -min(1.0, max(0.0, (tokens - (self.limit - self.buffer)) / self.buffer))
+
+
+def token_weights(tokens: NDArray[np.int64], trained: Bool, normalise: Normalise, length: int) -> NDArray[np.float64]:
+    """[R] What each trained token of each rollout weighs; 0 for rollouts that are not `trained`."""
+    rollouts, total = max(1, int(trained.sum())), max(1, int(tokens[trained].sum()))
+    shares = {
+        "token": np.full(len(tokens), 1 / total),
+        "rollout": 1 / (rollouts * np.maximum(tokens, 1)),
+        "constant": np.full(len(tokens), 1 / (rollouts * length)),
+    }
+    return np.where(trained, shares[normalise], 0.0)
+
+
+def baseline(group: LeasedGroup) -> list[RolloutRecord]:
+    """The group's rollouts that are compared with each other."""
+    return [
+        record
+        for record in group.rollouts
+        if record.reward is not None and record.rollout.scoring is not Scoring.UNSCORABLE and record.trajectory.segments
+    ]
+
+
+def has_loss(group: LeasedGroup) -> bool:
+    """Whether any reply of the group carries loss."""
+    return any(record.rollout.scoring is Scoring.SCORED and trained_segments(record) for record in baseline(group))
+
+
+def informative(group: LeasedGroup) -> bool:
+    """Whether the group's rewards differ: else no comparison teaches anything (DAPO's dynamic filter)."""
+    return not all_equal([record.reward for record in baseline(group) if record.reward is not None])
+
+
+def trained_segments(record: RolloutRecord) -> tuple[Segment, ...]:
+    return tuple(segment for segment in record.trajectory.segments if segment.loss_mask.any())
+
+
+def trained_tokens(record: RolloutRecord) -> int:
+    return sum(int(segment.loss_mask.sum()) for segment in record.trajectory.segments)
+
+
+def check(
+    group: LeasedGroup,
+    vocabulary: int,
+    experts: ExpertShape | None = None,
+    *,
+    all_routed: bool = False,
+    longest: int | None = None,
+) -> None:
+    """`AlignmentError` for a group that a model of `vocabulary` tokens can't be trained on: it counts a failure.
+
+    Nor can a segment with more than `longest` tokens, where a trainer has such a limit: it would cut it.
+    Of a mixture of `experts` the recorded ones must be its own; with `all_routed` every trained token must have some.
+    """
+    for record in group.rollouts:
+        where = f"group {group.group.id}, rollout {record.rollout.id}"
+        if record.reward is not None and not math.isfinite(record.reward):
+            raise AlignmentError(f"{where}: the reward is {record.reward}")
+        for segment in trained_segments(record):
+            if segment.loss_mask[0]:
+                raise AlignmentError(f"{where}: the first token of a segment is trained, but nothing predicts it")
+            if longest is not None and len(segment) > longest:
+                raise AlignmentError(f"{where}: a segment has {len(segment)} tokens, and the trainer takes {longest}")
+            if not np.isfinite(segment.logprobs[segment.loss_mask]).all():
+                raise AlignmentError(f"{where}: a trained token's log-prob is not finite")
+            least, most = int(segment.token_ids.min()), int(segment.token_ids.max())
+            if least < 0 or most >= vocabulary:
+                raise AlignmentError(f"{where}: token ids from {least} to {most}, of a vocabulary of {vocabulary}")
+            try:
+                check_masks(segment, vocabulary)
+                if experts is not None:
+                    _check_experts(segment, experts, all_routed=all_routed)
+            except AlignmentError as error:
+                raise AlignmentError(f"{where}: {error.message}") from error
+
+
+def _check_experts(segment: Segment, experts: ExpertShape, *, all_routed: bool) -> None:
+    experts.check(segment)
+    if all_routed and (missing := experts.unrouted(segment)):
+        raise AlignmentError(
+            f"{missing} trained tokens have no recorded experts, and router.replay is required; "
+            "let the policy record them (routed_experts = true)"
+        )

@@ -1,0 +1,373 @@
+"""What a recipe sees of a training step, and what it gives back.
+
+A `Step` is three tables: rollouts [R], their turns [T] and the rows [W] that are trained. A row is a segment with
+trained tokens, and its arrays are as long as the segment [L]. A turn is one call whose tokens are trained; the turns of
+a rollout stand in the order of its calls. Rollouts that only count in the baseline (`MASKED`) are in all tables, with
+`trained` False; unscorable ones and those without a reward are in none. Only numpy is needed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rolltap.contract.trainer import LeasedGroup, RolloutRecord
+from rolltap.errors import AlignmentError, ConfigError
+from rolltap.trainer_client.data.readings import PolicyReading, RowArrays, RowView
+from rolltap.trainer_client.data.scoring import baseline, trained_segments
+from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Float32, Int32, Scoring, Segment, call_order
+
+Numbers = NDArray[np.float64]
+
+Hint = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRollout:
+    """A rollout of the step. `reward` is the rollout-scope one with the length penalty; `group` counts from 0."""
+
+    id: str
+    group: int
+    task: str
+    reward: float
+    trained: bool
+    tokens: int
+    roles: Mapping[str, float]
+    """Sums of the rewards of scope `role:<name>`, by name."""
+    tags: tuple[str, ...]
+    replayed: bool = False
+    """Whether its group was trained before."""
+    hint: Hint = ""
+    """The `hint` in the detail of one of its rewards, else in the task's spec: text, or token ids."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepTurn:
+    """One call. `places` are its trained tokens in row `row`; `observed` are the ids since the turn before, or since
+    the row's start. `index` counts the calls of its agent in the rollout's rows, from 0, with those that lost
+    their loss (stale ones). `reward` sums the rewards of its call and of spans of it; `rewarded` says whether there is
+    any."""
+
+    rollout: int
+    row: int
+    places: Int32
+    observed: Int32
+    call_id: str
+    agent: str
+    index: int
+    reward: float
+    rewarded: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRow:
+    """A segment with trained tokens, of rollout number `rollout`."""
+
+    rollout: int
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Credit:
+    """What the loss is given, each an array [L] a row of the step.
+
+    `weights` scale what a token weighs by `loss.normalise` (0 takes it out, None is 1 everywhere); `extra` reaches the
+    loss as `batch.extra[name]`, one value a trained token.
+    """
+
+    advantages: RowArrays
+    weights: RowArrays | None = None
+    extra: Mapping[str, RowArrays] = field(default_factory=dict)
+
+    def weighted(self, weights: Sequence[NDArray[Any]]) -> Credit:
+        """The same with weights, multiplied with those that it has."""
+        own = self.weights or tuple(np.ones_like(row) for row in self.advantages)
+        return replace(self, weights=tuple(np.float32(a * b) for a, b in zip(own, weights, strict=True)))
+
+    def carrying(self, **extra: Sequence[NDArray[Any]]) -> Credit:
+        """The same with more arrays for the loss."""
+        added = {name: tuple(np.asarray(row, np.float32) for row in arrays) for name, arrays in extra.items()}
+        return replace(self, extra={**self.extra, **added})
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The step that leads to number `number`, from 1."""
+
+    number: int
+    rollouts: tuple[StepRollout, ...]
+    turns: tuple[StepTurn, ...]
+    rows: tuple[StepRow, ...]
+    readings: Mapping[str, PolicyReading] = field(default_factory=dict)
+    tokenizer: Path | None = None
+    """The folder of the policy's tokenizer, for hints."""
+
+    @cached_property
+    def hint_ids(self) -> list[list[int]]:
+        """[R] Each rollout's hint as token ids, empty where it has none. Text is encoded as it is."""
+        texts = any(isinstance(rollout.hint, str) and rollout.hint for rollout in self.rollouts)
+        coder = _tokenizer(self.tokenizer, "hints are text", "give hints as token ids") if texts else None
+        return [
+            coder.encode(rollout.hint, add_special_tokens=False).ids
+            if isinstance(rollout.hint, str) and coder is not None
+            else [int(token) for token in rollout.hint]
+            for rollout in self.rollouts
+        ]
+
+    def texts(self, turn: StepTurn, *, observed: bool = False) -> list[str]:
+        """What each trained (or observed) token of the turn says. A character of several tokens is no text in any."""
+        ids = turn.observed if observed else self.rows[turn.row].segment.token_ids[turn.places]
+        return [self._coder.decode([token], skip_special_tokens=False) for token in ids.tolist()]
+
+    @cached_property
+    def _coder(self) -> Any:
+        return _tokenizer(self.tokenizer, "the recipe reads replies as text", "choose another recipe")
+
+    def hinted(self) -> list[RowView]:
+        """Every row of a rollout that has a hint, with the hint's ids in front of it."""
+        return [
+            RowView(_prefixed(row_view.segment, ids), row_view.row, row_view.places)
+            for row_view in self.views()
+            if (ids := self.hint_ids[self.rows[row_view.row].rollout])
+        ]
+
+    @cached_property
+    def has_hint(self) -> RowArrays:
+        """1 at the trained tokens of rollouts with a hint, 0 elsewhere."""
+        return self.broadcast(np.array([bool(ids) for ids in self.hint_ids], np.float32)).advantages
+
+    @cached_property
+    def rewards(self) -> Numbers:
+        """[R]"""
+        return np.array([rollout.reward for rollout in self.rollouts], np.float64)
+
+    @cached_property
+    def groups(self) -> NDArray[np.int64]:
+        """[R] Which group each rollout is in."""
+        return np.array([rollout.group for rollout in self.rollouts], np.int64)
+
+    @cached_property
+    def turn_rewards(self) -> Numbers:
+        """[T] The turns' own rewards, without the rollout's."""
+        return np.array([turn.reward for turn in self.turns], np.float64)
+
+    @cached_property
+    def turn_rollouts(self) -> NDArray[np.int64]:
+        """[T] Which rollout each turn is of."""
+        return np.array([turn.rollout for turn in self.turns], np.int64)
+
+    @cached_property
+    def turn_groups(self) -> NDArray[np.int64]:
+        """[T] Which group each turn is in."""
+        return self.groups[self.turn_rollouts]
+
+    @cached_property
+    def turn_order(self) -> NDArray[np.int64]:
+        """[T] The place of each turn in its rollout, from 1."""
+        order = np.zeros(len(self.turns), np.int64)
+        for sequence in self.sequences():
+            order[sequence] = np.arange(1, len(sequence) + 1)
+        return order
+
+    def with_outcome(self, values: Numbers | None = None) -> Numbers:
+        """[T] The turns' own rewards (or `values`), plus the rollout's reward at the last turn of each rollout."""
+        values_of_turns = (self.turn_rewards if values is None else values).copy()
+        for sequence in self.sequences():
+            values_of_turns[sequence[-1]] += self.rollouts[self.turns[sequence[0]].rollout].reward
+        return values_of_turns
+
+    def with_roles(self) -> Numbers:
+        """[T] The turns' own rewards, plus each role's reward at the last turn of the agent of that name."""
+        values_of_turns = self.turn_rewards.copy()
+        for sequence in self.sequences(by_agent=True):
+            last = self.turns[sequence[-1]]
+            values_of_turns[sequence[-1]] += self.rollouts[last.rollout].roles.get(last.agent, 0.0)
+        return values_of_turns
+
+    def sequences(self, *, by_agent: bool = False) -> list[list[int]]:
+        """Numbers of the turns that follow one another, a list a rollout, or a list an agent of a rollout."""
+        by_sequence: dict[tuple[int, str], list[int]] = {}
+        for number, turn in enumerate(self.turns):
+            by_sequence.setdefault((turn.rollout, turn.agent if by_agent else ""), []).append(number)
+        return list(by_sequence.values())
+
+    def over_turns(self, values: RowArrays, reduce: Callable[[Float32], float] = np.mean) -> Numbers:
+        """[T] One number a turn from what a row array says of its trained tokens; `np.mean` or a function of yours."""
+        return np.array([reduce(values[turn.row][turn.places]) for turn in self.turns], np.float64)
+
+    def read_turns(self, values: RowArrays, at: Sequence[int] | None = None) -> Numbers:
+        """[T] The value at each turn's first trained token, its prompt's end, or at token `at` of it, from 0 or -1."""
+        pairs = zip(self.turns, at or [0] * len(self.turns), strict=True)
+        return np.array([values[turn.row][turn.places[index]] for turn, index in pairs], np.float64)
+
+    def broadcast(self, values: NDArray[Any]) -> Credit:
+        """Advantages [R] to all trained tokens of each rollout."""
+        _check_count("broadcast", values, "rollouts", len(self.rollouts))
+        return Credit(tuple(np.where(row.segment.loss_mask, np.float32(values[row.rollout]), 0) for row in self.rows))
+
+    def broadcast_turns(self, values: NDArray[Any]) -> Credit:
+        """Advantages [T] to all trained tokens of each turn."""
+        _check_count("broadcast_turns", values, "turns", len(self.turns))
+        return Credit(self.spread_turns(values))
+
+    def spread_turns(self, values: NDArray[Any]) -> RowArrays:
+        """Numbers [T] as row arrays: each at all trained tokens of its turn."""
+        arrays = tuple(np.zeros(len(row.segment), np.float32) for row in self.rows)
+        for turn, value in zip(self.turns, values, strict=True):
+            arrays[turn.row][turn.places] = value
+        return arrays
+
+    def place_turns(self, values: NDArray[Any], at: Sequence[int] | None = None) -> RowArrays:
+        """Numbers [T] as row arrays: each at one trained token of its turn, 0 elsewhere.
+
+        `at` says which of the turn's trained tokens it is, from 0 or -1; the first without it.
+        """
+        arrays = tuple(np.zeros(len(row.segment), np.float32) for row in self.rows)
+        for turn, value, index in zip(self.turns, values, at or [0] * len(self.turns), strict=True):
+            arrays[turn.row][turn.places[index]] = value
+        return arrays
+
+    def views(self) -> list[RowView]:
+        """Every row as it is."""
+        return [
+            RowView(row.segment, number, np.flatnonzero(row.segment.loss_mask).astype(np.int32))
+            for number, row in enumerate(self.rows)
+        ]
+
+    def where(self, row: int, place: int) -> str:
+        """Names the token at `place` of a row by its rollout and turn, for errors."""
+        rollout = self.rollouts[self.rows[row].rollout].id
+        turn = next((turn for turn in self.turns if turn.row == row and place in turn.places), None)
+        return f"rollout {rollout}" if turn is None else f"rollout {rollout}, turn {turn.index} (call {turn.call_id})"
+
+
+def view(
+    groups: Sequence[LeasedGroup], number: int = 1, reward: Callable[[RolloutRecord], float] | None = None
+) -> Step:
+    """The step that `groups` make. `reward` is what a rollout counts for, its own reward by default."""
+    rollouts: list[StepRollout] = []
+    turns: list[StepTurn] = []
+    rows: list[StepRow] = []
+    for position, group in enumerate(groups):
+        for record in baseline(group):
+            segments = trained_segments(record)
+            rollout = StepRollout(
+                record.rollout.id,
+                position,
+                group.task.id,
+                (record.reward or 0.0) if reward is None else reward(record),
+                record.rollout.scoring is Scoring.SCORED and bool(segments),
+                sum(int(segment.loss_mask.sum()) for segment in segments),
+                _by_scope(record, "role"),
+                group.task.tags,
+                group.replay,
+                _hint(record, group),
+            )
+            turns += _turns(record, segments, len(rollouts), len(rows))
+            rows += [StepRow(len(rollouts), segment) for segment in segments]
+            rollouts.append(rollout)
+    return Step(number, tuple(rollouts), tuple(turns), tuple(rows))
+
+
+def check_credit(credit: Credit, step: Step) -> None:
+    """`AlignmentError` names the array, rollout and turn of what is misaligned or not a finite number."""
+    named = {"advantages": credit.advantages, **{f"extra[{name!r}]": arrays for name, arrays in credit.extra.items()}}
+    if credit.weights is not None:
+        named["weights"] = credit.weights
+    for name, arrays in named.items():
+        if len(arrays) != len(step.rows):
+            raise AlignmentError(f"the recipe's {name} has {len(arrays)} arrays for the step's {len(step.rows)} rows")
+        for index, (array, row) in enumerate(zip(arrays, step.rows, strict=True)):
+            if len(array) != len(row.segment):
+                where = f"rollout {step.rollouts[row.rollout].id}"
+                raise AlignmentError(f"{where}: the recipe's {name} has {len(array)} of {len(row.segment)} tokens")
+            bad = np.flatnonzero(~np.isfinite(array) & row.segment.loss_mask)
+            if len(bad):
+                raise AlignmentError(f"{step.where(index, bad[0])}: the recipe's {name} is {array[bad[0]]}")
+
+
+def _check_count(method: str, values: NDArray[Any], of: str, count: int) -> None:
+    if len(values) != count:
+        raise AlignmentError(f"{method} takes {count} numbers, one for each of the step's {of}; it got {len(values)}")
+
+
+def _turns(record: RolloutRecord, segments: Sequence[Segment], rollout: int, first_row: int) -> Iterator[StepTurn]:
+    """The record's trained calls in the order in which they were made (`call_order`)."""
+    rewards = _by_scope(record, "call", "span")
+    order = {call_id: place for place, call_id in enumerate(call_order(record.trajectory))}
+    spans = [
+        (order[span.call_id], row, number)
+        for row, segment in enumerate(segments)
+        for number, span in enumerate(segment.turns)
+        if segment.loss_mask[span.start : span.end].any()
+    ]
+    agents = {span.call_id: span.agent for segment in segments for span in segment.turns}
+    indices: dict[str, int] = {}
+    seen: dict[str, int] = {}
+    for call_id in sorted(agents, key=order.__getitem__):
+        agent = agents[call_id]
+        indices[call_id] = seen.get(agent, 0)
+        seen[agent] = indices[call_id] + 1
+    for _, row, number in sorted(spans):
+        segment = segments[row]
+        span = segment.turns[number]
+        before = segment.turns[number - 1].end if number else 0
+        yield StepTurn(
+            rollout,
+            first_row + row,
+            (np.flatnonzero(segment.loss_mask[span.start : span.end]) + span.start).astype(np.int32),
+            segment.token_ids[before : span.start],
+            span.call_id,
+            span.agent,
+            indices[span.call_id],
+            rewards.get(span.call_id, 0.0),
+            span.call_id in rewards,
+        )
+
+
+def _tokenizer(folder: Path | None, why: str, otherwise: str) -> Any:
+    from tokenizers import Tokenizer  # here: a step without text needs none
+
+    if folder is None or not (folder / "tokenizer.json").exists():
+        raise ConfigError(f"{why}, but {folder} has no tokenizer.json: put it there, or {otherwise}")
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def _prefixed(segment: Segment, ids: Sequence[int]) -> Segment:
+    """The segment after `ids`, which carry no loss; without its turns, and without experts: it is routed otherwise."""
+    front = np.asarray(ids, np.int32)
+    none = np.zeros(len(front), np.float32)
+    return Segment(
+        np.concatenate([front, segment.token_ids]),
+        np.concatenate([none > 0, segment.loss_mask]),
+        np.concatenate([none, segment.logprobs]),
+        np.concatenate([np.full(len(front), NO_VERSION, np.int32), segment.versions]),
+        (),
+        extras={
+            name: np.concatenate([np.zeros((len(front), *array.shape[1:]), array.dtype), array])
+            for name, array in segment.extras.items()
+            if name != ROUTED_EXPERTS
+        },
+    )
+
+
+def _hint(record: RolloutRecord, group: LeasedGroup) -> Hint:
+    hints = (reward.detail.get("hint") for reward in record.rollout.rewards)
+    return next((hint for hint in hints if hint), group.task.spec.get("hint", ""))
+
+
+def _by_scope(record: RolloutRecord, *kinds: str) -> dict[str, float]:
+    """Sums of the rewards whose scope is `<kind>:<name>` or `<kind>:<name>:...`, by name."""
+    sums: dict[str, float] = {}
+    for reward in record.rollout.rewards:
+        kind, _, rest = reward.scope.partition(":")
+        if kind in kinds:
+            name = rest.partition(":")[0] if kind == "span" else rest
+            sums[name] = sums.get(name, 0.0) + reward.value
+    return sums

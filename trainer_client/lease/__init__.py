@@ -1,0 +1,5 @@
+"""The trainer's side of the contract: the trainer plane's client, held leases, waiting for rollouts, pushed weights.
+
+`protocol` makes requests and reads replies without any input or output; `client` sends them, blocking or asynchronous.
+Neither needs torch, so any trainer can stand on them.
+"""

@@ -1,0 +1,196 @@
+"""The trainer's side of the contract: typed clients of the trainer plane, blocking and asynchronous.
+
+Our own trainer uses nothing else, so any other trainer can do what it does (docs/bring-your-own-trainer.md). Delivery
+is at least once, the effect exactly once, if a trainer
+
+1. acknowledges a lease *before* it applies the update made from it, and forgets the update where that is refused;
+2. calls `rewind(step, versions)` after restoring the checkpoint of `step`, before anything else;
+3. keeps its name and `run` over restarts (`rolltap.trainer_client.run.folder.run_id` keeps one beside the checkpoints).
+
+The rewind makes this client the owner of its policies. Every later call carries the incarnation that it was given, and
+raises `TrainerFenced` once another process is the owner: this one must stop then.
+
+A server that can't be reached, or whose store or engine can't, is tried again for `patience` seconds. That is safe for
+every call: repeating one that was carried out changes nothing, except that a repeated `lease` may leave groups claimed
+until their time is over, and a repeated `nack` or `release` of a lease that has ended raises `LeaseLost`. `receive`
+alone is sent once.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+
+from rolltap.contract.control import PolicyStatus, RolloutControl
+from rolltap.contract.trainer import (
+    CallAnnotation,
+    Lease,
+    LeaseOptions,
+    PauseMode,
+    PolicyScores,
+    PushWeights,
+    Rewind,
+    Rewound,
+    ScoredIds,
+    ScoreIds,
+    Transfer,
+)
+from rolltap.http_client import AsyncHttpClient, HttpClient
+from rolltap.trainer_client.lease import protocol
+from rolltap.trainer_client.lease.protocol import TrainerCaller
+
+
+class TrainerClient(HttpClient):
+    """Blocking calls to one server in the name of `trainer`; threads may share it.
+
+    `run` is an id that stays the same when the trainer is started again; a client without one is a run of its own.
+    `timeout` is how long one reply may take, `patience` how long an unreachable server is tried, in seconds.
+    """
+
+    def __init__(
+        self, url: str, key: str, trainer: str, *, run: str = "", timeout: float = 120.0, patience: float = 60.0
+    ) -> None:
+        super().__init__(url, key, timeout=timeout, patience=patience)
+        self.run = run or uuid.uuid4().hex
+        self.caller = TrainerCaller(trainer=trainer, incarnation=0)
+
+    def lease(self, policy: str, *, groups: int, options: LeaseOptions | None = None) -> Lease | None:
+        """Up to `groups` whole groups; None if there are none within `options.wait` seconds."""
+        return self.send(protocol.lease(self.caller, policy, groups, options or LeaseOptions()))
+
+    def extend(self, lease: Lease, ttl: float = 600.0) -> float:
+        """Keeps the lease for `ttl` seconds from now, which it returns; `LeaseLost` if it is no longer ours."""
+        return self.send(protocol.extend(self.caller, lease, ttl)).expires_in
+
+    def ack(self, lease: Lease, step: int) -> int:
+        """The groups become part of `step`; returns how many. `LeaseLost`: they are somebody else's, forget them."""
+        return self.send(protocol.ack(self.caller, lease, step)).groups
+
+    def nack(self, lease: Lease, reason: str, blamed: tuple[str, ...] = ()) -> int:
+        """The groups can't be trained. The `blamed` ones (default: all) count a failure; returns how many died."""
+        return self.send(protocol.nack(self.caller, lease, reason, blamed)).dead
+
+    def release(self, lease: Lease) -> None:
+        """The groups were not used: others may have them, and no failure is counted."""
+        self.send(protocol.release(self.caller, lease))
+
+    def annotate(self, lease: Lease, calls: Sequence[CallAnnotation], *, version: int) -> int:
+        """Adds what this trainer says of the lease's sampled tokens by the weights `version`: the viewer shows it.
+
+        Returns how many calls had nothing yet. The same again changes nothing; other values raise `LedgerError`, and
+        calls or lengths that are not the lease's `InvalidRequest`. Acknowledged leases can be annotated, too.
+        """
+        return sum(self.send(request).added for request in protocol.annotate(self.caller, lease, version, calls))
+
+    def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
+        """The checkpoint of `step` was restored, of `versions` by policy: what was acknowledged after it can be leased
+        again, and later versions are abandoned. The reply says under which number the restored weights go on.
+
+        From now on this client owns the policies. `TrainerFenced` if another trainer does, unless told to `take_over`.
+        """
+        restored = Rewind(step, dict(versions), self.run, take_over)
+        rewound = self.send(protocol.rewind(self.caller["trainer"], restored))
+        self.caller["incarnation"] = rewound.incarnation
+        return rewound
+
+    def policy(self, name: str) -> PolicyStatus:
+        """The policy with its counts of groups and rollouts; `UnknownPolicy` lists the known ones."""
+        return self.send(protocol.policy(name))
+
+    def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
+        """Pauses the policy's engines."""
+        self.send(protocol.begin_update(self.caller, policy, mode))
+
+    def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
+        """The engines load the safetensors folder `path` (as they see it), a model's or a peft adapter's; if that fails
+        the old version serves on. `digest` (`model/weights.py`) is kept with the version: `LedgerError` if the number
+        stands for other weights."""
+        self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
+
+    def set_control(self, policy: str, control: RolloutControl) -> None:
+        """Sets what holds for the policy's rollouts to come, in place of all that was set before.
+
+        `InvalidRequest` for a temperature at which the policy's calls could not be trained.
+        """
+        self.send(protocol.set_control(self.caller, policy, control))
+
+    def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
+        """The log-probs of given ids by the policy's weights, and the likeliest candidates of each; nothing is sampled.
+
+        `InvalidRequest` for ids that the policy does not have, `ContextOverflow` for too many of them.
+        """
+        return self.send(protocol.score(policy, ScoreIds(tuple(sequences), top_logprobs)))
+
+    def ranks(self, policy: str) -> int:
+        """How many processes of the policy's engines would receive a transfer now."""
+        return self.send(protocol.ranks(policy)).ranks
+
+    def receive(self, policy: str, transfer: Transfer) -> None:
+        """The engines join the group and receive the weights while the trainer sends them; returns when they serve
+        them. `WeightsLost`: no engine serves until a whole push. Any other error: the old version serves on."""
+        self.send(protocol.receive(policy, transfer))
+
+    def finish_update(self, policy: str) -> None:
+        """The policy's engines go on; `WeightsLost` if the last transfer of weights broke off."""
+        self.send(protocol.finish_update(self.caller, policy))
+
+
+class AsyncTrainerClient(AsyncHttpClient):
+    """The same calls for asyncio, over one connection pool: `async with AsyncTrainerClient(...) as client`."""
+
+    def __init__(
+        self, url: str, key: str, trainer: str, *, run: str = "", timeout: float = 120.0, patience: float = 60.0
+    ) -> None:
+        super().__init__(url, key, timeout=timeout, patience=patience)
+        self.run = run or uuid.uuid4().hex
+        self.caller = TrainerCaller(trainer=trainer, incarnation=0)
+
+    async def lease(self, policy: str, *, groups: int, options: LeaseOptions | None = None) -> Lease | None:
+        """See `TrainerClient.lease`; the same holds for every method here."""
+        return await self.send(protocol.lease(self.caller, policy, groups, options or LeaseOptions()))
+
+    async def extend(self, lease: Lease, ttl: float = 600.0) -> float:
+        return (await self.send(protocol.extend(self.caller, lease, ttl))).expires_in
+
+    async def ack(self, lease: Lease, step: int) -> int:
+        return (await self.send(protocol.ack(self.caller, lease, step))).groups
+
+    async def nack(self, lease: Lease, reason: str, blamed: tuple[str, ...] = ()) -> int:
+        return (await self.send(protocol.nack(self.caller, lease, reason, blamed))).dead
+
+    async def release(self, lease: Lease) -> None:
+        await self.send(protocol.release(self.caller, lease))
+
+    async def annotate(self, lease: Lease, calls: Sequence[CallAnnotation], *, version: int) -> int:
+        requests = protocol.annotate(self.caller, lease, version, calls)
+        return sum([(await self.send(request)).added for request in requests])
+
+    async def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
+        restored = Rewind(step, dict(versions), self.run, take_over)
+        rewound = await self.send(protocol.rewind(self.caller["trainer"], restored))
+        self.caller["incarnation"] = rewound.incarnation
+        return rewound
+
+    async def policy(self, name: str) -> PolicyStatus:
+        return await self.send(protocol.policy(name))
+
+    async def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
+        await self.send(protocol.begin_update(self.caller, policy, mode))
+
+    async def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
+        await self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
+
+    async def set_control(self, policy: str, control: RolloutControl) -> None:
+        await self.send(protocol.set_control(self.caller, policy, control))
+
+    async def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
+        return await self.send(protocol.score(policy, ScoreIds(tuple(sequences), top_logprobs)))
+
+    async def ranks(self, policy: str) -> int:
+        return (await self.send(protocol.ranks(policy))).ranks
+
+    async def receive(self, policy: str, transfer: Transfer) -> None:
+        await self.send(protocol.receive(policy, transfer))
+
+    async def finish_update(self, policy: str) -> None:
+        await self.send(protocol.finish_update(self.caller, policy))

@@ -1,0 +1,217 @@
+"""The leases of a training step: gathers enough groups, keeps their leases alive, and acknowledges or returns them.
+
+A thread extends the leases, so a long forward pass loses nothing. A lease that is lost all the same is noticed when it
+is acknowledged, which is before its groups change the weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from rolltap.contract.trainer import CallAnnotation, Lease, LeasedGroup, LeaseOptions, Replay
+from rolltap.errors import AlignmentError, LeaseLost, RolltapError, ServerUnreachable, StoreUnavailable, TrainerFenced
+from rolltap.trainer_client.data.scoring import has_loss, informative
+from rolltap.trainer_client.lease.client import TrainerClient
+
+log = logging.getLogger("rolltap.trainer")
+
+MOST_LEASED = 4
+"""Where some groups do not count, a step gathers at most this many times its groups."""
+
+
+Check = Callable[[LeasedGroup], None]
+Admits = Callable[[LeasedGroup], bool]
+
+
+class LeaseHolder:
+    """The leases of the step under way, as a context manager: on leaving, what was not acknowledged is released.
+
+    With `keep_zero_variance`, groups whose rewards are all equal count towards a step; those that `admits` is false of,
+    and those without a token that carries loss, never do. Groups that can't be trained are refused: `check` raises
+    `AlignmentError` for them.
+    """
+
+    def __init__(
+        self,
+        client: TrainerClient,
+        policy: str,
+        options: LeaseOptions,
+        *,
+        keep_zero_variance: bool,
+        check: Check,
+        admits: Admits = lambda group: True,
+    ) -> None:
+        self.client = client
+        self._policy = policy
+        self._options = options
+        self._keep_zero_variance = keep_zero_variance
+        self._check = check
+        self._admits = admits
+        self._leases: list[Lease] = []
+        self._acknowledged = False  # whether these are, for a step that was not made yet
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._extender = threading.Thread(target=self._extend, name="lease-extender", daemon=True)
+
+    def __enter__(self) -> LeaseHolder:
+        self._extender.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._extender.join()
+        for lease in self._remove_all():
+            _ignoring_errors(self.client.release, lease)
+
+    @property
+    def groups(self) -> tuple[LeasedGroup, ...]:
+        """The groups of all leases, those of a lease together."""
+        with self._lock:
+            return tuple(group for lease in self._leases for group in lease.groups)
+
+    def gather(
+        self, count: int, stopping: Callable[[], bool], waiting: Callable[[int], None] = lambda missing: None
+    ) -> bool:
+        """Leases until it has `count` groups; False if `stopping` comes first. Groups that can't be trained go back.
+
+        `waiting` is called, with the number of missing groups, after each request that brought none.
+        """
+        while (missing := count - self._usable()) > 0 and len(self.groups) < MOST_LEASED * count:
+            if stopping():
+                return False
+            options = replace(self._options, at_least=missing, batch=count + self._extra_groups())
+            lease = self.client.lease(self._policy, groups=missing, options=options)
+            if lease is None:
+                waiting(missing)
+            elif self._can_train(lease):
+                with self._lock:
+                    self._leases.append(lease)
+        return True
+
+    def gather_replayed(self, count: int, replay: Replay) -> None:
+        """Leases up to `count` groups that were trained before, beside the fresh ones; none where there are none."""
+        options = replace(self._options, replay=replay, wait=0.0, at_least=1)
+        lease = self.client.lease(self._policy, groups=count, options=options)
+        if lease is not None and self._can_train(lease):
+            with self._lock:
+                self._leases.append(lease)
+
+    def acknowledge(self, step: int) -> bool:
+        """The groups become part of `step`. False: some were lost and are taken out; make the update without them.
+
+        Acknowledging again is harmless for those that were acknowledged before.
+        """
+        acknowledged = []
+        for lease in list(self._leases):
+            try:
+                self.client.ack(lease, step)
+                acknowledged.append(lease)
+            except LeaseLost:
+                continue
+        with self._lock:
+            complete = len(acknowledged) == len(self._leases)
+            self._leases = acknowledged
+            self._acknowledged = bool(acknowledged)
+        return complete
+
+    def acknowledge_and_close(self, step: int) -> None:
+        """For groups that are trained in any case: acknowledges, and ends the holder.
+
+        It tries however long the server or its store is away: else the groups would be leased again. Raises
+        `TrainerFenced` if another trainer has the policy.
+        """
+        try:
+            while True:
+                try:
+                    if not self.acknowledge(step):
+                        log.error("the lease of a trained group was lost; another trainer may train it too")
+                    return
+                except (ServerUnreachable, StoreUnavailable) as error:
+                    log.warning("trained groups are not acknowledged yet: %s", error.message)
+        finally:
+            self.clear()
+            self.__exit__()
+
+    def annotate(self, annotations: Sequence[CallAnnotation], version: int) -> None:
+        """Adds what was computed of the groups' tokens to the record. Training goes on where that fails."""
+        for lease in list(self._leases):
+            own = {
+                turn.call_id
+                for group in lease.groups
+                for record in group.rollouts
+                for segment in record.trajectory.segments
+                for turn in segment.turns
+            }
+            try:
+                self.client.annotate(lease, [one for one in annotations if one.call_id in own], version=version)
+            except TrainerFenced:
+                raise
+            except RolltapError as error:
+                log.warning("lease %s was not annotated: %s", lease.id, error.message)
+
+    def clear(self) -> None:
+        """The step is over: its leases are forgotten."""
+        self._remove_all()
+
+    def refuse(self, reason: str) -> bool:
+        """No weights can be made from these groups: each counts a failure.
+
+        False: they are acknowledged, because others were lost and the gradient was made again. Only a rewind to the
+        weights that the trainer has brings them back.
+        """
+        was_acknowledged, leases = self._acknowledged, self._remove_all()
+        if not was_acknowledged:
+            for lease in leases:
+                _ignoring_errors(lambda leased: self.client.nack(leased, reason), lease)
+        return not was_acknowledged
+
+    def _extra_groups(self) -> int:
+        """How many groups more a step may have for those that do not count: they would leave no room for others."""
+        without = sum(1 for group in self.groups if not group.replay and not self._counts(group))
+        return math.ceil(without / ((self._options.max_staleness or 0) + 1))
+
+    def _usable(self) -> int:
+        return sum(1 for group in self.groups if self._counts(group))
+
+    def _counts(self, group: LeasedGroup) -> bool:
+        if group.replay or not has_loss(group):
+            return False
+        return (self._keep_zero_variance or informative(group)) and self._admits(group)
+
+    def _can_train(self, lease: Lease) -> bool:
+        """Whether every group can be trained; else the lease goes back, with those that can't blamed."""
+        faults: dict[str, str] = {}
+        for group in lease.groups:
+            try:
+                self._check(group)
+            except AlignmentError as error:
+                faults[group.group.id] = error.message
+        if faults:
+            reason = "; ".join(faults.values())
+            _ignoring_errors(lambda one: self.client.nack(one, reason, tuple(faults)), lease)
+        return not faults
+
+    def _remove_all(self) -> list[Lease]:
+        with self._lock:
+            leases, self._leases, self._acknowledged = self._leases, [], False
+        return leases
+
+    def _extend(self) -> None:
+        ttl = self._options.ttl
+        while not self._closed.wait(ttl / 3):
+            with self._lock:
+                leases = list(self._leases)
+            for lease in leases:
+                _ignoring_errors(lambda one: self.client.extend(one, ttl), lease)
+
+
+def _ignoring_errors(call: Callable[[Lease], object], lease: Lease) -> None:
+    """A call whose failure changes nothing for the trainer: the lease ends by its time at the latest."""
+    try:
+        call(lease)
+    except RolltapError:
+        return

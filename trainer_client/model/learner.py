@@ -1,0 +1,297 @@
+"""The model in training: its weights, optimiser and device.
+
+Weights and the optimiser's state are float32. In one CPU process the model is used as it is; on CUDA, over several
+ranks, or in bfloat16 it is sharded by FSDP2, one layer a shard, with activations of the asked dtype and gradients
+reduced in float32. Checkpoints look the same in either case, so a run may resume on another number of ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict as distributed_state
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rolltap.errors import CheckpointMismatch, ConfigError
+from rolltap.trainer_client.data.collate import Batch
+from rolltap.trainer_client.model.lora import add_adapters, merged, without_adapters
+from rolltap.trainer_client.model.network import PolicyNetwork, Predictions, load_model
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.model.routing import Mixture
+from rolltap.trainer_client.recipes.base import Recipe
+from rolltap.trainer_client.settings import OptimiserSettings, TrainerSettings
+from rolltap.types import Float32
+
+ADAPTERS = distributed_state.StateDictOptions(full_state_dict=True, strict=False)
+WHOLE = distributed_state.StateDictOptions(full_state_dict=True, cpu_offload=True)
+TRAINED = distributed_state.StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+
+
+def learning_rate(settings: OptimiserSettings, step: int, steps: int) -> float:
+    """Of `step`, from 1: it rises over the warm-up, and falls on a line to `lr_end` of itself at the last step."""
+    rise = min(1.0, step / max(1, settings.warmup))
+    done = min(1.0, (step - 1) / max(1, steps - 1))
+    return settings.lr * rise * (1.0 + done * (settings.lr_end - 1.0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Readout:
+    """What a network says of a batch's trained tokens; each array is [M]."""
+
+    logprobs: Float32
+    entropy: Float32
+    values: Mapping[str, Float32]
+
+
+class Learner:
+    """The policy's weights as they are trained, and a frozen copy of the first ones where the loss asks for it.
+
+    With adapters the first weights are still there: the reference is the model without them.
+    """
+
+    def __init__(self, folder: Path, settings: TrainerSettings, ranks: Ranks, recipe: Recipe | None = None) -> None:
+        recipe = recipe or Recipe()
+        self.device = ranks.device
+        self._ranks = ranks
+        self._settings = settings.optimiser
+        self._steps = settings.steps
+        dtype = _activations(settings.compute.dtype, ranks.device)
+        self._lora = settings.lora if settings.lora.rank else None
+        model = load_model(settings.model if self._lora else folder, torch.float32)
+        if self._lora:
+            add_adapters(model, self._lora)
+        network = PolicyNetwork(
+            model.train(),
+            heads=recipe.heads,
+            entropy_moves=recipe.entropy_moves,
+            routers_move=bool(settings.router.balance or settings.router.z),
+        )
+        if settings.compute.gradient_checkpointing:
+            checkpoint_activations(model, network.mixture)
+        self.network = _placed(network, dtype, ranks)
+        self.reference = None
+        self._has_reference = settings.loss.kl > 0
+        if self._has_reference and not self._lora:
+            frozen = load_model(settings.model, torch.float32).requires_grad_(False)
+            self.reference = _placed(PolicyNetwork(frozen.train()), dtype, ranks)
+        self._readable = recipe.networks()
+        self.read_networks: dict[str, PolicyNetwork] = {}
+        for name, readable in self._readable.items():
+            source = Path(readable.folder) if readable.folder else settings.model
+            other = load_model(source, torch.float32).requires_grad_(False)
+            heads = recipe.heads if readable.decay is not None else {}
+            if readable.decay is not None and other.config.tie_word_embeddings != model.config.tie_word_embeddings:
+                raise ConfigError(
+                    f"the recipe's network {name!r} follows the policy and has one weight for embedding and "
+                    "projection: leave the vocabulary's projection out of lora.targets"
+                )
+            self.read_networks[name] = _placed(PolicyNetwork(other.train(), heads=heads), dtype, ranks)
+            self.read_networks[name].heads.requires_grad_(False)
+        self._rates = [1.0, *(head.lr / settings.optimiser.lr for head in recipe.heads.values())]
+        policy = [weight for weight in self.model.parameters() if weight.requires_grad]
+        self._parts = [policy, *(list(self.network.heads[name].parameters()) for name in recipe.heads)]
+        self.optimiser = torch.optim.AdamW(
+            [{"params": weights} for weights in self._parts],
+            lr=settings.optimiser.lr,
+            betas=settings.optimiser.betas,
+            weight_decay=settings.optimiser.weight_decay,
+        )
+
+    @property
+    def model(self) -> Any:
+        """The model of transformers."""
+        return self.network.model
+
+    def predict(self, batch: Batch) -> Predictions:
+        """The policy's log-probs of the batch's trained tokens, with gradient."""
+        return self.network(batch)
+
+    def read(self, network: str, batch: Batch) -> Readout:
+        """What the policy or another network says of the batch's trained tokens, on the CPU and without gradient."""
+        predicted = _read(
+            self.read_networks.get(network, self.network), batch, replay=network not in self.read_networks
+        )
+        values = {name: value.float().cpu().numpy() for name, value in predicted.values.items()}
+        return Readout(predicted.logprobs_M.float().cpu().numpy(), predicted.entropy_M.float().cpu().numpy(), values)
+
+    @torch.no_grad()
+    def update_followers(self, step: int) -> None:
+        """After `step`: networks that follow the policy do so, heads included, adapters as what they add to weights."""
+        for name, readable in self._readable.items():
+            if readable.decay is not None and step % readable.every == 0:
+                policy = self._plain()
+                for weight, followed in self.read_networks[name].named_parameters():
+                    followed.data.lerp_(policy[weight].data, 1 - readable.decay)
+
+    def _plain(self) -> dict[str, Tensor]:
+        """The policy's weights and heads by name, adapters merged into them."""
+        weights: dict[str, Tensor] = dict(self.network.named_parameters())
+        return merged(weights, self._lora) if self._lora else weights
+
+    def with_reference(self, batch: Batch) -> Batch:
+        """The batch with the reference's log-probs, if there is a reference."""
+        if not self._has_reference:
+            return batch
+        if self.reference is not None:
+            return replace(batch, reference_M=_read(self.reference, batch, replay=False).logprobs_M)
+        with without_adapters(self.model):
+            return replace(batch, reference_M=_read(self.network, batch, replay=False).logprobs_M)
+
+    def with_proximal(self, batch: Batch) -> Batch:
+        """The batch with the policy's log-probs as they are now."""
+        return replace(batch, proximal_M=_read(self.network, batch, replay=True).logprobs_M)
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradient of this rank's share of a loss that is a sum over ranks (FSDP takes the mean)."""
+        (loss * self._ranks.size).backward()
+
+    def clip(self, most: float | None = None) -> float:
+        """Clips the gradient's norm, each head's by itself, to `most` (None: as set).
+
+        What the policy's was, or a head's that is not finite."""
+        limit = self._settings.grad_clip if most is None else most
+        norms = [nn.utils.clip_grad_norm_(weights, limit) for weights in self._parts]
+        plain = [float(norm.full_tensor() if isinstance(norm, DTensor) else norm) for norm in norms]
+        return next((norm for norm in plain if not math.isfinite(norm)), plain[0])
+
+    def apply(self, step: int) -> float:
+        """The optimiser's step towards `step` (from 1), after which the gradient is gone; returns the learning rate.
+
+        Heads have rates of their own, with the policy's warm-up and decay.
+        """
+        lr = learning_rate(self._settings, step, self._steps)
+        for parameters, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
+            parameters["lr"] = lr * rate
+        self.optimiser.step()
+        self.forget()
+        return lr
+
+    def apply_with(self, **adam: Any) -> None:
+        """The optimiser's step with these settings of AdamW in place of the run's, after which the gradient is gone."""
+        for parameters in self.optimiser.param_groups:
+            parameters.update(adam)
+        self.optimiser.step()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the gradient."""
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def weights(self) -> dict[str, Any]:
+        """The model's whole state on the CPU, adapters merged into it, for the lead rank (all ranks take part)."""
+        state: dict[str, Any] = distributed_state.get_model_state_dict(self.model, options=WHOLE)
+        return merged(state, self._lora) if self._lora else state
+
+    def state(self) -> dict[str, Any]:
+        """The optimiser's whole state on the CPU, by the weights' names, adapters and heads (all ranks take part)."""
+        state: dict[str, Any] = distributed_state.get_optimizer_state_dict(self.network, self.optimiser, options=WHOLE)
+        if self._lora:
+            state["adapters"] = self.adapters()
+        if self.network.heads:
+            state["heads"] = distributed_state.get_model_state_dict(self.network.heads, options=WHOLE)
+        for name, readable in self._readable.items():
+            if readable.decay is not None:
+                followed = self.read_networks[name]
+                state[f"network {name}"] = distributed_state.get_model_state_dict(followed, options=WHOLE)
+        return state
+
+    def adapters(self) -> dict[str, Any]:
+        """The adapters on the CPU, by name, for the lead rank (all ranks take part)."""
+        return distributed_state.get_model_state_dict(self.model, options=TRAINED)
+
+    def take_adapters(self, adapters: dict[str, Any]) -> None:
+        """The adapters become these, of `adapters()`; `RuntimeError` or the like where they don't fit."""
+        distributed_state.set_model_state_dict(self.model, adapters, options=ADAPTERS)
+
+    def restore(self, state: dict[str, Any], *, changed: bool = False) -> None:
+        """Takes up `state`, with the optimiser's settings of this run.
+
+        `CheckpointMismatch` if it is of another model; a `changed` recipe may have other heads.
+        """
+        adapters = state.pop("adapters", None)
+        heads = state.pop("heads", {})
+        followed = {name: state.pop(f"network {name}") for name in self._readable if f"network {name}" in state}
+        if (adapters is None) != (self._lora is None):
+            raise CheckpointMismatch(
+                "the checkpoint was made with adapters and this run has none, or the other way round"
+            )
+        options = replace(WHOLE, strict=not changed)
+        settings = [_settings_of(group) for group in self.optimiser.param_groups]
+        try:
+            if adapters is not None:
+                self.take_adapters(adapters)
+            if changed:
+                heads, state = _of_heads(set(self.network.heads), heads, state)
+            if heads or (self.network.heads and not changed):
+                distributed_state.set_model_state_dict(self.network.heads, heads, options=options)
+            for name, weights in followed.items():
+                distributed_state.set_model_state_dict(self.read_networks[name], weights, options=options)
+            distributed_state.set_optimizer_state_dict(self.network, self.optimiser, state, options=options)
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointMismatch(f"the checkpoint's optimiser is not of this model: {error}") from error
+        for group, own in zip(self.optimiser.param_groups, settings, strict=True):
+            group.update(own)
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """The optimiser's settings for a group of weights: a checkpoint has those of the run that made it."""
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _of_heads(names: Collection[str], heads: dict[str, Any], state: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """What a checkpoint has of the heads `names`: their weights, and the optimiser's state of the policy and them."""
+
+    def is_of_names(weight: str) -> bool:
+        return not weight.startswith("heads.") or weight.split(".")[1] in names
+
+    groups = [group for group in state["param_groups"] if all(map(is_of_names, group["params"]))]
+    weights = {name: value for name, value in state["state"].items() if is_of_names(name)}
+    return {name: head for name, head in heads.items() if is_of_names(f"heads.{name}")}, {
+        **state,
+        "state": weights,
+        "param_groups": groups,
+    }
+
+
+def _read(network: PolicyNetwork, batch: Batch, *, replay: bool) -> Predictions:
+    """What a network predicts, without gradient. The policy replays recorded experts, others route by themselves.
+
+    FSDP keeps the outermost weights gathered until a backward pass: without one they would stay what they are now,
+    whatever becomes of the shards.
+    """
+    with torch.no_grad():
+        predicted = network(batch, replay)
+    if isinstance(network, FSDPModule):
+        network.reshard()
+    return predicted
+
+
+def _activations(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def checkpoint_activations(model: Any, mixture: Mixture) -> None:
+    """Layers are computed again in the backward pass; by the name that the release of transformers has for it."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False, "context_fn": mixture.checkpoint_contexts})
+
+
+def _placed(network: PolicyNetwork, dtype: torch.dtype, ranks: Ranks) -> PolicyNetwork:
+    """The network on its device, sharded where that is the way."""
+    if ranks.size == 1 and ranks.device.type == "cpu" and dtype is torch.float32:
+        return network
+    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    mesh = ranks.mesh()
+    for layer in network.model.get_decoder().layers:
+        fully_shard(layer, mesh=mesh, mp_policy=mixed)
+    fully_shard(network, mesh=mesh, mp_policy=mixed)
+    return network.to(ranks.device)

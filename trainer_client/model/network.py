@@ -1,0 +1,204 @@
+"""The policy as a trainer sees it: a batch in, the log-probs of its trained tokens out.
+
+Wraps a causal language model of transformers. The vocabulary's projection is made only where a trained token is
+predicted, in pieces that are computed again in the backward pass, so the logits of a pack never exist at once. Shapes:
+`N` tokens of the pack, `U` places that predict, `M` trained tokens, `S` states that are projected, `E` hidden width,
+`V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from rolltap.errors import CheckpointMismatch, ConfigError
+from rolltap.trainer_client.data.collate import Batch
+from rolltap.trainer_client.data.readings import ValueHead
+from rolltap.trainer_client.model import architectures, attention
+from rolltap.trainer_client.model.routing import Choice, Mixture
+
+PIECE_BYTES = 256 << 20
+"""How large one piece of float32 logits may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What the policy says about a batch's trained tokens. `entropy_M`, in nats, has a gradient only where asked for.
+
+    `values` [M] are those of the heads, by name, from the state before each token. `choices` are those of a mixture's
+    routers, a layer each, where they have a loss.
+    """
+
+    logprobs_M: Tensor
+    entropy_M: Tensor
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    choices: tuple[Choice, ...] = ()
+
+
+class PolicyNetwork(nn.Module):
+    """`model` with the loss's end of it, at the temperature and over the ids that each token was sampled with.
+
+    `heads` are kept apart from `model`: they are never pushed. With `entropy_moves` the entropy has a gradient. The
+    experts on record are replayed unless `replay` is False; with `routers_move` the routers' choices are given, too.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        heads: Mapping[str, ValueHead] | None = None,
+        entropy_moves: bool = False,
+        routers_move: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.mixture = Mixture(model)
+        self.routers_move = routers_move
+        self.entropy_moves = entropy_moves
+        self.heads = nn.ModuleDict({name: _zeros(model.config.hidden_size) for name in heads or {}})
+        self._detached = {name for name, head in (heads or {}).items() if not head.moves_policy}
+        self._logits = LogitsHead(model)
+
+    def forward(self, batch: Batch, replay: bool = True) -> Predictions:
+        if self.routers_move:
+            with self.mixture.choices() as choices:
+                hidden_UE = self._hidden(batch, replay=replay)
+            predictions = self._predict(hidden_UE, batch)
+            return dataclasses.replace(predictions, choices=tuple(choices.values()))
+        return self._predict(self._hidden(batch, replay=replay), batch)
+
+    def _hidden(self, batch: Batch, *, replay: bool) -> Tensor:
+        """[U, E]: the states that predict the trained tokens."""
+        with self.mixture.replaying(batch.experts_NX if replay else None):
+            hidden_NE = self.model.get_decoder()(
+                input_ids=batch.token_ids_N.unsqueeze(0),
+                position_ids=batch.position_ids_N.unsqueeze(0),
+                use_cache=False,
+                layout=attention.Layout.of(batch.spans, batch.token_ids_N.device),
+            ).last_hidden_state[0]
+        return hidden_NE[batch.sources_U]
+
+    def _predict(self, hidden_UE: Tensor, batch: Batch) -> Predictions:
+        """Tokens of one place share its logits where all were sampled alike and the logits are one piece."""
+        piece = max(1, PIECE_BYTES // (4 * self.model.config.vocab_size))
+        sampling: tuple[Tensor | None, ...] = (batch.temperatures_M, batch.masks_MK)
+        values = {name: self._value(name, hidden_UE)[batch.states_M] for name in self.heads}
+        if all(one is None for one in sampling) and len(hidden_UE) <= piece:
+            logprobs_M, entropy_U = self._read(hidden_UE, batch.targets_M, None, None, batch.states_M)
+            return Predictions(logprobs_M, entropy_U[batch.states_M], values)
+        hidden_ME = hidden_UE[batch.states_M]
+        if len(hidden_ME) <= piece:
+            return Predictions(*self._read(hidden_ME, batch.targets_M, *sampling), values)
+        columns: list[Sequence[Tensor | None]] = [hidden_ME.split(piece), batch.targets_M.split(piece)]
+        for one in sampling:
+            columns.append([None] * len(columns[0]) if one is None else one.split(piece))
+        predictions = [checkpoint(self._read, *parts, use_reentrant=False) for parts in zip(*columns, strict=True)]
+        logprobs, entropies = zip(*predictions, strict=True)
+        return Predictions(torch.cat(logprobs), torch.cat(entropies), values)
+
+    def _value(self, name: str, hidden_UE: Tensor) -> Tensor:
+        head = self.heads[name]
+        input_UE = hidden_UE.detach() if name in self._detached else hidden_UE
+        return head(input_UE.to(next(head.parameters()).dtype)).squeeze(-1).float()
+
+    def _read(
+        self,
+        hidden_SE: Tensor,
+        targets_M: Tensor,
+        temperatures_S: Tensor | None,
+        masks_SK: Tensor | None,
+        states_M: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs [M] of the targets, and entropies [S]. Token m is predicted from state `states_M[m]`, or from state
+        m where that is None; then S is M."""
+        logits_SV = self._logits(hidden_SE)
+        if temperatures_S is not None:
+            logits_SV = logits_SV / temperatures_S.unsqueeze(-1)
+        if masks_SK is not None:
+            logits_SV = _within(logits_SV, masks_SK)
+        total_S = torch.logsumexp(logits_SV, dim=-1)
+        if states_M is None:
+            logprobs_M = logits_SV.gather(-1, targets_M.unsqueeze(-1)).squeeze(-1) - total_S
+        else:
+            logprobs_M = logits_SV[states_M, targets_M] - total_S[states_M]
+        with torch.set_grad_enabled(self.entropy_moves and torch.is_grad_enabled()):
+            expected_S = (torch.softmax(logits_SV, dim=-1) * logits_SV).sum(-1)
+            entropy_S = total_S - expected_S
+        return logprobs_M, entropy_S
+
+
+def _within(logits_MV: Tensor, masks_MK: Tensor) -> Tensor:
+    """The logits, those outside of each token's sampling mask at the least number: with -inf entropy is not finite."""
+    first_M1 = masks_MK[:, :1]
+    ids_MK = torch.where(masks_MK < 0, first_M1.clamp(min=0), masks_MK)
+    inside_MV = torch.zeros_like(logits_MV, dtype=torch.bool).scatter(-1, ids_MK, True) | (first_M1 < 0)
+    return logits_MV.masked_fill(~inside_MV, torch.finfo(logits_MV.dtype).min)
+
+
+class LogitsHead:
+    """Hidden states [S, E] to logits [S, V] in float32, scaled and capped as the model does it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._scale = architectures.logit_scale(model.config)
+        self._cap: float | None = getattr(model.config, "final_logit_softcapping", None)
+
+    def __call__(self, hidden_SE: Tensor) -> Tensor:
+        logits_SV = self._model.get_output_embeddings()(hidden_SE).float()
+        if self._scale != 1.0:
+            logits_SV = logits_SV * self._scale
+        return logits_SV if self._cap is None else self._cap * torch.tanh(logits_SV / self._cap)
+
+
+def load_model(folder: Path, dtype: torch.dtype) -> Any:
+    """The causal language model of a Hugging Face folder, with our attention, tried beside its own.
+
+    `CheckpointMismatch` if the folder has none, `ConfigError` for one that packed training can't compute.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    attention.register()
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise _no_model(folder, error) from error
+    architectures.check_config(config)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=architectures.without_noise(config),
+            dtype=dtype,
+            attn_implementation=attention.NAME,
+            output_loading_info=True,
+        )
+    except KeyError as error:
+        raise ConfigError(f"{config.model_type}: it doesn't take an attention of ours ({error})") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _no_model(folder, error) from error
+    model, loading = loaded
+    if loading["missing_keys"]:  # transformers draws them at random
+        raise _no_model(folder, f"it has no {', '.join(sorted(loading['missing_keys']))}")
+    architectures.switch_noise_off(model)
+    architectures.check_model(model, LogitsHead(model))
+    return model
+
+
+def _no_model(folder: Path, reason: object) -> CheckpointMismatch:
+    return CheckpointMismatch(f"{folder} is not a folder of a causal language model: {str(reason).splitlines()[0]}")
+
+
+def _zeros(width: int) -> nn.Linear:
+    head = nn.Linear(width, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head

@@ -1,0 +1,180 @@
+"""Weights on disk: whole folders of them, their digest, and the tokenizer that belongs to them.
+
+Folders are made aside and renamed, so none is ever half there, and are on the disk before the rename.
+
+The digest covers every tensor's name, dtype, shape and bytes. It is the same for a folder and for the tensors that it
+was written from, however they are split over files. The server keeps it with the version, and refuses other weights
+under that number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rolltap.errors import CheckpointMismatch
+
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+"""What a model folder holds beside the weights; copied from the model at the start."""
+
+MAKING, LEAVING = ".making-", ".leaving-"
+"""Before the name of a folder that is being written, and of one that is being removed."""
+
+
+@contextmanager
+def whole_folder(final: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes `final`, all of it or nothing."""
+    making = final.with_name(f"{MAKING}{final.name}")
+    shutil.rmtree(making, ignore_errors=True)
+    making.mkdir(parents=True)
+    yield making
+    for path in sorted(making.rglob("*"), reverse=True):
+        _sync(path)
+    _sync(making)
+    former = _set_aside(final) if final.exists() else None
+    making.rename(final)
+    _sync(final.parent)
+    if former is not None:
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def remove_folder(folder: Path) -> None:
+    """Takes a folder away: all of it or, where this process dies in it, at least its name."""
+    shutil.rmtree(_set_aside(folder))
+
+
+def sweep(parent: Path) -> None:
+    """Takes away what dead processes left in `parent`: folders that they were making or removing."""
+    for prefix in (MAKING, LEAVING):
+        for path in parent.glob(f"{prefix}*"):
+            shutil.rmtree(path)
+
+
+def _set_aside(folder: Path) -> Path:
+    leaving = folder.with_name(f"{LEAVING}{folder.name}")
+    shutil.rmtree(leaving, ignore_errors=True)
+    return folder.rename(leaving)
+
+
+def save_model(model: Any, state: dict[str, Any] | None, folder: Path, source: Path) -> None:
+    """Writes a Hugging Face folder with safetensors; `state` stands for the model's own where it is given."""
+    model.save_pretrained(folder, state_dict=state)
+    for name in COMPANIONS:
+        if (source / name).exists():
+            shutil.copy(source / name, folder / name)
+
+
+def sendable(model: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """The model's weights without those that are others by another name, as a model folder has them."""
+    return {name: weight for name, weight in state.items() if name not in model.all_tied_weights_keys}
+
+
+def tokenizer_hash(folder: Path) -> str:
+    """What identifies a folder's vocabulary, merges and chat template, as the server has it; "" without a tokenizer."""
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return ""
+    return _hash(path, _chat_template(folder))
+
+
+def served_tokenizer(tokenizer: Any) -> str:
+    """The same of a transformers tokenizer, with the chat template it has now; "" if its files can't be found."""
+    from transformers.utils.hub import cached_file
+
+    path = cached_file(tokenizer.name_or_path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
+    return "" if path is None else _hash(Path(path), _chosen(tokenizer.chat_template))
+
+
+def check_tokenizer(policy: str, served: str, folder: Path) -> None:
+    """`CheckpointMismatch` if the engine's tokenizer is known and is not the folder's."""
+    own = tokenizer_hash(folder)
+    if served and own and served != own:
+        raise CheckpointMismatch(
+            f"policy {policy!r} is served with tokenizer {served[:12]}, {folder} has {own[:12]}: "
+            "train the model that the engine serves"
+        )
+
+
+def _chat_template(folder: Path) -> str:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    config = folder / "tokenizer_config.json"
+    template = json.loads(config.read_text(encoding="utf-8")).get("chat_template") if config.exists() else ""
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}
+    return _chosen(template)
+
+
+def _chosen(template: str | Mapping[str, str] | None) -> str:
+    """The template of several that the server renders with."""
+    if isinstance(template, Mapping):
+        return template.get("tool_use") or template.get("default") or ""
+    return template or ""
+
+
+def _hash(tokenizer: Path, template: str) -> str:
+    return hashlib.sha256(f"{tokenizer.read_text(encoding='utf-8')}\0{template}".encode()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+THREADS = 8
+"""hashlib lets other threads run, and one does 1 to 2 GB/s."""
+
+
+def digest_of_tensors(weights: Mapping[str, Tensor]) -> str:
+    """The digest of tensors on the CPU."""
+    return _digest((name, lambda name=name: weights[name]) for name in weights)
+
+
+def digest_of_folder(folder: Path) -> str:
+    """The digest of a folder's safetensors; of its files' bytes where they can't be read as such."""
+    try:
+        with ExitStack() as stack:
+            tensors: list[tuple[str, Callable[[], Tensor]]] = []
+            for path in folder.glob("*.safetensors"):
+                file = stack.enter_context(safe_open(path, "pt"))
+                tensors += [(name, lambda file=file, name=name: file.get_tensor(name)) for name in file.offset_keys()]
+            return _digest(tensors)
+    except SafetensorError:
+        whole = hashlib.sha256()
+        for path in sorted(folder.glob("*.safetensors")):
+            whole.update(path.read_bytes())
+        return whole.hexdigest()
+
+
+def _digest(tensors: Iterable[tuple[str, Callable[[], Tensor]]]) -> str:
+    def of(entry: tuple[str, Callable[[], Tensor]]) -> tuple[str, bytes]:
+        name, load = entry
+        tensor = load().detach().contiguous()
+        hasher = hashlib.sha256(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        hasher.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        return name, hasher.digest()
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = sorted(pool.map(of, tensors))
+    return hashlib.sha256(b"".join(digest for _, digest in digests)).hexdigest()

@@ -1,0 +1,418 @@
+"""The training loop, read top to bottom.
+
+    lease whole groups → credit → pack → forward, backward → acknowledge → optimiser step → checkpoint → push
+
+Groups are acknowledged, with the step that they lead to, before they change the weights. If the server says that some
+of them belong to somebody else by now, the gradient is made again without them. A run that died goes on from its last
+checkpoint, and `rewind` brings back what it had acknowledged since. So nothing is trained twice, and nothing is lost.
+Every step makes one weight version; numbers of versions that a rewind abandoned are not used again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rolltap.contract.base import values_of
+from rolltap.contract.control import PolicyStatus, RolloutControl
+from rolltap.contract.trainer import LeasedGroup, LeaseOptions
+from rolltap.errors import AlignmentError, EngineUnavailable, TrainerError, TrainerFenced, VersionTaken
+from rolltap.extras import page
+from rolltap.trainer_client.data.collate import Batch, collate
+from rolltap.trainer_client.data.packing import Pack, PackedRow
+from rolltap.trainer_client.data.readings import Pass, PolicyReading, ScoredPass
+from rolltap.trainer_client.data.scoring import check, has_loss
+from rolltap.trainer_client.data.step import Step
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.holder import LeaseHolder
+from rolltap.trainer_client.lease.push import WeightSender, push_folder
+from rolltap.trainer_client.lease.waiting import AnswerWatch, PrintLine, WaitNotice
+from rolltap.trainer_client.model import architectures, weights
+from rolltap.trainer_client.model.checkpoint import Checkpoints
+from rolltap.trainer_client.model.lora import check_pushable
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.run import planning
+from rolltap.trainer_client.run.metrics import StepReport, call_annotations, describe_groups, describe_rows
+from rolltap.trainer_client.run.sinks import Sink
+from rolltap.trainer_client.run.teachers import scored_reading
+from rolltap.trainer_client.run.worker import RankWorker, Workers
+from rolltap.trainer_client.settings import TrainerSettings
+from rolltap.wording import counted
+
+LEASE_WAIT_S = 5.0
+"""How long one request for groups waits; between two, the trainer notices that it should stop."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepPlan:
+    """What a step makes of its groups: the rows in the loss, and the batches of each optimiser update.
+
+    `first_packs` are the packs that the first update's batches were made of.
+    """
+
+    groups: tuple[LeasedGroup, ...]
+    rows: list[PackedRow]
+    updates: list[list[Batch]]
+    first_packs: list[Pack]
+
+
+class Trainer:
+    """One training run, made by the lead of `ranks`. `print_line` prints a line about a long wait.
+
+    Setting `stopping` ends it after the step under way, with a checkpoint.
+    """
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        client: TrainerClient,
+        ranks: Ranks,
+        sinks: Sequence[Sink] = (),
+        print_line: PrintLine = lambda line: None,
+    ) -> None:
+        self.settings = settings
+        self.client = client
+        self.sinks = sinks
+        self._print_line = print_line
+        self.stopping = False
+        self.checkpoints = Checkpoints(
+            settings.out,
+            settings.policy,
+            settings.model,
+            every=settings.checkpoint_every,
+            count=settings.checkpoints_kept,
+        )
+        self.checkpoints.sweep()
+        saved = self.checkpoints.latest()
+        self.step, self.version = (saved.step, saved.version) if saved else (0, 0)
+        self._restored = saved
+        self._watch = AnswerWatch(client, settings.policy, print_line)
+        self._checkpointed_step = self.step
+        self._control: RolloutControl | None = None  # as this run last set it
+        self._skipped_updates = 0  # updates of the step under way whose gradient was not finite
+        self._served_folder = saved.folder if saved else settings.model
+        self._pushes_adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
+        distributed = settings.push.transfer == "distributed"
+        self._sender = WeightSender(settings.push, ranks.device) if distributed else None
+        lead = RankWorker(settings, ranks, saved)
+        if settings.lora.rank:
+            check_pushable(lead.learner.model, settings.model)
+        self._recipe = lead.recipe
+        self._needs_checked = False
+        self._planner = planning.Planner(lead.recipe, settings)
+        self._model, self._clock = lead.learner.model, lead.clock
+        self._experts = None if settings.router.replay == "off" else lead.learner.network.mixture.shape
+        self._pack = self._planner.packer(ranks.size, alone=architectures.rows_alone(self._model.config))
+        self._workers = Workers(lead, ranks)
+
+    def run(self) -> None:
+        """Trains up to the settings' step, or until `stopping`."""
+        self._resume()
+        for sink in self.sinks:
+            sink.begin(self.step)
+        with self._lease_holder() as leases:
+            while self.step < self.settings.steps and not self.stopping:
+                self._clock.seconds.clear()
+                if self._gather(leases) and (report := self._train(leases)) is not None:
+                    for sink in self.sinks:
+                        sink.write(report)
+        if self.step > self._checkpointed_step:  # `stopping` was set during the last step's checkpoint, or after it
+            self._checkpoint()
+            self.checkpoints.prune(self.step)
+        self._end_control()
+        self._workers.dismiss()
+        if self._sender is not None:
+            self._sender.close()
+
+    def _lease_holder(self) -> LeaseHolder:
+        settings = self.settings
+        options = LeaseOptions(
+            max_staleness=settings.max_staleness,
+            stale=settings.stale,
+            tampered=settings.tampered,
+            wait=LEASE_WAIT_S,
+            ttl=settings.lease_ttl,
+        )
+        can_train = partial(
+            check,
+            vocabulary=self._model.config.vocab_size,
+            experts=self._experts,
+            all_routed=settings.router.replay == "required",
+        )
+        return LeaseHolder(
+            self.client,
+            settings.policy,
+            options,
+            keep_zero_variance=not settings.loss.drop_zero_variance,
+            check=can_train,
+            admits=self._recipe.admits,
+        )
+
+    def _gather(self, leases: LeaseHolder) -> bool:
+        """Leases a step's groups, and those that the recipe wants again; False if `stopping` came first."""
+        with self._clock.part("wait"):
+            notice = WaitNotice(self.client, self.settings.policy, self._print_line, self._push)
+
+            def waiting(missing: int) -> None:
+                self._watch.check()
+                notice.report_wait(missing)
+
+            complete = leases.gather(self.settings.groups, lambda: self.stopping, waiting)
+            self._watch.check()
+            if complete and (replayed := self._recipe.replay(self.step + 1)) is not None:
+                leases.gather_replayed(replayed.count, replayed.filter)
+        return complete
+
+    def _resume(self) -> None:
+        """Makes server and engines agree with the checkpoint, or the model, that this run goes on from.
+
+        Adapters are always pushed: an engine that was started anew has none of the policy's name. A policy that is
+        paused was left so by a run that died while it pushed: pushing again ends the pause, too.
+        """
+        policy = self.settings.policy
+        rewound = self.client.rewind(self.step, {policy: self.version}, take_over=self.settings.take_over)
+        if self.step > (rewound.last_step or 0):
+            known = "no step" if rewound.last_step is None else f"step {rewound.last_step} as the last"
+            self._print_line(
+                f"the server's record is older than the checkpoint of step {self.step}: it knows {known} of this run, "
+                "as a restored backup does. Groups that were trained since may be trained a second time"
+            )
+        version = rewound.versions[policy]
+        if self._restored and version != self.version:
+            self.checkpoints.renumber(self._restored, version)
+        self.version = version
+        served = self.client.policy(policy)
+        self._watch.begin(served)
+        weights.check_tokenizer(policy, served.tokenizer_hash, self.settings.model)
+        if self._pushes_adapters:
+            self._save_adapters()
+        if self._pushes_adapters or served.version != self.version or served.paused is not None or served.weights:
+            self._push_restored()
+        self._take_over_control(served)
+        self._set_control(self.step)
+
+    def _take_over_control(self, served: PolicyStatus) -> None:
+        """Another run's control ended with the rewind. Says what the admin plane set; ends what this run set before
+        it was started again, as its recipe may be another one by now."""
+        if served.control == RolloutControl():
+            return
+        if served.control_run is not None:
+            self._control = served.control
+            if self._recipe.after(self.step) is None:
+                self._end_control()
+            return
+        fields = {name: value for name, value in values_of(served.control).items() if value}
+        until = "until this run replaces it" if self._recipe.after(self.step) is not None else "for this run's rollouts"
+        self._print_line(f"{self.settings.policy} has a control from the admin plane, which holds {until}: {fields}")
+
+    def _end_control(self) -> None:
+        """What this run set for rollouts to come ends with it."""
+        if self._control not in (None, RolloutControl()):
+            with suppress(TrainerFenced):  # another run has the policy: it has ended this one's control
+                self.client.set_control(self.settings.policy, RolloutControl())
+            self._control = RolloutControl()
+
+    def _push_restored(self) -> None:
+        """Pushes what the run goes on from.
+
+        Another run may have used the version for fresh adapters of its own: this run's get the next one.
+        """
+        try:
+            self._push()
+        except VersionTaken:
+            if self._restored:
+                raise
+            self.version += 1
+            self._push()
+
+    def _set_control(self, step: int) -> None:
+        """Rollouts that begin from now on are as the recipe wants them after `step` steps.
+
+        Waits for an engine that must be asked first. If the trainer stops meanwhile, the run sets it as it goes on.
+        """
+        control = self._recipe.after(step)
+        while control is not None and control != self._control:
+            try:
+                self.client.set_control(self.settings.policy, control)
+                self._control = control
+            except EngineUnavailable as error:
+                if self.stopping:
+                    return
+                self._print_line(f"waiting to set the control of {self.settings.policy}: {error.message}")
+
+    def _train(self, leases: LeaseHolder) -> StepReport | None:
+        """One step on the leased groups; None if no weights came of it.
+
+        A group that is lost by the time of the acknowledgement is taken out, and the gradient is made again.
+        """
+        if not any(has_loss(group) for group in leases.groups):
+            self._set_aside(leases)
+            return None
+        recipe_state = json.dumps(self._recipe.state())
+        while leases.groups:
+            self._recipe.restore(json.loads(recipe_state))
+            plan = self._plan(leases.groups)
+            self._workers.begin(self.version, plan.updates)
+            norm = self._workers.gradient(0) if plan.updates else 0.0
+            if not math.isfinite(norm):
+                if not leases.refuse(f"step {self.step + 1}: the gradient's norm is {norm}"):
+                    self.client.rewind(self.step, {self.settings.policy: self.version})
+                break
+            self._check_fidelity(plan)
+            self._set_control(self.step + 1)  # the acknowledgement makes room: groups that it lets open follow it
+            if leases.acknowledge(self.step + 1):
+                return self._complete(plan, leases, norm)
+            self._workers.forget()
+        self._workers.forget()
+        self._recipe.restore(json.loads(recipe_state))
+        return None
+
+    def _set_aside(self, leases: LeaseHolder) -> None:
+        """Groups without loss make no step: they are acknowledged with the last one, so that they do not come back."""
+        count = len(leases.groups)
+        leases.acknowledge(self.step)
+        leases.clear()
+        self._print_line(f"no step of {counted(count, 'group')}: no reply in them carries loss")
+
+    def _complete(self, plan: StepPlan, leases: LeaseHolder, norm: float) -> StepReport:
+        """Changes the weights by the acknowledged groups, and has the engines serve them."""
+        self._annotate(plan, leases)
+        lr = self._apply(plan)
+        self.step += 1
+        self.version += 1
+        self._workers.update_followers(self.step)
+        leases.clear()
+        self._publish()
+        return self._report(plan, norm, lr)
+
+    def _plan(self, groups: tuple[LeasedGroup, ...]) -> StepPlan:
+        """The recipe's credit for the groups, and the batches of its updates."""
+        admitted = [group for group in groups if self._recipe.admits(group)]
+        step = planning.make_step(admitted, self.settings.loss, self.step + 1, self.settings.model)
+        step = self._recipe.filtered(step)
+        if admitted and not self._needs_checked:
+            self._recipe.check(step)
+            self._needs_checked = True
+        passes = self._recipe.passes(step)
+        step = replace(step, readings={name: self._read(step, requested) for name, requested in passes.items()})
+        with self._clock.part("collate"):
+            try:
+                credit = self._recipe.credit(step)
+                rows = planning.rows_to_train(step, credit, self.settings.loss, zeros=True)
+                updates = self._planner.updates(step, credit)
+            except AlignmentError as error:
+                origin = f"recipe {self.settings.recipe!r}, step {step.number}"
+                raise TrainerError(f"{origin}: {error.message}. The groups were given back") from error
+            packs = [self._pack(update) for update in updates]
+            batches = [
+                [collate(pack, len(update)) for pack in packs_of_update]
+                for update, packs_of_update in zip(updates, packs, strict=True)
+            ]
+            return StepPlan(groups, rows, batches, packs[0] if packs else [])
+
+    def _annotate(self, plan: StepPlan, leases: LeaseHolder) -> None:
+        """Records what the first update computed of each token, before the weights change."""
+        if self.settings.report.annotate and plan.updates:
+            with self._clock.part("annotate"):
+                readouts = self._workers.readouts(plan.updates[0])
+                leases.annotate(call_annotations(plan.first_packs, readouts), self.version)
+
+    def _read(self, step: Step, requested: Pass | ScoredPass) -> PolicyReading:
+        """What a network, or another policy of the server, says of the step before it."""
+        if isinstance(requested, ScoredPass):
+            with self._clock.part("read"):
+                return scored_reading(self.client, requested, step)
+        views = step.views() if requested.views is None else requested.views
+        packs = self._pack(planning.rows_to_read(step, views))
+        readouts = self._workers.read(requested.network, [collate(pack) for pack in packs])
+        return planning.read_views(step, views, packs, readouts)
+
+    def _check_fidelity(self, plan: StepPlan) -> None:
+        """`TrainerError` where the engines' log-probs can't be those of the weights in training, or near them."""
+        limit = self.settings.report.mismatch_stop
+        if not plan.updates or not limit:
+            return
+        for age, mean in self._workers.figures()["mismatch"].items():
+            if mean > limit:
+                tokens = f"{age} versions behind" if age else "of the weights in training"
+                raise TrainerError(
+                    f"step {self.step + 1}: log-probs of engine and trainer differ by {mean:.2f} in the mean over the "
+                    f"tokens {tokens}, and report.mismatch_stop is {limit:g}. They compute different models or sample "
+                    f"differently ({page('trainer')}), or the policy moves too fast. The groups were given back"
+                )
+
+    def _apply(self, plan: StepPlan) -> float:
+        """The first update's optimiser step, whose gradient is there, then the other updates; the learning rate."""
+        if not plan.updates:
+            return 0.0
+        self._workers.record_proximal()
+        lr = self._workers.apply(self.step + 1)
+        self._skipped_updates = 0
+        for index in range(1, len(plan.updates)):
+            if math.isfinite(self._workers.gradient(index)):
+                self._workers.apply(self.step + 1)
+            else:
+                self._workers.forget()
+                self._skipped_updates += 1
+        return lr
+
+    def _publish(self) -> None:
+        """Makes the step durable, where a checkpoint is due, and the engines serve its weights."""
+        last = self.stopping or self.step >= self.settings.steps
+        state = None
+        with self._clock.part("checkpoint"):
+            if self.checkpoints.due(self.step, last):
+                state = self._checkpoint()
+            elif not self._pushes_adapters and self._sender is None:
+                self._served_folder = self.checkpoints.save_weights(self.step, self._model, self._workers.weights())
+            if self._pushes_adapters:
+                self._save_adapters()
+        with self._clock.part("push"):
+            self._push(state)
+        self.checkpoints.prune(self.step)
+
+    def _save_adapters(self) -> None:
+        self._served_folder = self.checkpoints.save_adapters(self.step, self._workers.adapters(), self.settings.lora)
+
+    def _checkpoint(self) -> dict[str, Any]:
+        """Makes the step durable; returns its weights."""
+        state = self._workers.weights()
+        self._served_folder = self.checkpoints.save(self.step, self.version, self._model, state, self._workers.state())
+        self._checkpointed_step = self.step
+        return state
+
+    def _push(self, state: dict[str, Any] | None = None) -> None:
+        """The engines load the served folder, or receive the weights: `state` where the caller has it."""
+        policy, mode = self.settings.policy, self.settings.update_mode
+        if self._sender is None:
+            push_folder(self.client, policy, self._served_folder, self.version, mode, adapter=self._pushes_adapters)
+        else:
+            tensors = weights.sendable(self._model, state or self._workers.weights())
+            self._sender.push(self.client, policy, tensors, self.version, mode)
+
+    def _report(self, plan: StepPlan, norm: float, lr: float) -> StepReport:
+        batches = [batch for update in plan.updates for batch in update]
+        tokens = sum(batch.tokens for batch in batches)
+        seconds = sum(self._clock.seconds[part] for part in ("forward", "backward", "optimiser"))
+        return StepReport(
+            step=self.step,
+            attempt=self.client.caller["incarnation"],
+            version=self.version,
+            grad_norm=norm,
+            lr=lr,
+            updates=len(plan.updates),
+            updates_skipped=self._skipped_updates,
+            tokens=tokens,
+            shared_tokens=sum(batch.unshared_tokens for batch in batches) - tokens,
+            tokens_per_second=tokens / seconds if seconds else 0.0,
+            seconds={name: round(value, 4) for name, value in self._clock.seconds.items()},
+            **describe_groups(plan.groups),
+            **self._watch.since_start(),
+            **describe_rows(plan.rows, self._experts),
+            **self._workers.figures(),
+        )

@@ -1,0 +1,68 @@
+"""A training run as a process: its ranks, its signals, its sinks."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from types import FrameType
+from typing import Any
+
+import torch
+
+from rolltap.errors import ConfigError, EngineUnavailable, StoreUnavailable
+from rolltap.tokenizer import download_hint
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.run.folder import locked, run_id
+from rolltap.trainer_client.run.loop import Trainer
+from rolltap.trainer_client.run.sinks import Terminal, open_sinks
+from rolltap.trainer_client.run.worker import RankWorker, follow
+from rolltap.trainer_client.settings import TrainerSettings
+
+FIRST_CONTACT_S = 5.0
+"""How long a server that does not answer is tried at the start, where its URL may be wrong."""
+
+
+def run(settings: TrainerSettings) -> None:
+    """Trains as `settings` say. SIGTERM and SIGINT end the run after the step under way."""
+    if not (settings.model / "config.json").is_file():
+        raise ConfigError(
+            f"--model {settings.model} is not a model's folder: it has no config.json{download_hint(settings.model)}"
+        )
+    if settings.compute.threads:
+        torch.set_num_threads(settings.compute.threads)
+    torch.manual_seed(settings.seed)
+    ranks = Ranks.of_environment(settings.compute.device)
+    if ranks.lead:
+        _lead(settings, ranks)
+    else:
+        _on_signals(signal.SIG_IGN)  # torchrun passes its own on to every rank; the lead is the one that stops
+        follow(RankWorker(settings, ranks, None), ranks)
+    ranks.leave()
+
+
+def _lead(settings: TrainerSettings, ranks: Ranks) -> None:
+    with suppress(StoreUnavailable, EngineUnavailable):  # a server that answers is waited for with patience, later
+        TrainerClient(settings.url, settings.key, settings.name, patience=FIRST_CONTACT_S).policy(settings.policy)
+    client = TrainerClient(settings.url, settings.key, settings.name, run=run_id(settings.out))
+    with ExitStack() as stack:
+        stack.enter_context(locked(settings.out))
+        terminal = Terminal()
+        sinks = [terminal, *open_sinks(settings.report.sinks, settings.out, settings.report.project, settings.name)]
+        for sink in sinks:
+            stack.callback(sink.close)
+        trainer = Trainer(settings, client, ranks, sinks, terminal.say)
+
+        def stop(*_: Any) -> None:
+            trainer.stopping = True
+
+        _on_signals(stop)
+        trainer.run()
+
+
+def _on_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
+    if threading.current_thread() is threading.main_thread():
+        for kind in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(kind, handler)

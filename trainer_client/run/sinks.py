@@ -1,0 +1,186 @@
+"""Where reports go: a sink takes each step's, and is closed at the end. One class and one line in `SINKS` each.
+
+A run that goes on from a checkpoint makes the steps after it again. `begin` tells the sink, which takes back what was
+reported of them where it can. Elsewhere `attempt` tells them apart: of two reports of a step, the greater one counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from rolltap.errors import ConfigError
+from rolltap.trainer_client.run.folder import run_id
+from rolltap.trainer_client.run.metrics import StepReport
+
+MLFLOW_TAG = "rolltap_run"
+
+
+class Sink(Protocol):
+    """Takes reports in the order of their steps. A resumed run appends to what its earlier part wrote."""
+
+    def begin(self, step: int) -> None:
+        """The run goes on from `step`: what was reported of later steps does not count any more."""
+        ...
+
+    def write(self, report: StepReport) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """`<out>/metrics.jsonl`, a line a step, whole as soon as it is written. Lines of steps that are made again move to
+    `metrics.abandoned.jsonl`."""
+
+    def __init__(self, out: Path, project: str, name: str) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self._path = out / "metrics.jsonl"
+
+    def begin(self, step: int) -> None:
+        if not self._path.exists():
+            return
+        kept, abandoned = list[str](), list[str]()
+        text = self._path.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
+            try:
+                (kept if json.loads(line)["step"] <= step else abandoned).append(f"{line}\n")
+            except (ValueError, KeyError, TypeError):
+                continue  # torn by a crash or a full disk: no step
+        if "".join(kept) == text:
+            return
+        with self._path.with_name("metrics.abandoned.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(abandoned)
+        mended = self._path.with_name(f".making-{self._path.name}")
+        mended.write_text("".join(kept), encoding="utf-8")
+        mended.rename(self._path)
+
+    def write(self, report: StepReport) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(report)) + "\n")
+
+    def close(self) -> None:
+        return None
+
+
+class Terminal:
+    """A line a step."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+
+    def begin(self, step: int) -> None:
+        return None
+
+    def write(self, report: StepReport) -> None:
+        mean, peak = report.mismatch_mean, report.mismatch_max
+        mismatch = "nothing measured" if mean is None or peak is None else f"{mean:.1e}/{peak:.1e}"
+        without_loss = f", {report.groups_without_loss} without loss" if report.groups_without_loss else ""
+        time = " ".join(f"{part} {value:.2f}" for part, value in report.seconds.items())
+        self._console.print(
+            f"[bold]step {report.step}[/]  reward {report.reward:.3f} ({report.rollouts} rollouts, "
+            f"{report.groups_without_variance}/{report.groups} groups without variance{without_loss})  "
+            f"entropy {report.entropy:.3f}  clip {report.clip_fraction:.1%}  mismatch {mismatch}  "
+            f"{report.tokens_per_second:,.0f} tok/s  [dim]s: {time}[/]",
+            soft_wrap=True,
+        )
+
+    def say(self, line: str) -> None:
+        """Prints a line that belongs to no step."""
+        self._console.print(line, soft_wrap=True, markup=False, style="dim")
+
+    def close(self) -> None:
+        return None
+
+
+class TensorBoard:
+    """TensorBoard event files in `<out>/tensorboard`."""
+
+    def __init__(self, out: Path, project: str, name: str) -> None:
+        self._make: Any = _need("torch.utils.tensorboard", "tensorboard").SummaryWriter
+        self._folder = str(out / "tensorboard")
+        self._writer: Any = None
+
+    def begin(self, step: int) -> None:
+        self._writer = self._make(self._folder, purge_step=step + 1)
+
+    def write(self, report: StepReport) -> None:
+        for name, value in report.flat().items():
+            self._writer.add_scalar(name, value, report.step)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run at W&B, by the environment's own account and mode; a resumed trainer goes on with its run.
+
+    W&B's own step only grows, and would refuse steps that are made again: `step` is the axis instead.
+    """
+
+    def __init__(self, out: Path, project: str, name: str) -> None:
+        self._run: Any = _need("wandb", "wandb").init(
+            project=project, name=name, id=run_id(out), dir=str(out), resume="allow"
+        )
+        self._run.define_metric("*", step_metric="step")
+
+    def begin(self, step: int) -> None:
+        return None
+
+    def write(self, report: StepReport) -> None:
+        self._run.log(report.flat())
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MLflow:
+    """A run at MLflow, by the environment's tracking server; a resumed trainer goes on with its run, by a tag."""
+
+    def __init__(self, out: Path, project: str, name: str) -> None:
+        self._mlflow: Any = _need("mlflow", "mlflow")
+        experiment = self._mlflow.set_experiment(project).experiment_id
+        own = f"tags.{MLFLOW_TAG} = '{run_id(out)}'"
+        earlier = self._mlflow.MlflowClient().search_runs([experiment], filter_string=own, max_results=1)
+        if earlier:
+            self._mlflow.start_run(run_id=earlier[0].info.run_id)
+        else:
+            self._mlflow.start_run(run_name=name, tags={MLFLOW_TAG: run_id(out)})
+
+    def begin(self, step: int) -> None:
+        return None
+
+    def write(self, report: StepReport) -> None:
+        self._mlflow.log_metrics(report.flat(), step=report.step)
+
+    def close(self) -> None:
+        self._mlflow.end_run()
+
+
+SINKS: dict[str, Callable[[Path, str, str], Sink]] = {
+    "jsonl": JsonLines,
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+
+
+def open_sinks(names: Sequence[str], out: Path, project: str, run: str) -> list[Sink]:
+    """The sinks called `names`; `ConfigError` lists the known ones, or says what to install."""
+    for name in names:
+        if name not in SINKS:
+            raise ConfigError(f"no metrics sink {name!r}; known: {', '.join(SINKS)}")
+    return [SINKS[name](out, project, run) for name in names]
+
+
+def _need(module: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"the metrics sink needs {package}: pip install {package}") from error
