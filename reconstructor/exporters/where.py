@@ -49,7 +49,7 @@ COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class FieldCondition:
     """One comparison of a field with a value. `text` is as the user wrote it."""
 
     text: str
@@ -63,7 +63,7 @@ class Condition:
         """The field without the key of a tag."""
         return self.field.partition(".")[0]
 
-    def leaves(self) -> Iterator[Condition]:
+    def leaves(self) -> Iterator[FieldCondition]:
         yield self
 
     def holds(self, value_of: ValueOf) -> bool:
@@ -90,7 +90,7 @@ class Joined:
     parts: tuple[Expression, ...]
     text: str
 
-    def leaves(self) -> Iterator[Condition]:
+    def leaves(self) -> Iterator[FieldCondition]:
         return (leaf for part in self.parts for leaf in part.leaves())
 
     def holds(self, value_of: ValueOf) -> bool:
@@ -105,14 +105,14 @@ class Negated:
     part: Expression
     text: str
 
-    def leaves(self) -> Iterator[Condition]:
+    def leaves(self) -> Iterator[FieldCondition]:
         return self.part.leaves()
 
     def holds(self, value_of: ValueOf) -> bool:
         return not self.part.holds(value_of)
 
 
-Expression = Condition | Joined | Negated
+Expression = FieldCondition | Joined | Negated
 
 
 def parse_parts(texts: Sequence[str], kinds: Mapping[str, Kind]) -> tuple[Expression, ...]:
@@ -304,7 +304,7 @@ EXPECTED = "FIELD OP VALUE, as in reward>=0.5 or task in (a, 'b c'), joined by a
 
 
 def _depth(part: Expression) -> int:
-    if isinstance(part, Condition):
+    if isinstance(part, FieldCondition):
         return 1
     return 1 + (_depth(part.part) if isinstance(part, Negated) else max(map(_depth, part.parts)))
 
@@ -357,7 +357,7 @@ class _Builder(Transformer[Token, Expression]):
     def without(self, tokens: list[Token]) -> Expression:
         return Negated(self.within(tokens), f"{tokens[0]} not in ({', '.join(tokens[1:])})")
 
-    def _comparison(self, field: Token, op: str, value: Token) -> Condition:
+    def _comparison(self, field: Token, op: str, value: Token) -> FieldCondition:
         name = str(field)
         kind = self._kinds.get("tag" if name.startswith("tag.") else name)
         if kind is None:
@@ -371,7 +371,7 @@ class _Builder(Transformer[Token, Expression]):
             raise DatasetError(f"where: {name} knows {' '.join(operators)}, not {op}")
         plain = str(value)
         plain = plain[1:-1] if plain[0] in "\"'" else plain
-        return Condition(f"{name}{op}{value}", name, op, _value(name, kind, plain), kind)
+        return FieldCondition(f"{name}{op}{value}", name, op, _value(name, kind, plain), kind)
 
 
 def _value(name: str, kind: Kind, text: str) -> Any:

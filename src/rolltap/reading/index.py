@@ -24,7 +24,15 @@ from typing import Any
 from rolltap.calllog.outlines import CallWords
 from rolltap.errors import StoreUnavailable
 from rolltap.reading.types import Facet, FacetValue, GroupEffort, SessionQuery, SessionSummary
-from rolltap.reconstructor.exporters.where import Condition, Expression, Joined, Kind, Negated, ValueOf, parse_parts
+from rolltap.reconstructor.exporters.where import (
+    Expression,
+    FieldCondition,
+    Joined,
+    Kind,
+    Negated,
+    ValueOf,
+    parse_parts,
+)
 from rolltap.types import LogVerdict
 
 LAYOUT = "4"
@@ -382,7 +390,7 @@ def _joined(clauses: Sequence[str], word: str) -> str:
     return f"({_joined(clauses[:middle], word)} {word.upper()} {_joined(clauses[middle:], word)})"
 
 
-def _clause(condition: Condition) -> tuple[str, list[Any]]:
+def _clause(condition: FieldCondition) -> tuple[str, list[Any]]:
     """Returns a condition as SQL with its values. A field without a value satisfies only `!=`."""
     name, _, key = condition.field.partition(".")
     negated = condition.op == "!="
