@@ -33,10 +33,9 @@ DOCUMENTS = re.compile(r"\.(txt|md|rst|csv|tsv|html|css|svg|tex|po|png|jpg|gif|p
 PLAIN = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_-]{0,99}|__init__|__main__")
 """A folder or the stem of a file: no dot, so neither hidden nor `jest.config.js`, `x.dist-info`, `x.cpython-311.so`."""
 
-TESTS = re.compile(
-    r"(.*/)?(tests?|specs?|testing)(\.[^/]+)?(/.*)?|(.*/)?(test_[^/]*|[^/]*_test|[^/]*[._]spec|[^/]*\.test)\.[^/.]+",
-    re.IGNORECASE,
-)
+FOLDER_OF_TESTS = re.compile(r"(tests?|specs?|testing)(\..+)?", re.IGNORECASE | re.DOTALL)
+"""The name of a folder with tests, or of a file with all of them."""
+FILE_OF_TESTS = re.compile(r"test_.*\..*|.*(_test|[._]spec|\.test)\.[^.]*", re.IGNORECASE | re.DOTALL)
 PLACES = frozenset(
     (
         *("node_modules", "bower_components", "site-packages", "dist-packages", "venv", "env", "META-INF"),
@@ -133,7 +132,8 @@ class Intake:
         return (
             bool(is_known)
             and all(PLAIN.fullmatch(each) for each in (*folders, stem))
-            and not TESTS.fullmatch(path)
+            and not any(FOLDER_OF_TESTS.fullmatch(each) for each in (*folders, name))
+            and not FILE_OF_TESTS.fullmatch(name)
             and not self._configures(path)
         )
 

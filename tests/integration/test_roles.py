@@ -45,10 +45,7 @@ for role in ("referee", "solver", "critic"):
     assert ask(role, "begin")["model"] == role
 """
 
-
-def by_role(folder: Path) -> dict[str, float]:
-    """The evaluator of these tests."""
-    return {"rollout": 1.0, "role:solver": 0.25, "role:critic": 0.75}
+CHECK = Path(__file__).with_name("role_checks.py")
 
 
 @pytest.fixture
@@ -67,7 +64,7 @@ async def home(tmp_path: Path) -> AsyncIterator[tuple[Rolltap, AdminClient]]:
 
 
 def debate(evaluator: dict[str, str] | None = None) -> Task:
-    scored = evaluator or {"kind": "python", "callable": f"{__name__}:by_role"}
+    scored = evaluator or {"kind": "python", "callable": f"{CHECK}:by_role"}
     return Task("debate", "", {"harness": "command", "argv": [sys.executable, "-c", DEBATE], "evaluator": scored})
 
 
