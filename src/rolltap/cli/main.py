@@ -156,8 +156,11 @@ def engine(
             help="key that clients send; required unless the address is loopback", envvar="ROLLTAP_ENGINE_KEY"
         ),
     ] = "",
+    context: Annotated[int, typer.Option(help="longest sequence in tokens; 0: the model's")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps; auto: a CUDA card where there is one")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16; auto: bfloat16 on a card")] = "auto",
 ) -> None:
-    """Runs the embedded model server, or a scripted one (for dry runs)."""
+    """Runs the embedded model server (any causal language model of transformers), or a scripted one (for dry runs)."""
     if script is not None:
         from rolltap.engine.scripted import ScriptedEngine, load_script
         from rolltap.engine.tiny import FOLDER
@@ -171,7 +174,8 @@ def engine(
     from rolltap.engine.settings import ModelServerSettings
     from rolltap.engine.tiny import FOLDER
 
-    main(ModelServerSettings(model or FOLDER, "tiny" if model is None else "", host, port, key=key))
+    name = "tiny" if model is None else ""
+    main(ModelServerSettings(model or FOLDER, name, host, port, context=context, key=key, device=device, dtype=dtype))
 
 
 @app.command(rich_help_panel=START)

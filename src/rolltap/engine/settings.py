@@ -7,6 +7,10 @@ from pathlib import Path
 
 import torch
 
+from rolltap.errors import ConfigError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
 
 @dataclass(frozen=True, slots=True)
 class ModelServerSettings:
@@ -36,12 +40,20 @@ class ModelServerSettings:
 
     @property
     def torch_device(self) -> str:
+        """`ConfigError` if torch can't compute there."""
+        name = "cuda" if torch.cuda.is_available() else "cpu"
         if self.device != "auto":
-            return self.device
-        return "cuda" if torch.cuda.is_available() else "cpu"
+            name = self.device
+        try:
+            torch.empty(1, device=name)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise ConfigError(f"--device {name}: {str(error).splitlines()[0]}") from error
+        return name
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        if self.dtype == "auto":
-            return torch.bfloat16 if self.torch_device.startswith("cuda") else torch.float32
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[self.dtype]
+        automatic = "bfloat16" if self.torch_device.startswith("cuda") else "float32"
+        name = automatic if self.dtype == "auto" else self.dtype
+        if name not in DTYPES:
+            raise ConfigError(f"--dtype {name}: {' or '.join(DTYPES)}, or auto")
+        return DTYPES[name]

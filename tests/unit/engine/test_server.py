@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from rolltap.engine.model import CausalModel
+from rolltap.engine.server import build
+from rolltap.engine.settings import ModelServerSettings
+from rolltap.errors import ConfigError
 
 PROMPT = [40, 300, 41, 500, 42, 600, 43]
 GENERATE = "/inference/v1/generate"
@@ -357,3 +360,24 @@ def test_a_port_in_use_or_a_folder_without_a_model_ends_with_one_line(
         assert done.returncode == 1
         assert done.stderr.count("\n") == 1
         assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [({"dtype": "float16"}, "--dtype float16: float32 or bfloat16"), ({"device": "cuda:77"}, "--device cuda:77"),
+     ({"device": "nonsense"}, "--device nonsense")],
+)  # fmt: skip
+def test_a_device_or_a_number_format_that_is_not_there_is_named(
+    model_folder: Path, option: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(ModelServerSettings(model_folder, **option))
+
+
+def test_bfloat16_is_close_to_float32(model_folder: Path) -> None:
+    ids = list(range(3, 60))
+    half, full = (CausalModel.load(model_folder, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    with torch.inference_mode():
+        one, other = (torch.cat(list(model.score(ids))).log_softmax(-1) for model in (half, full))
+    assert one.dtype == torch.float32
+    assert (one - other).abs().mean() < 0.05
