@@ -36,6 +36,9 @@ from .kept_schemas import keep_schemas
 
 ROOT = Path(__file__).parents[1]
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background: what tests start would ignore it, too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Workers side by side share the cores, and models of a few thousand weights are slower on more than one thread. Before
 # torch is imported; the processes that tests start take it over.
 if "PYTEST_XDIST_WORKER" in os.environ:

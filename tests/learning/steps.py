@@ -24,9 +24,9 @@ from rolltap.demo.learn import POLICY
 from rolltap.trainer_client.adapters.feed import Feed, FeedSettings
 from rolltap.trainer_client.adapters.rows import TrainedRow
 from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.folder import run_id
 from rolltap.trainer_client.model.ranks import Ranks
 from rolltap.trainer_client.recipes.base import Recipe
-from rolltap.trainer_client.run.folder import run_id
 from rolltap.trainer_client.run.loop import Trainer
 from rolltap.trainer_client.run.metrics import StepReport
 from rolltap.trainer_client.settings import load_trainer_settings

@@ -23,11 +23,11 @@ from rolltap.errors import CheckpointMismatch, ConfigError, VersionTaken
 from rolltap.trainer_client.adapters.rows import TrainedRow, rows_of
 from rolltap.trainer_client.data.scoring import check
 from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.folder import locked, run_id
 from rolltap.trainer_client.lease.holder import LeaseHolder
 from rolltap.trainer_client.lease.push import WeightSender
 from rolltap.trainer_client.model.weights import served_tokenizer
 from rolltap.trainer_client.recipes.base import Recipe
-from rolltap.trainer_client.run.folder import locked, run_id
 
 ABOUT = "rolltap.json"
 """In a third-party trainer's checkpoint folder: the policy and the weight version of the checkpoint."""

@@ -14,8 +14,8 @@ from rolltap.tokenizer import download_hint
 from rolltap.trainer_client.endpoint.app import KEY_PREFIX, TinkerEndpoint
 from rolltap.trainer_client.endpoint.model import BaseModelInfo
 from rolltap.trainer_client.endpoint.saved import Library
+from rolltap.trainer_client.lease.folder import locked
 from rolltap.trainer_client.model.ranks import Ranks
-from rolltap.trainer_client.run.folder import locked
 from rolltap.trainer_client.settings import TrainerSettings
 
 KEY_FILE = "tinker-key"

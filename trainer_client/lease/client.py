@@ -5,7 +5,7 @@ is at least once, the effect exactly once, if a trainer
 
 1. acknowledges a lease *before* it applies the update made from it, and forgets the update where that is refused;
 2. calls `rewind(step, versions)` after restoring the checkpoint of `step`, before anything else;
-3. keeps its name and `run` over restarts (`rolltap.trainer_client.run.folder.run_id` keeps one beside the checkpoints).
+3. keeps its name and `run` over restarts (`run_id` keeps one beside the checkpoints).
 
 The rewind makes this client the owner of its policies. Every later call carries the incarnation that it was given, and
 raises `TrainerFenced` once another process is the owner: this one must stop then.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 
+import rolltap.trainer_client.lease.protocol as protocol
 from rolltap.contract.control import PolicyStatus, RolloutControl
 from rolltap.contract.trainer import (
     CallAnnotation,
@@ -36,7 +37,6 @@ from rolltap.contract.trainer import (
     Transfer,
 )
 from rolltap.http_client import AsyncHttpClient, HttpClient
-from rolltap.trainer_client.lease import protocol
 from rolltap.trainer_client.lease.protocol import TrainerCaller
 
 

@@ -14,8 +14,8 @@ import torch
 from rolltap.errors import ConfigError, EngineUnavailable, StoreUnavailable
 from rolltap.tokenizer import download_hint
 from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.folder import locked, run_id
 from rolltap.trainer_client.model.ranks import Ranks
-from rolltap.trainer_client.run.folder import locked, run_id
 from rolltap.trainer_client.run.loop import Trainer
 from rolltap.trainer_client.run.sinks import Terminal, open_sinks
 from rolltap.trainer_client.run.worker import RankWorker, follow

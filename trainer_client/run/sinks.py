@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.run.folder import run_id
+from rolltap.trainer_client.lease.folder import run_id
 from rolltap.trainer_client.run.metrics import StepReport
 
 MLFLOW_TAG = "rolltap_run"

@@ -99,7 +99,7 @@ def run_local(config: Path | None, data: Path | None, port: int, script: Path | 
     def drain(*_: object) -> None:
         nonlocal told_to_drain
         told_to_drain = True
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt  # and no SIGINT, which a shell's background ignores
 
     before = signal.signal(signal.SIGTERM, drain)
     with claimed(settings.data) as listening:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner
 
+from rolltap.cli import up
 from rolltap.cli.common import interrupted_by_term, signals_put_back
 from rolltap.cli.main import app
+from rolltap.deployment.local import LocalOptions
+from rolltap.settings import LimitSettings
 
 
 def ours(*_: object) -> None:
@@ -53,6 +59,41 @@ def test_sigterm_ends_a_command_like_an_interrupt(work: Callable[[], None], inte
         assert signal.getsignal(signal.SIGTERM) is ours
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@dataclass
+class Deployment:
+    """One that gets a signal while it runs."""
+
+    options: LocalOptions
+    stopped: ClassVar[list[float]] = []
+    urls: ClassVar[dict[str, str]] = {}
+
+    def start(self, report: Callable[[str], None]) -> None:
+        report("postgres")
+
+    def look(self) -> list[str]:
+        signal.raise_signal(signal.SIGTERM)
+        return []
+
+    def stop(self, *, drain_s: float = 0.0) -> None:
+        self.stopped.append(drain_s)
+
+
+@pytest.mark.parametrize("interrupts", [signal.default_int_handler, signal.SIG_IGN], ids=["terminal", "background"])
+def test_sigterm_drains_a_local_deployment(
+    interrupts: signal.Handlers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(up, "LocalDeployment", Deployment)
+    monkeypatch.setattr(up, "_show", lambda deployment: None)
+    monkeypatch.setattr(Deployment, "stopped", [])
+    before = signal.signal(signal.SIGINT, interrupts)
+    try:
+        up.run_local(None, tmp_path, 0, None, redis=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert Deployment.stopped == [LimitSettings().drain_s]
+    assert signal.getsignal(signal.SIGTERM) is ours
 
 
 def test_what_a_loop_took_is_put_back() -> None:

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rolltap.errors import TrainerError
+from rolltap.trainer_client.lease.folder import locked, run_id
 from rolltap.trainer_client.model.weights import digest_of_folder, digest_of_tensors
-from rolltap.trainer_client.run.folder import locked, run_id
 
 
 def test_a_folder_keeps_its_id_and_another_has_another(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_folder_keeps_its_id_and_another_has_another(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
-    code = "import sys, pathlib\nfrom rolltap.trainer_client.run.folder import locked\n"
+    code = "import sys, pathlib\nfrom rolltap.trainer_client.lease.folder import locked\n"
     code += "with locked(pathlib.Path(sys.argv[1])):"
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{code}\n    print(1, flush=True)\n    input()", str(tmp_path)],
