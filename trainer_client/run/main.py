@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -38,8 +38,8 @@ def run(settings: TrainerSettings) -> None:
     if ranks.lead:
         _lead(settings, ranks)
     else:
-        _on_signals(signal.SIG_IGN)  # torchrun passes its own on to every rank; the lead is the one that stops
-        follow(RankWorker(settings, ranks, None), ranks)
+        with _signals_to(signal.SIG_IGN):  # torchrun passes its own on to every rank; the lead is the one that stops
+            follow(RankWorker(settings, ranks, None), ranks)
     ranks.leave()
 
 
@@ -58,11 +58,20 @@ def _lead(settings: TrainerSettings, ranks: Ranks) -> None:
         def stop(*_: Any) -> None:
             trainer.stopping = True
 
-        _on_signals(stop)
-        trainer.run()
+        with _signals_to(stop):
+            trainer.run()
 
 
-def _on_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
-    if threading.current_thread() is threading.main_thread():
-        for kind in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(kind, handler)
+@contextmanager
+def _signals_to(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> Iterator[None]:
+    """SIGTERM and SIGINT go to `handler` meanwhile; only a main thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {kind: signal.signal(kind, handler) for kind in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for kind, former in before.items():
+            if former is not None:  # None: set by something else than Python
+                signal.signal(kind, former)
