@@ -31,7 +31,12 @@ ENDPOINT = Endpoint("http://127.0.0.1:8710/s/SESSION", "KEY", "my-model")
 LINK = re.compile(r"(?P<before>\]\()(?P<path>[^)#:\s]+)(?P<rest>(?:#[^)\s]*)?\))")
 PYTHON = {
     "The record": ("rolltap.reading.record", "rolltap.reading.tables"),
-    "Leases": ("rolltap.trainer_client.lease.client", "rolltap.trainer_client.lease.protocol", "rolltap.weights"),
+    "Leases": (
+        "rolltap.trainer_client.lease.client",
+        "rolltap.trainer_client.lease.protocol",
+        "rolltap.contract.control",
+        "rolltap.weights",
+    ),
     "Recipes": (
         "rolltap.trainer_client.recipes.base",
         "rolltap.trainer_client.data.step",
