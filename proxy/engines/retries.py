@@ -1,4 +1,4 @@
-"""Trying again what nobody has seen anything of yet."""
+"""Retries of requests whose reply has not reached anybody yet."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Tinker's sampling API: ids in, ids out, in one piece. Thinking Machines' service, or one that is like it.
+"""Tinker's sampling API (Thinking Machines' service, or a compatible one): ids in, ids out, in one piece.
 
-By HTTP, and not by Tinker's SDK: that imports torch where it is, keeps a thread, and tries again by itself, where this
-proxy has to know what became of a request. The answer is the one message of protobuf that is read here by hand.
+It uses HTTP and not Tinker's SDK. The SDK imports torch if installed, keeps a thread, and retries by itself, but this
+proxy must know the outcome of each request. The reply is the only protobuf message that is decoded by hand.
 
-A model is sampled from in a session of the service: a base model by its name, or weights by their `tinker://` path,
-whose number is the version of the tokens. Weights can't be pushed: the service samples from those that it saved itself.
+A session of the service samples from a base model by its name, or from weights by their `tinker://` path; the number in
+the path is the tokens' version. Weights can't be pushed: the service samples from weights that it saved itself.
 Source: tinker 0.38, `proto/tinker_public.proto` (by its generated code), `types/sample_request.py`, `lib/`.
 """
 

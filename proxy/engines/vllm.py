@@ -1,7 +1,7 @@
-"""vLLM's token API, which the embedded engine and the scripted one serve as well.
+"""vLLM's token API. The embedded engine and the scripted one serve it, too.
 
-`/inference/v1/generate` where the server offers it, since it alone returns weight versions; where it answers 403
-(started without `--enable-scale-out`) or 404 (an older release), `/v1/completions` with a prompt of ids. Weights are
+The client uses `/inference/v1/generate`, the only route with weight versions. If the server answers 403 (started
+without `--enable-scale-out`) or 404 (an older release), it uses `/v1/completions` with a prompt of ids. Weights are
 reloaded from a folder that the server can read (`VLLM_SERVER_DEV_MODE=1`).
 Source: vLLM 0.32, `vllm/entrypoints/`.
 """

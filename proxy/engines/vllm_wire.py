@@ -1,6 +1,6 @@
-"""vLLM's token API as typed JSON: what is sent, and how its stream becomes chunks.
+"""vLLM's token API as typed JSON: request bodies, and how a stream becomes chunks.
 
-Two endpoints with two shapes: `/inference/v1/generate` and `/v1/completions` with a prompt of ids.
+There are two endpoints with different JSON: `/inference/v1/generate`, and `/v1/completions` with a prompt of ids.
 Source: vLLM 0.32, `entrypoints/scale_out/token_in_token_out` and `entrypoints/openai/completion`.
 """
 
