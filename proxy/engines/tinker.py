@@ -34,14 +34,14 @@ API = "/api/v1"
 RETRIEVE = f"{API}/retrieve_future"
 SCHEME = "tinker://"
 POLL_S = 45.0
-"""How long one request for a result may take; the service answers 408 before, while there is none."""
+"""Seconds that one request for a result may take; the service answers 408 earlier if there is no result yet."""
 
 FINISHES: Mapping[int, FinishReason] = {0: "stop", 1: "length"}
 NUMBER = re.compile(r"(?<!\d)(\d+)$")
 
 
 class TinkerEngine(FixedWeights):
-    """One service."""
+    """A client of one service."""
 
     kind = "tinker"
     fixed_because = "Tinker samples from weights that it saved itself: set the policy's `model` to their tinker:// path"
@@ -97,7 +97,7 @@ class TinkerEngine(FixedWeights):
         except EngineRefused as error:
             if error.http_status not in (404, 410):
                 raise
-            self._sessions.pop(request.model, None)  # the service has forgotten it, or was started anew
+            self._sessions.pop(request.model, None)  # the service has dropped the session, or was restarted
             id = await self._submit(request.model, body)
         try:
             data = await self._result(id, self._slowest_s + request.max_tokens / SLOWEST_TOKENS_PER_S)
@@ -126,7 +126,7 @@ class TinkerEngine(FixedWeights):
         return self._text(answer, "sampling_session_id")
 
     async def _result(self, id: str, limit_s: float) -> bytes:
-        """The message of the result, which is asked for until it is there."""
+        """The message of the result; polls until there is one."""
         end = time.monotonic() + limit_s
         while (left := end - time.monotonic()) > 0:
             try:
@@ -199,7 +199,7 @@ class FailedRequest(msgspec.Struct):
 
 
 def versions(model: str, count: int) -> tuple[VersionSpan, ...] | None:
-    """What the path of saved weights says: the number at its end is their version. None where it says nothing."""
+    """The version in the path of saved weights: the number at its end. None if there is none."""
     number = NUMBER.search(model) if model.startswith(SCHEME) else None
     if number is None:
         return None
@@ -207,7 +207,7 @@ def versions(model: str, count: int) -> tuple[VersionSpan, ...] | None:
 
 
 def message(data: Any) -> dict[int, Any]:
-    """The fields of a protobuf message by their numbers, the last of each: integers, and bytes of what is longer."""
+    """The fields of a protobuf message by number, the last value of each: integers, and bytes for all longer types."""
     fields: dict[int, Any] = {}
     at = 0
     while at < len(data):
@@ -235,7 +235,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _candidates(table: Mapping[int, Any]) -> list[list[tuple[int, float]]]:
-    """Each token's likeliest candidates, a matrix of which comes as two rows of bytes."""
+    """Each token's likeliest candidates, from a matrix that is sent as two rows of bytes."""
     shape = (table[4], table[3])
     ids, logprobs = (np.frombuffer(table[at], kind).reshape(shape) for at, kind in ((1, np.int32), (2, np.float32)))
     return [list(zip(a.tolist(), b.tolist(), strict=True)) for a, b in zip(ids, logprobs, strict=True)]
