@@ -1,9 +1,9 @@
-"""What an agent left in its working copy and HOME: read, compared, copied and removed as what an enemy left.
+"""Reads, compares, copies and removes the files that an agent left in its working copy and HOME, as hostile files.
 
-`LeftFiles` opens regular files only, follows no link and limits all sizes. Changes are found by comparing two folders
-file by file: git is not run, as a repository's configuration can name programs that it would start. Links are compared
-as links; files by what is in them, as size and time are the agent's to set. Copies keep holes and lose the rights of
-other users. What has to be parsed goes to the reader processes (`read_untrusted`), never through the runner.
+`LeftFiles` opens only regular files, follows no link and limits all sizes. Changes are found by comparing two folders
+file by file. git is not run, because a repository's configuration can name programs that it would start. Links are
+compared as links, and files by content, since an agent can set size and time. Copies keep holes and drop the rights of
+other users. Files are parsed in the reader processes (`read_untrusted`), never in the runner.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class TrainerSettings(BaseSettings):
 
 
 def load_trainer_settings(path: Path | None = None, **overrides: Any) -> TrainerSettings:
-    """The recipe's settings, under `[trainer]` of the file at `path`, under `given`, under the environment.
+    """The settings: the environment over `overrides` over `[trainer]` of the file at `path` over the recipe's own.
 
     `ConfigError` names a bad key.
     """

@@ -17,7 +17,7 @@ from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.runtimes.sources import inside
 
 RUN = 'bash -n -c "$1" || exit 126; exec bash -o pipefail -c "$1"'
-"""Runs the command `$1`. One that bash can't parse could not run: bash's own status for that is also a test's."""
+"""Runs the command `$1`. One that bash can't parse exits with 126: bash's own status for that may also be a test's."""
 
 
 REWARD_BYTES = 1 << 16
@@ -90,8 +90,8 @@ def read_reward(folder: Path, path: str) -> str | None:
 
 
 def _clear(folder: Path, path: str) -> None:
-    """Removes whatever the agent made of the reward file; what stands for a folder in its path becomes an empty one,
-    and folders can be written again."""
+    """Removes whatever is at the path of the reward file. In its path, anything but a folder becomes an
+    empty folder, and folders become writable."""
     step = folder
     for part in Path(path).parts[:-1]:
         step = step / part

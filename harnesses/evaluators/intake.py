@@ -1,11 +1,11 @@
 """Which of an agent's changes an evaluation takes into a clean copy of the task. An allow-list.
 
-Without a task's `takes` these come in: source files and documents with plain names, in plain folders. A tool reads none
-of them unless the code or the task names it. Everything else stays what it was when the agent began: tests, whatever
-configures a tool, whatever a tool picks up by its name or place, links, and kinds that this list does not know.
+Without a task's `takes`, source files and documents with plain names in plain folders are taken. No tool reads such a
+file unless the code or the task names it. Everything else stays as it was before the agent: tests, files that configure
+a tool, files that a tool finds by name or place, links, and unknown kinds of files.
 
-With `takes` the task's patterns decide. One with a wildcard still brings nothing that is hidden or known to configure a
-tool; a pattern brings such a file if it names it: `"takes": ["src/*", "pyproject.toml"]`.
+With `takes`, the task's patterns decide. A pattern with a wildcard never takes a hidden file or one that is known to
+configure a tool; a pattern that names such a file does: `"takes": ["src/*", "pyproject.toml"]`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DOCUMENTS = re.compile(r"\.(txt|md|rst|csv|tsv|html|css|svg|tex|po|png|jpg|gif|p
 """New ones come in; of those that the task has, any may be what the agent's answer is compared with."""
 
 PLAIN = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_-]{0,99}|__init__|__main__")
-"""A folder or the stem of a file: no dot, so neither hidden nor `jest.config.js`, `x.dist-info`, `x.cpython-311.so`."""
+"""A folder, or a file without its suffix: no dot, so neither hidden nor `jest.config.js`, `x.dist-info`, `x.cpython-311.so`."""
 
 FOLDER_OF_TESTS = re.compile(r"(tests?|specs?|testing)(\..+)?", re.IGNORECASE | re.DOTALL)
 """The name of a folder with tests, or of a file with all of them."""
@@ -42,15 +42,15 @@ PLACES = frozenset(
         *("__pycache__", "sitecustomize", "usercustomize"),
     )
 )
-"""Folders that tools look into wherever they lie."""
+"""Folders that tools look into, wherever they are."""
 NAMES = re.compile(
     r"(conftest|sitecustomize|usercustomize|setup|hatch_build|noxfile|fabfile|dodo|pavement|conanfile)\.py"
     r"|(conanfile|cmakelists|requirements|constraints)\.txt|build\.rs|(gulp|grunt|jake)file\.(js|mjs|cjs|ts)",
     re.IGNORECASE,
 )
-"""Source files and documents that tools pick up by their names alone."""
+"""Source files and documents that tools find by their names alone."""
 NAMES_OF_NEW = frozenset(("tasks.py",))
-"""The same, where projects have modules of that name, too."""
+"""Like `NAMES`, but only for new files: projects have modules of these names, too."""
 
 CONFIGURES = re.compile(
     r"[^/]*(config|conf|rc|setup|workspace)\.[^/.]+|[^/]*\.(pth|pyc|pyo|so|egg-link|cfg|ini|toml|mk|cmake|opts|gradle|kts"
@@ -58,7 +58,7 @@ CONFIGURES = re.compile(
     r"|pom\.xml|build\.xml|deno\.json|composer\.json|rust-toolchain",
     re.IGNORECASE,
 )
-"""What no wildcard of a `takes` brings."""
+"""Paths that no pattern of `takes` with a wildcard takes."""
 INTERPRETER = re.compile(
     r"(.*/)?(python|pypy|node|deno|bun|ruby|perl|php|lua|bash|dash|ksh|zsh|sh|tsx|Rscript|julia)[\d.]*|source|\."
 )
@@ -70,7 +70,7 @@ WILD = re.compile(r"[*?[]")
 
 @dataclass(frozen=True, slots=True)
 class StartingState:
-    """The files of a task before the agent came, its folders, and those of them that Python imports from.
+    """The files of a task before the agent ran, its folders, and those folders that Python imports from.
 
     `modules`: the files by their path up to the first dot of their name.
     """
@@ -106,7 +106,7 @@ class Intake:
     refused: Collection[str] = ()
 
     def brings_of(self, agents: Path) -> Callable[[Change], bool]:
-        """Whether a change that is in the agent's copy comes in."""
+        """Whether a change of the agent's copy is taken."""
 
         def brings(change: Change) -> bool:
             is_link = change.kind is not ChangeKind.DELETED and (agents / change.path).is_symlink()
@@ -115,7 +115,7 @@ class Intake:
         return brings
 
     def brings(self, path: str, *, is_link: bool = False) -> bool:
-        """Whether the change of `path` comes in."""
+        """Whether the change of `path` is taken."""
         if path in self.refused:
             return False
         if not self.takes:
@@ -161,7 +161,7 @@ class Intake:
         )
 
     def _displaces(self, path: str) -> bool:
-        """Whether an import would find the new `path` where it found a file or folder that stays the task's."""
+        """Whether an import would find the new `path` instead of a file or folder of the task."""
         parts = path.split("/")
         for place, part in enumerate(parts):
             name = "/".join((*parts[:place], part.partition(".")[0]))
@@ -173,15 +173,15 @@ class Intake:
 
 
 def programs_of(judge: str, start: StartingState) -> set[str]:
-    """The files of the task that a judge's text starts as programs, in the clear: they decide, so they stay the task's.
+    """The task's files that a judge's text visibly starts as programs. They decide the verdict, so none is replaced.
 
-    What the helper starts is what is judged, and not among them.
+    Programs that the helper starts are what is judged: they are not included.
     """
     found = set[str]()
     lexer = shlex.shlex(judge, posix=True, punctuation_chars=";|&()\n")
     lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "#", True
     words: list[str] = []
-    with suppress(ValueError):  # an open quotation ends what can be told
+    with suppress(ValueError):  # an open quotation: the rest can't be parsed
         for word in (*lexer, ";"):
             if word.strip(";|&()\n"):
                 words.append(word)

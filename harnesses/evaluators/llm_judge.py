@@ -1,10 +1,10 @@
 """The `llm_judge` evaluator: a model reads the task and the agent's changes, and returns a score.
 
-It calls the model through the proxy, in a session of its own without a rollout. The session's tag `kind` is `judge`: by
-it the proxy records each of its calls as `CallKind.JUDGE`, which is never trained and in no dataset.
+It calls the model through the proxy, in a session of its own without a rollout. The session's tag `kind` is `judge`, so
+the proxy records its calls as `CallKind.JUDGE`: they are never trained and in no dataset.
 
-The judge sees a part of every change, and is told what it does not see. What the agent wrote stands between lines with
-a random mark, so that nothing of it can end its part and speak as the task does.
+The judge sees a part of every change, and is told what it does not see. The agent's text is between lines with a random
+mark, so it can't end its part and imitate the task's text.
 """
 
 from __future__ import annotations
@@ -129,10 +129,10 @@ class LlmJudge:
 
 
 def shown_changes(folder: Path, agent_changes: Sequence[Change]) -> tuple[str, str]:
-    """What is shown and left out, in words; and the changed files, each with a share of `SHOWN_BYTES`.
+    """A sentence about what is shown and left out; and the changed files, each with a share of `SHOWN_BYTES`.
 
-    Files of the task come before new ones, of which an agent can make as many as it likes. Small files are shown whole,
-    and the others get what is left in equal shares: their beginning and their end.
+    Files of the task come before new ones, since an agent can create any number. Small files are shown whole; the
+    others share the rest equally and show their beginning and their end.
     """
     added_last = sorted(agent_changes, key=lambda change: change.kind is ChangeKind.ADDED)
     named = added_last[:NAMED_FILES]
@@ -153,7 +153,7 @@ def shown_changes(folder: Path, agent_changes: Sequence[Change]) -> tuple[str, s
 
 
 def fair_shares(sizes: Mapping[str, int], budget: int) -> dict[str, int]:
-    """How much of `budget` each gets: as much as it has, or an equal part of what the smaller ones leave."""
+    """The part of `budget` for each size: the size itself, or an equal share of what the smaller ones leave."""
     shares: dict[str, int] = {}
     for place, name in enumerate(sorted(sizes, key=lambda name: sizes[name])):
         shares[name] = min(sizes[name], budget // (len(sizes) - place))
@@ -162,7 +162,7 @@ def fair_shares(sizes: Mapping[str, int], budget: int) -> dict[str, int]:
 
 
 def _text(folder: Path, change: Change, share: int) -> str:
-    """A share of the file's text; of a link, where it leads."""
+    """A share of the file's text; for a link, its target."""
     path = folder / change.path
     if change.kind is ChangeKind.DELETED:
         return ""

@@ -1,15 +1,15 @@
 """Runs an evaluator's program (the judge) beside a working copy that an agent wrote.
 
-The judge gets `$ROLLTAP_SANDBOXED`, which runs code of the working copy in a sandbox of its own (`code_sandbox.py`).
-A judge that names it runs in a clean copy of the task, into which only what `intake.py` allows comes of the agent's
-changes: at its start, and again after each program that the helper ran. That program works in the agent's own copy.
-Any other judge shares its sandbox and its files with what the agent wrote: the reward's detail then says why it is
-`unprotected`. With `takes` the task says what comes in, once, at the start; the helper's programs then work in a copy
-of that.
+The judge gets `$ROLLTAP_SANDBOXED`, a helper that runs code of the working copy in a second sandbox
+(`code_sandbox.py`). A judge whose text names it runs in a clean copy of the task. Of the agent's changes, this copy
+gets only those that `intake.py` allows: at the start, and again after each program that the helper ran. Such a program
+works in the agent's own copy. Any other judge shares its sandbox and its files with the agent's code: the reward's
+detail then says why it is `unprotected`. With `takes`, the task's patterns decide, once, at the start; the helper's
+programs then work in a copy of the result.
 
-An exit status is a verdict on the agent's work, or says that the judge could not run. Shells reserve the statuses from
-126: 126 for a file that can't be executed, 127 for a command that isn't there, and 128 + n for a process that signal n
-ended (-n where a runtime started it without a shell). None of them is a verdict. All others are.
+An exit status is a verdict on the agent's work, or it means that the judge could not run. Shells reserve the statuses
+from 126: 126 for a file that can't be executed, 127 for an unknown command, and 128 + n for a process that signal n
+ended (-n if a runtime started it without a shell). None of these is a verdict; all others are.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from rolltap.types import UNPROTECTED
 NOT_USED = "its program did not use $ROLLTAP_SANDBOXED"
 NOT_NAMED = "its program does not name $ROLLTAP_SANDBOXED itself, so it ran among the agent's files"
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
-"""Environment of a judge in a clean copy: else its Python would take modules there before installed ones."""
+"""Environment of a judge in a clean copy: else its Python would prefer modules there to installed ones."""
 
 DISK = "MB of disk"
-"""The end of the excess of a run that took too much of the disk."""
+"""How the `excess` of a run ends that used too much disk."""
 NAMED = 20
 """The most removed files that a reward's detail names."""
 
@@ -60,7 +60,7 @@ class ProgramEnd:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Raises `Unreadable` for an evaluation that fails after the code took more than it may: the agent's doing."""
+        """Raises `Unreadable` if the evaluation fails after the code exceeded a limit: the agent is to blame."""
         try:
             yield
         except EvaluatorFailed as failure:
@@ -90,7 +90,7 @@ class JudgesCopy:
         self._left = file_states(self.clean)
 
     def take_again(self) -> None:
-        """Takes what a program of the helper changed in the agent's copy, but for what the judge itself wrote."""
+        """Takes the changes that a helper's program made in the agent's copy, except to files that the judge wrote."""
         seen, now = file_states(self.agents), file_states(self.clean)
         changed = sorted(path for path in seen.keys() | self._seen.keys() if seen.get(path) != self._seen.get(path))
         self._seen = seen
@@ -121,7 +121,7 @@ class JudgesPlace:
 
     @property
     def mixed(self) -> str:
-        """Why the judge's own tools could obey files of the agent's; "" if they could not."""
+        """Why the judge's own tools could obey files of the agent; "" if they could not."""
         return "" if self.is_clean else NOT_NAMED
 
 
@@ -167,7 +167,7 @@ async def run_program(
         except EvaluatorFailed as failure:
             raise (Unreadable(f"its code took {helper.excess}") if helper.excess else failure) from failure
         excess = helper.excess
-        if helper.runs and exit_.excess.endswith(DISK):  # what the code wrote comes into the judge's copy, too
+        if helper.runs and exit_.excess.endswith(DISK):  # the judge's copy takes the code's files, too
             excess = exit_.excess
     if helper.removed:
         evidence.seen.add("removed from the working copy", "\n".join(helper.removed))
@@ -184,8 +184,8 @@ COULD_NOT_RUN = {
 SIGNALLED, LAST_SIGNAL = 128, 64
 
 CLOSED_PIPE = SIGNALLED + signal.SIGPIPE
-"""With `pipefail`, the status of a pipeline whose reader had enough. A pipeline's status is that of its last part that
-failed, so the reader succeeded."""
+"""With `pipefail`, the status of a pipeline whose reader stopped reading. A pipeline has the status of its last part
+that failed, so the reader succeeded."""
 
 
 def verdict_status(exit_: Exit, what: str) -> int:

@@ -1,12 +1,12 @@
 """The `pytest` evaluator: runs the tests that must pass, in a workspace without access for the agent.
 
-The task's test patch is applied to a clean workspace, and then those of the agent's changes that may come in
-(`intake.py`). The others, all to tests, to files of the patch and to configuration among them, are dropped and named.
-The reward is 1.0 if every named test passed, else 0.0; the detail lists the passed and the failed tests.
+The task's test patch is applied to a clean workspace, and then the agent's changes that `intake.py` allows. All others
+(to tests, files of the patch and configuration) are dropped and named. The reward is 1.0 if every named test passed,
+else 0.0; the detail lists the passed and the failed tests.
 
-A test passed if its call ran and passed, and nothing of it failed: a plug-in of ours counts, whatever the report of
-another one says. The code under test shares pytest's process, so code that is written against this evaluator can still
-make up results; `harnesses.tampering` looks for such code.
+A test passed if its call ran and passed, and no part of it failed. Our own plug-in counts; reports of other plug-ins
+are ignored. The code under test shares pytest's process, so code that is written against this evaluator can still
+make up results; `harnesses/runner/tampering.py` looks for such code.
 """
 
 from __future__ import annotations

@@ -89,9 +89,9 @@ class PythonTable(EvaluatorTable, tag="python", frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PythonCheck:
-    """Runs `check` in a thread of this process: for checks that the program which runs the rollouts brings itself.
+    """Runs `check` in a thread of this process: for checks of the program that runs the rollouts.
 
-    Links that lead out of the working copy are removed before, as are pipes: the runner reads what only it may.
+    Links that lead out of the working copy, and pipes, are removed first: the runner can read more than the agent.
     """
 
     check: Check
@@ -113,7 +113,7 @@ class PythonCheck:
 class PythonProgram:
     """Runs the callable of `table` in a process of its own, with the limits of the run and none of the runner's keys.
 
-    What it reads is the agent's: it may take memory and time without end, which are not to be the runner's.
+    It reads the agent's files, which may cost any amount of memory and time: the runner must not pay for that.
     """
 
     table: PythonTable

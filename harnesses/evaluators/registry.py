@@ -1,4 +1,4 @@
-"""The evaluators that a task can name, and what code that an agent wrote can reach while each makes its reward.
+"""The evaluators that a task can name, and what an agent's code can reach while each one computes its reward.
 
 `rolltap doctor` prints the row of a machine's runtime, docs/security.md has the whole table, and
 tests/security/test_boundaries.py tries every cell.

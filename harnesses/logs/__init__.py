@@ -1,1 +1,1 @@
-"""Readers of the logs that harnesses write of their own runs, one file each."""
+"""Harnesses' own logs of their runs: readers of their formats, and the comparison with the record."""

@@ -1,4 +1,4 @@
-"""The logs that harnesses write, each with a reader. What a log holds is the agent's: nothing of it is trusted."""
+"""Readers of the logs that harnesses write. An agent may have written a log, so its content is not trusted."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class RunGroup:
         return 0
 
     def kill(self) -> None:
-        """Kills all processes in and below the group at once. Linux before 5.14 can't: there `tree.py` kills them."""
+        """Kills all processes in and below the group at once. Linux before 5.14 can't: there `run_tree` does."""
         with suppress(OSError):
             (self.folder / "cgroup.kill").write_text("1")
 

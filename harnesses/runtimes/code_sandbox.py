@@ -1,13 +1,14 @@
 """The second sandbox of an evaluation: where an evaluator's program runs the code that it judges.
 
-The program itself (the judge) shares its sandbox with the reward, the task's tests and its own memory. What the agent
-wrote must share nothing with it. The judge starts such code by `$ROLLTAP_SANDBOXED COMMAND ...`: a helper that asks the
-runner, over a socket, for a sandbox beside its own. That one shows the working copy, an empty HOME and an empty scratch
-folder, and nothing else of the judge's: no process, no file, no variable. Input and outputs go through pipes, so that
-no file of the judge's is open there. The helper ends with the code's exit code, 128 + n after signal n; 125 if there
-was no sandbox. Code whose helper has ended is killed. Of each output 64 MiB pass, then its pipe is closed.
+The program (the judge) has the reward, the task's tests and its own memory in its sandbox, so code that the agent wrote
+must not run there. The judge starts such code by `$ROLLTAP_SANDBOXED COMMAND ...`: a helper that asks the runner, over
+a socket, for a second sandbox. It shows the working copy, an empty HOME and an empty scratch folder, and nothing else
+of the judge: no process, no file, no variable. Input and outputs go through pipes, so no file of the judge is open
+there. The helper exits with the code's exit code, 128 + n after signal n; 125 if there was no sandbox. If the helper
+ends, its code is killed. Each output is limited to 64 MiB; then its pipe is closed.
 
-Whoever can reach the socket may run code in such a sandbox, nothing else: what the helper sends is data.
+A process that can reach the socket can run code in such a sandbox, and nothing more: the runner treats what the helper
+sends as data.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ HELPER = "sandboxed"
 DIRECT = "/usr/bin/env"
 """The helper of a runtime without sandboxes: it runs the command as the judge does."""
 AT_ONCE = 4
-"""The most commands of one judge at a time: each may take what a run may."""
+"""The most commands of one judge at a time: each one has the limits of a run."""
 ENDING_S = 1.0
-"""What it takes to end processes whose time is over."""
+"""Seconds to end processes after their time limit."""
 REQUEST_BYTES = 1 << 20
 REQUEST_S = 10.0
 COULD_NOT_RUN = 125

@@ -1,10 +1,10 @@
-"""File systems for runs: one of its own in a file, and an overlay over a base that many rollouts share.
+"""File systems for runs: one for each run, in a file, and an overlay over a base that many rollouts share.
 
-A run's own holds work, HOME and output, which together take no more than the run's limit. Mounting needs root, and a
-mount namespace that ends with the runner, so that no mount outlives one that was killed: `keep_mounts` gives a process
-its own. The file is sparse and has no name once it is mounted, so its space is free as soon as the mount is gone. It is
-larger than most limits; while a run lasts, a reserved file takes what the run may not. Set-user-id bits and devices on
-it mean nothing. Elsewhere the watchdog alone limits the disk.
+A run's file system holds its work, HOME and output, and enforces the run's limit for all of them. Mounting needs root,
+and a mount namespace that ends with the runner, so that no mount outlives a killed runner: `keep_mounts` gives a
+process its own. The file is sparse and unlinked once it is mounted, so its space is free as soon as the mount ends. It
+is larger than most limits: during a run, a reserved file takes the space that the run may not use. Set-user-id bits and
+devices have no effect. Without such a file system, only the watchdog limits the disk.
 
 The base of an overlay is never changed; an agent's changes are in its workspace's `upper`. Mounting it needs root, or a
 user namespace of one's own (`unshare -Urm rolltap node`); without it, working copies are plain copies.

@@ -1,9 +1,9 @@
 """Runs in the current folder itself, for one run that a person started. Only HOME is temporary.
 
-Nobody answers a harness that runs unattended, so its definition starts it to act without asking. Every definition runs
-in the sandbox, where it sees only this folder and the proxy, unless the person accepts that it may do whatever the
-person can.
-Two kinds run as the person does: a command of the person's own, and an agent in the runner's process.
+A harness that runs unattended gets no answers, so its definition starts it without questions. It runs in the sandbox,
+where it sees only this folder and the proxy, unless the person accepts that it may do whatever the person can.
+Two kinds run without a sandbox, with the person's rights: the person's own command, and an agent in the runner's
+process.
 """
 
 from __future__ import annotations

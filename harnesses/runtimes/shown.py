@@ -1,16 +1,17 @@
-"""What of this machine a sandbox shows, and what of it is read-only.
+"""Which files of this machine a sandbox shows, and which of them are read-only.
 
 rolltap's own files are never shown: they hold keys and other sessions. A data folder is called `rolltap-data`, or has
 the planes' keys in `keys.toml`. A settings file of any name may have keys of planes, engines and vendors. A store may
-lie outside the data folder, with its lock beside it. Of an interpreter the folders are shown that it runs and imports
-from.
+be outside the data folder, with its lock beside it. For an interpreter, the folders that it runs and imports from are
+shown.
 
-In a person's folder an agent can't write where the person's own tools run programs. Git runs hooks and what its
-configuration names; editors, shells, package managers, version managers and other agents run what their settings name.
-A place that is not there yet is an empty, read-only one while the agent runs, and is removed afterwards: bubblewrap can
-cover a name, not forbid it, and to remove what an agent made there at its end would be too late for a shell that looks
-meanwhile. So a listing shows the agent empty places that are not the person's. The folders of agents are copies that
-are thrown away: agents write their own at a start, and end where they can't.
+In a person's folder an agent can't write to places from which the person's own tools run programs. Git runs hooks and
+programs that its configuration names; editors, shells, package managers, version managers and other agents run programs
+that their settings name. A place that does not exist yet is mounted as an empty, read-only one while the agent runs,
+and removed afterwards: bubblewrap can cover a name but not forbid it, and removing the agent's files at the end would
+be too late for a shell that reads them during the run. So a listing shows the agent empty places that the person does
+not have. The folders of agents are copies that are discarded: agents write to them at their start, and exit if they
+can't.
 """
 
 from __future__ import annotations

@@ -5,10 +5,9 @@ second for all runs of this machine's runner. A run's folders are measured every
 own: a slow disk or a million files must not delay the other runs' limits. A run over a limit is killed at once, with a
 line that names the limit.
 
-What is counted is what the kernel keeps for the run, also by files that have no name: one that was deleted while it is
-open takes its space until it is closed; a memory file (`memfd_create`, shared memory) takes memory also where it is not
-mapped. Both are found by the descriptors of the run's processes. All of these limits are approximate: a run may take
-more until the next look.
+Files without a name count, too: a deleted file that is still open uses disk until it is closed, and a memory file
+(`memfd_create`, shared memory) uses memory even if it is not mapped. Both are found by the descriptors of the run's
+processes. All of these limits are approximate: a run may use more until the next look.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The engine Protocols: token ids in, token ids with log-probs and weight versions out.
 
-An engine client is one file and one line in `rolltap.proxy.engines.ENGINES` (a chat upstream: in `CHAT_ENGINES`). It
-does not depend on dialects.
+An engine client is one file and one line in `rolltap.proxy.engines.registry.ENGINES` (a chat upstream: in
+`CHAT_ENGINES`). It does not depend on dialects.
+
 Contract, tested by `tests/contract/test_engine*.py`: chunks arrive in order, and the last one has `finish`. There is
 one log-prob per id, or `logprobs` is None; missing values are never filled in. A request that ends early (cancelled, or
 `take` returned False) is cancelled on the server.

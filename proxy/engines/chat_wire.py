@@ -1,7 +1,7 @@
-"""OpenAI Chat Completions as an upstream speaks it: what is sent, and what its events hold.
+"""OpenAI Chat Completions of an upstream: the request that is sent, and the types of its events.
 
-Token ids are asked for in three ways, of which a server knows one: vLLM's `return_token_ids`, SGLang's response
-headers (`sglext`), or none. Source: vLLM 0.32 and SGLang 0.5.23, `entrypoints/openai/`.
+There are three ways to request token ids, and a server supports one of them: vLLM's `return_token_ids`, SGLang's
+response headers (`sglext`), or none. Source: vLLM 0.32 and SGLang 0.5.23, `entrypoints/openai/`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ChatEvent(msgspec.Struct):
 
     @property
     def choice(self) -> Choice | None:
-        """The one choice that was asked for."""
+        """The only choice: requests ask for one."""
         return next((choice for choice in self.choices or () if choice is not None and not choice.index), None)
 
 
@@ -65,7 +65,7 @@ def headers_of(call: ChatCall, ids_by: IdsBy) -> dict[str, str]:
 
 
 def body_of(call: ChatCall, ids_by: IdsBy) -> dict[str, Any]:
-    """The request body. Sampling that nobody decided is the upstream's."""
+    """The request body. Sampling parameters that neither harness nor policy sets are left to the upstream."""
     sampling, chat = call.sampling, call.chat
     plain = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "seed")
     penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")

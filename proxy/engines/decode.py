@@ -1,6 +1,6 @@
-"""What the wires have in common: an output on its way through an engine's HTTP, and how its parts are read.
+"""Shared by the engines' APIs: a request's output while it arrives (`Output`), and decoders of its parts.
 
-JSON may hold NaN; weight versions come as spans, candidates and masks as lists, arrays as base64. Each API has a
+Servers send NaN in JSON, weight versions as spans, candidates and masks as lists, and arrays as base64. Each API has a
 subclass of `Output`.
 """
 
@@ -36,16 +36,16 @@ FINISHES: dict[str, FinishReason] = {
     **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
     **dict.fromkeys(("abort", "aborted", "cancelled", "error"), "abort"),
 }
-"""rolltap's words for what servers name as the end of an output. "error": the server failed in the middle of it."""
+"""rolltap's finish reason for each of the servers'. "error": the server failed in the middle of the output."""
 
 INITIAL_VERSION = "default"
-"""What vLLM and SGLang call weights that were never updated: rolltap's version 0."""
+"""The version of weights that were never updated, in vLLM and SGLang: rolltap's version 0."""
 
 
 RAW_FIELDS = ("prompt_token_ids", "arguments")
 
 VERSIONS = 1 << 31
-"""Weight versions are less, as tokens carry them as int32: a greater number (a time stamp) is a name like any other."""
+"""Weight versions are below this, as tokens have them as int32. A greater number (a time stamp) is only a name."""
 
 
 class Problem(msgspec.Struct):
@@ -62,9 +62,9 @@ class WireVersionSpan(msgspec.Struct):
 
 
 def decoder(kind: type[T]) -> Callable[[bytes], T]:
-    """Reads JSON as a `kind`; `EngineProtocolError` if it is not one.
+    """A decoder of JSON to a `kind`; `EngineProtocolError` if it does not fit.
 
-    Python's own JSON writers put NaN and Infinity where JSON has no word for them: those are read as they are meant.
+    Python's JSON writers write NaN and Infinity, which JSON does not have: they are read as floats.
     """
     strict = json_decoder(kind)
 
@@ -80,7 +80,7 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
 
 
 def event_reader(kind: type[T]) -> Callable[[Sequence[bytes]], Iterator[T]]:
-    """Reads the events of one read as `kind`s, in one decoding where all are strict JSON; errors come in their turn."""
+    """A reader of the events that arrived together: one decoding if all are strict JSON. Errors are raised in order."""
     read_one = decoder(kind)
     together = json_decoder(list[kind])
 
@@ -105,7 +105,7 @@ def _lenient(data: bytes, kind: type[T], cause: Exception) -> T:
 
 
 def _raw_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields of an object as the strict reader has them: a prompt's ids and a call's arguments stay JSON."""
+    """The fields of an object in the strict reader's form: a prompt's ids and a call's arguments stay JSON."""
     raw = {name: msgspec.Raw(msgspec.json.encode(fields[name])) for name in RAW_FIELDS if name in fields}
     return fields | raw
 
@@ -120,17 +120,16 @@ def problem(name: str, path: str, error: Problem) -> RolltapError:
 
 
 def check_prompt(name: str, counted: int | None, request: SampleRequest) -> None:
-    """`EngineProtocolError` if the server saw another number of prompt tokens than it was sent."""
+    """`EngineProtocolError` if the server's count of prompt tokens differs from the request's."""
     sent = len(request.prompt_ids)
     if counted is not None and counted != sent:
         raise EngineProtocolError(f"engine {name} counted {counted} prompt tokens; {sent} were sent")
 
 
 def finish_of(reason: str | None, known: Mapping[str, Finish]) -> tuple[Finish | None, str]:
-    """rolltap's word for a server's finish reason; None if it gives none.
+    """rolltap's finish reason for a server's; None if the server gives none.
 
-    A reason that rolltap does not know (vLLM's `repetition`) ends the output all the same: as "stop", and the second
-    value is the server's word.
+    A reason that rolltap does not know (vLLM's `repetition`) becomes "stop", and the second value is the server's word.
     """
     if not reason:
         return None, ""
@@ -139,7 +138,7 @@ def finish_of(reason: str | None, known: Mapping[str, Finish]) -> tuple[Finish |
 
 
 def version_number(version: str | int) -> int | None:
-    """rolltap's number of a server's weight version; None for a name that rolltap did not give."""
+    """The number of a server's weight version; None for a name that rolltap did not set."""
     if version == INITIAL_VERSION:
         return 0
     try:
@@ -150,7 +149,7 @@ def version_number(version: str | int) -> int | None:
 
 
 def spans(stated: Sequence[WireVersionSpan], count: int) -> tuple[VersionSpan, ...]:
-    """The spans of an output of `count` ids; () if they do not tile it or name a version that rolltap did not set."""
+    """The spans of an output of `count` ids; () if they do not cover it or name a version that rolltap did not set."""
     numbered = [(version_number(span.version), span.start, span.end) for span in stated if span.start < span.end]
     edges = [0, *(end for _, _, end in numbered)]
     tiles = [start for _, start, _ in numbered] == edges[:-1] and edges[-1] == count
@@ -169,7 +168,7 @@ def spans(stated: Sequence[WireVersionSpan], count: int) -> tuple[VersionSpan, .
 def top_k(
     ids: Sequence[int], logprobs: Sequence[float], rows: Sequence[Sequence[tuple[int, float]]], k: int
 ) -> dict[str, np.ndarray]:
-    """The `k` likeliest candidates of each position, the sampled token among them, likeliest first.
+    """The `k` likeliest candidates of each position, including the sampled token, the likeliest first.
 
     `top_ids` int32 [t, k] and `top_logprobs` float32 [t, k]; {} if the server gave fewer than `k` for a position.
     """
@@ -186,7 +185,7 @@ def top_k(
 def sampling_mask(rows: Sequence[Sequence[int]] | None, count: int, width: int) -> dict[str, np.ndarray]:
     """`sampling_mask` int32 [count, width]: the ids that each of `count` tokens was drawn from, then -1.
 
-    {} where a token has none, or more than `width`: part of a mask would be another distribution.
+    {} if a token has no mask, or one of more than `width` ids: a part of a mask would be another distribution.
     """
     if rows is None or not count or len(rows) != count or not all(0 < len(row) <= width for row in rows):
         return {}
@@ -197,10 +196,10 @@ def sampling_mask(rows: Sequence[Sequence[int]] | None, count: int, width: int) 
 
 
 def sampled_experts(rows: np.ndarray, count: int) -> dict[str, np.ndarray]:
-    """`routed_experts` int16 [count, ...]: the experts of the forward passes which sampled the output's `count` ids.
+    """`routed_experts` int16 [count, ...]: the experts of the forward passes that sampled the output's `count` ids.
 
-    `rows` has one for every token of prompt and output but the last, which nothing was computed from: the output's
-    are the last `count`.
+    `rows` has a row for every token of prompt and output except the last, which was no input. The last `count` rows
+    sampled the output.
     """
     if len(rows) < count or not np.issubdtype(rows.dtype, np.integer):
         raise EngineProtocolError(f"routed experts are {rows.dtype} {rows.shape}; the output has {count} ids")
@@ -211,7 +210,7 @@ def sampled_experts(rows: np.ndarray, count: int) -> dict[str, np.ndarray]:
 
 
 def npy(encoded: str) -> np.ndarray:
-    """A base64 `.npy` file; never unpickled."""
+    """Decodes a base64 `.npy` file; never unpickles."""
     try:
         return np.load(io.BytesIO(base64.b64decode(encoded, validate=True)), allow_pickle=False)
     except (binascii.Error, ValueError, EOFError, OSError) as error:
@@ -222,7 +221,7 @@ Event = TypeVar("Event")
 
 
 class Output(ABC, Generic[Event]):
-    """One output as it grows. `finished` once the engine has said why it ended."""
+    """One output while it arrives. `finished`: the engine has given a finish reason."""
 
     path: ClassVar[str]
     read_events: ClassVar[Callable[[Sequence[bytes]], Iterator[Any]]]
@@ -235,11 +234,11 @@ class Output(ABC, Generic[Event]):
 
     @abstractmethod
     def body(self) -> dict[str, Any]:
-        """The request's body."""
+        """The body of the request."""
 
     @abstractmethod
     def cancel_request(self) -> tuple[str, dict[str, Any]]:
-        """Path and body of the call that cancels the request: behind a router, closing the connection may not do it."""
+        """Path and body of the call that cancels the request: behind a router, closing the connection may not."""
 
     @abstractmethod
     def take(self, event: Event) -> Iterable[SampleChunk]:
@@ -250,7 +249,7 @@ class Output(ABC, Generic[Event]):
         return {}
 
     async def sample(self, http: EngineHttp, take: Take) -> None:
-        """Sends the request and hands its output to `take`. Giving up cancels it on the server."""
+        """Sends the request and passes its output to `take`. An early end cancels it on the server."""
         goes_on = True
 
         async def take_events(events: Sequence[bytes]) -> bool:
@@ -275,7 +274,7 @@ class Output(ABC, Generic[Event]):
             raise EngineProtocolError(f"engine {self.name}: the stream ended before the output did")
 
     def _chunks(self, events: Sequence[bytes]) -> Iterator[SampleChunk]:
-        """What came with these events, in one chunk as a rule, and then the error that one of them is."""
+        """The tokens of these events, usually as one chunk; then raises the error of an error event."""
         chunks: list[SampleChunk] = []
         failure: RolltapError | None = None
         try:
@@ -295,7 +294,8 @@ class Output(ABC, Generic[Event]):
 def scores_of(
     name: str, request: ScoreRequest, values: Sequence[float | None], candidates: Sequence[Mapping[int, float | None]]
 ) -> TokenScores:
-    """Checks that every wanted id has a log-prob; `candidates` [wanted] by id, more or fewer than were asked for."""
+    """The scores; checks that every requested id has a log-prob. `candidates`: for each id, maybe more or fewer than
+    requested."""
     count = len(request.token_ids) - request.start
     if len(values) != count or (request.top_logprobs and len(candidates) != count):
         raise EngineProtocolError(f"engine {name} scored {len(values)} of {count} ids")

@@ -63,7 +63,7 @@ encoder = msgspec.json.Encoder(enc_hook=written)
 
 
 class ListedModel(msgspec.Struct):
-    """An entry of `/v1/models`, which vLLM and SGLang give the context's length."""
+    """An entry of `/v1/models`; vLLM and SGLang add the context length."""
 
     id: str
     max_model_len: int | None = None
@@ -119,7 +119,7 @@ class EngineHttp:
                 finally:
                     response.release()
         except TimeoutError:
-            self._connections.close()  # whatever swallowed this one may have swallowed those as well
+            self._connections.close()  # the cause of this timeout may affect the idle ones, too
             raise EngineTimeout(f"engine {self.name}: {path} took over {limit:g} s") from None
         except ConnectionBroken as error:
             raise self._lost(error) from error
@@ -134,7 +134,7 @@ class EngineHttp:
             raise
 
     async def models(self) -> list[ListedModel]:
-        """What `/v1/models` lists."""
+        """The models that `/v1/models` lists."""
         answer = await self.json("GET", "/v1/models")
         try:
             return convert(answer, _Models).data
@@ -380,11 +380,11 @@ MAX_LINE_BYTES = 256 << 20
 
 
 class SseParser:
-    """Server-sent events: `feed` bytes, whatever their cut, and get the `data` of every event that they complete.
+    """Parses server-sent events: `feed` takes bytes, cut anywhere, and returns the `data` of each completed event.
 
-    Covers what model servers send (WHATWG HTML, "Server-sent events"): `data` fields, several of them joined by a
-    newline; comments and other fields are passed over; lines end in LF or CRLF. An event that the stream's end cuts off
-    is never given out.
+    Supports what model servers send (WHATWG HTML, "Server-sent events"): several `data` fields are joined by a newline;
+    comments and other fields are ignored; lines end in LF or CRLF. `feed` never returns an event that the end of the
+    stream cuts off.
     """
 
     __slots__ = ("_data", "_limit", "_rest", "_size")
@@ -417,7 +417,7 @@ class SseParser:
         return events
 
     def last(self) -> list[bytes]:
-        """The event that the stream's end cut off, if there is one. It may lack no more than its empty line."""
+        """The event that the end of the stream cut off, if any. It may lack only its empty line."""
         if not self.pending:
             return []
         return self.feed(b"\n\n")

@@ -1,10 +1,10 @@
 """llama.cpp's `/completion`: ids in, ids out, in one piece.
 
-Never its streams: they leave out the ids of tokens that end inside a character, and its streamed chat swallows more.
-Even whole replies have no log-prob for such tokens: then the call's log-probs are missing. Log-probs are those before
-temperature. It can't load weights while it serves, and knows no stop tokens but the model's own: an output is cut
-after the first stop token that was asked for.
-Source: llama.cpp's `tools/server/README.md`, and seen in xllamacpp 2026.10.
+Streaming is never used: streams leave out the ids of tokens that end inside a character, and streamed chat loses more.
+Whole replies have no log-prob for such tokens, either: then the call's log-probs are missing. Log-probs are those
+before temperature. The server can't load weights while it runs, and knows only the model's own stop tokens: an output
+is cut here after the first requested stop token.
+Source: llama.cpp's `tools/server/README.md`, and tests with xllamacpp 2026.10.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ read_reply = decoder(CompletionReply)
 
 
 class LlamaCppEngine(FixedWeights):
-    """One server."""
+    """A client of one llama.cpp server."""
 
     kind = "llamacpp"
     fixed_because = "llama.cpp can't change its weights while it serves; train with vllm or rolltap"
@@ -90,7 +90,7 @@ class LlamaCppEngine(FixedWeights):
 
 
 def body_of(request: SampleRequest) -> dict[str, Any]:
-    """`/completion` with every sampler of its own turned off but those that were asked for."""
+    """The body of `/completion`, with all of the server's samplers off except the requested ones."""
     extra = dict(request.extra)
     schema = extra.pop("json_schema", None)
     body: dict[str, Any] = {

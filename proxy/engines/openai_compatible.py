@@ -1,8 +1,8 @@
-"""Chat mode: an OpenAI-compatible chat upstream that renders prompts itself and says which tokens it used.
+"""Chat mode: an OpenAI-compatible chat upstream that renders prompts itself and may return the tokens it used.
 
-What it gives of tokens is found out by asking (`probe`, or the first refusal): vLLM's `return_token_ids`, SGLang's
-`sglext`, or nothing, which makes its calls text only. Continuity can't be commanded here, only proven afterwards from
-the prompt ids that come back.
+`probe`, or the first refusal, finds out how it returns tokens: vLLM's `return_token_ids`, SGLang's `sglext`, or not at
+all (then its calls are text only). The proxy can't make such prompts extend each other; it only proves it afterwards
+from the returned prompt ids.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rolltap.settings import EngineSettings
 
 PATH = "/v1/chat/completions"
 WAYS: tuple[wire.IdsBy, ...] = ("vllm", "sglang", "none")
-"""From the richest to the plainest; a refusal moves on to the next."""
+"""The ways to request token ids, in order of preference; after a refusal the next one is used."""
 
 
 class OpenAiCompatibleEngine(FixedWeights):
-    """One upstream."""
+    """A client of one upstream."""
 
     kind = "openai_compatible"
     fixed_because = "a chat API takes no weights; train with kind vllm, sglang or rolltap"
@@ -119,7 +119,7 @@ class OpenAiCompatibleEngine(FixedWeights):
 
 
 class _Reply:
-    """One reply as it grows. The finish is held back to the body's end, since usage and SGLang's ids follow it."""
+    """One reply while it arrives. The finish is held back until the body's end: usage and SGLang's ids follow it."""
 
     def __init__(self) -> None:
         self.finish: str | None = None
@@ -127,8 +127,8 @@ class _Reply:
         self._unknown_finish = ""
         self._calls = CallAssembler()
         self._usage: OpenAIUsage | None = None
-        self._pending_logprobs: list[float] = []  # log-probs whose ids have not come
-        self._count = 0  # ids given out
+        self._pending_logprobs: list[float] = []  # log-probs whose ids have not arrived
+        self._count = 0  # ids passed on
         self._has_gap = False  # an event without ids came after one with ids, or had content
         self._late_ids: list[int] | None = None
         self._late_prompt: list[int] | None = None
@@ -170,7 +170,7 @@ class _Reply:
         return chunk if has_text or ids or chunk.prompt_ids is not None else None
 
     def last(self) -> ChatChunk:
-        """The chunk that ends the reply, with what SGLang says of tokens only now."""
+        """The chunk that ends the reply, with the tokens that SGLang reports only at the end."""
         ids: list[int] = []
         logprobs: list[float] | None = []
         late = self._late_ids is not None and not self._count
@@ -189,14 +189,14 @@ class _Reply:
         )
 
     def _covers(self, total: int, *, late: bool) -> bool:
-        """Whether the `total` ids are those of the whole reply, by the server's count or by every event."""
+        """Whether the `total` ids cover the whole reply, by the server's count or by every event."""
         counted = self._usage.completion_tokens if self._usage is not None else None
         if self._pending_logprobs and not late:
             return False
         return total > 0 and (counted == total if counted is not None else late or not self._has_gap)
 
     def _tokens(self, choice: wire.Choice) -> tuple[list[int], list[float] | None]:
-        """The ids and log-probs of an event; log-probs whose ids are still to come are held."""
+        """The ids and log-probs of an event. Log-probs whose ids have not arrived are kept."""
         content = choice.logprobs.content if choice.logprobs is not None else None
         values = [np.nan if token.logprob is None else token.logprob for token in content or ()]
         ids = choice.token_ids
@@ -208,7 +208,7 @@ class _Reply:
 
 
 def _about_extras(error: EngineRefused, way: wire.IdsBy) -> bool:
-    """Whether a refusal is about what only this way of asking sends."""
+    """Whether a refusal is about the fields that only this way of requesting ids sends."""
     words = ("return_token", "unrecognized", "extra", "unknown", "chat_template_kwargs", "logprobs")
     return way != "none" and error.http_status in (400, 422) and any(word in error.message.lower() for word in words)
 

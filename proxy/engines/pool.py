@@ -211,9 +211,9 @@ class Replica:
 class Replicas:
     """The replicas of pool `name`, and the state that all that serve are in.
 
-    `paused`, `folder` (path, version and adapter of weights that were loaded from a folder) and `sent_version` (of
-    weights that a trainer sent: no folder has them) say what a replica must catch up with. Whoever changes them holds
-    `changing`: a replica comes back before a change of all, or after it.
+    A replica that comes back gets this state: `paused`, `folder` (path, version and adapter of weights loaded from a
+    folder) and `sent_version` (of weights that a trainer sent, which are in no folder). It changes only under the lock
+    `changing`, so a replica comes back either before a change or after it.
     """
 
     def __init__(self, name: str, engines: Sequence[Engine], *, probe_every_s: float) -> None:
@@ -244,7 +244,7 @@ class Replicas:
     async def change_all(self, call: Callable[[Replica], Awaitable[None]]) -> None:
         """Makes a change that every serving replica must follow: ejects those that don't, raises if none does.
 
-        Where none serves it is for all: they may be paused since a push that a former process began.
+        If none is serving, all of them get it: an earlier process may have left them paused in a push.
         """
         serving = self.serving or self.all
         failures = [
@@ -286,7 +286,7 @@ class Replicas:
         while replica.ejected:
             await asyncio.sleep(self._probe_every_s)
             try:
-                if not replica.paused:  # a probe samples a token, and a paused server samples none
+                if not replica.paused:  # a probe samples a token, which a paused server can't
                     await replica.engine.probe()
                 async with self.changing:
                     await self._catch_up(replica)
@@ -347,7 +347,7 @@ class PoolReceiver:
             self._group, self._members = transfer.group, members
 
     async def receive(self, transfer: Transfer) -> None:
-        """All replicas or none: after a transfer that one replica breaks off, what the others hold is unknown."""
+        """Receives on all replicas or none: if one replica breaks off, the weights of the others are unknown."""
         replicas = self._replicas
         async with replicas.changing:
             if self._group != transfer.group:

@@ -1,4 +1,4 @@
-"""Finds out what a server does not say of itself: by a one-token call, or by routes that only some servers have."""
+"""Finds out what a server does not report: by one-token calls, or by routes that only some servers have."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _request(model: str, temperature: float, top_k: int) -> SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What two one-token calls showed. `problem`: why they could not be made."""
+    """The result of two one-token calls. `problem`: why they failed."""
 
     mode: LogprobsMode = "unknown"
     weight_versions: bool = False
@@ -46,9 +46,9 @@ class ProbeResult:
 async def probe_sampling(sample: Sample, models: Sequence[ListedModel]) -> ProbeResult:
     """Samples a token at two temperatures.
 
-    The likeliest token's log-prob is the same only where temperature is not in it: "raw" log-probs are those before
-    temperature, "processed" those after. "unknown" where the server gives no candidates, or refuses to sample. vLLM
-    with `--return-sampling-mask` refuses requests without top-k: two ids are enough to see it.
+    If the likeliest token's log-prob is equal in both, temperature is not applied: log-probs are "raw" (before
+    temperature), else "processed". "unknown": the server returns no candidates, or refuses to sample. vLLM with
+    `--return-sampling-mask` refuses requests without top-k: top-k 2 is enough for the comparison.
     """
     if not models:
         return ProbeResult(problem="the server lists no model")
@@ -74,7 +74,7 @@ def smallest_context(models: Sequence[ListedModel]) -> int | None:
 
 
 async def _token(sample: Sample, request: SampleRequest) -> tuple[float | None, bool]:
-    """The likeliest token's log-prob, and whether the sampled one's weight version came with it."""
+    """The likeliest token's log-prob, and whether the sampled token's weight version came with it."""
     best: float | None = None
     versions = False
 
@@ -99,13 +99,13 @@ ASKED_S = 10.0
 
 
 def stated_version(answer: Any) -> str | None:
-    """The version's name in a server's answer; None where there is none."""
+    """The version's name in a server's answer; None if there is none."""
     version = answer.get("weight_version") if isinstance(answer, dict) else None
     return version if isinstance(version, str) and version else None
 
 
 async def find_path(http: EngineHttp) -> str | None:
-    """The route by which a server says its version; None where it has none."""
+    """The server's route that returns its version; None if it has none."""
     for path in (VLLM, SGLANG):
         if stated_version(await http.optional("GET", path, timeout_s=ASKED_S)) is not None:
             return path
@@ -113,7 +113,7 @@ async def find_path(http: EngineHttp) -> str | None:
 
 
 async def served_version(http: EngineHttp, path: str) -> int | None:
-    """The version that the server says it serves; None where it does not answer, or the name is no version."""
+    """The version that the server reports; None if it does not answer, or the name is not a version."""
     try:
         name = stated_version(await http.json("GET", path, timeout_s=ASKED_S))
     except (EngineError, RateLimited):

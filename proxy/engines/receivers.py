@@ -1,8 +1,10 @@
-"""Weights that a trainer sends over a process group: what a server is told to do, by its own endpoints.
+"""Receivers of weights that a trainer sends over a process group: they call the servers' own endpoints.
 
 The tensors go from the trainer to the engine; only the calls come from here. A server first joins the group, which
-changes nothing, then receives: a server whose transfer breaks off there holds some tensors of each version, and must
-not serve before a whole push (`WeightsLost`). The embedded engine receives into a copy, so it keeps what it had.
+changes no weights, and then receives. If the transfer breaks off then, the server holds a mix of two versions and must
+not serve before a push of all weights (`WeightsLost`). The embedded engine receives into a copy, so it keeps the old
+ones.
+
 Sources: vLLM 0.32, `vllm/distributed/weight_transfer/`; SGLang 0.5.23, `srt/managers/scheduler_components/`.
 """
 
@@ -18,31 +20,31 @@ LEAVE_VLLM, LEAVE_SGLANG = "/shutdown_weight_transfer_engine", "/destroy_weights
 
 
 class Receiver(Protocol):
-    """A server, or several, that a trainer can send weights to. Between `pause` and `resume` of its engine."""
+    """One or several servers that a trainer can send weights to. Use it between `pause` and `resume` of the engine."""
 
     async def ranks(self) -> int:
-        """How many processes would receive now; `EngineRefused` says what the server lacks."""
+        """The number of processes that would receive now; `EngineRefused` says what the server lacks."""
         ...
 
     async def holds(self, version: int) -> bool:
-        """Whether the server says that its weights are `version`."""
+        """Whether the server reports that it has the weights of `version`."""
         ...
 
     async def join(self, transfer: Transfer, first_rank: int = 1) -> None:
-        """Makes the group with the trainer; the server's processes have ranks from `first_rank` on. An `EngineError`
-        changes nothing: the old weights serve."""
+        """Joins the trainer's group; the server's processes have ranks from `first_rank` on. After an `EngineError` the
+        old weights serve."""
         ...
 
     async def receive(self, transfer: Transfer) -> None:
-        """Takes over what the trainer sends. `WeightsLost` where it broke off; after any other `EngineError` the old
-        weights serve. The group is left in any case."""
+        """Receives and serves the trainer's weights, and leaves the group in any case. `WeightsLost` if the transfer
+        broke off; after any other `EngineError` the old weights serve."""
         ...
 
 
 class VllmReceiver:
     """vLLM's weight transfer API, with the backend of `rolltap.engine.vllm_plugin`; the embedded engine has it too.
 
-    `whole`: the server takes over everything or nothing.
+    `whole`: the server takes over all weights or none.
     """
 
     def __init__(self, name: str, http: EngineHttp, *, whole: bool) -> None:
@@ -112,7 +114,7 @@ class SglangReceiver:
             raise _not_joined(self._name, error) from error
 
     async def receive(self, transfer: Transfer) -> None:
-        """The version and the cache change with the last bucket. Releases before 0.5.23 know no begin and end."""
+        """Version and cache change with the last bucket. Releases before 0.5.23 lack the calls of begin and end."""
         last = len(transfer.buckets) - 1
         try:
             begun = await self._http.optional("POST", "/begin_weight_update", {}) is not None

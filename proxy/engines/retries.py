@@ -1,4 +1,4 @@
-"""Trying again what nobody has seen anything of yet."""
+"""Retries of requests whose reply has not reached anybody yet."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ log = logging.getLogger("rolltap.engines")
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """How often, and how long to wait: `first_wait_s`, then four times as long each time, less up to half by chance.
+    """How often to retry, and the wait: `first_wait_s`, then four times as long each time, less a random part.
 
-    A server's `Retry-After` counts instead; one over `longest_wait_s` is passed on to the harness, not waited for.
+    A server's `Retry-After` replaces it. One above `longest_wait_s` is passed on to the harness instead of waiting.
     """
 
     attempts: int = 4
@@ -50,7 +50,7 @@ class Retries:
 DEFAULT_RETRIES = Retries()
 
 SCHEMA_STATUSES = (400, 422, 500)
-"""Answers to a schema that can't be compiled. vLLM's is 500 if its engine process finds out."""
+"""Statuses of refusals of a schema that can't be compiled. vLLM's is 500 if its engine process finds out."""
 
 
 def _is_of_schema(error: RolltapError) -> TypeGuard[EngineError]:
@@ -68,7 +68,7 @@ async def retried_sample(
     take: Take,
     retries: Retries,
 ) -> None:
-    """Runs an engine's `attempt` at a token request, as `retried` does."""
+    """Runs an engine's `attempt` at a token request, with the retries of `retried`."""
     prompt_tokens = len(request.prompt_ids)
     call = partial(attempt, request)
     structured = "json_schema" in request.extra
@@ -85,11 +85,11 @@ async def retried(
     prompt_tokens: int | None = None,
     structured: bool = False,
 ) -> None:
-    """Runs `attempt`, which hands chunks to `take`; again while it fails for want of a server before its first chunk.
+    """Runs `attempt`, which passes chunks to `take`. Retries while no server answers and no chunk has arrived.
 
-    A `structured` request has a schema. A server that refuses it, or fails at it without a token, is not asked again.
+    A `structured` request has a schema. If a server refuses it, or fails without a token, there is no retry.
 
-    The last error, when all tries fail, says how many there were. An overflow says how many tokens the prompt had.
+    If all tries fail, the error has their number. An overflow has the prompt's number of tokens.
     """
     begun, failures = False, 0
 

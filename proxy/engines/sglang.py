@@ -1,7 +1,7 @@
 """SGLang's `/generate`: ids in, ids out.
 
-Its events hold either everything so far (the default) or only what is new (`--incremental-streaming-output`); the
-count of sampled tokens in each says which. Weights are loaded from a folder that the server can read.
+Events hold either the whole output so far (the default) or only the new part (`--incremental-streaming-output`); the
+count of sampled tokens in each event tells which. Weights are loaded from a folder that the server can read.
 Source: SGLang 0.5.23, `srt/managers/{io_struct,tokenizer_manager}.py`, `srt/entrypoints/http_server.py`.
 """
 
@@ -86,7 +86,7 @@ class SglangEvent(msgspec.Struct):
 
 
 class SglangEngine:
-    """One server."""
+    """A client of one SGLang server."""
 
     kind = "sglang"
 
@@ -130,7 +130,7 @@ class SglangEngine:
         await retried_sample(self.name, request, self._attempt, take, self._retries)
 
     async def score(self, request: ScoreRequest) -> TokenScores:
-        """Nothing is sampled. The first row of the answer stands for the id before `start` and has no value."""
+        """Scores without sampling. The first row of the answer is for the id before `start` and has no value."""
         body = {
             "rid": request.id,
             "input_ids": request.token_ids,
@@ -143,8 +143,10 @@ class SglangEngine:
         return _scores(self.name, request, await self._http.bytes("POST", PATH, body))
 
     async def pause(self, mode: PauseMode) -> None:
-        """SGLang has no draining of its own: this proxy's requests are waited for and new ones held. "keep" computes
-        the requests under way anew from their tokens (`retract`), so no old cache outlives the weights."""
+        """Pauses the server. SGLang can't drain, so this proxy holds new requests and waits for its own to end.
+
+        "keep" computes the running requests again from their tokens (`retract`), so no cache of the old weights stays.
+        """
         if mode == "drain":
             self._open.clear()
             await self._idle.wait()
@@ -179,7 +181,7 @@ class SglangEngine:
 
 
 def body_of(request: SampleRequest) -> dict[str, Any]:
-    """`/generate`. What is left out would come from the server's preferred sampling parameters: nothing is."""
+    """The body of `/generate`. It has every parameter: the server's preferred ones would replace a missing one."""
     extra = dict(request.extra)
     schema = extra.pop("json_schema", None)
     params: dict[str, Any] = {
@@ -213,13 +215,13 @@ def body_of(request: SampleRequest) -> dict[str, Any]:
 
 
 def _has_mask(request: SampleRequest) -> bool:
-    """Whether a mask is wanted and there is one: SGLang refuses to return masks of the whole vocabulary."""
+    """Whether a mask is requested and sampling is cut: SGLang refuses to return masks of the whole vocabulary."""
     cut = request.top_p < 1 or request.top_k > 0 or request.min_p > 0
     return request.sampling_mask > 0 and request.temperature > 0 and cut
 
 
 class SglangOutput(Output[SglangEvent]):
-    """Tells events that hold all of the output from those that hold what is new."""
+    """Distinguishes events that hold the whole output from those that hold only the new part."""
 
     path = PATH
     read_events = event_reader(SglangEvent)
@@ -305,14 +307,14 @@ def _scores(name: str, request: ScoreRequest, answer: bytes) -> TokenScores:
 
 
 def _newest(rows: list[Any] | None, new: int, total: int) -> list[Any] | None:
-    """The last `new` of rows that are either all of the output's or only the new ones; None if they are neither."""
+    """The last `new` rows, if `rows` are those of the whole output or only the new ones; None if they are neither."""
     if rows is None or len(rows) not in (new, total):
         return None
     return rows[len(rows) - new :]
 
 
 def _versions(meta: Meta, count: int) -> tuple[VersionSpan, ...] | None:
-    """Spans where the server gives them; a single version only says what was loaded at the end, so it is not used."""
+    """The server's version spans, if it returns them. A single version is not used: it is the one at the end."""
     return None if meta.weight_versions is None else spans(meta.weight_versions, count)
 
 

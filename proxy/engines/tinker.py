@@ -1,10 +1,10 @@
-"""Tinker's sampling API: ids in, ids out, in one piece. Thinking Machines' service, or one that is like it.
+"""Tinker's sampling API (Thinking Machines' service, or a compatible one): ids in, ids out, in one piece.
 
-By HTTP, and not by Tinker's SDK: that imports torch where it is, keeps a thread, and tries again by itself, where this
-proxy has to know what became of a request. The answer is the one message of protobuf that is read here by hand.
+It uses HTTP and not Tinker's SDK. The SDK imports torch if installed, keeps a thread, and retries by itself, but this
+proxy must know the outcome of each request. The reply is the only protobuf message that is decoded by hand.
 
-A model is sampled from in a session of the service: a base model by its name, or weights by their `tinker://` path,
-whose number is the version of the tokens. Weights can't be pushed: the service samples from those that it saved itself.
+A session of the service samples from a base model by its name, or from weights by their `tinker://` path; the number in
+the path is the tokens' version. Weights can't be pushed: the service samples from weights that it saved itself.
 Source: tinker 0.38, `proto/tinker_public.proto` (by its generated code), `types/sample_request.py`, `lib/`.
 """
 
@@ -34,14 +34,14 @@ API = "/api/v1"
 RETRIEVE = f"{API}/retrieve_future"
 SCHEME = "tinker://"
 POLL_S = 45.0
-"""How long one request for a result may take; the service answers 408 before, while there is none."""
+"""Seconds that one request for a result may take; the service answers 408 earlier if there is no result yet."""
 
 FINISHES: Mapping[int, FinishReason] = {0: "stop", 1: "length"}
 NUMBER = re.compile(r"(?<!\d)(\d+)$")
 
 
 class TinkerEngine(FixedWeights):
-    """One service."""
+    """A client of one service."""
 
     kind = "tinker"
     fixed_because = "Tinker samples from weights that it saved itself: set the policy's `model` to their tinker:// path"
@@ -97,7 +97,7 @@ class TinkerEngine(FixedWeights):
         except EngineRefused as error:
             if error.http_status not in (404, 410):
                 raise
-            self._sessions.pop(request.model, None)  # the service has forgotten it, or was started anew
+            self._sessions.pop(request.model, None)  # the service has dropped the session, or was restarted
             id = await self._submit(request.model, body)
         try:
             data = await self._result(id, self._slowest_s + request.max_tokens / SLOWEST_TOKENS_PER_S)
@@ -126,7 +126,7 @@ class TinkerEngine(FixedWeights):
         return self._text(answer, "sampling_session_id")
 
     async def _result(self, id: str, limit_s: float) -> bytes:
-        """The message of the result, which is asked for until it is there."""
+        """The message of the result; polls until there is one."""
         end = time.monotonic() + limit_s
         while (left := end - time.monotonic()) > 0:
             try:
@@ -199,7 +199,7 @@ class FailedRequest(msgspec.Struct):
 
 
 def versions(model: str, count: int) -> tuple[VersionSpan, ...] | None:
-    """What the path of saved weights says: the number at its end is their version. None where it says nothing."""
+    """The version in the path of saved weights: the number at its end. None if there is none."""
     number = NUMBER.search(model) if model.startswith(SCHEME) else None
     if number is None:
         return None
@@ -207,7 +207,7 @@ def versions(model: str, count: int) -> tuple[VersionSpan, ...] | None:
 
 
 def message(data: Any) -> dict[int, Any]:
-    """The fields of a protobuf message by their numbers, the last of each: integers, and bytes of what is longer."""
+    """The fields of a protobuf message by number, the last value of each: integers, and bytes for all longer types."""
     fields: dict[int, Any] = {}
     at = 0
     while at < len(data):
@@ -235,7 +235,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _candidates(table: Mapping[int, Any]) -> list[list[tuple[int, float]]]:
-    """Each token's likeliest candidates, a matrix of which comes as two rows of bytes."""
+    """Each token's likeliest candidates, from a matrix that is sent as two rows of bytes."""
     shape = (table[4], table[3])
     ids, logprobs = (np.frombuffer(table[at], kind).reshape(shape) for at, kind in ((1, np.int32), (2, np.float32)))
     return [list(zip(a.tolist(), b.tolist(), strict=True)) for a, b in zip(ids, logprobs, strict=True)]

@@ -1,7 +1,7 @@
-"""vLLM's token API, which the embedded engine and the scripted one serve as well.
+"""vLLM's token API. The embedded engine and the scripted one serve it, too.
 
-`/inference/v1/generate` where the server offers it, since it alone returns weight versions; where it answers 403
-(started without `--enable-scale-out`) or 404 (an older release), `/v1/completions` with a prompt of ids. Weights are
+The client uses `/inference/v1/generate`, the only route with weight versions. If the server answers 403 (started
+without `--enable-scale-out`) or 404 (an older release), it uses `/v1/completions` with a prompt of ids. Weights are
 reloaded from a folder that the server can read (`VLLM_SERVER_DEV_MODE=1`).
 Source: vLLM 0.32, `vllm/entrypoints/`.
 """
@@ -30,7 +30,7 @@ CLOSED = (403, 404, 405)
 
 
 class VllmEngine:
-    """One server."""
+    """A client of one server."""
 
     kind = "vllm"
 
@@ -77,7 +77,7 @@ class VllmEngine:
         await retried_sample(self.name, request, self._attempt, take, self._retries)
 
     async def score(self, request: ScoreRequest) -> TokenScores:
-        """By `/v1/completions`, which is never closed: the prompt's log-probs, and one token that is dropped."""
+        """Scores by `/v1/completions`, which every server offers: the prompt's log-probs, and one token to drop."""
         body = {
             "request_id": request.id,
             "model": request.model,
@@ -96,8 +96,10 @@ class VllmEngine:
         await self._http.json("POST", "/resume")
 
     async def load_weights(self, path: str, version: int, adapter: str = "") -> None:
-        """Between `pause` and `resume`. The cache of the old weights' prefixes is emptied where the server has one
-        to empty; requests under way are computed anew from their tokens."""
+        """Loads weights between `pause` and `resume`.
+
+        Empties the prefix cache of the old weights if the server has such a route; running requests are computed again
+        from their tokens."""
         if adapter:
             await self._load_adapter(path, adapter)
         else:

@@ -1,6 +1,6 @@
-"""vLLM's token API as typed JSON: what is sent, and how its stream becomes chunks.
+"""vLLM's token API as typed JSON: request bodies, and how a stream becomes chunks.
 
-Two endpoints with two shapes: `/inference/v1/generate` and `/v1/completions` with a prompt of ids.
+There are two endpoints with different JSON: `/inference/v1/generate`, and `/v1/completions` with a prompt of ids.
 Source: vLLM 0.32, `entrypoints/scale_out/token_in_token_out` and `entrypoints/openai/completion`.
 """
 
@@ -35,7 +35,7 @@ from rolltap.proxy.engines.decode import (
 from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
 
 NO_LOGPROB = -9999.0
-"""What vLLM writes for a log-prob that is NaN, -inf or absent: no sampled token can have it."""
+"""vLLM's value for a log-prob that is NaN, -inf or absent: no sampled token can have it."""
 
 
 class Usage(msgspec.Struct):
@@ -92,7 +92,7 @@ class CompletionEvent(msgspec.Struct):
 
 
 def generate_body(request: SampleRequest) -> dict[str, Any]:
-    """`/inference/v1/generate`. Absent sampling parameters are neutral there."""
+    """The body of `/inference/v1/generate`. Absent sampling parameters are neutral there."""
     params: dict[str, Any] = {
         "max_tokens": request.max_tokens,
         "temperature": request.temperature,
@@ -116,7 +116,7 @@ def generate_body(request: SampleRequest) -> dict[str, Any]:
 
 
 def completion_body(request: SampleRequest) -> dict[str, Any]:
-    """`/v1/completions`. What is left out would come from the model's `generation_config.json`: nothing is."""
+    """The body of `/v1/completions`. It has every parameter: `generation_config.json` would replace a missing one."""
     body: dict[str, Any] = {
         "request_id": request.id,
         "model": request.model,
@@ -147,7 +147,7 @@ def _streaming(request: SampleRequest) -> dict[str, Any]:
 
 
 def _extra(request: SampleRequest) -> dict[str, Any]:
-    """Penalties as they are; a JSON schema ({}: any object) as vLLM's structured output."""
+    """The extra fields: penalties unchanged, and a JSON schema ({}: any object) as vLLM's structured output."""
     extra = dict(request.extra)
     schema = extra.pop("json_schema", None)
     if schema is not None:
@@ -242,7 +242,7 @@ class GenerateOutput(Output[GenerateEvent]):
             yield chunk
 
     def _ids(self) -> list[str]:
-        """The names that a server may know the request by."""
+        """The ids by which a server may know the request."""
         return [self.request.id, f"generate-tokens-{self.request.id}", f"cmpl-{self.request.id}-0"]
 
 

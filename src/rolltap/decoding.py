@@ -1,8 +1,8 @@
-"""Decoders of msgspec types, safe at their first use in several threads; nothing else asks msgspec for one.
+"""Decoders of msgspec types that are safe at their first use in several threads. No other module makes a decoder.
 
-When a type is first decoded, msgspec (up to 0.22 at least) describes it and the types within it, and enters the
-description before it is complete. A second thread that decodes the type meanwhile follows a null pointer, and the
-process ends with a segmentation fault. So types are described here, one at a time, before anything is decoded.
+When a type is first decoded, msgspec (at least up to 0.22) builds a description of it and of the types inside, and
+publishes the description before it is complete. If a second thread decodes the type meanwhile, it follows a null
+pointer: the process ends with a segmentation fault. So types are described here, one at a time, before any decoding.
 """
 
 from __future__ import annotations

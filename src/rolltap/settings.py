@@ -61,7 +61,7 @@ class ListenSettings(Section):
         return {"agent": self.agent_host, "trainer": self.trainer_host, "admin": self.admin_host}[plane] or self.host
 
     def url_of(self, plane: PlaneName, port: int) -> str:
-        """A plane's base URL, as this machine reaches it."""
+        """A plane's base URL, as reached from this machine."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host_of(plane), self.host_of(plane))
         scheme = "https" if self.tls_certificate else "http"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -146,7 +146,7 @@ class StoreSettings(Section):
 
     @property
     def reading_connections(self) -> int:
-        """The reading process's part of `connections`."""
+        """How many of `connections` the reading process may use."""
         return max(2, self.connections // 4)
 
 
@@ -341,7 +341,7 @@ class Settings(BaseSettings):
 
 
 def hide_password(url: str) -> str:
-    """`url` with `***` in place of a password, for everything that is printed or logged."""
+    """`url` with `***` in place of a password: use it for everything that is printed or logged."""
     scheme, separator, rest = url.partition("://")
     user, at, place = rest.rpartition("@")  # the last one: a password may hold an @ that nobody encoded
     name, colon, _ = user.partition(":")
@@ -351,7 +351,7 @@ def hide_password(url: str) -> str:
 
 
 def read_settings_file(path: Path | None) -> dict[str, Any]:
-    """The keys of a TOML file, none without one; `ConfigError` if it can't be read."""
+    """The keys of the TOML file at `path`; empty if there is no file. `ConfigError` if it can't be read."""
     if path is None:
         return {}
     try:
@@ -363,7 +363,7 @@ def read_settings_file(path: Path | None) -> dict[str, Any]:
 
 
 def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
-    """The settings of `path` (TOML) under the environment; `overrides` stand for keys of the file."""
+    """The settings: the environment over `overrides` over the TOML file at `path`."""
     values = read_settings_file(path)
     values.pop("trainer", None)  # `rolltap train` reads that section
     check_file(Settings, values, "settings: ", PAGE)
@@ -390,7 +390,7 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
 
 
 def _check_tenants(settings: Settings) -> None:
-    """Tenants have plain names, and nobody changes the weights that another tenant's policy samples from."""
+    """Checks that tenants have plain names, and that no tenant changes the weights of another one's policy."""
     for name, policy in settings.policies.items():
         if not TENANT_NAME.fullmatch(policy.tenant):
             message = "a tenant's name has 1 to 32 small letters, digits, - or _"
@@ -410,14 +410,14 @@ NOT_RELAYED = (
 
 
 def _check_relayed(name: str, policy: PolicySettings) -> None:
-    """A vendor gets the harness's own bytes: nothing of a policy's can be put into them."""
+    """Refuses policy settings that change a request: a vendor gets the harness's own bytes."""
     for field in NOT_RELAYED:
         if getattr(policy, field) != PolicySettings.model_fields[field].default:
             raise ConfigError(f"settings: policies.{name}.{field}: passthrough relays requests unchanged; leave it out")
 
 
 def with_keys(settings: Settings) -> Settings:
-    """The settings with every key present: given, kept from an earlier start, or made now."""
+    """The settings with every key present: given, kept from an earlier start, or generated now."""
     path = settings.data / "keys.toml"
     stored_keys = read_settings_file(path if path.exists() else None)
     keys = {
@@ -441,8 +441,9 @@ KeyPath = tuple[str, ...]
 
 
 def check_file(model: type[BaseModel], values: Mapping[str, Any], head: str, page: str) -> None:
-    """`ConfigError` names, after `head`, the first key of `values` that `model` lacks and a suggestion, or
-    else the `page` that lists them."""
+    """Raises `ConfigError` for the first key of `values` that `model` lacks.
+
+    The message is `head`, the key, and a suggestion or else the docs `page` that lists the keys."""
     for path in _paths(values):
         if (valid_depth := _valid_depth(model, path)) is not None:
             suggestion = _suggestion(model, path, valid_depth)
@@ -451,10 +452,11 @@ def check_file(model: type[BaseModel], values: Mapping[str, Any], head: str, pag
 
 
 def check_environment(model: type[BaseModel], prefix: str, page: str, *, other_sections: Sequence[str] = ()) -> None:
-    """The same for variables, `<prefix><SECTION>__<KEY>`. `other_sections`: sections that something else reads.
+    """Like `check_file`, for environment variables `<prefix><SECTION>__<KEY>`.
 
-    With a prefix that ends in two underscores every variable is a setting. With another one, commands read some too:
-    those without a section are refused only where they spell a section's key with one underscore.
+    `other_sections` are read by something else and not checked. If `prefix` ends in two underscores, every variable
+    is a setting. Otherwise commands read variables with the prefix, too: one without a section is refused only if it
+    spells a section's key with one underscore.
     """
     for name in sorted(os.environ):
         path = tuple(name.upper().removeprefix(prefix).lower().split(NESTED))
@@ -473,7 +475,7 @@ def check_environment(model: type[BaseModel], prefix: str, page: str, *, other_s
 
 
 def _paths(values: Mapping[str, Any]) -> Iterator[KeyPath]:
-    """The keys of nested tables, those of the innermost ones whole."""
+    """The path of each key in nested tables."""
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from ((name, *path) for path in _paths(value))
@@ -482,7 +484,7 @@ def _paths(values: Mapping[str, Any]) -> Iterator[KeyPath]:
 
 
 def _fields(kind: Any) -> Mapping[str, Any] | None:
-    """The keys of a section with what they take; None of anything else."""
+    """The keys of a section with their types; None if `kind` is not a section."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return {name: field.annotation for name, field in kind.model_fields.items()}
     return None
@@ -500,12 +502,12 @@ def _valid_depth(model: type[BaseModel], path: KeyPath) -> int | None:
         elif get_origin(kind) is dict:  # engines and policies, by their names
             kind = get_args(kind)[1]
         else:
-            return None  # within a value, of which its type says what is wrong
+            return None  # inside a value: its type's own validation reports what is wrong
     return None
 
 
 def _suggestion(model: type[BaseModel], path: KeyPath, at: int) -> KeyPath:
-    """The key of another section that has the name of `path[at]`, else the nearest one of the section that lacks it."""
+    """A key of another section with the name of `path[at]`, else the most similar key of the section that lacks it."""
     for name, kind in (_fields(model) or {}).items():
         if path[at] in (_fields(kind) or ()):
             return (name, path[at])
@@ -518,7 +520,7 @@ def _suggestion(model: type[BaseModel], path: KeyPath, at: int) -> KeyPath:
 
 
 def _in_a_section(model: type[BaseModel], name: str) -> KeyPath:
-    """`listen_agent_port` as a section and its key; nothing where no section has it."""
+    """Splits a name like `listen_agent_port` into a section and its key; empty if no section has that key."""
     for section, kind in (_fields(model) or {}).items():
         key = name.removeprefix(f"{section}_")
         if key != name and key in (_fields(kind) or ()):
@@ -536,7 +538,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.]+:")
 def store_url(named: str | os.PathLike[str], *, may_be_new: bool = False) -> str:
     """The URL of the store `named`: itself, or that of a SQLite file, given by its path or a folder that holds it.
 
-    With `may_be_new` a file that is not there is one to be made. `ConfigError` says what was looked for.
+    With `may_be_new`, a missing file will be created. Otherwise `ConfigError` says what was looked for.
     """
     text = os.fspath(named)
     if _URL.match(text):

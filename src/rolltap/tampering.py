@@ -1,7 +1,7 @@
-"""What an agent tries that its task never asks for: acts against its reward, other sessions, other planes.
+"""Tampering: an agent's acts against its reward, other sessions or other planes, which no task asks for.
 
-Each is counted on the rollout whether it would have worked or not. Runners see what was left in a workspace, the proxy
-sees requests.
+Each act is counted on the rollout, whether it would have worked or not. Runners detect it in a workspace's files, the
+proxy in requests.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Whose rows this task works on: every transaction on Postgres sees and writes those of one tenant.
+"""The tenant for which the current asyncio task works: a transaction on Postgres reads and writes only its rows.
 
 A tenant is one of several users of a deployment that must not see each other. A policy belongs to one
-(`policies.NAME.tenant`), and so does a key; what is made with them is the tenant's. The planes begin each request as
-`NOBODY`, who sees no row, and `act_for` the tenant of its key once they know it; tasks take the tenant over from the
-one that starts them. Postgres holds the wall, by row-level security (`rolltap.calllog.schema`).
+(`policies.NAME.tenant`), and so does a key; rows that are created with them are the tenant's. The planes begin each
+request as `NOBODY`, who sees no row, and call `act_for` with the tenant of its key once they know it. A task inherits
+the tenant of the task that starts it. Postgres enforces the separation by row-level security
+(`rolltap.calllog.schema`).
 
-What must see all tenants says so by `acting_for(EVERY_TENANT)`: keys are looked up before their tenant is known
+Code that must see all tenants uses `acting_for(EVERY_TENANT)`: keys are looked up before their tenant is known
 (`session_by_key`, `Keys.working`), and the store's own work (the writer of facts, the registry of processes, versions
-of tables, parts of requests) is for all. Nothing that `EVERY_TENANT` writes gets a tenant by itself.
+of tables, parts of requests) is for all. Rows that `EVERY_TENANT` writes get no tenant automatically.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class BreakReason(StrEnum):
     COMPACTION = "compaction"  # the harness replaced its history by a summary
     THINKING_DROPPED = "thinking_dropped"  # the policy follows a template that drops history thinking
     TEMPLATE_NOT_BRIDGEABLE = "template_not_bridgeable"  # the audit did not admit this template for a role
-    IDS_UNKNOWN = "ids_unknown"  # the parent's reply has ids that no tokenizer knows: the prompt is made of its text
+    IDS_UNKNOWN = "ids_unknown"  # the parent's reply has ids that the tokenizer lacks: its text is rendered
     PARENT_UNFINISHED = "parent_unfinished"  # the parent's turn was not completed
     AMBIGUOUS_PARENT = "ambiguous_parent"  # several recorded calls match and no handle decides
     TOKENS_DIFFER = "tokens_differ"  # the engine's own prompt ids do not extend the parent (chat mode)
@@ -95,10 +95,10 @@ TEXT_FLAWS = (Flaw.TOKENS_MISSING, Flaw.WEIGHT_ZERO)
 
 
 class SamplingFlaw(StrEnum):
-    """Why a call's log-probs are not those of the distribution that a trainer computes. A closed vocabulary."""
+    """Why a call's log-probs do not belong to the distribution that a trainer computes. A closed vocabulary."""
 
     TRUNCATED = "sampling_truncated"  # greedy, under a penalty, or cut by top-p, top-k or min-p without a mask
-    UNTEMPERED = "logprobs_untempered"  # sampled at another temperature than 1, with log-probs at 1 or at nobody knows
+    UNTEMPERED = "logprobs_untempered"  # sampled at a temperature other than 1; the log-probs' own is 1 or unknown
 
 
 class RolloutStatus(StrEnum):
@@ -118,11 +118,11 @@ class RolloutStatus(StrEnum):
 
 
 class Cause(StrEnum):
-    """Whose doing it is that a rollout failed, timed out or was lost."""
+    """What is to blame if a rollout failed, timed out or was lost."""
 
     AGENT = "agent"  # it crashed, or ran past its time
-    INFRASTRUCTURE = "infrastructure"  # the place, the node or the runner
-    EVALUATION = "evaluation"  # no usable reward could be had
+    INFRASTRUCTURE = "infrastructure"  # the runtime, the node or the runner
+    EVALUATION = "evaluation"  # no evaluator gave a usable reward
 
 
 class Scoring(StrEnum):
@@ -161,7 +161,8 @@ class VersionSpan:
 class Break:
     """Why a call does not extend its parent, and the first index that differs.
 
-    `message_index` counts the request's messages, `token_index` the prompt's tokens: those before it are the parent's.
+    `message_index` counts the request's messages, `token_index` the prompt's tokens. The prompt up to `token_index`
+    equals the parent's prompt and output.
     """
 
     reason: BreakReason
@@ -173,7 +174,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """What a request looked like beside its tokens: evidence for the reconstructor's classification, not a decision."""
+    """What a request looked like apart from its tokens: evidence for the reconstructor's classification."""
 
     tools: int | None = None  # tools offered; None: not recorded
     toolset: str = ""  # digest of the tools
@@ -181,18 +182,18 @@ class CallShape:
     replies: int = 0  # assistant messages in the request
     choices: int = 1  # samples that the request asked for (`n`)
     constrained: bool = False  # a grammar or a forced tool call limits what can be sampled
-    unapplied: tuple[str, ...] = ()  # fields of the request that were taken and changed nothing
-    asked: str = ""  # digest of the tool choice, effort and grammar asked for; "" for none: others are no retries
+    unapplied: tuple[str, ...] = ()  # fields of the request that were accepted without effect
+    asked: str = ""  # digest of tool choice, effort and grammar; "": none. A retry has the same
     manner: str = ""  # the model's name as the client gave it, and whether it reads the reply as a stream
     role: str = ""  # the role that the session's owner gave the caller
     fitted: tuple[str, ...] = ()  # the rules that made the conversation fit the model's template
-    quotes: tuple[str, ...] = ()  # recent calls whose reply stands in a message of this request that is not a reply
-    follows: str = ""  # the call whose reply is the last one in the request's history, if it continues none in tokens
-    ends: str = ""  # the role of the last message that is not a system's: "user", "tool", ...; "": not recorded
+    quotes: tuple[str, ...] = ()  # recent calls whose reply is quoted in a message that is not a reply
+    follows: str = ""  # the call of the history's last reply, if this call extends no call in tokens
+    ends: str = ""  # role of the last message that is no system message ("user", "tool", ...); "": not recorded
 
 
 TOOLS_NOT_SHOWN = "tools_not_shown"
-"""Stands among `CallShape.fitted` if the request offers tools and the model's template writes none."""
+"""Entry of `CallShape.fitted`: the request offers tools and the model's template writes none."""
 
 NO_SHAPE = CallShape()  # nothing is on record about the request
 
@@ -204,7 +205,7 @@ class Call:
     `prompt_ids` [P] is exactly what the engine saw, `output_ids` [T] exactly what it sampled (the end-of-turn
     token included where it was sampled). `logprobs` [T] and `versions` belong to the sampled tokens. `shared` is
     the count of leading prompt tokens that equal the parent's prompt followed by its output. `extras` are
-    optional per-token arrays whose first dimension is T (top-k, experts, sampling masks, temperatures other than 1).
+    optional per-token arrays with first dimension T (top-k, experts, sampling masks, temperatures other than 1).
     """
 
     id: str
@@ -219,12 +220,12 @@ class Call:
     finish: Finish = Finish.STOP
     kind: CallKind = CallKind.MAIN
     policy: str = ""
-    agent: str = ""  # the harness's name of the agent within the session; "" is the main one
+    agent: str = ""  # the harness's name for the agent within the session; "": the main agent
     break_: Break | None = None
     flaw: Flaw | None = None
     sampling_flaw: SamplingFlaw | None = None
     remark: str = ""  # of a completed call: the engine gave a finish reason that rolltap does not know
-    delivered: bool | None = None  # None: not known (the process died before it could tell)
+    delivered: bool | None = None  # None: not known (the process died before it recorded it)
     shape: CallShape = NO_SHAPE
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
 
@@ -245,7 +246,7 @@ class Call:
 
     @property
     def context_length(self) -> int:
-        """P + T: how many tokens a call that continues this one must share."""
+        """P + T: the number of tokens that a call must share to continue this one."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
@@ -309,7 +310,7 @@ class Segment:
 class Classification:
     """What a call was for, and whether its tokens carry loss; each with the rule that decided.
 
-    `rule` is a `KindRule` of the reconstructor, `mask` a `MaskReason`, or empty where the call is trained.
+    `rule` is a `KindRule` of the reconstructor. `mask` is a `MaskReason`, or empty if the call carries loss.
     """
 
     call_id: str
@@ -391,7 +392,7 @@ class Task:
 
 
 UNPROTECTED = "unprotected"
-"""The key of a reward's detail that says why code that the agent wrote could have written the reward."""
+"""Key of `Reward.detail`. Its value says why code that the agent wrote could have written the reward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,8 +430,10 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One attempt: one harness run on one task. `cause` is None unless it failed, timed out or was lost; `tampering`
-    counts what the agent tried, by `rolltap.tampering.TamperingKind`."""
+    """One attempt: one harness run on one task.
+
+    `cause` is None unless it failed, timed out or was lost. `tampering` counts the agent's attempts to tamper, by
+    `rolltap.tampering.TamperingKind`."""
 
     id: str
     group_id: str
@@ -493,7 +496,7 @@ def call_order(trajectory: Trajectory) -> list[str]:
         known.add(broken.call_id, *([] if broken.parent_id is None else [broken.parent_id]))
     try:
         known.prepare()
-    except CycleError:  # a file of somebody else's may name parents that come later
+    except CycleError:  # a foreign archive may name parents that come later
         return sorted(called)
     ready = list(known.get_ready())
     heapq.heapify(ready)

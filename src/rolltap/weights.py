@@ -1,9 +1,9 @@
-"""Weights of any trainer to a policy's engines: `push`, through folders that engines see or over the network.
+"""Pushes the weights of any trainer to a policy's engines, through folders that the engines see or over the network.
 
     push(client, "coder", model, version=7, through=Path("/shared/weights"))      # safetensors, Hugging Face's names
     push(client, "coder", model, version=8, through=WeightSender(...))            # over a process group
 
-The client carries who the policy's trainer is, so the pushes of a trainer that was replaced are refused.
+The client sends the trainer's name and incarnation, so the pushes of a replaced trainer are refused.
 """
 
 from __future__ import annotations

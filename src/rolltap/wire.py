@@ -1,7 +1,7 @@
-"""The binary form in which leases and trajectories travel and are kept: msgpack, arrays as raw buffers, zstd.
+"""The binary form of leases and trajectories, sent and stored: msgpack with arrays as raw buffers, compressed by zstd.
 
-Arrays are little-endian and C-ordered: `{"dtype", "shape", "data"}`. A decoded value is built by the types of
-`rolltap.types`, so a misaligned payload raises `AlignmentError` on arrival instead of reaching a trainer.
+Arrays are little-endian and C-ordered: `{"dtype", "shape", "data"}`. Decoding constructs the types of `rolltap.types`,
+so a misaligned payload raises `AlignmentError` at decoding and does not reach a trainer.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""From leased groups to tensors: what is on record, what counts, a step's tables, rows in packs, packs as tensors."""
+"""Turns leased groups into tensors: `recorded`, `scoring`, `step` (a step's tables), `packing`, `collate`."""

@@ -1,9 +1,9 @@
 """Packs to tensors.
 
-The shift is settled here once: a `Batch` holds the places that predict trained tokens (`sources_U`) and, for each of
-these tokens, which of the places predicts it (`states_M`) and which token it is (`targets_M`), so the network never
-shifts. Two rows that share a trunk may train the same place of it with different advantages: that is two entries with
-one source. Shapes: `N` tokens of the pack, `U` places that predict, `M` trained tokens.
+The shift by one token happens here and nowhere else. A `Batch` holds the places that predict trained tokens
+(`sources_U`) and, for each trained token, its id (`targets_M`) and the index in `sources_U` of the place that predicts
+it (`states_M`). Two rows that share a trunk may train the same place with different advantages: these are two entries
+with one source. Shapes: `N` tokens of the pack, `U` places that predict, `M` trained tokens.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from rolltap.trainer_client.data.recorded import sampling_masks, temperatures
 class Batch:
     """Tensors of one forward pass.
 
-    `logprobs_M` are the engine's and `versions_M` the weight versions that it sampled with. The step's loss is the sum
-    over its batches of the sum over M of `weights_M` times the token's loss. `rollouts_M` are indices into the step's
-    rollouts. `temperatures_M` are those that the tokens were sampled at; None where all were sampled at 1. `masks_MK`
-    are the ids that each was drawn from (-1 fills up; only -1: all ids); None where all were drawn from all ids.
-    `reference_M` are the reference model's log-probs, where there is one. `extra` [M] is the recipe's.
+    `logprobs_M` are the engine's log-probs and `versions_M` the weight versions that sampled the tokens. The step's
+    loss is the sum over its batches and over M of `weights_M` times the token's loss. `rollouts_M` are indices into the
+    step's rollouts. `temperatures_M` are the sampling temperatures; None if all are 1. `masks_MK` are the ids that each
+    token was drawn from, padded with -1 (only -1: all ids); None if every token was drawn from all ids. `reference_M`
+    are the reference model's log-probs; None without a reference. `extra` holds the recipe's own arrays [M].
 
-    `experts_NX` are recorded experts (-1: not known), None where none are replayed. `places` are where each row's
-    tokens stand, and `update_rows` counts the rows of the update that the batch is part of.
+    `experts_NX` are the recorded experts (-1: not known); None if none are replayed. `places` are the places of each
+    row's tokens in the pack. `update_rows` counts the rows of the update that the batch is part of.
     """
 
     token_ids_N: Tensor
@@ -121,7 +121,7 @@ def collate(pack: Pack, update_rows: int = 1) -> Batch:
 
 
 def predicting(sources_M: NDArray[Any]) -> tuple[Tensor, Tensor]:
-    """`sources_U`, each place that a token is predicted from once, and `states_M`, from which of them each token is."""
+    """`sources_U`: the distinct values of `sources_M`; `states_M`: the index in `sources_U` for each token."""
     sources_U, states_M = np.unique(sources_M, return_inverse=True)
     return torch.from_numpy(sources_U.astype(np.int64)), torch.from_numpy(states_M.astype(np.int64))
 
@@ -131,7 +131,7 @@ def _tensor(values: NDArray[Any] | None) -> Tensor | None:
 
 
 def empty_batch() -> Batch:
-    """A batch of one token and no loss, whose gradient is zero: for a rank that has to make a pass all the same."""
+    """A batch of one token without loss, for a rank that must make a pass but has no batch. Its gradient is zero."""
     numbers, floats, token = torch.zeros(0, dtype=torch.int64), torch.zeros(0), torch.zeros(1, dtype=torch.int64)
     return Batch(
         token_ids_N=token,

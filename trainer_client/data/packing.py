@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from rolltap.types import ROUTED_EXPERTS, Float32, Int32, Segment
 
 LEAST_SHARED = 16
-"""A common beginning shorter than this many tokens is not shared: a span has its cost too."""
+"""Tokens of the shortest prefix that is shared: each span costs time, too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedRow:
     """A segment in the loss: row `number` of the step, of rollout `rollout`. The arrays are [L].
 
-    `experts` [L, X] are those that each token goes through on its way to the next one, where they are replayed: X
-    numbers a token, -1 where they are not known.
+    `experts` [L, X] are the experts to replay, X numbers for each token: those that compute the token's state, from
+    which the next token is predicted. -1: not known.
     """
 
     segment: Segment
@@ -51,7 +51,7 @@ class PackedRow:
         return self if factor == 1 else replace(self, weights=self.weights * np.float32(factor))
 
     def routed(self) -> PackedRow:
-        """The same with the experts on record."""
+        """The same row with its recorded experts."""
         recorded = self.segment.extras.get(ROUTED_EXPERTS)
         if recorded is None:
             return self
@@ -81,9 +81,9 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pack:
-    """What one forward pass sees. `places[i]` [L] is where row i's tokens stand in the pack.
+    """The input of one forward pass. `places[i]` [L] are the places in the pack of row i's tokens.
 
-    `experts_NX` are its rows'; None where no row has any.
+    `experts_NX` are the rows' recorded experts; None if no row has any.
     """
 
     token_ids_N: Int32
@@ -109,13 +109,13 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class Packer:
-    """How rows become packs of at most `budget` tokens.
+    """Packs rows into packs of at most `budget` tokens.
 
-    What must stay together is never split and, if it alone is over the budget, stands alone: a row, or with `whole`
-    all rows of a rollout (a sequence-level ratio needs them in one pass). `share` computes common beginnings once.
-    Where there is less than a budget for each of `ranks`, the packs are smaller, so that every rank has some.
-    With `alone` every row is a pack. With `replay` rows have their recorded experts, and share only what was routed
-    alike.
+    A row is never split. With `whole`, neither are the rows of a rollout (a sequence-level ratio needs them in one
+    pass). A unit over the budget becomes a pack of its own. With `share`, common prefixes are computed once. If the
+    rows do not fill one budget for each of `ranks`, the packs are smaller, so that every rank gets some. With `alone`,
+    every row is a pack. With `replay`, rows keep their recorded experts and share a prefix only if its experts are
+    equal.
     """
 
     budget: int
@@ -126,7 +126,7 @@ class Packer:
     replay: bool = False
 
     def __call__(self, rows: Sequence[PackedRow]) -> list[Pack]:
-        """The packs of rows; those of a rollout stand together in `rows`."""
+        """Packs the rows; `rows` must be sorted by rollout."""
         if self.replay:
             rows = [row.routed() for row in rows]
         if self.alone:
@@ -141,7 +141,7 @@ class Packer:
 
 
 def shared_length(left: PackedRow, right: PackedRow) -> int:
-    """How many leading tokens, and the experts that they go through, are equal; 0 if too few to share."""
+    """The number of leading tokens that are equal, with equal experts; 0 if they are fewer than `LEAST_SHARED`."""
     length = min(len(left), len(right))
     differs = left.token_ids[:length] != right.token_ids[:length]
     if left.experts is not None and right.experts is not None:
@@ -154,7 +154,7 @@ def shared_length(left: PackedRow, right: PackedRow) -> int:
 
 
 def _first_fit(units: list[list[PackedRow]], budget: int) -> list[list[PackedRow]]:
-    """First fit, longest first."""
+    """Bin packing by first fit, the longest unit first."""
     bins: list[list[PackedRow]] = []
     free: list[int] = []
     for unit in sorted(units, key=_tokens, reverse=True):
@@ -170,7 +170,7 @@ def _first_fit(units: list[list[PackedRow]], budget: int) -> list[list[PackedRow
 
 
 def _along_prefixes(units: list[list[PackedRow]], budget: int) -> list[list[PackedRow]]:
-    """In the order of their tokens, so that what begins alike is neighbours; a new pack when the budget is full."""
+    """Fills packs in the order of the rows' tokens, so that rows with a common prefix become neighbours."""
     ordered = sorted((sorted(unit, key=_key) for unit in units), key=lambda unit: _key(unit[0]))
     bins: list[list[PackedRow]] = []
     used = 0
@@ -193,7 +193,7 @@ def _key(row: PackedRow) -> bytes:
 
 
 def _added(before: PackedRow | None, unit: Sequence[PackedRow]) -> int:
-    """Tokens that a pack ending in `before` grows by, at most."""
+    """An upper bound of the tokens that `unit` adds to a pack that ends with `before`."""
     total = 0
     for row in unit:
         total += len(row) - (0 if before is None else shared_length(before, row))
@@ -217,7 +217,7 @@ def _side_by_side(rows: Sequence[PackedRow]) -> Pack:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """Tokens `[start, end)` of `row`, and of every row below this node."""
+    """Tokens `[start, end)` of `row`, which every row below this node shares."""
 
     row: PackedRow
     start: int
@@ -226,7 +226,7 @@ class _Node:
     index: int = field(default=-1)
 
     def path(self) -> list[_Node]:
-        """From the root to this node."""
+        """The nodes from the root to this one."""
         nodes: list[_Node] = []
         node: _Node | None = self
         while node is not None:

@@ -1,6 +1,6 @@
-"""What a recipe asks models to say of a step's rows, and what they said: networks, heads, views of rows, readings.
+"""Readings: which networks and heads a recipe evaluates on a step's rows before the step, and the results.
 
-Only numpy is needed here. A row array is as long as its segment [L].
+Needs only numpy. A row array is as long as its segment [L].
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from rolltap.errors import AlignmentError
 from rolltap.types import Float32, Int32, Segment
 
 RowArrays = tuple[Float32, ...]
-"""One array [L] a row, in the order of `Step.rows`."""
+"""One array [L] for each row, in the order of `Step.rows`."""
 
 POLICY = "policy"
-"""The policy reading of the weights in training, as they are before the step."""
+"""Name of the network in training, with its weights from before the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueHead:
     """A linear map of the policy's last hidden state to one number, read where each trained token is predicted.
 
-    Its loss does not reach the policy unless `moves_policy`. It starts at 0 and is clipped and stepped by itself.
+    Its loss has no gradient in the policy unless `moves_policy`. It starts at 0, and its gradient is clipped apart from
+    the policy's, at its own learning rate `lr`.
     """
 
     lr: float = 1e-4
@@ -31,10 +32,10 @@ class ValueHead:
 
 @dataclass(frozen=True, slots=True)
 class ReadNetwork:
-    """A second model that is only read: that of `folder`, or the run's first one.
+    """A second model that is read and not trained: the one in `folder`, or the run's initial model.
 
-    With `decay` it follows the policy and its heads, and is saved: every `every` steps w becomes
-    decay w + (1 - decay) policy.
+    With `decay` it is an exponential moving average of the policy and its heads, and is saved with checkpoints: every
+    `every` steps w becomes decay w + (1 - decay) policy.
     """
 
     folder: str = ""
@@ -44,7 +45,7 @@ class ReadNetwork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowView:
-    """What a network is shown instead of a row: `segment`, whose trained tokens are `places` of row `row`, in order."""
+    """A segment that a network reads in place of row `row`. Its trained tokens are those at `places` of the row."""
 
     segment: Segment
     row: int
@@ -58,7 +59,7 @@ class RowView:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """One policy reading of the batch before `credit`: which network is shown what. None shows the rows as they are."""
+    """A reading before `credit`: `network` reads `views`. None: the rows as they are."""
 
     network: str = POLICY
     views: Sequence[RowView] | None = None
@@ -66,9 +67,9 @@ class Pass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredPass:
-    """One policy reading of the batch before `credit`, by another policy of the server: its engine scores the rows.
+    """A reading before `credit` by another policy of the server: that policy's engine scores the rows.
 
-    Its model is not in the trainer's memory. `views` as in `Pass`.
+    The trainer does not load its model. `views` as in `Pass`.
     """
 
     policy: str
@@ -77,7 +78,7 @@ class ScoredPass:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyReading:
-    """What one network says of the rows' trained tokens, before the step; 0 elsewhere. `values` are those of heads."""
+    """A network's outputs at the rows' trained tokens, before the step; 0 elsewhere. `values`: by head."""
 
     logprobs: RowArrays
     entropy: RowArrays

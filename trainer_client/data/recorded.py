@@ -1,8 +1,8 @@
-"""What the record says of how trained tokens were made: their sampling, and the experts that read them. Numpy only.
+"""What the record holds of trained tokens: their sampling, and the experts of a mixture. Needs only numpy.
 
 A trainer computes log-probs of the distribution that was sampled: at the call's temperature and, with top-p, top-k or
-min-p, over the ids that were left ("keep sampling mask": DeepSeek-V3.2, arXiv 2512.02556, section 3.1). M are the
-trained tokens of some segments. A mixture's recorded experts must be those of the model that replays them.
+min-p, over the ids that remained ("keep sampling mask": DeepSeek-V3.2, arXiv 2512.02556, section 3.1). M are the
+trained tokens of some segments. A mixture's recorded experts must exist in the model that replays them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rolltap.errors import AlignmentError
 from rolltap.types import ROUTED_EXPERTS, Float32, Segment
 
 TEMPERATURE = "temperature"
-"""The extra array [L] of a segment with tokens that were sampled at another temperature than 1."""
+"""Name of a segment's extra array [L] with the sampling temperatures, if some are not 1."""
 
 SAMPLING_MASK = "sampling_mask"
-"""The extra array [L, K] of a segment with tokens that were drawn from a part of the vocabulary: its ids, then -1."""
+"""Name of a segment's extra array [L, K] with the ids that each token was drawn from, padded with -1."""
 
 
 def temperatures(segments: Sequence[Segment]) -> Float32 | None:
-    """[M]; None where all were sampled at 1. Calls that were sampled at 1 have none on record."""
+    """The sampling temperatures [M]; None if all are 1. Calls sampled at temperature 1 have none on record."""
     if not any(TEMPERATURE in segment.extras for segment in segments):
         return None
     values = [
@@ -34,7 +34,7 @@ def temperatures(segments: Sequence[Segment]) -> Float32 | None:
 
 
 def sampling_masks(segments: Sequence[Segment]) -> NDArray[np.int64] | None:
-    """[M, K], only -1 for a token that was drawn from all ids; K is the length of the longest. None where all were."""
+    """The sampling masks [M, K], K the longest; only -1: drawn from all ids. None if every token was."""
     tables = [_masks(segment) for segment in segments]
     width = max((int((table >= 0).sum(axis=1).max(initial=0)) for table in tables), default=0)
     if not width:
@@ -44,12 +44,12 @@ def sampling_masks(segments: Sequence[Segment]) -> NDArray[np.int64] | None:
 
 
 def masked_tokens(segment: Segment) -> int:
-    """How many trained tokens were drawn from a part of the vocabulary."""
+    """The number of trained tokens with a sampling mask."""
     return int((_masks(segment) >= 0).any(axis=1).sum())
 
 
 def check_masks(segment: Segment, vocabulary: int) -> None:
-    """`AlignmentError` where a trained token's mask has ids out of the vocabulary, or not the token itself."""
+    """`AlignmentError` if a trained token's mask has ids outside the vocabulary, or lacks the token itself."""
     masks = _masks(segment)
     if masks.max(initial=-1) >= vocabulary:
         raise AlignmentError(f"a sampling mask has id {masks.max()}, of a vocabulary of {vocabulary}")
@@ -66,7 +66,7 @@ def _masks(segment: Segment) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """A mixture's numbers: its decoder layers, those of them with experts, how many, and `top_k` of them a token."""
+    """A mixture's shape: `depth` decoder layers, `layers` with experts, `experts` in each, `top_k` chosen per token."""
 
     depth: int
     layers: tuple[int, ...]
@@ -74,9 +74,9 @@ class ExpertShape:
     top_k: int
 
     def columns(self, width: int) -> Sequence[int]:
-        """Which of a record's layers the model's blocks are, where a token has `width` recorded experts.
+        """The recorded layer of each of the model's expert blocks, if a token has `width` recorded experts.
 
-        Engines record every decoder layer, or only those with experts. `AlignmentError` for another number.
+        Engines record every decoder layer, or only those with experts. `AlignmentError` for any other width.
         """
         layers, rest = divmod(width, self.top_k)
         if rest == 0 and layers == self.depth:
@@ -89,14 +89,14 @@ class ExpertShape:
         )
 
     def check(self, segment: Segment) -> None:
-        """`AlignmentError` where a trained token's choice, or any recorded expert, can't be this model's."""
+        """`AlignmentError` if a trained token's recorded experts, or any recorded expert, can't be this model's."""
         recorded = segment.extras.get(ROUTED_EXPERTS)
         if recorded is None:
             return
         table = recorded.reshape(len(segment), -1)
         columns = self.columns(table.shape[1])
         replayed = table.reshape(len(segment), -1, self.top_k)[:, list(columns)]
-        if (replayed >= self.experts).any():  # of context too: an index that is out of bounds ends a GPU's process
+        if (replayed >= self.experts).any():  # context tokens, too: an index out of bounds kills a GPU process
             raise AlignmentError(f"the experts recorded for a token are not {self.top_k} of {self.experts}")
         trained = replayed[segment.loss_mask]
         is_whole = (trained >= 0).all(axis=(1, 2))
@@ -107,7 +107,7 @@ class ExpertShape:
             raise AlignmentError("an expert is recorded twice for one layer of a trained token")
 
     def unrouted(self, segment: Segment) -> int:
-        """How many trained tokens have no recorded experts."""
+        """The number of trained tokens without recorded experts."""
         recorded = segment.extras.get(ROUTED_EXPERTS)
         if recorded is None:
             return int(segment.loss_mask.sum())

@@ -1,14 +1,14 @@
-"""Which rollouts of a leased group count for what, and how much each weighs.
+"""Which rollouts of a leased group are in the baseline and the loss, and the weight of each token.
 
-What a rollout weighs depends on its trained tokens, not on how many rows its branches made. Its weight per token comes
-from one of three ways to take the mean:
+A rollout's weight depends on its trained tokens, not on the number of its rows. The loss is a mean, taken in one of
+three ways:
 
-- `rollout`: every rollout weighs the same, its tokens share it (GRPO, GSPO);
+- `rollout`: every rollout weighs the same, divided among its tokens (GRPO, GSPO);
 - `token`: every trained token of the step weighs the same (DAPO);
 - `constant`: every token weighs 1 / (rollouts * length), whatever the rollout's own length (Dr. GRPO).
 
-`SCORED` rollouts are in the baseline and the loss, `MASKED` ones in the baseline only. `UNSCORABLE` ones, those without
-a reward and those in which nothing was sampled are in neither.
+`SCORED` rollouts are in the baseline and the loss, `MASKED` ones only in the baseline. `UNSCORABLE` ones, those without
+a reward and those without sampled tokens are in neither.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Normalise = Literal["rollout", "token", "constant"]
 class Overlong:
     """DAPO's soft penalty on length, added to the reward (Yu et al. 2025, eq. 13).
 
-    0 up to `limit - buffer` trained tokens, then falling by 1 over `buffer` tokens, -1 beyond `limit`.
+    It is 0 up to `limit - buffer` trained tokens, falls linearly to -1 at `limit`, and is -1 beyond it.
     """
 
     limit: int
@@ -43,7 +43,7 @@ class Overlong:
 
 
 def token_weights(tokens: NDArray[np.int64], trained: Bool, normalise: Normalise, length: int) -> NDArray[np.float64]:
-    """[R] What each trained token of each rollout weighs; 0 for rollouts that are not `trained`."""
+    """[R] The weight of each trained token of a rollout; 0 for rollouts that are not `trained`."""
     rollouts, total = max(1, int(trained.sum())), max(1, int(tokens[trained].sum()))
     shares = {
         "token": np.full(len(tokens), 1 / total),
@@ -54,7 +54,7 @@ def token_weights(tokens: NDArray[np.int64], trained: Bool, normalise: Normalise
 
 
 def baseline(group: LeasedGroup) -> list[RolloutRecord]:
-    """The group's rollouts that are compared with each other."""
+    """The group's rollouts that its baseline is computed from."""
     return [
         record
         for record in group.rollouts
@@ -68,7 +68,7 @@ def has_loss(group: LeasedGroup) -> bool:
 
 
 def informative(group: LeasedGroup) -> bool:
-    """Whether the group's rewards differ: else no comparison teaches anything (DAPO's dynamic filter)."""
+    """Whether the group's rewards differ. If not, all advantages are 0 (DAPO's dynamic sampling leaves it out)."""
     return not all_equal([record.reward for record in baseline(group) if record.reward is not None])
 
 
@@ -88,10 +88,10 @@ def check(
     all_routed: bool = False,
     longest: int | None = None,
 ) -> None:
-    """`AlignmentError` for a group that a model of `vocabulary` tokens can't be trained on: it counts a failure.
+    """`AlignmentError` if a model with a vocabulary of `vocabulary` tokens can't be trained on the group.
 
-    Nor can a segment with more than `longest` tokens, where a trainer has such a limit: it would cut it.
-    Of a mixture of `experts` the recorded ones must be its own; with `all_routed` every trained token must have some.
+    `longest` is the trainer's limit of tokens in a segment: it would cut a longer one. `experts` is its mixture:
+    recorded experts must exist in it, and with `all_routed` every trained token must have some.
     """
     for record in group.rollouts:
         where = f"group {group.group.id}, rollout {record.rollout.id}"

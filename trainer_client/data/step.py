@@ -1,9 +1,9 @@
-"""What a recipe sees of a training step, and what it gives back.
+"""A training step as a recipe sees it (`Step`), and the recipe's answer (`Credit`).
 
-A `Step` is three tables: rollouts [R], their turns [T] and the rows [W] that are trained. A row is a segment with
-trained tokens, and its arrays are as long as the segment [L]. A turn is one call whose tokens are trained; the turns of
-a rollout stand in the order of its calls. Rollouts that only count in the baseline (`MASKED`) are in all tables, with
-`trained` False; unscorable ones and those without a reward are in none. Only numpy is needed here.
+A `Step` is three tables: rollouts [R], their turns [T] and their rows [W]. A row is a segment with trained tokens, and
+its arrays are as long as the segment [L]. A turn is one call with trained tokens; a rollout's turns are in the order of
+its calls. `MASKED` rollouts, which count only in the baseline, are in all tables, with `trained` False. Unscorable
+rollouts and those without a reward are in none. Needs only numpy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Hint = str | Sequence[int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRollout:
-    """A rollout of the step. `reward` is the rollout-scope one with the length penalty; `group` counts from 0."""
+    """A rollout of the step. `reward` is the rollout's own, with the length penalty; `group` counts from 0."""
 
     id: str
     group: int
@@ -44,15 +44,17 @@ class StepRollout:
     replayed: bool = False
     """Whether its group was trained before."""
     hint: Hint = ""
-    """The `hint` in the detail of one of its rewards, else in the task's spec: text, or token ids."""
+    """The `hint` in the detail of one of its rewards, else the one in the task's spec: text, or token ids."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTurn:
-    """One call. `places` are its trained tokens in row `row`; `observed` are the ids since the turn before, or since
-    the row's start. `index` counts the calls of its agent in the rollout's rows, from 0, with those that lost
-    their loss (stale ones). `reward` sums the rewards of its call and of spans of it; `rewarded` says whether there is
-    any."""
+    """One call with trained tokens.
+
+    `places` are its trained tokens in row `row`. `observed` are the ids of the prompt since the turn before, or since
+    the row's start. `index` counts the agent's calls in the rollout's rows, from 0, including those without loss (stale
+    ones). `reward` is the sum of the rewards of the call and of spans of it; `rewarded`: whether there are any.
+    """
 
     rollout: int
     row: int
@@ -75,10 +77,10 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Credit:
-    """What the loss is given, each an array [L] a row of the step.
+    """The recipe's arrays for the loss, each with one array [L] for each row of the step.
 
-    `weights` scale what a token weighs by `loss.normalise` (0 takes it out, None is 1 everywhere); `extra` reaches the
-    loss as `batch.extra[name]`, one value a trained token.
+    `weights` multiply the token weights of `loss.normalise` (0 takes a token out of the loss; None: 1 everywhere). The
+    loss gets `extra` as `batch.extra[name]` [M].
     """
 
     advantages: RowArrays
@@ -86,19 +88,19 @@ class Credit:
     extra: Mapping[str, RowArrays] = field(default_factory=dict)
 
     def weighted(self, weights: Sequence[NDArray[Any]]) -> Credit:
-        """The same with weights, multiplied with those that it has."""
+        """The same credit, with its weights multiplied by `weights`."""
         own = self.weights or tuple(np.ones_like(row) for row in self.advantages)
         return replace(self, weights=tuple(np.float32(a * b) for a, b in zip(own, weights, strict=True)))
 
     def carrying(self, **extra: Sequence[NDArray[Any]]) -> Credit:
-        """The same with more arrays for the loss."""
+        """The same credit, with more `extra` arrays."""
         added = {name: tuple(np.asarray(row, np.float32) for row in arrays) for name, arrays in extra.items()}
         return replace(self, extra={**self.extra, **added})
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """The step that leads to number `number`, from 1."""
+    """The training step with number `number`, from 1."""
 
     number: int
     rollouts: tuple[StepRollout, ...]
@@ -106,11 +108,11 @@ class Step:
     rows: tuple[StepRow, ...]
     readings: Mapping[str, PolicyReading] = field(default_factory=dict)
     tokenizer: Path | None = None
-    """The folder of the policy's tokenizer, for hints."""
+    """The folder of the policy's tokenizer, to encode hints and to read replies as text."""
 
     @cached_property
     def hint_ids(self) -> list[list[int]]:
-        """[R] Each rollout's hint as token ids, empty where it has none. Text is encoded as it is."""
+        """[R] Each rollout's hint as token ids; empty without a hint. Text is encoded without special tokens."""
         texts = any(isinstance(rollout.hint, str) and rollout.hint for rollout in self.rollouts)
         coder = _tokenizer(self.tokenizer, "hints are text", "give hints as token ids") if texts else None
         return [
@@ -121,7 +123,7 @@ class Step:
         ]
 
     def texts(self, turn: StepTurn, *, observed: bool = False) -> list[str]:
-        """What each trained (or observed) token of the turn says. A character of several tokens is no text in any."""
+        """The text of each trained (or observed) token of the turn. Part of a character decodes to U+FFFD."""
         ids = turn.observed if observed else self.rows[turn.row].segment.token_ids[turn.places]
         return [self._coder.decode([token], skip_special_tokens=False) for token in ids.tolist()]
 
@@ -130,7 +132,7 @@ class Step:
         return _tokenizer(self.tokenizer, "the recipe reads replies as text", "choose another recipe")
 
     def hinted(self) -> list[RowView]:
-        """Every row of a rollout that has a hint, with the hint's ids in front of it."""
+        """A view of each row of the rollouts with a hint: the hint's ids, then the row."""
         return [
             RowView(_prefixed(row_view.segment, ids), row_view.row, row_view.places)
             for row_view in self.views()
@@ -144,12 +146,12 @@ class Step:
 
     @cached_property
     def rewards(self) -> Numbers:
-        """[R]"""
+        """[R] The rollouts' rewards."""
         return np.array([rollout.reward for rollout in self.rollouts], np.float64)
 
     @cached_property
     def groups(self) -> NDArray[np.int64]:
-        """[R] Which group each rollout is in."""
+        """[R] The number of each rollout's group."""
         return np.array([rollout.group for rollout in self.rollouts], np.int64)
 
     @cached_property
@@ -159,17 +161,17 @@ class Step:
 
     @cached_property
     def turn_rollouts(self) -> NDArray[np.int64]:
-        """[T] Which rollout each turn is of."""
+        """[T] The number of each turn's rollout."""
         return np.array([turn.rollout for turn in self.turns], np.int64)
 
     @cached_property
     def turn_groups(self) -> NDArray[np.int64]:
-        """[T] Which group each turn is in."""
+        """[T] The number of each turn's group."""
         return self.groups[self.turn_rollouts]
 
     @cached_property
     def turn_order(self) -> NDArray[np.int64]:
-        """[T] The place of each turn in its rollout, from 1."""
+        """[T] The position of each turn in its rollout, from 1."""
         order = np.zeros(len(self.turns), np.int64)
         for sequence in self.sequences():
             order[sequence] = np.arange(1, len(sequence) + 1)
@@ -191,18 +193,18 @@ class Step:
         return values_of_turns
 
     def sequences(self, *, by_agent: bool = False) -> list[list[int]]:
-        """Numbers of the turns that follow one another, a list a rollout, or a list an agent of a rollout."""
+        """The numbers of each rollout's turns, in order; with `by_agent`, one list for each agent of a rollout."""
         by_sequence: dict[tuple[int, str], list[int]] = {}
         for number, turn in enumerate(self.turns):
             by_sequence.setdefault((turn.rollout, turn.agent if by_agent else ""), []).append(number)
         return list(by_sequence.values())
 
     def over_turns(self, values: RowArrays, reduce: Callable[[Float32], float] = np.mean) -> Numbers:
-        """[T] One number a turn from what a row array says of its trained tokens; `np.mean` or a function of yours."""
+        """[T] `reduce` of each turn's trained tokens in a row array."""
         return np.array([reduce(values[turn.row][turn.places]) for turn in self.turns], np.float64)
 
     def read_turns(self, values: RowArrays, at: Sequence[int] | None = None) -> Numbers:
-        """[T] The value at each turn's first trained token, its prompt's end, or at token `at` of it, from 0 or -1."""
+        """[T] The value at one trained token of each turn: the one with index `at` (-1: the last), else the first."""
         pairs = zip(self.turns, at or [0] * len(self.turns), strict=True)
         return np.array([values[turn.row][turn.places[index]] for turn, index in pairs], np.float64)
 
@@ -226,7 +228,7 @@ class Step:
     def place_turns(self, values: NDArray[Any], at: Sequence[int] | None = None) -> RowArrays:
         """Numbers [T] as row arrays: each at one trained token of its turn, 0 elsewhere.
 
-        `at` says which of the turn's trained tokens it is, from 0 or -1; the first without it.
+        `at` is the index of the token among the turn's trained ones (-1: the last); by default the first.
         """
         arrays = tuple(np.zeros(len(row.segment), np.float32) for row in self.rows)
         for turn, value, index in zip(self.turns, values, at or [0] * len(self.turns), strict=True):
@@ -234,14 +236,14 @@ class Step:
         return arrays
 
     def views(self) -> list[RowView]:
-        """Every row as it is."""
+        """A view of each row, unchanged."""
         return [
             RowView(row.segment, number, np.flatnonzero(row.segment.loss_mask).astype(np.int32))
             for number, row in enumerate(self.rows)
         ]
 
     def where(self, row: int, place: int) -> str:
-        """Names the token at `place` of a row by its rollout and turn, for errors."""
+        """The rollout and turn of the token at `place` of a row, for error messages."""
         rollout = self.rollouts[self.rows[row].rollout].id
         turn = next((turn for turn in self.turns if turn.row == row and place in turn.places), None)
         return f"rollout {rollout}" if turn is None else f"rollout {rollout}, turn {turn.index} (call {turn.call_id})"
@@ -250,7 +252,7 @@ class Step:
 def view(
     groups: Sequence[LeasedGroup], number: int = 1, reward: Callable[[RolloutRecord], float] | None = None
 ) -> Step:
-    """The step that `groups` make. `reward` is what a rollout counts for, its own reward by default."""
+    """The step of `groups`. `reward` computes a rollout's reward; by default it is the recorded one, or 0."""
     rollouts: list[StepRollout] = []
     turns: list[StepTurn] = []
     rows: list[StepRow] = []
@@ -276,7 +278,7 @@ def view(
 
 
 def check_credit(credit: Credit, step: Step) -> None:
-    """`AlignmentError` names the array, rollout and turn of what is misaligned or not a finite number."""
+    """`AlignmentError` if an array is misaligned or not finite at a trained token; it names array, rollout and turn."""
     named = {"advantages": credit.advantages, **{f"extra[{name!r}]": arrays for name, arrays in credit.extra.items()}}
     if credit.weights is not None:
         named["weights"] = credit.weights
@@ -340,7 +342,7 @@ def _tokenizer(folder: Path | None, why: str, otherwise: str) -> Any:
 
 
 def _prefixed(segment: Segment, ids: Sequence[int]) -> Segment:
-    """The segment after `ids`, which carry no loss; without its turns, and without experts: it is routed otherwise."""
+    """`ids`, without loss, then the segment. Turns and recorded experts are left out: the longer prompt routes anew."""
     front = np.asarray(ids, np.int32)
     none = np.zeros(len(front), np.float32)
     return Segment(

@@ -1,7 +1,7 @@
-"""The trainer's side of the contract: the trainer plane's client, held leases, waiting for rollouts, pushed weights.
+"""The trainer's side of the contract: clients of the trainer plane, held leases, waiting for rollouts, weight pushes.
 
-`protocol` makes requests and reads replies without any input or output; `client` sends them, blocking or asynchronous.
-Neither needs torch, so any trainer can stand on them.
+`protocol` makes requests and parses replies without I/O; `client` sends them, blocking or asynchronous. Neither needs
+torch, so any trainer can use them.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""The trainer's side of the contract: typed clients of the trainer plane, blocking and asynchronous.
+"""Typed clients of the trainer plane, blocking and asynchronous.
 
-Our own trainer uses nothing else, so any other trainer can do what it does (docs/bring-your-own-trainer.md). Delivery
-is at least once, the effect exactly once, if a trainer
+Our own trainer uses nothing else, so any other trainer can do what it does (docs/bring-your-own-trainer.md). Groups are
+delivered at least once and trained exactly once, if a trainer
 
-1. acknowledges a lease *before* it applies the update made from it, and forgets the update where that is refused;
+1. acknowledges a lease *before* it applies the update made from it, and drops the update if that is refused;
 2. calls `rewind(step, versions)` after restoring the checkpoint of `step`, before anything else;
 3. keeps its name and `run` over restarts (`run_id` keeps one beside the checkpoints).
 
-The rewind makes this client the owner of its policies. Every later call carries the incarnation that it was given, and
-raises `TrainerFenced` once another process is the owner: this one must stop then.
+The rewind makes this client the owner of its policies. Every later call carries the incarnation that the rewind
+returned, and raises `TrainerFenced` once another process is the owner: this process must then stop.
 
-A server that can't be reached, or whose store or engine can't, is tried again for `patience` seconds. That is safe for
-every call: repeating one that was carried out changes nothing, except that a repeated `lease` may leave groups claimed
-until their time is over, and a repeated `nack` or `release` of a lease that has ended raises `LeaseLost`. `receive`
-alone is sent once.
+If the server, its store or its engine can't be reached, a call is repeated for `patience` seconds. That is safe:
+repeating a call that was carried out changes nothing, except that a repeated `lease` may leave groups claimed until
+they expire, and a repeated `nack` or `release` of a lease that has ended raises `LeaseLost`. Only `receive` is never
+repeated.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from rolltap.trainer_client.lease.protocol import TrainerCaller
 class TrainerClient(HttpClient):
     """Blocking calls to one server in the name of `trainer`; threads may share it.
 
-    `run` is an id that stays the same when the trainer is started again; a client without one is a run of its own.
-    `timeout` is how long one reply may take, `patience` how long an unreachable server is tried, in seconds.
+    `run` is an id that a restarted trainer keeps; without one, each client is a new run. `timeout` limits one reply,
+    and `patience` the repeated calls to an unreachable server, in seconds.
     """
 
     def __init__(
@@ -59,34 +59,38 @@ class TrainerClient(HttpClient):
         return self.send(protocol.lease(self.caller, policy, groups, options or LeaseOptions()))
 
     def extend(self, lease: Lease, ttl: float = 600.0) -> float:
-        """Keeps the lease for `ttl` seconds from now, which it returns; `LeaseLost` if it is no longer ours."""
+        """Extends the lease to `ttl` seconds from now; returns the seconds left. `LeaseLost` if it has ended."""
         return self.send(protocol.extend(self.caller, lease, ttl)).expires_in
 
     def ack(self, lease: Lease, step: int) -> int:
-        """The groups become part of `step`; returns how many. `LeaseLost`: they are somebody else's, forget them."""
+        """Acknowledges the groups as part of `step`; returns how many. `LeaseLost`: do not train them."""
         return self.send(protocol.ack(self.caller, lease, step)).groups
 
     def nack(self, lease: Lease, reason: str, blamed: tuple[str, ...] = ()) -> int:
-        """The groups can't be trained. The `blamed` ones (default: all) count a failure; returns how many died."""
+        """Refuses groups that can't be trained. The `blamed` ones (default: all) count a failure.
+
+        Returns how many groups are dead now.
+        """
         return self.send(protocol.nack(self.caller, lease, reason, blamed)).dead
 
     def release(self, lease: Lease) -> None:
-        """The groups were not used: others may have them, and no failure is counted."""
+        """Gives back groups that were not used: they can be leased again, and no failure is counted."""
         self.send(protocol.release(self.caller, lease))
 
     def annotate(self, lease: Lease, calls: Sequence[CallAnnotation], *, version: int) -> int:
-        """Adds what this trainer says of the lease's sampled tokens by the weights `version`: the viewer shows it.
+        """Adds what this trainer computed of the lease's sampled tokens with weights `version`. The viewer shows it.
 
-        Returns how many calls had nothing yet. The same again changes nothing; other values raise `LedgerError`, and
-        calls or lengths that are not the lease's `InvalidRequest`. Acknowledged leases can be annotated, too.
+        Returns how many calls had no annotation yet. A repeated call changes nothing; other values raise `LedgerError`.
+        `InvalidRequest`: calls or lengths that do not match the lease. Acknowledged leases can be annotated, too.
         """
         return sum(self.send(request).added for request in protocol.annotate(self.caller, lease, version, calls))
 
     def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
-        """The checkpoint of `step` was restored, of `versions` by policy: what was acknowledged after it can be leased
-        again, and later versions are abandoned. The reply says under which number the restored weights go on.
+        """Reports that the checkpoint of `step` was restored, with the weight `versions` by policy.
 
-        From now on this client owns the policies. `TrainerFenced` if another trainer does, unless told to `take_over`.
+        Groups acknowledged after it can be leased again, and later versions are abandoned. The reply has the version
+        numbers of the restored weights. From now on this client owns the policies. `TrainerFenced` if another trainer
+        owns one, unless told to `take_over`.
         """
         restored = Rewind(step, dict(versions), self.run, take_over)
         rewound = self.send(protocol.rewind(self.caller["trainer"], restored))
@@ -94,7 +98,7 @@ class TrainerClient(HttpClient):
         return rewound
 
     def policy(self, name: str) -> PolicyStatus:
-        """The policy with its counts of groups and rollouts; `UnknownPolicy` lists the known ones."""
+        """The policy's state, with its counts of groups and rollouts; `UnknownPolicy` lists the known ones."""
         return self.send(protocol.policy(name))
 
     def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
@@ -102,36 +106,40 @@ class TrainerClient(HttpClient):
         self.send(protocol.begin_update(self.caller, policy, mode))
 
     def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
-        """The engines load the safetensors folder `path` (as they see it), a model's or a peft adapter's; if that fails
-        the old version serves on. `digest` (`model/weights.py`) is kept with the version: `LedgerError` if the number
-        stands for other weights."""
+        """The engines load the safetensors folder `path` (a path on their machine): a model's, or a peft adapter's.
+
+        If that fails, the old version stays in service. `digest` (`model/weights.py`) is kept with the version:
+        `LedgerError` if the number stands for other weights.
+        """
         self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
 
     def set_control(self, policy: str, control: RolloutControl) -> None:
-        """Sets what holds for the policy's rollouts to come, in place of all that was set before.
+        """Sets the control of the policy's future rollouts. It replaces the whole earlier control.
 
         `InvalidRequest` for a temperature at which the policy's calls could not be trained.
         """
         self.send(protocol.set_control(self.caller, policy, control))
 
     def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
-        """The log-probs of given ids by the policy's weights, and the likeliest candidates of each; nothing is sampled.
+        """The log-probs of given ids under the policy's weights, and the likeliest candidates; nothing is sampled.
 
-        `InvalidRequest` for ids that the policy does not have, `ContextOverflow` for too many of them.
+        `InvalidRequest` for ids outside the policy's vocabulary, `ContextOverflow` for a sequence that is too long.
         """
         return self.send(protocol.score(policy, ScoreIds(tuple(sequences), top_logprobs)))
 
     def ranks(self, policy: str) -> int:
-        """How many processes of the policy's engines would receive a transfer now."""
+        """The number of processes of the policy's engines that would receive a transfer now."""
         return self.send(protocol.ranks(policy)).ranks
 
     def receive(self, policy: str, transfer: Transfer) -> None:
-        """The engines join the group and receive the weights while the trainer sends them; returns when they serve
-        them. `WeightsLost`: no engine serves until a whole push. Any other error: the old version serves on."""
+        """The engines join the group and receive the weights that the trainer sends; returns once they serve them.
+
+        `WeightsLost`: no engine serves until a push of all weights. Any other error: the old version stays in service.
+        """
         self.send(protocol.receive(policy, transfer))
 
     def finish_update(self, policy: str) -> None:
-        """The policy's engines go on; `WeightsLost` if the last transfer of weights broke off."""
+        """Resumes the policy's engines; `WeightsLost` if the last transfer of weights broke off."""
         self.send(protocol.finish_update(self.caller, policy))
 
 

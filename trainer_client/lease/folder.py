@@ -1,7 +1,7 @@
-"""A run: one folder of checkpoints, which one process at a time trains in.
+"""A run's folder: it holds the checkpoints and the run's id, and one process at a time trains in it.
 
-The folder holds the run's id. The server gives a policy to a run, so a trainer that was killed and starts again on its
-own folder gets it back without being asked, and a trainer with another folder does not.
+The server gives a policy to a run. So a trainer that was killed and starts again with its folder gets its policy back
+without `take_over`, and a trainer with another folder does not.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCK_FILE = "lock"
 
 
 def run_id(folder: Path) -> str:
-    """The id of the run that keeps its checkpoints in `folder`; made, and on the disk, before this returns."""
+    """The id of the run with its checkpoints in `folder`. A new id is durable on disk before this returns."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ID_FILE
     try:
@@ -33,14 +33,14 @@ def run_id(folder: Path) -> str:
         file.flush()
         os.fsync(file.fileno())
     with suppress(FileExistsError):
-        os.link(making, path)  # of two processes that begin at once, one wins
+        os.link(making, path)  # if two processes begin at once, one wins
     making.unlink()
     return path.read_text(encoding="utf-8").strip()
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Nobody else trains in `folder` meanwhile; `TrainerError` if another process does. A killed one's lock is gone."""
+    """Locks `folder` inside the block; `TrainerError` if another process trains in it. A killed process's lock ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_FILE).open("w") as file:
         try:

@@ -1,7 +1,7 @@
 """The leases of a training step: gathers enough groups, keeps their leases alive, and acknowledges or returns them.
 
-A thread extends the leases, so a long forward pass loses nothing. A lease that is lost all the same is noticed when it
-is acknowledged, which is before its groups change the weights.
+A thread extends the leases, so none expires during a long forward pass. A lease that is lost nevertheless is noticed
+when it is acknowledged, which happens before its groups change the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rolltap.trainer_client.lease.client import TrainerClient
 log = logging.getLogger("rolltap.trainer")
 
 MOST_LEASED = 4
-"""Where some groups do not count, a step gathers at most this many times its groups."""
+"""If some groups do not count towards a step, it leases at most this many times the groups it needs."""
 
 
 Check = Callable[[LeasedGroup], None]
@@ -28,11 +28,11 @@ Admits = Callable[[LeasedGroup], bool]
 
 
 class LeaseHolder:
-    """The leases of the step under way, as a context manager: on leaving, what was not acknowledged is released.
+    """The leases of the current step, as a context manager: at exit, leases that were not acknowledged are released.
 
-    With `keep_zero_variance`, groups whose rewards are all equal count towards a step; those that `admits` is false of,
-    and those without a token that carries loss, never do. Groups that can't be trained are refused: `check` raises
-    `AlignmentError` for them.
+    With `keep_zero_variance`, groups whose rewards are all equal count towards a step. Groups for which `admits` is
+    false, and those without a token that carries loss, never count. `check` raises `AlignmentError` for groups that
+    can't be trained: they are refused.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LeaseHolder:
         self._check = check
         self._admits = admits
         self._leases: list[Lease] = []
-        self._acknowledged = False  # whether these are, for a step that was not made yet
+        self._acknowledged = False  # whether `_leases` are acknowledged, for a step not applied yet
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._extender = threading.Thread(target=self._extend, name="lease-extender", daemon=True)
@@ -69,16 +69,17 @@ class LeaseHolder:
 
     @property
     def groups(self) -> tuple[LeasedGroup, ...]:
-        """The groups of all leases, those of a lease together."""
+        """The groups of all leases; the groups of one lease are neighbours."""
         with self._lock:
             return tuple(group for lease in self._leases for group in lease.groups)
 
     def gather(
         self, count: int, stopping: Callable[[], bool], waiting: Callable[[int], None] = lambda missing: None
     ) -> bool:
-        """Leases until it has `count` groups; False if `stopping` comes first. Groups that can't be trained go back.
+        """Leases until `count` groups count towards the step; False if `stopping` comes first.
 
-        `waiting` is called, with the number of missing groups, after each request that brought none.
+        Groups that can't be trained are refused. `waiting` is called with the number of missing groups after each
+        request that returned none.
         """
         while (missing := count - self._usable()) > 0 and len(self.groups) < MOST_LEASED * count:
             if stopping():
@@ -93,7 +94,7 @@ class LeaseHolder:
         return True
 
     def gather_replayed(self, count: int, replay: Replay) -> None:
-        """Leases up to `count` groups that were trained before, beside the fresh ones; none where there are none."""
+        """Leases up to `count` groups that were trained before, in addition to the fresh ones. It does not wait."""
         options = replace(self._options, replay=replay, wait=0.0, at_least=1)
         lease = self.client.lease(self._policy, groups=count, options=options)
         if lease is not None and self._can_train(lease):
@@ -101,9 +102,9 @@ class LeaseHolder:
                 self._leases.append(lease)
 
     def acknowledge(self, step: int) -> bool:
-        """The groups become part of `step`. False: some were lost and are taken out; make the update without them.
+        """Acknowledges the groups as part of `step`. False: lost groups were removed; make the update without them.
 
-        Acknowledging again is harmless for those that were acknowledged before.
+        Acknowledging a lease a second time has no effect.
         """
         acknowledged = []
         for lease in list(self._leases):
@@ -119,10 +120,10 @@ class LeaseHolder:
         return complete
 
     def acknowledge_and_close(self, step: int) -> None:
-        """For groups that are trained in any case: acknowledges, and ends the holder.
+        """Acknowledges groups that are trained in any case, and closes the holder.
 
-        It tries however long the server or its store is away: else the groups would be leased again. Raises
-        `TrainerFenced` if another trainer has the policy.
+        It retries as long as the server or its store is unreachable, since otherwise the groups would be leased again.
+        Raises `TrainerFenced` if another trainer has the policy.
         """
         try:
             while True:
@@ -137,7 +138,7 @@ class LeaseHolder:
             self.__exit__()
 
     def annotate(self, annotations: Sequence[CallAnnotation], version: int) -> None:
-        """Adds what was computed of the groups' tokens to the record. Training goes on where that fails."""
+        """Adds what was computed of the groups' tokens to the record. A failure is logged: training continues."""
         for lease in list(self._leases):
             own = {
                 turn.call_id
@@ -154,14 +155,14 @@ class LeaseHolder:
                 log.warning("lease %s was not annotated: %s", lease.id, error.message)
 
     def clear(self) -> None:
-        """The step is over: its leases are forgotten."""
+        """Forgets the step's leases without a call to the server: the step is over."""
         self._remove_all()
 
     def refuse(self, reason: str) -> bool:
-        """No weights can be made from these groups: each counts a failure.
+        """Refuses all groups, since no weights can be made from them: each counts a failure.
 
-        False: they are acknowledged, because others were lost and the gradient was made again. Only a rewind to the
-        weights that the trainer has brings them back.
+        False: they are acknowledged already (other groups were lost, and the gradient was computed again). Then only a
+        rewind to the current weights makes them leasable again.
         """
         was_acknowledged, leases = self._acknowledged, self._remove_all()
         if not was_acknowledged:
@@ -170,7 +171,7 @@ class LeaseHolder:
         return not was_acknowledged
 
     def _extra_groups(self) -> int:
-        """How many groups more a step may have for those that do not count: they would leave no room for others."""
+        """How many more groups a step may have because of those that do not count: else they take the others' room."""
         without = sum(1 for group in self.groups if not group.replay and not self._counts(group))
         return math.ceil(without / ((self._options.max_staleness or 0) + 1))
 
@@ -183,7 +184,7 @@ class LeaseHolder:
         return (self._keep_zero_variance or informative(group)) and self._admits(group)
 
     def _can_train(self, lease: Lease) -> bool:
-        """Whether every group can be trained; else the lease goes back, with those that can't blamed."""
+        """Whether every group can be trained. If not, refuses the lease and blames the groups that can't."""
         faults: dict[str, str] = {}
         for group in lease.groups:
             try:
@@ -210,7 +211,7 @@ class LeaseHolder:
 
 
 def _ignoring_errors(call: Callable[[Lease], object], lease: Lease) -> None:
-    """A call whose failure changes nothing for the trainer: the lease ends by its time at the latest."""
+    """Makes a call whose failure does not matter to the trainer: at the latest, the lease expires."""
     try:
         call(lease)
     except RolltapError:

@@ -1,6 +1,6 @@
-"""The trainer plane's requests and replies, without any input or output.
+"""The trainer plane's requests and replies, without I/O: both clients build their requests here.
 
-Both clients build their requests here. Bodies and replies are `rolltap.contract.trainer`'s.
+The types of bodies and replies are in `rolltap.contract.trainer`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from rolltap.wire import unpack
 
 
 class TrainerCaller(TypedDict):
-    """Who asks: a trainer in the incarnation that its last rewind gave it."""
+    """The caller: a trainer, and the incarnation that its last rewind returned."""
 
     trainer: str
     incarnation: int
@@ -78,7 +78,7 @@ def release(by: TrainerCaller, leased: Lease) -> Request[None]:
 def annotate(
     by: TrainerCaller, leased: Lease, version: int, calls: Sequence[CallAnnotation]
 ) -> list[Request[LeaseAnnotated]]:
-    """As many requests as the calls need; each is taken whole or not at all."""
+    """The requests that annotate `calls`, split by size; the server takes each one whole or not at all."""
     parts: list[list[CallAnnotation]] = []
     room = 0
     for call in calls:

@@ -1,10 +1,10 @@
-"""Pushes: the weights of step N become the engines' version N, from a folder or straight over a process group.
+"""Pushes of weights: engines take over a version from a folder, or directly over a process group.
 
-Without a folder the group is made for each push (`rolltap.weight_group`). Who does what: the server pauses the engines
-and tells them which group to join and which tensors come; this side, rank 0, sends them. It sends from a process of its
-own, which gets the tensors through a pipe. gloo and NCCL can't be told to give up, and may end the process that waits
-in them: a push that broke is over when that process is killed, its peers learn it by their connections, and the trainer
-lives. The process is kept from push to push.
+Without a folder, each push makes a group (`rolltap.weight_group`). The server pauses the engines and tells them which
+group to join and which tensors to expect; this side is rank 0 and sends them. A separate process sends: it gets the
+tensors through a pipe and is kept from push to push. The reason: gloo and NCCL can't be cancelled, and may abort the
+process that waits in them. To end a broken push, the sending process is killed. The engines then notice the closed
+connections, and the trainer survives.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from rolltap.weight_group import Rendezvous, WeightGroup, dtype_of
 log = logging.getLogger("rolltap.trainer")
 
 BUCKET_BYTES = 512 << 20
-"""How much an engine holds at most, beside its weights, before it loads what came (vLLM, SGLang)."""
+"""Bytes that an engine (vLLM, SGLang) buffers at most, beside its weights, before it loads them."""
 
 ATTEMPTS = 2
-"""How often a push is tried: the second goes without the replicas that the first was lost with."""
+"""How often a push is tried: the second try leaves out the replicas that were lost in the first."""
 
 
 def push_folder(
     client: TrainerClient, policy: str, folder: Path, version: int, mode: PauseMode, *, adapter: bool = False
 ) -> None:
-    """The policy's engines take over the weights in `folder`, a model's or an adapter's, as `version`.
+    """Has the policy's engines take over the weights in `folder`, a model's or an adapter's, as `version`.
 
-    If they can't, the old version serves on, and the error says why.
+    If they can't, the old version stays in service, and the error says why.
     """
     digest = digest_of_folder(folder)
     with updating(client, policy, mode):
@@ -56,9 +56,9 @@ def push_folder(
 
 @contextmanager
 def updating(client: TrainerClient, policy: str, mode: PauseMode) -> Iterator[None]:
-    """The policy's engines are paused meanwhile and go on afterwards.
+    """Pauses the policy's engines inside the block and resumes them afterwards.
 
-    After `WeightsLost` they stay paused until the next push of all weights: what they hold is no version's.
+    After `WeightsLost` they stay paused until the next push of all weights: they hold the weights of no version.
     """
     client.begin_update(policy, mode)
     try:
@@ -72,7 +72,7 @@ def updating(client: TrainerClient, policy: str, mode: PauseMode) -> Iterator[No
 
 
 class WeightSender:
-    """The process that sends, from `device`. The lead's."""
+    """The lead's sending process. It sends tensors from `device`."""
 
     def __init__(self, settings: PushSettings, device: torch.device) -> None:
         self._settings = settings
@@ -83,7 +83,7 @@ class WeightSender:
     def push(
         self, client: TrainerClient, policy: str, weights: Mapping[str, Tensor], version: int, mode: PauseMode
     ) -> None:
-        """The policy's engines take over `weights`, on the CPU, as `version`. The last try's error says what serves."""
+        """Has the policy's engines take over `weights` (CPU tensors) as `version`; raises the last try's error."""
         digest = digest_of_tensors(weights)
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -96,7 +96,7 @@ class WeightSender:
                 log.warning("policy %s: version %s was not taken over, trying again: %s", policy, version, error)
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing."""
+        """Kills the process, whatever it is doing."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -127,7 +127,7 @@ class WeightSender:
             raise
 
     def _open_group(self, stdin: IO[bytes], stdout: IO[bytes], request: SendRequest) -> int:
-        """Has the process open the group of `request`; returns the port at which it waits for the others."""
+        """Has the process open the group of `request`; returns the port where it waits for the engines."""
         try:
             stdin.write(json.dumps(asdict(request)).encode() + b"\n")
             stdin.flush()
@@ -154,7 +154,7 @@ class WeightSender:
         )
 
     def _sender_process(self) -> subprocess.Popen[bytes]:
-        """The process. It leads a session, so a terminal's interrupt does not reach it in the middle of a push."""
+        """The process. It has its own session, so Ctrl-C in a terminal does not reach it in the middle of a push."""
         if self._process is not None and self._process.poll() is not None:
             self.close()
         if self._process is None:
@@ -169,7 +169,7 @@ class WeightSender:
 
 @dataclass(frozen=True, slots=True)
 class WeightsName:
-    """What a set of weights goes by."""
+    """The version and digest of a set of weights."""
 
     version: int
     digest: str
@@ -177,7 +177,7 @@ class WeightsName:
 
 @dataclass(frozen=True, slots=True)
 class SendRequest:
-    """What the process is to send: the bytes of the buckets' tensors follow, without anything between them."""
+    """One push for the sending process. The bytes of the buckets' tensors follow it, without separators."""
 
     rendezvous: Rendezvous
     device: str
@@ -185,7 +185,7 @@ class SendRequest:
 
 
 def _buckets(weights: Mapping[str, Tensor]) -> Iterator[Bucket]:
-    """The weights in their order, in parts of at most `BUCKET_BYTES` or one tensor."""
+    """Splits the weights, in their order, into buckets of at most `BUCKET_BYTES`, or of one larger tensor."""
     part: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in weights.items():
@@ -207,7 +207,7 @@ def _bucket(part: Sequence[tuple[str, Tensor]]) -> Bucket:
 
 
 def _feed(pipe: IO[bytes], weights: Mapping[str, Tensor]) -> None:
-    """Writes the weights' bytes; stops where the process has died, which the server's answer tells of."""
+    """Writes the weights' bytes. Returns early if the process has died: then the server's reply is an error."""
     try:
         for tensor in weights.values():
             pipe.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
@@ -216,11 +216,11 @@ def _feed(pipe: IO[bytes], weights: Mapping[str, Tensor]) -> None:
         return
 
 
-# The process
+# The sending process
 
 
 def main() -> None:
-    """Sends what it is ordered to until its standard input ends. Standard output is for its answers only."""
+    """Carries out send requests until standard input ends. Standard output carries only its answers."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     while line := sys.stdin.buffer.readline():
@@ -247,7 +247,7 @@ def _carry_out(request: SendRequest, source: BinaryIO, answers: TextIO) -> None:
 
 
 def _read(source: BinaryIO, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """The next tensor; ends the process where the trainer has died."""
+    """The next tensor; exits if the trainer has died."""
     tensor = torch.empty(shape, dtype=dtype)
     space = tensor.reshape(-1).view(torch.uint8).numpy().data
     if source.readinto(space) < len(space):  # type: ignore[attr-defined]  # a BufferedReader fills it

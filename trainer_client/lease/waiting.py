@@ -1,4 +1,4 @@
-"""Watches the rollouts of a run: says what the trainer waits for and what was dropped; ends a run without answers."""
+"""Reports what the trainer waits for and what was dropped, and ends a run in which no model answers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FIRST_S, EVERY_S = 10.0, 60.0
 
 
 class WaitNotice:
-    """The lines of one wait, which begins when this is made. `print_line` prints one.
+    """Reports about one wait, which begins when this is constructed. `print_line` prints a line.
 
-    While the engines have other weights than the policy's, nothing that they sample can be trained: `push` is called.
+    If the engines do not hold the policy's weights, nothing that they sample can be trained: then `push` is called.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class WaitNotice:
         self._due = time.monotonic() + FIRST_S
 
     def report_wait(self, missing: int) -> None:
-        """Says how the policy's groups stand, if a line is due; `missing` are those that the step still needs."""
+        """Prints the counts of the policy's groups, if a line is due; the step still needs `missing` groups."""
         if time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY_S
@@ -50,11 +50,11 @@ class WaitNotice:
 
 
 LEAST_ENDED = 8
-"""A run is not ended for its rollouts before so many have ended."""
+"""Rollouts that must have ended before a run is ended because no model answers."""
 
 
 class AnswerWatch:
-    """Counts the groups and rollouts that the server drops for being empty, from `begin` on."""
+    """Counts the groups without loss and the rollouts without an answer that the server drops after `begin`."""
 
     def __init__(self, client: TrainerClient, policy: str, print_line: PrintLine) -> None:
         self._client = client
@@ -66,7 +66,7 @@ class AnswerWatch:
         self._began = self._last = _counts(status)
 
     def check(self) -> None:
-        """Says what was dropped since it was last asked. `TrainerError` where no model answers in most rollouts."""
+        """Prints what was dropped since the last check. `TrainerError` if most rollouts ended without an answer."""
         ended, unanswered, untrained = counts = _counts(self._client.policy(self._policy))
         _, last_unanswered, last_untrained = self._last
         self._last = counts
@@ -83,7 +83,7 @@ class AnswerWatch:
             )
 
     def since_start(self) -> dict[str, int]:
-        """What was dropped since the run began, by the names of `StepReport`."""
+        """The counts since the run began, by the names of `StepReport`."""
         return {
             "groups_dropped": self._last[2] - self._began[2],
             "rollouts_unanswered": self._last[1] - self._began[1],
@@ -91,6 +91,6 @@ class AnswerWatch:
 
 
 def _counts(status: PolicyStatus) -> tuple[int, int, int]:
-    """Rollouts that ended, those without an answer, and groups without loss, of all time."""
+    """All-time counts: rollouts that ended, rollouts without an answer, groups without loss."""
     ended = sum(count for name, count in status.rollouts.items() if RolloutStatus(name).terminal)
     return ended, status.unanswered, status.untrained

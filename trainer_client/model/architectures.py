@@ -1,8 +1,8 @@
-"""Which models can be trained packed: what a config says, and a try of the loaded model beside its own attention.
+"""Which models can be trained packed: a check of the config, and a comparison with the model's own attention.
 
-A model is trained rightly or refused with the reason. Layers of full and of sliding-window attention are packed, with
-soft-capped scores, sinks and scaled logits where a family has them. Layers that carry a state from token to token
-(linear attention, in Qwen3-Next and Qwen3.5) have no place for a second row: such a model's rows are computed alone.
+A model is trained correctly or refused with the reason. Layers of full and of sliding-window attention can be packed,
+with a family's soft-capped scores, sinks and scaled logits. Layers that carry a state from token to token (linear
+attention, in Qwen3-Next and Qwen3.5) can't hold a second row: each row of such a model is computed alone.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ PACKED = frozenset({"full_attention", "sliding_attention"})
 RECURRENT = frozenset({"linear_attention"})
 
 RANDOM_ROUTERS = frozenset({"phimoe"})
-"""Families whose routers draw experts in training, by a number of the config that counts when they sample, too."""
+"""Families whose routers draw experts at random in training, by a number that also changes how they sample."""
 
 NOISE = re.compile("drop|jitter")
-"""In the names of numbers of configs and modules that make a pass in training random: dropouts, layer drop, jitter."""
+"""Part of the names of numbers in configs and modules that make training passes random: dropout, jitter."""
 
 LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
-"""Rotary scalings by the longest position of a forward pass: in a pack, that of another row."""
+"""Rotary scalings that depend on the longest position of a forward pass: in a pack, it may be another row's."""
 
 TRUNK, BRANCH = 6, 5
-"""Tokens of the rows that a loaded model is tried on: two of a trunk with a branch each."""
+"""Tokens of the two rows that a loaded model is checked on: a common trunk, and a branch for each."""
 
 TOLERANCE = 1e-2
-"""Nats by which a log-prob of the try may differ: float32 stays below 1e-4 in all families that are packed rightly."""
+"""Nats by which a log-prob may differ in the check: float32 stays below 1e-4 in all families that pack correctly."""
 
 
 def rows_alone(config: Any) -> bool:
@@ -63,15 +63,17 @@ def check_config(config: Any) -> None:
 
 
 def without_noise(config: Any) -> Any:
-    """The config with every dropout, layer drop and jitter of it at 0."""
+    """The config with its dropouts, layer drop and jitter at 0."""
     for part in {id(one): one for one in (config, config.get_text_config())}.values():
         _silence(part)
     return config
 
 
 def switch_noise_off(model: nn.Module) -> None:
-    """Also where a module's own code says how much there is. Log-probs in training are then those that engines sample
-    by, so ratios of weights with themselves are 1."""
+    """Sets dropouts, layer drop and jitter to 0 in all modules, also where a module's code sets the amount.
+
+    Log-probs in training are then those of the engines, so a ratio of weights with themselves is 1.
+    """
     for module in model.modules():
         _silence(module)
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -85,7 +87,7 @@ def _silence(owner: Any) -> None:
 
 
 def logit_scale(config: Any) -> float:
-    """What the model multiplies its logits by (Granite divides them)."""
+    """The factor that the model applies to its logits (Granite divides them)."""
     return (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
 
 
@@ -93,8 +95,8 @@ def logit_scale(config: Any) -> float:
 def check_model(model: Any, read: Callable[[Tensor], Tensor]) -> None:
     """Compares packed log-probs with those of the model's own attention, on a few tokens; `ConfigError` if they differ.
 
-    It finds what no config says: position biases (ALiBi), layers that don't use transformers' attention interface, and
-    noise: packed ones are computed as in training. `read` makes logits of hidden states.
+    It finds what configs don't say: position biases (ALiBi), layers that don't use transformers' attention interface,
+    and noise, since the packed log-probs are computed in training mode. `read` turns hidden states into logits.
     """
     name, device = model.config.model_type, model.get_output_embeddings().weight.device
     if model.config.get_text_config() is not model.config:
@@ -126,7 +128,7 @@ def check_model(model: Any, read: Callable[[Tensor], Tensor]) -> None:
 
 
 def _rope_types(config: Any) -> set[str]:
-    """The model's rotary scalings; some families have them by the kind of layer."""
+    """The names of the model's rotary scalings; some families have one for each kind of layer."""
     text = config.get_text_config()
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
@@ -147,7 +149,7 @@ def _own_attention(model: Any) -> Iterator[None]:
 
 
 def _packed(model: Any, rows: list[Tensor], read: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """The log-probs of all rows, computed as a batch of training would be."""
+    """The log-probs of all rows, computed like a training batch."""
     device = rows[0].device
 
     def logprobs(ids: Tensor, positions: Tensor, spans: list[TokenSpan]) -> Tensor:

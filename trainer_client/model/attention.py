@@ -1,11 +1,11 @@
 """Attention over packed spans, as an attention function of transformers.
 
-Each span's queries see its ancestors' keys and, causally, its own. On the CPU that is one call of scaled dot product
-attention a span, so the cost is the sum of the spans' own, never the square of the pack. On CUDA it is one variable
-length flash attention call over all spans, with the keys of shared trunks gathered first (its causal mask is aligned to
-the lower right, which is what ancestors before own tokens need); in 32 bits, or where torch has no such call, it goes
-span by span there too. Sliding windows are honoured on both ways. Soft-capped scores and attention sinks are computed
-in plain torch, a piece of the queries at a time, since no fused kernel of torch's has them.
+Each span's queries see its ancestors' keys and, causally, its own. On the CPU, each span is one call of scaled dot
+product attention, so the cost is the sum over spans and not the square of the pack. On CUDA, one call of variable
+length flash attention computes all spans, with the keys of shared trunks gathered first (its causal mask is aligned to
+the lower right, as ancestors before own tokens need it). In float32, or if torch lacks that call, CUDA also goes span
+by span. Both ways apply sliding windows. Soft-capped scores and attention sinks are computed in plain torch, some
+queries at a time, since torch has no fused kernel for them.
 
 Shapes: `N` tokens of the pack, `Q` queries, `H` heads, `K` key-value heads, `D` head width.
 """
@@ -26,17 +26,20 @@ from torch.utils.checkpoint import checkpoint
 from rolltap.trainer_client.data.packing import TokenSpan
 
 NAME = "rolltap_spans"
-"""What the attention is called in transformers' registry."""
+"""Name of the attention in transformers' registry."""
 
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
 
 PIECE = 1024
-"""Queries that are computed at once where the scores are made: a piece's scores are [H, PIECE, keys]."""
+"""Queries that are computed at once if scores are materialised: those of a piece are [H, PIECE, keys]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VariableLengths:
-    """A layout as flash attention wants it: cumulative lengths of queries and keys, and which keys, if not all once."""
+    """A layout for flash attention: cumulative lengths of queries and keys.
+
+    `gathered` are the indices of all spans' keys, one span after another; None: each key is used once, in order.
+    """
 
     queries: Tensor
     keys: Tensor
@@ -64,7 +67,7 @@ class VariableLengths:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """The spans of a pack, which they fill one behind another; each sees its ancestors and, causally, itself."""
+    """The spans of a pack, which follow each other without gaps; each sees its ancestors and, causally, itself."""
 
     spans: tuple[TokenSpan, ...]
     lengths: VariableLengths | None
@@ -76,9 +79,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """How a layer turns queries and keys into weights. `window` counts the keys that a query sees, itself included.
+    """How a layer turns queries and keys into weights. `window` is the number of keys that a query sees, with its own.
 
-    `softcap` c makes a score s into c·tanh(s/c) (Gemma 2); `sinks` [H] are scores that take weight and give no value
+    `softcap` c turns a score s into c·tanh(s/c) (Gemma 2). `sinks` [H] are extra scores in the softmax, without a value
     (gpt-oss).
     """
 
@@ -89,9 +92,9 @@ class Scores:
 
     @classmethod
     def of(cls, width: int, options: Mapping[str, Any], masked: int | None = None) -> Scores:
-        """From what transformers hands an attention function; `width` is the head's.
+        """From the options that transformers passes to an attention function; `width` is the head width.
 
-        `masked` is the window of the layer's mask: some families (Phi-3.5-MoE, Qwen2-MoE) have it only there.
+        `masked` is the window of the layer's mask: some families (Phi-3.5-MoE, Qwen2-MoE) set it only there.
         """
         scale, window = options.get("scaling"), options.get("sliding_window")
         return cls(
@@ -103,7 +106,7 @@ class Scores:
 
     @property
     def fused(self) -> bool:
-        """Whether torch's fused kernels compute it."""
+        """Whether torch's fused kernels can compute these scores."""
         return self.softcap is None and self.sinks is None
 
     def sees_all(self, keys: int) -> bool:
@@ -119,9 +122,9 @@ def span_attention(
     attention_mask: int | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """`query` [1, H, N, D], `key` and `value` [1, K, N, D] → [1, N, H, D].
+    """The attention function: `query` [1, H, N, D], `key` and `value` [1, K, N, D] → [1, N, H, D].
 
-    The layout takes the mask's place; of the mask there is only its window, as `_window` says it.
+    `options["layout"]` replaces the mask; `attention_mask` is only the mask's window, as `_window` returns it.
     """
     layout: Layout = options["layout"]
     scores = Scores.of(query.shape[-1], options, attention_mask)
@@ -138,12 +141,12 @@ def span_attention(
 
 
 def _join(parts: Sequence[Tensor], path: Sequence[int]) -> Tensor:
-    """The parts that `path` numbers, one behind another."""
+    """The parts with the indices in `path`, concatenated."""
     return parts[path[0]] if len(path) == 1 else torch.cat([parts[index] for index in path], dim=2)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
-    """One span: its queries [1, H, Q, D] are the last of the keys' positions. → [1, H, Q, D]"""
+    """Attention of one span, whose queries [1, H, Q, D] are at the last positions of the keys. → [1, H, Q, D]"""
     queries, keys = query.shape[2], key.shape[2]
     if scores.fused and scores.sees_all(keys):
         alone = queries == keys
@@ -157,7 +160,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor
         last = keys - queries + end  # the piece's last query sees the keys before this one
         first = 0 if scores.window is None else max(0, last - (end - start) - scores.window + 1)
         part = (query[:, :, start:end], key[:, :, first:last], value[:, :, first:last])
-        if torch.is_grad_enabled() and not scores.fused:  # or the scores of all pieces would wait for the backward pass
+        if torch.is_grad_enabled() and not scores.fused:  # keep no piece's scores for the backward pass
             pieces.append(checkpoint(_attend_piece, *part, scores, use_reentrant=False))
         else:
             pieces.append(_attend_piece(*part, scores))
@@ -182,13 +185,13 @@ def _attend_piece(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> 
 
 
 def _visible(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
-    """[Q, keys]: which keys a query sees. The last query sees the last key."""
+    """The mask [Q, keys]: True where a query sees a key. The last query sees the last key."""
     visible = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(diagonal=keys - queries)
     return visible if window is None else visible.triu(diagonal=keys - queries - window + 1)
 
 
 def _varlen() -> Callable[..., Any] | None:
-    """torch's flash attention over rows of variable length; None before 2.11, which has none with a window."""
+    """torch's flash attention over rows of variable length; None before torch 2.11, where it has no window."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
@@ -208,7 +211,7 @@ def _flash(
     if lengths.gathered is not None:
         key_NKD, value_NKD = key_NKD[lengths.gathered], value_NKD[lengths.gathered]
     grouped = {"enable_gqa": True}
-    if not grouped.keys() <= _parameters(varlen):  # torch 2.11
+    if not grouped.keys() <= _parameters(varlen):  # torch 2.11 lacks it
         grouped, heads = {}, query_NHD.shape[1] // key_NKD.shape[1]
         key_NKD, value_NKD = (tensor.repeat_interleave(heads, dim=1) for tensor in (key_NKD, value_NKD))
     attended = varlen(
@@ -227,7 +230,7 @@ def _flash(
 
 
 def register() -> None:
-    """Makes the attention known to transformers, under `NAME`. Registering it again changes nothing."""
+    """Registers the attention with transformers, under `NAME`. Registering it again changes nothing."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, span_attention)
@@ -235,5 +238,5 @@ def register() -> None:
 
 
 def _window(*_: Any, local_size: int | None = None, **__: Any) -> int | None:
-    """In place of a layer's mask: how many keys a query sees, itself included; None for all."""
+    """Replaces a layer's mask by its window: the number of keys that a query sees, with its own; None: all."""
     return local_size

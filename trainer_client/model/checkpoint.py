@@ -1,7 +1,7 @@
-"""Checkpoints: `<out>/checkpoints/step-N` with the model, the optimiser and what they belong to.
+"""Checkpoints: `<out>/checkpoints/step-N` with the model, the optimiser's state, and the step, version and policy.
 
-Steps that are no checkpoint leave only the weights they push, `<out>/weights/step-N`; an older folder goes when a newer
-one has been taken over.
+A step without a checkpoint writes only the weights that it pushes, `<out>/weights/step-N`. An older folder is removed
+once the engines serve a newer one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rolltap.trainer_client.model.weights import remove_folder, save_model, swee
 from rolltap.trainer_client.settings import LoraSettings
 
 ABOUT = "trainer.json"
-"""What a checkpoint belongs to: its step, weight version and policy."""
+"""File in a checkpoint with its step, weight version and policy."""
 
 STEP = re.compile(r"step-(\d+)")
 """The name of a step's folder."""
@@ -30,7 +30,7 @@ STEP = re.compile(r"step-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A whole checkpoint on disk, of the weights that are served as `version`."""
+    """A complete checkpoint on disk, of the weights that are served as `version`."""
 
     step: int
     version: int
@@ -38,7 +38,7 @@ class SavedCheckpoint:
 
 
 class Checkpoints:
-    """The checkpoints of one run that trains `policy` from the model folder `source`; the newest `count` stay."""
+    """The checkpoints of one run that trains `policy` from the model folder `source`; it keeps the newest `count`."""
 
     def __init__(self, out: Path, policy: str, source: Path, *, every: int, count: int) -> None:
         self._checkpoints = out / "checkpoints"
@@ -49,12 +49,12 @@ class Checkpoints:
         self._count = count
 
     def sweep(self) -> None:
-        """Removes what a run that died was writing or removing."""
+        """Removes the folders that a killed run was writing or removing."""
         for parent in (self._checkpoints, self._weights):
             sweep(parent)
 
     def latest(self) -> SavedCheckpoint | None:
-        """The newest whole checkpoint. `CheckpointMismatch` if it is of another policy."""
+        """The newest checkpoint; None without one. `CheckpointMismatch` if it is damaged or of another policy."""
         steps = _steps(self._checkpoints)
         if not steps:
             return None
@@ -74,7 +74,7 @@ class Checkpoints:
     def save(
         self, step: int, version: int, model: Any, state: dict[str, Any] | None, optimiser: dict[str, Any]
     ) -> Path:
-        """Writes the checkpoint of `step`; durable when this returns. Engines can load the folder."""
+        """Writes the checkpoint of `step`, durable when this returns. Engines can load the folder."""
         final = self._checkpoints / f"step-{step}"
         with whole_folder(final) as making:
             save_model(model, state, making, self._source)
@@ -83,7 +83,7 @@ class Checkpoints:
         return final
 
     def renumber(self, saved: SavedCheckpoint, version: int) -> None:
-        """From now on the checkpoint's weights are `version`."""
+        """Gives the checkpoint's weights another version number."""
         making = saved.folder / f".making-{ABOUT}"
         with making.open("w", encoding="utf-8") as file:
             file.write(self._about(saved.step, version))
@@ -92,7 +92,7 @@ class Checkpoints:
         making.rename(saved.folder / ABOUT)
 
     def save_weights(self, step: int, model: Any, state: dict[str, Any] | None) -> Path:
-        """Writes only what engines load."""
+        """Writes only the files that engines load."""
         final = self._weights / f"step-{step}"
         with whole_folder(final) as making:
             save_model(model, state, making, self._source)
@@ -109,7 +109,7 @@ class Checkpoints:
         return json.dumps({"step": step, "version": version, "policy": self._policy})
 
     def prune(self, served: int) -> None:
-        """Removes older folders once the engines serve step `served`."""
+        """Removes old folders: call it once the engines serve step `served`, whose folders stay."""
         for step in _steps(self._checkpoints)[: -self._count]:
             if step != served:
                 remove_folder(self._checkpoints / f"step-{step}")
@@ -138,6 +138,6 @@ def _damaged(folder: Path, name: str, reason: object) -> CheckpointMismatch:
 
 
 def _steps(folder: Path) -> list[int]:
-    """The steps that have a folder, oldest first."""
+    """The steps with a folder in `folder`, in ascending order."""
     names = [STEP.fullmatch(path.name) for path in folder.glob("step-*")]
     return sorted(int(name[1]) for name in names if name)

@@ -1,8 +1,8 @@
 """The model in training: its weights, optimiser and device.
 
-Weights and the optimiser's state are float32. In one CPU process the model is used as it is; on CUDA, over several
-ranks, or in bfloat16 it is sharded by FSDP2, one layer a shard, with activations of the asked dtype and gradients
-reduced in float32. Checkpoints look the same in either case, so a run may resume on another number of ranks.
+Weights and the optimiser's state are float32. In one CPU process with float32 activations, the model is used as it is.
+Otherwise FSDP2 shards it layer by layer, with activations of the configured dtype and gradients reduced in float32.
+Checkpoints are the same in both cases, so a run may resume with another number of ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRAINED = distributed_state.StateDictOptions(full_state_dict=True, cpu_offload=T
 
 
 def learning_rate(settings: OptimiserSettings, step: int, steps: int) -> float:
-    """Of `step`, from 1: it rises over the warm-up, and falls on a line to `lr_end` of itself at the last step."""
+    """The learning rate of `step` (from 1): `lr`, with a linear warm-up and a linear decay to `lr * lr_end`."""
     rise = min(1.0, step / max(1, settings.warmup))
     done = min(1.0, (step - 1) / max(1, steps - 1))
     return settings.lr * rise * (1.0 + done * (settings.lr_end - 1.0))
@@ -43,7 +43,7 @@ def learning_rate(settings: OptimiserSettings, step: int, steps: int) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Readout:
-    """What a network says of a batch's trained tokens; each array is [M]."""
+    """A network's outputs at a batch's trained tokens, each [M]. `values` are those of heads, or others by name."""
 
     logprobs: Float32
     entropy: Float32
@@ -51,9 +51,9 @@ class Readout:
 
 
 class Learner:
-    """The policy's weights as they are trained, and a frozen copy of the first ones where the loss asks for it.
+    """The policy's weights in training, and the frozen reference model if the loss has a KL term.
 
-    With adapters the first weights are still there: the reference is the model without them.
+    The reference has the initial weights. With adapters it is the model without them, not a copy.
     """
 
     def __init__(self, folder: Path, settings: TrainerSettings, ranks: Ranks, recipe: Recipe | None = None) -> None:
@@ -106,7 +106,7 @@ class Learner:
 
     @property
     def model(self) -> Any:
-        """The model of transformers."""
+        """The transformers model."""
         return self.network.model
 
     def predict(self, batch: Batch) -> Predictions:
@@ -114,7 +114,7 @@ class Learner:
         return self.network(batch)
 
     def read(self, network: str, batch: Batch) -> Readout:
-        """What the policy or another network says of the batch's trained tokens, on the CPU and without gradient."""
+        """The readout of the batch's trained tokens by the policy or a read network, on the CPU, without gradient."""
         predicted = _read(
             self.read_networks.get(network, self.network), batch, replay=network not in self.read_networks
         )
@@ -123,7 +123,7 @@ class Learner:
 
     @torch.no_grad()
     def update_followers(self, step: int) -> None:
-        """After `step`: networks that follow the policy do so, heads included, adapters as what they add to weights."""
+        """After `step`, moves the networks with a `decay` towards the policy: weights, heads, and merged adapters."""
         for name, readable in self._readable.items():
             if readable.decay is not None and step % readable.every == 0:
                 policy = self._plain()
@@ -131,7 +131,7 @@ class Learner:
                     followed.data.lerp_(policy[weight].data, 1 - readable.decay)
 
     def _plain(self) -> dict[str, Tensor]:
-        """The policy's weights and heads by name, adapters merged into them."""
+        """The policy's weights and heads by name, with the adapters merged in."""
         weights: dict[str, Tensor] = dict(self.network.named_parameters())
         return merged(weights, self._lora) if self._lora else weights
 
@@ -153,18 +153,19 @@ class Learner:
         (loss * self._ranks.size).backward()
 
     def clip(self, most: float | None = None) -> float:
-        """Clips the gradient's norm, each head's by itself, to `most` (None: as set).
+        """Clips the norm of the policy's gradient, and of each head's, to `most` (None: the settings' limit).
 
-        What the policy's was, or a head's that is not finite."""
+        Returns the policy's norm before clipping, or the first norm that is not finite.
+        """
         limit = self._settings.grad_clip if most is None else most
         norms = [nn.utils.clip_grad_norm_(weights, limit) for weights in self._parts]
         plain = [float(norm.full_tensor() if isinstance(norm, DTensor) else norm) for norm in norms]
         return next((norm for norm in plain if not math.isfinite(norm)), plain[0])
 
     def apply(self, step: int) -> float:
-        """The optimiser's step towards `step` (from 1), after which the gradient is gone; returns the learning rate.
+        """Makes the optimiser's step of `step` (from 1) and drops the gradient; returns the learning rate.
 
-        Heads have rates of their own, with the policy's warm-up and decay.
+        Heads have learning rates of their own, with the policy's warm-up and decay.
         """
         lr = learning_rate(self._settings, step, self._steps)
         for parameters, rate in zip(self.optimiser.param_groups, self._rates, strict=True):
@@ -174,7 +175,7 @@ class Learner:
         return lr
 
     def apply_with(self, **adam: Any) -> None:
-        """The optimiser's step with these settings of AdamW in place of the run's, after which the gradient is gone."""
+        """Makes an optimiser step with these settings of AdamW instead of the run's, and drops the gradient."""
         for parameters in self.optimiser.param_groups:
             parameters.update(adam)
         self.optimiser.step()
@@ -185,12 +186,15 @@ class Learner:
         self.optimiser.zero_grad(set_to_none=True)
 
     def weights(self) -> dict[str, Any]:
-        """The model's whole state on the CPU, adapters merged into it, for the lead rank (all ranks take part)."""
+        """The model's whole state on the CPU, with adapters merged in, for the lead rank. Call it on all ranks."""
         state: dict[str, Any] = distributed_state.get_model_state_dict(self.model, options=WHOLE)
         return merged(state, self._lora) if self._lora else state
 
     def state(self) -> dict[str, Any]:
-        """The optimiser's whole state on the CPU, by the weights' names, adapters and heads (all ranks take part)."""
+        """The optimiser's whole state on the CPU, by the weights' names, with adapters, heads and read networks.
+
+        Call it on all ranks.
+        """
         state: dict[str, Any] = distributed_state.get_optimizer_state_dict(self.network, self.optimiser, options=WHOLE)
         if self._lora:
             state["adapters"] = self.adapters()
@@ -203,17 +207,17 @@ class Learner:
         return state
 
     def adapters(self) -> dict[str, Any]:
-        """The adapters on the CPU, by name, for the lead rank (all ranks take part)."""
+        """The adapters on the CPU, by name, for the lead rank. Call it on all ranks."""
         return distributed_state.get_model_state_dict(self.model, options=TRAINED)
 
     def take_adapters(self, adapters: dict[str, Any]) -> None:
-        """The adapters become these, of `adapters()`; `RuntimeError` or the like where they don't fit."""
+        """Loads a result of `adapters()`; raises torch's error (`RuntimeError` or another) if they don't fit."""
         distributed_state.set_model_state_dict(self.model, adapters, options=ADAPTERS)
 
     def restore(self, state: dict[str, Any], *, changed: bool = False) -> None:
-        """Takes up `state`, with the optimiser's settings of this run.
+        """Restores a result of `state`, but keeps this run's settings of the optimiser.
 
-        `CheckpointMismatch` if it is of another model; a `changed` recipe may have other heads.
+        `CheckpointMismatch` if it is of another model. A `changed` recipe may have other heads.
         """
         adapters = state.pop("adapters", None)
         heads = state.pop("heads", {})
@@ -241,12 +245,12 @@ class Learner:
 
 
 def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The optimiser's settings for a group of weights: a checkpoint has those of the run that made it."""
+    """The optimiser's settings of a group of weights: loading a checkpoint replaces them by its own."""
     return {name: value for name, value in group.items() if name != "params"}
 
 
 def _of_heads(names: Collection[str], heads: dict[str, Any], state: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """What a checkpoint has of the heads `names`: their weights, and the optimiser's state of the policy and them."""
+    """A checkpoint without the heads that are not in `names`: the heads' weights, and the optimiser's state."""
 
     def is_of_names(weight: str) -> bool:
         return not weight.startswith("heads.") or weight.split(".")[1] in names
@@ -261,10 +265,10 @@ def _of_heads(names: Collection[str], heads: dict[str, Any], state: dict[str, An
 
 
 def _read(network: PolicyNetwork, batch: Batch, *, replay: bool) -> Predictions:
-    """What a network predicts, without gradient. The policy replays recorded experts, others route by themselves.
+    """A network's predictions, without gradient. The policy replays recorded experts; other networks route themselves.
 
-    FSDP keeps the outermost weights gathered until a backward pass: without one they would stay what they are now,
-    whatever becomes of the shards.
+    FSDP keeps the outermost weights gathered until a backward pass. There is none here, so `reshard` drops them: else
+    they would stay as they are now while the shards change.
     """
     with torch.no_grad():
         predicted = network(batch, replay)
@@ -280,13 +284,13 @@ def _activations(name: str, device: torch.device) -> torch.dtype:
 
 
 def checkpoint_activations(model: Any, mixture: Mixture) -> None:
-    """Layers are computed again in the backward pass; by the name that the release of transformers has for it."""
+    """Turns on activation checkpointing; the method's name depends on the release of transformers."""
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False, "context_fn": mixture.checkpoint_contexts})
 
 
 def _placed(network: PolicyNetwork, dtype: torch.dtype, ranks: Ranks) -> PolicyNetwork:
-    """The network on its device, sharded where that is the way."""
+    """The network on its device, sharded unless it is float32 in one CPU process."""
     if ranks.size == 1 and ranks.device.type == "cpu" and dtype is torch.float32:
         return network
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)

@@ -1,8 +1,7 @@
-"""Low-rank adapters (Hu et al. 2021) by peft: only they are trained. Engines are pushed the merged weights, or the
-adapters by themselves.
+"""Low-rank adapters (Hu et al. 2021) by peft: only they are trained. A push sends the merged weights or the adapters.
 
-The adapters live inside the model's own layers, so the rest of the trainer sees the same model with fewer weights that
-have a gradient. A run goes on from the model it began with and the adapters of its checkpoint.
+The adapters are inside the model's own layers, so the rest of the trainer sees the same model with fewer weights that
+have a gradient. A run resumes from its initial model and its checkpoint's adapters.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ _BASE, _DOWN, _UP = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.w
 
 
 def add_adapters(model: Any, settings: LoraSettings) -> None:
-    """Freezes the model and puts adapters, which change nothing yet, into its linear layers.
+    """Freezes the model and adds adapters to its linear layers. New adapters do not change its outputs.
 
-    `ConfigError` for targets that are none: adapters of embeddings, convolutions and experts could not be pushed.
+    `ConfigError` for targets that are not linear layers: adapters of embeddings, convolutions and experts could not be
+    pushed.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -53,8 +53,10 @@ def add_adapters(model: Any, settings: LoraSettings) -> None:
 
 
 def _groups(model: Any) -> dict[str, list[str]]:
-    """The linear layers by the words that stand for many. peft's own "all-linear" takes the experts and routers of
-    mixtures, too."""
+    """The names of the linear layers by the words of `lora.targets` that stand for several.
+
+    peft's own "all-linear" would include the experts and routers of mixtures.
+    """
     head = model.get_output_embeddings()
     linear = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear)}
     body = [name for name, one in linear.items() if one is not head]
@@ -67,7 +69,7 @@ def _groups(model: Any) -> dict[str, list[str]]:
 
 
 def _untie(model: Any) -> None:
-    """The vocabulary's projection becomes weights of its own, which an adapter may change without the embedding."""
+    """Gives the vocabulary's projection its own weights, so that an adapter can change it without the embedding."""
     head = model.get_output_embeddings()
     if head.weight is model.get_input_embeddings().weight:
         head.weight = nn.Parameter(head.weight.detach().clone())
@@ -94,7 +96,7 @@ def check_pushable(model: Any, source: Path) -> None:
 
 @contextmanager
 def without_adapters(model: Any) -> Iterator[None]:
-    """The model computes meanwhile as it did before the adapters were put into it."""
+    """Disables the adapters inside the block."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
@@ -123,7 +125,7 @@ def save_adapters(adapters: Mapping[str, Tensor], settings: LoraSettings, source
 
 
 def merged(state: Mapping[str, Tensor], settings: LoraSettings) -> dict[str, Tensor]:
-    """The weights of a model without adapters that computes the same: W + alpha / rank · B A, by the plain names."""
+    """The weights of an equal model without adapters: W + alpha / rank · B A, by the plain names."""
     plain: dict[str, Tensor] = {}
     for name, weight in state.items():
         if name.endswith((_DOWN, _UP)):

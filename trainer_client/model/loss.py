@@ -2,16 +2,20 @@
 
     L = sum_t w_t [ -c_t min(rho_t A, clip(rho_t, 1 - low, 1 + high) A) + kl k3_t ]
 
-(Schulman et al. 2017, eq. 7). `w_t` is the token's weight, see `scoring`. What rho is taken against, and c, are a
-`Correction`; rho itself is a `RATIOS` entry:
+(Schulman et al. 2017, eq. 7). `w_t` is the token's weight (`trainer_client/data/scoring.py`). A `Correction` decides
+the denominator of rho, and c:
 
-- `engine`: rho_t = pi / mu, with mu the log-probs that the engine sampled with. Staleness is corrected by rho itself,
-  within the clip. c = 1.
-- `truncated`: rho_t = pi / pi_old, with pi_old the trainer's own log-probs when the step began, and
-  c_t = min(pi_old / mu, cap): truncated importance sampling for stale tokens and for what engine and trainer compute
-  differently (DART; Yao et al. 2025). Tokens whose pi_old / mu leaves `band` get c = 0.
-- ratio `token`: rho_t per token. ratio `sequence` (GSPO, Zheng et al. 2025, eq. 7 and 13): the geometric mean of the
-  rollout's token ratios, with the gradient of each token's own: sg(s) pi / sg(pi).
+- `engine`: rho_t = pi / mu, with mu the engine's probability when it sampled. rho itself corrects staleness, within the
+  clip. c = 1.
+- `truncated`: rho_t = pi / pi_old, with pi_old the trainer's own probability when the step began, and
+  c_t = min(pi_old / mu, cap): truncated importance sampling for stale tokens and for differences between engine and
+  trainer (DART; Yao et al. 2025). Tokens whose pi_old / mu is outside `band` get c = 0.
+
+An entry of `RATIOS` decides over which tokens rho is taken:
+
+- `token`: rho_t of each token.
+- `sequence` (GSPO, Zheng et al. 2025, eq. 7 and 13): s, the geometric mean of the rollout's token ratios, with the
+  gradient of each token's own: sg(s) pi / sg(pi).
 
 k3 = exp(q) - q - 1 with q = log ref - log pi (Schulman 2020) keeps the policy near a reference model.
 """
@@ -31,14 +35,14 @@ from rolltap.trainer_client.data.collate import Batch
 from rolltap.trainer_client.model.network import Predictions
 
 MOST_LOG_RATIO = 20.0
-"""Log-ratios are held within this, so that exp stays finite; a token out there is clipped or truncated anyway."""
+"""Limit of |log-ratio|, so that exp stays finite. A token beyond it is clipped or truncated anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The loss of a batch, and what to show of it per trained token, all [M] and without gradient.
+    """The loss of a batch, and its parts for the metrics: arrays [M] over trained tokens, without gradient.
 
-    `log_ratio_M` is log rho, `clipped_M` where the clip cuts the gradient, `correction_M` is c, `kl_M` is k3.
+    `log_ratio_M` is log rho, `clipped_M` is True where the clip cuts the gradient, `correction_M` is c, `kl_M` is k3.
     """
 
     loss: Tensor
@@ -50,7 +54,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What the ratio is taken against, and how tokens are re-weighted for it. See the module."""
+    """The denominator of the ratio, and the weights c that go with it. See the module."""
 
     kind: Literal["engine", "truncated"] = "engine"
     cap: float = 1.0
@@ -62,7 +66,7 @@ class Correction:
         return self.kind == "truncated"
 
     def __call__(self, logprobs_M: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The log-probs to take the ratio against, and c; both [M]."""
+        """The log-probs of the ratio's denominator, and c; both [M]."""
         if self.kind == "engine":
             return batch.logprobs_M, torch.ones_like(batch.logprobs_M)
         old_M = logprobs_M.detach() if batch.proximal_M is None else batch.proximal_M
@@ -72,12 +76,12 @@ class Correction:
 
 
 def token_ratio(logprobs_M: Tensor, old_M: Tensor, rollouts_M: Tensor) -> Tensor:
-    """log rho of each token by itself."""
+    """log rho of each token."""
     return (logprobs_M - old_M).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
 
 
 def sequence_ratio(logprobs_M: Tensor, old_M: Tensor, rollouts_M: Tensor) -> Tensor:
-    """log rho of each token's rollout: the mean over all its trained tokens, which must be in this batch."""
+    """log rho of each token's rollout: the mean over all its trained tokens. They must all be in this batch."""
     difference_M = logprobs_M.detach() - old_M
     members, index_M = rollouts_M.unique(return_inverse=True)
     sums = torch.zeros(len(members), dtype=difference_M.dtype, device=difference_M.device)
@@ -92,10 +96,10 @@ RATIOS: Mapping[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"token": tok
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The clipped policy gradient. `clip_low` and `clip_high` are apart as in DAPO (0.2, 0.28).
+    """The clipped policy gradient. `clip_low` and `clip_high` may differ, as in DAPO (0.2, 0.28).
 
-    Where A < 0 the clip leaves rho free to grow, and one token that became likely can outweigh all others. With
-    `clip_dual` = c > 1 such tokens lose no more than c |A| (Ye et al. 2020, eq. 5); 0 leaves them.
+    If A < 0, the clip does not limit a growing rho, so one token that became likely can dominate. `clip_dual`
+    c > 1 caps the loss of tokens with negative advantage at c |A| (Ye et al. 2020, eq. 5). 0 disables it.
     """
 
     clip_low: float = 0.2
@@ -112,7 +116,7 @@ class PolicyLoss:
             raise ConfigError(f"no ratio {self.ratio!r}; known: {', '.join(RATIOS)}")
 
     def __call__(self, predicted: Predictions, batch: Batch) -> Terms:
-        """The batch's share of the step's loss: the step's is the sum over its batches."""
+        """The batch's part of the step's loss, which is the sum over the step's batches."""
         logprobs_M = predicted.logprobs_M
         old_M, correction_M = self.correction(logprobs_M, batch)
         log_ratio_M = RATIOS[self.ratio](logprobs_M, old_M, batch.rollouts_M)

@@ -1,9 +1,8 @@
-"""The policy as a trainer sees it: a batch in, the log-probs of its trained tokens out.
+"""The network of a policy: it takes a batch and returns the log-probs of its trained tokens.
 
-Wraps a causal language model of transformers. The vocabulary's projection is made only where a trained token is
-predicted, in pieces that are computed again in the backward pass, so the logits of a pack never exist at once. Shapes:
-`N` tokens of the pack, `U` places that predict, `M` trained tokens, `S` states that are projected, `E` hidden width,
-`V` vocabulary.
+Wraps a causal language model of transformers. Logits are computed only where a trained token is predicted, in pieces
+that are computed again in the backward pass, so the logits of a pack never exist at once. Shapes: `N` tokens of the
+pack, `U` places that predict, `M` trained tokens, `S` states that are projected, `E` hidden width, `V` vocabulary.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from rolltap.trainer_client.model import architectures, attention
 from rolltap.trainer_client.model.routing import Choice, Mixture
 
 PIECE_BYTES = 256 << 20
-"""How large one piece of float32 logits may be."""
+"""Largest size of one piece of float32 logits, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What the policy says about a batch's trained tokens. `entropy_M`, in nats, has a gradient only where asked for.
+    """The outputs at a batch's trained tokens. `entropy_M`, in nats, has a gradient only if a recipe needs it.
 
-    `values` [M] are those of the heads, by name, from the state before each token. `choices` are those of a mixture's
-    routers, a layer each, where they have a loss.
+    `values` [M] are the heads' outputs by name, from the state before each token. `choices` has the routers' choices of
+    each layer of a mixture, if routers have a loss.
     """
 
     logprobs_M: Tensor
@@ -44,10 +43,10 @@ class Predictions:
 
 
 class PolicyNetwork(nn.Module):
-    """`model` with the loss's end of it, at the temperature and over the ids that each token was sampled with.
+    """`model`, and the log-probs of its trained tokens at each token's sampling temperature and over its sampling mask.
 
-    `heads` are kept apart from `model`: they are never pushed. With `entropy_moves` the entropy has a gradient. The
-    experts on record are replayed unless `replay` is False; with `routers_move` the routers' choices are given, too.
+    `heads` are not part of `model`: they are never pushed. With `entropy_moves`, the entropy has a gradient. Recorded
+    experts are replayed unless `replay` is False. With `routers_move`, predictions include the routers' choices.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class PolicyNetwork(nn.Module):
         return self._predict(self._hidden(batch, replay=replay), batch)
 
     def _hidden(self, batch: Batch, *, replay: bool) -> Tensor:
-        """[U, E]: the states that predict the trained tokens."""
+        """The hidden states [U, E] that predict the trained tokens."""
         with self.mixture.replaying(batch.experts_NX if replay else None):
             hidden_NE = self.model.get_decoder()(
                 input_ids=batch.token_ids_N.unsqueeze(0),
@@ -87,7 +86,7 @@ class PolicyNetwork(nn.Module):
         return hidden_NE[batch.sources_U]
 
     def _predict(self, hidden_UE: Tensor, batch: Batch) -> Predictions:
-        """Tokens of one place share its logits where all were sampled alike and the logits are one piece."""
+        """The predictions. Tokens of one place share its logits if none has its own sampling and they fit one piece."""
         piece = max(1, PIECE_BYTES // (4 * self.model.config.vocab_size))
         sampling: tuple[Tensor | None, ...] = (batch.temperatures_M, batch.masks_MK)
         values = {name: self._value(name, hidden_UE)[batch.states_M] for name in self.heads}
@@ -117,8 +116,10 @@ class PolicyNetwork(nn.Module):
         masks_SK: Tensor | None,
         states_M: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs [M] of the targets, and entropies [S]. Token m is predicted from state `states_M[m]`, or from state
-        m where that is None; then S is M."""
+        """Log-probs [M] of the targets, and entropies [S].
+
+        State `states_M[m]` predicts token m; without `states_M`, state m does, and S is M.
+        """
         logits_SV = self._logits(hidden_SE)
         if temperatures_S is not None:
             logits_SV = logits_SV / temperatures_S.unsqueeze(-1)
@@ -136,7 +137,7 @@ class PolicyNetwork(nn.Module):
 
 
 def _within(logits_MV: Tensor, masks_MK: Tensor) -> Tensor:
-    """The logits, those outside of each token's sampling mask at the least number: with -inf entropy is not finite."""
+    """The logits, with those outside each token's sampling mask at the lowest float: -inf makes the entropy NaN."""
     first_M1 = masks_MK[:, :1]
     ids_MK = torch.where(masks_MK < 0, first_M1.clamp(min=0), masks_MK)
     inside_MV = torch.zeros_like(logits_MV, dtype=torch.bool).scatter(-1, ids_MK, True) | (first_M1 < 0)
@@ -144,7 +145,7 @@ def _within(logits_MV: Tensor, masks_MK: Tensor) -> Tensor:
 
 
 class LogitsHead:
-    """Hidden states [S, E] to logits [S, V] in float32, scaled and capped as the model does it."""
+    """Turns hidden states [S, E] into logits [S, V] in float32, scaled and capped like the model's own."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -159,9 +160,9 @@ class LogitsHead:
 
 
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
-    """The causal language model of a Hugging Face folder, with our attention, tried beside its own.
+    """The causal language model of a Hugging Face folder, with our attention, checked against its own.
 
-    `CheckpointMismatch` if the folder has none, `ConfigError` for one that packed training can't compute.
+    `CheckpointMismatch` if the folder has no such model, `ConfigError` if packed training can't compute it.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
@@ -186,7 +187,7 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     except (OSError, ValueError, SafetensorError) as error:
         raise _no_model(folder, error) from error
     model, loading = loaded
-    if loading["missing_keys"]:  # transformers draws them at random
+    if loading["missing_keys"]:  # transformers would initialise them at random
         raise _no_model(folder, f"it has no {', '.join(sorted(loading['missing_keys']))}")
     architectures.switch_noise_off(model)
     architectures.check_model(model, LogitsHead(model))

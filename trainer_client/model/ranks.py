@@ -20,12 +20,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 T = TypeVar("T")
 
 PATIENCE = timedelta(days=365)
-"""How long a rank waits for the lead, which may be waiting for rollouts; torchrun ends those whose lead has died."""
+"""How long a rank waits for the lead, which may be waiting for rollouts. If the lead dies, torchrun ends the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process's place among `size`."""
+    """This process's rank among `size` processes, and its device."""
 
     rank: int
     size: int
@@ -33,7 +33,7 @@ class Ranks:
 
     @classmethod
     def of_environment(cls, device: str = "") -> Ranks:
-        """What torchrun says, else one process. `device`: a torch device, or "" for the best one."""
+        """The ranks that torchrun sets in the environment, else one process. `device`: a torch device; "": the best."""
         kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if kind == "cuda":
             kind = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
@@ -45,7 +45,7 @@ class Ranks:
         return self.rank == 0
 
     def mesh(self) -> DeviceMesh:
-        """All ranks in a line."""
+        """A one-dimensional device mesh of all ranks."""
         self._join()
         return init_device_mesh(self.device.type, (self.size,))
 
@@ -54,7 +54,7 @@ class Ranks:
         return self.scatter([value] * self.size if self.lead else None)
 
     def scatter(self, values: Sequence[T] | None) -> T:
-        """This rank's own of the lead's `values`, one a rank; the others give None."""
+        """This rank's entry of the lead's `values`, which has one for each rank. Other ranks pass None."""
         if self.size == 1:
             assert values is not None
             return values[0]
@@ -64,7 +64,7 @@ class Ranks:
         return mine[0]
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, for the lead; the others get an empty list."""
+        """Every rank's value, for the lead; other ranks get an empty list."""
         if self.size == 1:
             return [value]
         self._join()
@@ -73,16 +73,16 @@ class Ranks:
         return gathered or []
 
     def total(self, values: torch.Tensor, *, peak: bool = False) -> torch.Tensor:
-        """The sum (or the largest) over ranks, in place."""
+        """The sum over ranks, or with `peak` the maximum; in place."""
         if self.size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX if peak else dist.ReduceOp.SUM)
         return values
 
     def leave(self) -> None:
-        """Ends the run, when all ranks are done: a process that is alone leaves its group, one of several ends here.
+        """Ends the run once all ranks are done: a single process leaves its group; with several, the process exits.
 
-        gloo's threads may abort a process that takes groups and FSDP's modules apart (torch 2.13), though all its
-        work is done.
+        It exits at once, because gloo's threads may abort a process that destroys groups and FSDP's modules
+        (torch 2.13), although all its work is done.
         """
         if self.size > 1:
             dist.barrier(group=_waiting_group())
@@ -103,5 +103,5 @@ class Ranks:
 
 @cache
 def _waiting_group() -> Any:
-    """All ranks, joined by gloo, with `PATIENCE`."""
+    """A gloo group of all ranks with the timeout `PATIENCE`."""
     return dist.new_group(backend="gloo", timeout=PATIENCE)

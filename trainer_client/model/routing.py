@@ -1,12 +1,13 @@
-"""The experts of a mixture: those that the engine recorded are replayed, and what keeps the routers in balance.
+"""Mixtures of experts: replay of the experts that the engine recorded, and the loss that balances the routers.
 
-Engine and trainer round differently, so near a tie their routers choose other experts, and the ratio of such a token is
-of another network. The recorded choice is taken instead (R3: Ma et al. 2025, arXiv 2510.11370): the router's own scores
-of those experts weigh them, so its gradient is as before. Recorded are the passes that sampled a token; the others (of
-prompts) are routed by the trainer. The network that is trained replays; references and teachers route by themselves.
+Engine and trainer round differently, so near a tie their routers choose different experts, and such a token's ratio
+compares two different networks. So the recorded choice is replayed (R3: Ma et al. 2025, arXiv 2510.11370). The router's
+own scores weigh the recorded experts, so its gradient is unchanged. Only passes that sampled a token are recorded; the
+trainer routes the others (of prompts) itself. The network in training replays; references and teachers route by
+themselves.
 
-A model's blocks of experts are found by their child `experts`; within such a block the one `torch.topk` over all
-experts is the choice. Shapes: `N` tokens of the pack, `L` layers, `k` experts of a token.
+A model's blocks of experts are found by their child `experts`. In such a block, the only `torch.topk` over all experts
+is the choice. Shapes: `N` tokens of the pack, `L` layers, `k` experts of a token.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from rolltap.errors import ConfigError
 from rolltap.trainer_client.data.recorded import ExpertShape
 
 Choice = tuple[Tensor, Tensor]
-"""What a block's router made of the pack: logits [N, experts] and the chosen experts [N, k]."""
+"""A router's output for the pack: logits [N, experts] and the chosen experts [N, k]."""
 
 
 class Mixture:
-    """The blocks of experts of a model of transformers. Making it takes over their forwards."""
+    """The blocks of experts of a transformers model. The constructor replaces their `forward`."""
 
     def __init__(self, model: Any) -> None:
         self.shape = ExpertShape(0, (), 0, 0)
@@ -49,7 +50,7 @@ class Mixture:
 
     @contextmanager
     def replaying(self, experts_NX: Tensor | None) -> Iterator[None]:
-        """Within it, the blocks of a mixture take a batch's recorded experts [N, X], where there are some."""
+        """Inside the block, the mixture uses a batch's recorded experts [N, X] where there are some."""
         recorded = None
         if experts_NX is not None and self.shape.layers:
             tokens, width = experts_NX.shape
@@ -58,7 +59,7 @@ class Mixture:
             yield
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """What torch's checkpoint enters in the forward pass, and where it computes that again: the same experts."""
+        """Contexts for torch's checkpoint, of the forward pass and its recomputation: both use the same experts."""
         return nullcontext(), self._recorded(self.recorded)
 
     @contextmanager
@@ -71,7 +72,7 @@ class Mixture:
 
     @contextmanager
     def choices(self) -> Iterator[dict[int, Choice]]:
-        """What the routers choose in the forward pass within, by layer."""
+        """Collects the routers' choices by layer, of the forward pass inside the block."""
         self._collecting, self._choices = True, {}
         try:
             yield self._choices
@@ -91,13 +92,13 @@ def layers_of(model: Any) -> Sequence[Any]:
 
 
 def _block(layer: Any) -> Any:
-    """The layer's block of experts; None for a dense one."""
+    """The layer's block of experts; None for a dense layer."""
     with_experts = (one for one in layer.modules() if hasattr(getattr(one, "experts", None), "num_experts"))
     return next(with_experts, None)
 
 
 class _Block:
-    """A block's forward, with the recorded experts where there are some."""
+    """The replaced forward of a block: with the recorded experts, if there are some."""
 
     def __init__(self, mixture: Mixture, place: int, family: str, forward: Any) -> None:
         self._mixture = mixture
@@ -120,7 +121,7 @@ class _Block:
 
 
 class _RecordedChoice(TorchFunctionMode):
-    """Within it, the choice of `top_k` among all experts is the recorded one, where there is one."""
+    """While active, a choice of `top_k` among all experts returns the recorded one where there is one."""
 
     def __init__(self, recorded: Tensor, shape: ExpertShape) -> None:
         super().__init__()
@@ -142,19 +143,19 @@ class _RecordedChoice(TorchFunctionMode):
 
 @dataclass(frozen=True, slots=True)
 class RouterLoss:
-    """Keeps routers in balance: `balance` times the load-balancing loss and `z` times the z-loss, a mean over layers.
+    """The routers' loss: `balance` times the load-balancing loss and `z` times the z-loss, a mean over layers.
 
-    Load balance of a row of T tokens is E/k sum_e f_e P_e, where f_e counts how often expert e was chosen a token and
-    P_e is the mean of its probability; 1 where all experts have the same share (Fedus et al. 2021, eq. 4, a row as in
-    DeepSeek-V3, eq. 17). The z-loss is the mean square of the logits' logsumexp (Zoph et al. 2022, eq. 5). An update
-    has the mean of its rows, so it does not depend on how they are packed.
+    The load-balancing loss of a row of T tokens is E/k sum_e f_e P_e, f_e the choices of expert e per token and P_e
+    its mean probability; it is 1 if all experts have the same share (Fedus et al. 2021, eq. 4, per row as in
+    DeepSeek-V3, eq. 17). The z-loss is the mean square of the logits' logsumexp (Zoph et al. 2022, eq. 5). An update's
+    loss is the mean over its rows, so it does not depend on packing.
     """
 
     balance: float = 0.0
     z: float = 0.0
 
     def __call__(self, choices: Sequence[Choice], places: Sequence[Tensor]) -> Tensor:
-        """The sum over the rows whose tokens stand at `places` of the pack."""
+        """The sum over rows; `places` has each row's places in the pack."""
         terms = [self._row(logits_NE[place], chosen_Nk[place]) for logits_NE, chosen_Nk in choices for place in places]
         return torch.stack(terms).sum() / len(choices)
 

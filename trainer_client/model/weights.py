@@ -1,10 +1,10 @@
 """Weights on disk: whole folders of them, their digest, and the tokenizer that belongs to them.
 
-Folders are made aside and renamed, so none is ever half there, and are on the disk before the rename.
+A folder is written under another name, synced to disk and then renamed, so it is never incomplete.
 
-The digest covers every tensor's name, dtype, shape and bytes. It is the same for a folder and for the tensors that it
-was written from, however they are split over files. The server keeps it with the version, and refuses other weights
-under that number.
+The digest covers every tensor's name, dtype, shape and bytes. A folder has the same digest as the tensors that it was
+written from, whatever the split over files. The server keeps it with the version, and refuses other weights under that
+number.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ COMPANIONS = (
     "chat_template.jinja",
     "generation_config.json",
 )
-"""What a model folder holds beside the weights; copied from the model at the start."""
+"""Files of a model folder other than the weights; they are copied from the initial model."""
 
 MAKING, LEAVING = ".making-", ".leaving-"
-"""Before the name of a folder that is being written, and of one that is being removed."""
+"""Prefixes of the names of folders that are being written, and of those that are being removed."""
 
 
 @contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `final`, all of it or nothing."""
+    """A folder to write into. At the end it is renamed to `final`; after an error, `final` is unchanged."""
     making = final.with_name(f"{MAKING}{final.name}")
     shutil.rmtree(making, ignore_errors=True)
     making.mkdir(parents=True)
@@ -56,12 +56,12 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Takes a folder away: all of it or, where this process dies in it, at least its name."""
+    """Removes a folder. It is renamed first: if this process dies, `sweep` removes the rest."""
     shutil.rmtree(_set_aside(folder))
 
 
 def sweep(parent: Path) -> None:
-    """Takes away what dead processes left in `parent`: folders that they were making or removing."""
+    """Removes the folders in `parent` that dead processes were writing or removing."""
     for prefix in (MAKING, LEAVING):
         for path in parent.glob(f"{prefix}*"):
             shutil.rmtree(path)
@@ -74,7 +74,7 @@ def _set_aside(folder: Path) -> Path:
 
 
 def save_model(model: Any, state: dict[str, Any] | None, folder: Path, source: Path) -> None:
-    """Writes a Hugging Face folder with safetensors; `state` stands for the model's own where it is given."""
+    """Writes a Hugging Face folder with safetensors, with the weights of `state`, or of the model if it is None."""
     model.save_pretrained(folder, state_dict=state)
     for name in COMPANIONS:
         if (source / name).exists():
@@ -82,12 +82,12 @@ def save_model(model: Any, state: dict[str, Any] | None, folder: Path, source: P
 
 
 def sendable(model: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """The model's weights without those that are others by another name, as a model folder has them."""
+    """The model's weights without tied ones (the same tensor under a second name), as in a model folder."""
     return {name: weight for name, weight in state.items() if name not in model.all_tied_weights_keys}
 
 
 def tokenizer_hash(folder: Path) -> str:
-    """What identifies a folder's vocabulary, merges and chat template, as the server has it; "" without a tokenizer."""
+    """A hash of a folder's tokenizer and chat template, equal to the server's; "" without a tokenizer."""
     path = folder / "tokenizer.json"
     if not path.exists():
         return ""
@@ -95,7 +95,7 @@ def tokenizer_hash(folder: Path) -> str:
 
 
 def served_tokenizer(tokenizer: Any) -> str:
-    """The same of a transformers tokenizer, with the chat template it has now; "" if its files can't be found."""
+    """The `tokenizer_hash` of a transformers tokenizer with its current chat template; "" without files."""
     from transformers.utils.hub import cached_file
 
     path = cached_file(tokenizer.name_or_path, "tokenizer.json", _raise_exceptions_for_missing_entries=False)
@@ -124,7 +124,7 @@ def _chat_template(folder: Path) -> str:
 
 
 def _chosen(template: str | Mapping[str, str] | None) -> str:
-    """The template of several that the server renders with."""
+    """The template that the server renders with, if there are several."""
     if isinstance(template, Mapping):
         return template.get("tool_use") or template.get("default") or ""
     return template or ""
@@ -143,7 +143,7 @@ def _sync(path: Path) -> None:
 
 
 THREADS = 8
-"""hashlib lets other threads run, and one does 1 to 2 GB/s."""
+"""Threads that hash: hashlib releases the GIL, and one thread hashes 1 to 2 GB/s."""
 
 
 def digest_of_tensors(weights: Mapping[str, Tensor]) -> str:
@@ -152,7 +152,7 @@ def digest_of_tensors(weights: Mapping[str, Tensor]) -> str:
 
 
 def digest_of_folder(folder: Path) -> str:
-    """The digest of a folder's safetensors; of its files' bytes where they can't be read as such."""
+    """The digest of a folder's safetensors; of its files' bytes if they can't be read as safetensors."""
     try:
         with ExitStack() as stack:
             tensors: list[tuple[str, Callable[[], Tensor]]] = []

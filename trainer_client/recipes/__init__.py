@@ -1,7 +1,7 @@
-"""Recipes: `papers/` has a file a paper, `base` what a recipe may override, `estimators` the arithmetic they share.
+"""Recipes: `papers/` has a file for each paper, `base` is what a recipe overrides, `estimators` is shared arithmetic.
 
 A recipe is found by its name in `RECIPES`, by an entry point `rolltap.recipes` of another package, or by its file.
-`fingerprint` tells one recipe from another, so that a checkpoint isn't continued with a changed one unnoticed.
+A checkpoint keeps the recipe's `fingerprint`, so a run does not resume with a changed recipe unnoticed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ ENTRY_POINTS = "rolltap.recipes"
 
 
 def recipe_class(name: str) -> type[Recipe]:
-    """The recipe called `name`, or the one in the file `name`; `ConfigError` lists the known ones."""
+    """The recipe with the name `name`, or the one in the file `name`; `ConfigError` lists the known ones."""
     is_file = name.endswith(".py")
     recipe = _of_file(Path(name)) if is_file else lookup("recipe", name, RECIPES, ENTRY_POINTS, ConfigError)
     if not (isinstance(recipe, type) and issubclass(recipe, Recipe)):
@@ -124,7 +124,7 @@ def recipe_class(name: str) -> type[Recipe]:
 
 
 def make_recipe(name: str, options: Mapping[str, Any]) -> Recipe:
-    """The recipe with its options. `ConfigError` names an option that it does not have, or a value of another type."""
+    """The recipe with its options. `ConfigError` names an unknown option, or one with a value of the wrong type."""
     recipe = recipe_class(name)
     names = [field.name for field in dataclasses.fields(recipe) if field.init]
     for option in options:
@@ -139,9 +139,9 @@ def make_recipe(name: str, options: Mapping[str, Any]) -> Recipe:
 
 
 def fingerprint(name: str, recipe: Recipe) -> dict[str, Any]:
-    """Name, options and a digest of the code: what makes it the same recipe. Comments do not count.
+    """What identifies a recipe: its name, its options and a digest of its code. Comments do not count.
 
-    The code is that of the recipe's file, and of the modules that it imports from the same folder.
+    The code is the recipe's file and the modules that it imports from the same folder.
     """
     options = {field.name: repr(getattr(recipe, field.name)) for field in dataclasses.fields(recipe) if field.init}
     code = hashlib.sha256("\n".join(_own_code(sys.modules[type(recipe).__module__])).encode()).hexdigest()[:16]
@@ -149,9 +149,9 @@ def fingerprint(name: str, recipe: Recipe) -> dict[str, Any]:
 
 
 def restore(name: str, recipe: Recipe, saved: dict[str, Any] | None, *, changed: bool = False) -> None:
-    """Gives the recipe its state of a checkpoint. `CheckpointMismatch` if that is of another recipe, unless `changed`.
+    """Restores the recipe's state from a checkpoint. `CheckpointMismatch` if it is another recipe's, unless `changed`.
 
-    What a changed recipe finds in the state is its own affair; the state of one with another name is left out.
+    A changed recipe must itself cope with the old state. The state of a recipe with another name is not restored.
     """
     own = fingerprint(name, recipe)
     before = {key: value for key, value in (saved or {}).items() if key != "state"}
@@ -166,7 +166,7 @@ def restore(name: str, recipe: Recipe, saved: dict[str, Any] | None, *, changed:
 
 
 def _own_code(module: ModuleType) -> list[str]:
-    """The syntax of the module, and of those of its folder that it imports, directly or by one another."""
+    """The syntax trees of the module and of the modules of its folder that it imports, directly or indirectly."""
     folder, waiting, trees = Path(module.__file__ or "").parent, [module], dict[Path, str]()
     while waiting:
         imported = waiting.pop()
@@ -180,7 +180,7 @@ def _own_code(module: ModuleType) -> list[str]:
 
 
 def _imported(tree: ast.Module, package: str) -> Iterator[str]:
-    """The names that may be modules among what is imported."""
+    """The imported names that may be modules."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

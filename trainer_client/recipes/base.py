@@ -1,21 +1,21 @@
-"""What a recipe is: one method of the field, as a class whose defaults are GRPO by the settings of `[trainer.loss]`.
+"""The base of all recipes: a recipe is one training method, as a class. The base is GRPO with `[trainer.loss]`.
 
-A recipe is a dataclass; its fields are its options (`[trainer.options]`). It overrides what its method does otherwise:
+A recipe is a dataclass; its fields are its options (`[trainer.options]`). It overrides what its method changes:
 
-    settings, needs            before the run: the paper's settings under the user's own; what the record must hold
-    networks(), passes(step)   further models, and what they and the policy are read on before `credit`
+    settings, needs            before the run: the paper's settings (the user's own win); what the record must hold
+    networks(), passes(step)   further models; the readings that they and the policy make before `credit`
     heads, entropy_moves, whole             what the policy computes in its loss
-    credit(step)               advantages, weights and whatever else its loss wants, as arrays over tokens
+    credit(step)               advantages, weights and other arrays over tokens that the loss needs
     loss(predicted, batch, policy_loss)     the loss of a batch, on every rank
-    updates(step, credit)      the optimiser's steps, in order; by default epochs and minibatches of the settings
+    updates(step, credit)      the optimiser's steps, in order; by default the settings' epochs and minibatches
     admits(group)              which groups are trained
     admits_rollout(rollout)    which rollouts carry loss
-    replay(step)               which groups of before come back
-    after(step)                the control of the rollouts to come: turn cap, temperature, n, priority, curriculum
-    state(), restore(state)    what must survive a restart: by default its fields with `init=False`
+    replay(step)               which earlier groups are trained again
+    after(step)                the control of future rollouts: turn cap, temperature, n, priority, curriculum
+    state(), restore(state)    what must survive a restart; by default the fields with `init=False`
 
-All but `loss` run on the lead rank only, so `loss` sees nothing of the state: what it needs travels in `batch.extra`.
-A step may be planned again (a lease was lost); the state is put back before.
+All but `loss` run only on the lead rank, so `loss` can't read the state: it gets what it needs in `batch.extra`. A step
+may be planned again (if a lease was lost); the state is restored first.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ MISSING: Mapping[Need, str] = {
     "candidates": "no token has its likeliest candidates: set policies.NAME.top_logprobs on the server",
     "roles": "all calls are of one agent: let the harness name its agents, or give the session's callers roles",
 }
-"""What a recipe may need of the record, and how to get it there."""
+"""The error for each need that the record does not fulfil: what is missing and how to add it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedGroups:
-    """At most `count` groups that `filter` describes; fewer where there are no more.
+    """A request for at most `count` earlier groups that match `filter`.
 
-    They come whole. Which of their rollouts carry loss is for `Recipe.admits_rollout` to say.
+    Groups are whole; `Recipe.admits_rollout` decides which of their rollouts carry loss.
     """
 
     count: int
@@ -70,10 +70,10 @@ class Recipe:
     """GRPO (Shao et al. 2024), and the base of all others."""
 
     settings: ClassVar[Mapping[str, Any]] = {}
-    """Settings of the paper, as in `[trainer]`; the user's own go over them."""
+    """Settings of the paper, as in `[trainer]`; the user's own override them."""
     needs: ClassVar[tuple[Need, ...]] = ()
     reads_policy: ClassVar[bool] = False
-    """Whether `credit` wants `step.readings["policy"]`: log-probs, entropy and heads of the weights before the step."""
+    """Whether `credit` needs `step.readings["policy"]`: log-probs, entropy and heads of the weights before the step."""
     heads: ClassVar[Mapping[str, ValueHead]] = {}
     entropy_moves: ClassVar[bool] = False
     """Whether `predicted.entropy_M` has a gradient."""
@@ -81,19 +81,19 @@ class Recipe:
     """Whether all rows of a rollout must be in one batch."""
 
     def admits(self, group: LeasedGroup) -> bool:
-        """Whether a group is trained. The others do not fill a step, are in no table of it, and are acknowledged."""
+        """Whether a group is trained. Others don't count towards `groups`, are in no table, and are acknowledged."""
         return True
 
     def admits_rollout(self, rollout: StepRollout) -> bool:
-        """Whether a rollout carries loss; `rollout.replayed` tells those of replayed groups.
+        """Whether a rollout carries loss; `rollout.replayed` marks those of replayed groups.
 
-        The others stay in the tables and in their group's baseline, as `MASKED` ones do, and the loss's mean is over
-        those that are admitted. A group without any fills a step all the same.
+        The others stay in the tables and in their group's baseline, as `MASKED` ones do; the loss is a mean over the
+        admitted ones. A group with no admitted rollout still counts towards `groups`.
         """
         return True
 
     def replay(self, step: int) -> ReplayedGroups | None:
-        """Which groups of before are trained again beside the fresh ones of the step to `step`."""
+        """The earlier groups to train again in step number `step`, in addition to the fresh ones."""
         return None
 
     def networks(self) -> Mapping[str, ReadNetwork]:
@@ -101,41 +101,41 @@ class Recipe:
         return {}
 
     def passes(self, step: Step) -> Mapping[str, Pass | ScoredPass]:
-        """What is read before `credit`, into `step.readings` by name."""
+        """The readings to make before `credit`; their results are in `step.readings` by name."""
         return {POLICY: Pass()} if self.reads_policy else {}
 
     def after(self, step: int) -> RolloutControl | None:
-        """What holds for rollouts that begin after `step` steps, while the run goes on; None leaves it as it is.
+        """The control of rollouts that begin after `step` steps, until the run ends; None leaves it unchanged.
 
-        Called when a run begins or goes on (`step` may be 0), and after the `credit` of each step, so the state may say
-        what it learned there.
+        Called when a run begins or resumes (`step` may be 0), and after each step's `credit`, so it may use state that
+        `credit` has set.
         """
         return None
 
     def credit(self, step: Step) -> Credit:
-        """A_i = (R_i - mean) / (std + 1e-6) within the group, ddof 1; a group of one has 0."""
+        """A_i = (R_i - mean) / (std + 1e-6) within the group, ddof 1; 0 in a group of one."""
         return step.broadcast(normalise(step.rewards, step.groups))
 
     def loss(self, predicted: Predictions, batch: Batch, policy_loss: PolicyLoss) -> Terms:
-        """The clipped policy gradient as set in `[trainer.loss]`."""
+        """The clipped policy gradient with the settings of `[trainer.loss]`."""
         return policy_loss(predicted, batch)
 
     def updates(self, step: Step, credit: Credit) -> Sequence[Credit] | None:
-        """One optimiser step each, in this order; None leaves it to `optimiser.epochs` and `minibatches`."""
+        """The credit of each optimiser step, in order; None: `optimiser.epochs` and `minibatches` decide."""
         return None
 
     def state(self) -> dict[str, Any]:
-        """What `restore` takes, as JSON: the fields that are no options (`init=False`)."""
+        """The input of `restore`, as JSON: the fields that are not options (`init=False`)."""
         return {field.name: getattr(self, field.name) for field in fields(self) if not field.init}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Takes up what `state` gave. A name that the recipe does not have any more is left out."""
+        """Restores a result of `state`. Names that the recipe no longer has are ignored."""
         for name in self.state():
             if name in state:
                 setattr(self, name, state[name])
 
     def filtered(self, step: Step) -> Step:
-        """The step, in which only rollouts that `admits_rollout` is true of are `trained`."""
+        """The step with `trained` False for rollouts that `admits_rollout` refuses."""
         rollouts = tuple(
             rollout if self._checked_admission(rollout) else replace(rollout, trained=False)
             for rollout in step.rollouts
@@ -151,11 +151,11 @@ class Recipe:
 
     @property
     def trains_zero_rows(self) -> bool:
-        """Whether rows whose advantages are all 0 have a gradient: they do where the loss is the recipe's own."""
+        """Whether rows whose advantages are all 0 may have a gradient: yes if the recipe has its own loss."""
         return type(self).loss is not Recipe.loss
 
     def check(self, step: Step) -> None:
-        """`ConfigError` where the run's first groups lack what the recipe needs."""
+        """`ConfigError` if the run's first groups lack what the recipe needs."""
         present: dict[Need, bool] = {
             "turns": bool(step.turns),
             "turn_rewards": any(turn.rewarded for turn in step.turns),

@@ -2,10 +2,10 @@
 
     lease whole groups → credit → pack → forward, backward → acknowledge → optimiser step → checkpoint → push
 
-Groups are acknowledged, with the step that they lead to, before they change the weights. If the server says that some
-of them belong to somebody else by now, the gradient is made again without them. A run that died goes on from its last
-checkpoint, and `rewind` brings back what it had acknowledged since. So nothing is trained twice, and nothing is lost.
-Every step makes one weight version; numbers of versions that a rewind abandoned are not used again.
+Groups are acknowledged, with the step they belong to, before they change the weights. If the server answers that some
+leases were lost, the gradient is computed again without their groups. A run that died resumes from its last checkpoint,
+and `rewind` makes the groups that it acknowledged later leasable again. So no group is trained twice, and none is lost.
+Every step makes one weight version; the numbers of versions that a rewind abandoned are not used again.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from rolltap.trainer_client.settings import TrainerSettings
 from rolltap.wording import counted
 
 LEASE_WAIT_S = 5.0
-"""How long one request for groups waits; between two, the trainer notices that it should stop."""
+"""Seconds that one request for groups waits; between two requests, the trainer checks whether it should stop."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan:
-    """What a step makes of its groups: the rows in the loss, and the batches of each optimiser update.
+    """The plan of a step: its groups, their rows in the loss, and the batches of each optimiser update.
 
-    `first_packs` are the packs that the first update's batches were made of.
+    `first_packs` are the packs of the first update's batches.
     """
 
     groups: tuple[LeasedGroup, ...]
@@ -62,9 +62,9 @@ class StepPlan:
 
 
 class Trainer:
-    """One training run, made by the lead of `ranks`. `print_line` prints a line about a long wait.
+    """One training run, driven by the lead of `ranks`. `print_line` prints a line, as about a long wait.
 
-    Setting `stopping` ends it after the step under way, with a checkpoint.
+    Setting `stopping` ends the run after the current step, with a checkpoint.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Trainer:
         self._restored = saved
         self._watch = AnswerWatch(client, settings.policy, print_line)
         self._checkpointed_step = self.step
-        self._control: RolloutControl | None = None  # as this run last set it
-        self._skipped_updates = 0  # updates of the step under way whose gradient was not finite
+        self._control: RolloutControl | None = None  # the control that this run set last
+        self._skipped_updates = 0  # updates of the current step whose gradient was not finite
         self._served_folder = saved.folder if saved else settings.model
         self._pushes_adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
         distributed = settings.push.transfer == "distributed"
@@ -111,7 +111,7 @@ class Trainer:
         self._workers = Workers(lead, ranks)
 
     def run(self) -> None:
-        """Trains up to the settings' step, or until `stopping`."""
+        """Trains until the last step of the settings, or until `stopping` is set."""
         self._resume()
         for sink in self.sinks:
             sink.begin(self.step)
@@ -154,7 +154,7 @@ class Trainer:
         )
 
     def _gather(self, leases: LeaseHolder) -> bool:
-        """Leases a step's groups, and those that the recipe wants again; False if `stopping` came first."""
+        """Leases a step's groups, and earlier ones that the recipe replays; False if `stopping` was set first."""
         with self._clock.part("wait"):
             notice = WaitNotice(self.client, self.settings.policy, self._print_line, self._push)
 
@@ -169,10 +169,10 @@ class Trainer:
         return complete
 
     def _resume(self) -> None:
-        """Makes server and engines agree with the checkpoint, or the model, that this run goes on from.
+        """Makes server and engines agree with the checkpoint, or the initial model, that this run starts from.
 
-        Adapters are always pushed: an engine that was started anew has none of the policy's name. A policy that is
-        paused was left so by a run that died while it pushed: pushing again ends the pause, too.
+        Adapters are always pushed: a restarted engine has no adapter of the policy's name. If the policy is paused, a
+        run died while it pushed: pushing again also ends the pause.
         """
         policy = self.settings.policy
         rewound = self.client.rewind(self.step, {policy: self.version}, take_over=self.settings.take_over)
@@ -197,8 +197,11 @@ class Trainer:
         self._set_control(self.step)
 
     def _take_over_control(self, served: PolicyStatus) -> None:
-        """Another run's control ended with the rewind. Says what the admin plane set; ends what this run set before
-        it was started again, as its recipe may be another one by now."""
+        """Takes over or ends the policy's current control.
+
+        The rewind has ended another run's control. If this run set it before a restart, it ends if the recipe sets none
+        now. If the admin plane set it, a line reports it.
+        """
         if served.control == RolloutControl():
             return
         if served.control_run is not None:
@@ -211,16 +214,16 @@ class Trainer:
         self._print_line(f"{self.settings.policy} has a control from the admin plane, which holds {until}: {fields}")
 
     def _end_control(self) -> None:
-        """What this run set for rollouts to come ends with it."""
+        """Ends the control that this run set for future rollouts."""
         if self._control not in (None, RolloutControl()):
-            with suppress(TrainerFenced):  # another run has the policy: it has ended this one's control
+            with suppress(TrainerFenced):  # another run owns the policy, and its rewind ended the control
                 self.client.set_control(self.settings.policy, RolloutControl())
             self._control = RolloutControl()
 
     def _push_restored(self) -> None:
-        """Pushes what the run goes on from.
+        """Pushes the weights that the run starts from.
 
-        Another run may have used the version for fresh adapters of its own: this run's get the next one.
+        Another run may have used the version number for its own fresh adapters: then this run's get the next number.
         """
         try:
             self._push()
@@ -231,9 +234,9 @@ class Trainer:
             self._push()
 
     def _set_control(self, step: int) -> None:
-        """Rollouts that begin from now on are as the recipe wants them after `step` steps.
+        """Sets the recipe's control for rollouts that begin after `step` steps.
 
-        Waits for an engine that must be asked first. If the trainer stops meanwhile, the run sets it as it goes on.
+        Waits while an engine that must confirm it is unavailable. If the trainer stops first, the resumed run sets it.
         """
         control = self._recipe.after(step)
         while control is not None and control != self._control:
@@ -246,9 +249,9 @@ class Trainer:
                 self._print_line(f"waiting to set the control of {self.settings.policy}: {error.message}")
 
     def _train(self, leases: LeaseHolder) -> StepReport | None:
-        """One step on the leased groups; None if no weights came of it.
+        """One step on the leased groups; None if it made no new weights.
 
-        A group that is lost by the time of the acknowledgement is taken out, and the gradient is made again.
+        If groups are lost before the acknowledgement, they are removed and the gradient is computed again.
         """
         if not any(has_loss(group) for group in leases.groups):
             self._set_aside(leases)
@@ -264,7 +267,7 @@ class Trainer:
                     self.client.rewind(self.step, {self.settings.policy: self.version})
                 break
             self._check_fidelity(plan)
-            self._set_control(self.step + 1)  # the acknowledgement makes room: groups that it lets open follow it
+            self._set_control(self.step + 1)  # first: the acknowledgement lets new groups open, under this control
             if leases.acknowledge(self.step + 1):
                 return self._complete(plan, leases, norm)
             self._workers.forget()
@@ -273,14 +276,14 @@ class Trainer:
         return None
 
     def _set_aside(self, leases: LeaseHolder) -> None:
-        """Groups without loss make no step: they are acknowledged with the last one, so that they do not come back."""
+        """Acknowledges groups without loss with the last step, so that they are not leased again. They make no step."""
         count = len(leases.groups)
         leases.acknowledge(self.step)
         leases.clear()
         self._print_line(f"no step of {counted(count, 'group')}: no reply in them carries loss")
 
     def _complete(self, plan: StepPlan, leases: LeaseHolder, norm: float) -> StepReport:
-        """Changes the weights by the acknowledged groups, and has the engines serve them."""
+        """Applies the update of the acknowledged groups, and has the engines serve the new weights."""
         self._annotate(plan, leases)
         lr = self._apply(plan)
         self.step += 1
@@ -323,7 +326,7 @@ class Trainer:
                 leases.annotate(call_annotations(plan.first_packs, readouts), self.version)
 
     def _read(self, step: Step, requested: Pass | ScoredPass) -> PolicyReading:
-        """What a network, or another policy of the server, says of the step before it."""
+        """A reading of the step's rows, before the update, by a network or by another policy of the server."""
         if isinstance(requested, ScoredPass):
             with self._clock.part("read"):
                 return scored_reading(self.client, requested, step)
@@ -333,7 +336,7 @@ class Trainer:
         return planning.read_views(step, views, packs, readouts)
 
     def _check_fidelity(self, plan: StepPlan) -> None:
-        """`TrainerError` where the engines' log-probs can't be those of the weights in training, or near them."""
+        """`TrainerError` if the engines' and the trainer's log-probs differ by more than `report.mismatch_stop`."""
         limit = self.settings.report.mismatch_stop
         if not plan.updates or not limit:
             return
@@ -347,7 +350,7 @@ class Trainer:
                 )
 
     def _apply(self, plan: StepPlan) -> float:
-        """The first update's optimiser step, whose gradient is there, then the other updates; the learning rate."""
+        """Applies the first update, whose gradient is computed, then the others; returns the learning rate."""
         if not plan.updates:
             return 0.0
         self._workers.record_proximal()
@@ -362,7 +365,7 @@ class Trainer:
         return lr
 
     def _publish(self) -> None:
-        """Makes the step durable, where a checkpoint is due, and the engines serve its weights."""
+        """Writes a checkpoint if one is due, and has the engines serve the step's weights."""
         last = self.stopping or self.step >= self.settings.steps
         state = None
         with self._clock.part("checkpoint"):
@@ -380,14 +383,14 @@ class Trainer:
         self._served_folder = self.checkpoints.save_adapters(self.step, self._workers.adapters(), self.settings.lora)
 
     def _checkpoint(self) -> dict[str, Any]:
-        """Makes the step durable; returns its weights."""
+        """Writes the step's checkpoint; returns its weights."""
         state = self._workers.weights()
         self._served_folder = self.checkpoints.save(self.step, self.version, self._model, state, self._workers.state())
         self._checkpointed_step = self.step
         return state
 
     def _push(self, state: dict[str, Any] | None = None) -> None:
-        """The engines load the served folder, or receive the weights: `state` where the caller has it."""
+        """Has the engines load the served folder, or receive the weights: `state` if the caller has gathered it."""
         policy, mode = self.settings.policy, self.settings.update_mode
         if self._sender is None:
             push_folder(self.client, policy, self._served_folder, self.version, mode, adapter=self._pushes_adapters)

@@ -22,11 +22,11 @@ from rolltap.trainer_client.run.worker import RankWorker, follow
 from rolltap.trainer_client.settings import TrainerSettings
 
 FIRST_CONTACT_S = 5.0
-"""How long a server that does not answer is tried at the start, where its URL may be wrong."""
+"""Seconds that a server without an answer is tried at the start: its URL may be wrong."""
 
 
 def run(settings: TrainerSettings) -> None:
-    """Trains as `settings` say. SIGTERM and SIGINT end the run after the step under way."""
+    """Trains with `settings`. SIGTERM and SIGINT end the run after the current step."""
     if not (settings.model / "config.json").is_file():
         raise ConfigError(
             f"--model {settings.model} is not a model's folder: it has no config.json{download_hint(settings.model)}"
@@ -38,13 +38,18 @@ def run(settings: TrainerSettings) -> None:
     if ranks.lead:
         _lead(settings, ranks)
     else:
+<<<<<<< HEAD
         with _signals_to(signal.SIG_IGN):  # torchrun passes its own on to every rank; the lead is the one that stops
             follow(RankWorker(settings, ranks, None), ranks)
+=======
+        _on_signals(signal.SIG_IGN)  # torchrun forwards its signals to every rank; only the lead reacts
+        follow(RankWorker(settings, ranks, None), ranks)
+>>>>>>> wt-trainer
     ranks.leave()
 
 
 def _lead(settings: TrainerSettings, ranks: Ranks) -> None:
-    with suppress(StoreUnavailable, EngineUnavailable):  # a server that answers is waited for with patience, later
+    with suppress(StoreUnavailable, EngineUnavailable):  # the server answers: the run waits for it patiently, later
         TrainerClient(settings.url, settings.key, settings.name, patience=FIRST_CONTACT_S).policy(settings.policy)
     client = TrainerClient(settings.url, settings.key, settings.name, run=run_id(settings.out))
     with ExitStack() as stack:

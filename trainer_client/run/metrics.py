@@ -1,13 +1,13 @@
-"""What a step did, as numbers: gathered per trained token while it runs, reported once for the step and for each call.
+"""A step's metrics: sums over its trained tokens, one report for each step, and annotations of its calls.
 
-The alarm for infidelity is `mismatch`: |log trainer/engine| by how many versions a token is behind. For tokens that the
-very weights in training sampled (`mismatch_mean`, `_max`, `_share`) it is only rounding; if it grows, engine and
-trainer compute different things. For older tokens it also has the change of the policy since. It is measured before the
-first update, which is not made if the mean of any age is over `report.mismatch_stop`. What was not measured is None,
-never 0.
+The measure of fidelity is `mismatch`: the mean |log trainer/engine| by how many versions a token is behind. For tokens
+sampled by the weights in training (`mismatch_mean`, `_max`, `_share`) it is only rounding; if it grows, engine and
+trainer compute different things. For older tokens it includes the change of the policy since then. It is measured
+before the first update, which is not made if the mean of any age exceeds `report.mismatch_stop`. A metric that was not
+measured is None, never 0.
 
-Annotations of calls are taken in the step's first update, where the weights are still those of the step's version. With
-several minibatches only the first one's calls have annotations. A token that is not trained has no value.
+Annotations of calls are computed in the step's first update, while the weights are still those of the step's version.
+With several minibatches, only the first one's calls have annotations. Tokens that are not trained have no value.
 """
 
 from __future__ import annotations
@@ -36,22 +36,21 @@ from rolltap.types import NO_VERSION, Float32, Scoring
 SUMS = ("tokens", "entropy", "kl", "correction", "mismatch_over", "clipped", "updates_tokens")
 PEAKS = ("log_ratio_max", "mismatch_max")
 AGES = 9
-"""How many classes of tokens are told apart, by how many versions they are behind; the last one holds all older."""
+"""The number of age classes of tokens: versions behind. The last class holds all older tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One line of metrics.jsonl, and what every sink is given.
+    """The report of one step: a line of metrics.jsonl, and the input of every sink.
 
-    `attempt` counts the starts of the run: a step that was made again after a restart has a greater one.
+    `attempt` grows with each start of the run: a step repeated after a restart has a greater one. `updates_skipped` of
+    the step's `updates` had a gradient that is not finite (in the first update, that ends the step instead).
 
-    `updates_skipped` of the step's `updates` had a gradient that is not finite (the first one's ends the step instead).
-
-    `tokens` were computed, `shared_tokens` were saved by sharing prefixes, `trained_tokens` carry loss, and of
-    `unrouted_tokens` among them a mixture's experts were not recorded. `staleness`
-    counts groups by how many versions their oldest trained token was behind. `seconds` splits the step's time. Of
-    `groups`, those without variance compare nothing, and in those without loss every reply is masked. Since the run
-    began, the server dropped `groups_dropped` without loss, and in `rollouts_unanswered` no model answered.
+    `tokens` were computed, `shared_tokens` were saved by prefix sharing, and `trained_tokens` carry loss;
+    `unrouted_tokens` of them have no recorded experts. `staleness` counts groups by how many versions their oldest
+    trained token was behind. `seconds` splits the step's time. Of `groups`, those without variance have equal rewards,
+    and in those without loss every reply is masked. `groups_dropped` (without loss) and `rollouts_unanswered` (no model
+    answered) count from the start of the run.
     """
 
     step: int
@@ -91,7 +90,7 @@ class StepReport:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def flat(self) -> dict[str, float]:
-        """Every number by name, nested ones as `staleness/1` and `seconds/wait`; without what was not measured."""
+        """Every number by name, nested ones as `staleness/1` or `seconds/wait`; metrics that are None are left out."""
         values: dict[str, float] = {}
         for name, value in asdict(self).items():
             if isinstance(value, dict):
@@ -102,7 +101,7 @@ class StepReport:
 
 
 class Clock:
-    """Where a step's time goes. On CUDA a part ends when the device has done its work."""
+    """Measures the parts of a step, in seconds. On CUDA a part ends when the device has finished its work."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -146,7 +145,7 @@ class StepMetrics:
         if first:
             drift_M = (predicted.logprobs_M - batch.logprobs_M).abs()
             ages_M = (self._version - batch.versions_M).clamp(max=AGES - 1)
-            ages_M = torch.where(ages_M < 0, AGES - 1, ages_M)  # of weights that were given up
+            ages_M = torch.where(ages_M < 0, AGES - 1, ages_M)  # sampled by versions that a rewind abandoned
             self.drift[0].index_add_(0, ages_M, drift_M.double())
             self.drift[1].index_add_(0, ages_M, torch.ones_like(drift_M, dtype=torch.float64))
             fresh_M = drift_M * (ages_M == 0)
@@ -184,7 +183,7 @@ class StepMetrics:
 
 
 def describe_groups(groups: Sequence[LeasedGroup]) -> dict[str, Any]:
-    """What a step's groups are, by the names of `StepReport`."""
+    """The metrics of a step's groups, by the names of `StepReport`."""
     rewards = [record.reward or 0.0 for group in groups for record in baseline(group)]
     scorings = Counter(record.rollout.scoring for group in groups for record in group.rollouts)
     behind = Counter(group.staleness for group in groups if group.oldest_version != NO_VERSION)
@@ -201,7 +200,7 @@ def describe_groups(groups: Sequence[LeasedGroup]) -> dict[str, Any]:
 
 
 def describe_rows(rows: Sequence[PackedRow], experts: ExpertShape | None = None) -> dict[str, Any]:
-    """What a step's rows in the loss are, by the names of `StepReport`; `experts` are those that are replayed."""
+    """The metrics of a step's rows in the loss, by the names of `StepReport`; `experts`: the mixture, if replayed."""
     replays = experts is not None and experts.layers
     weighed = [np.abs(row.advantages[row.segment.loss_mask & (row.weights > 0)]) for row in rows]
     tokens = sum(map(len, weighed))
@@ -214,14 +213,14 @@ def describe_rows(rows: Sequence[PackedRow], experts: ExpertShape | None = None)
 
 
 CLIPPED = "clipped"
-"""The name under which a readout says where the clip cut the gradient."""
+"""Key in `Readout.values`: where the clip cuts the gradient."""
 
 DIGITS = 5
 STREAMS = ("logprobs", "entropy", CLIPPED)
 
 
 def call_annotations(packs: Sequence[Pack], readouts: Sequence[Readout]) -> list[CallAnnotation]:
-    """One for each call with trained tokens in the packs; a readout's arrays are over its pack's trained tokens."""
+    """The annotation of each call with trained tokens in the packs. Each readout has the trained tokens of its pack."""
     streams: dict[str, dict[str, Float32]] = {}
     for pack, readout in zip(packs, readouts, strict=True):
         start = 0

@@ -1,4 +1,4 @@
-"""From leased groups to rows with their credit, and from rows to packs: what the settings and the recipe decide."""
+"""Plans a step by the settings and the recipe: leased groups to rows with credit, and rows to updates and packs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ NO_EXTRA: Mapping[str, Float32] = {}
 def make_step(
     groups: Sequence[LeasedGroup], loss: LossSettings, number: int = 1, tokenizer: Path | None = None
 ) -> Step:
-    """The tables that a recipe sees of the groups; rewards have the length penalty of the settings.
+    """The step of the groups, as the recipe sees it; rewards include the length penalty of the settings.
 
-    With `drop_zero_variance` groups without variance are left out, unless there are no others: they would dilute the
-    loss.
+    With `drop_zero_variance`, groups without variance are left out, unless no group has variance: they dilute the loss.
     """
     if loss.drop_zero_variance:
         groups = [group for group in groups if group.replay or informative(group)] or groups
@@ -50,8 +49,8 @@ def rows_to_train(
 ) -> list[PackedRow]:
     """The rows that have a gradient, with their arrays.
 
-    `zeros`: rows whose advantages are all 0 have one, too. `whole`: with one row of a rollout come the others.
-    `AlignmentError` names the rollout and turn where the credit is not a finite number.
+    `zeros`: includes rows whose advantages are all 0. `whole`: includes all rows of a rollout if one has a gradient.
+    `AlignmentError` names the rollout and turn if the credit is not finite there.
     """
     check_credit(credit, step)
     trained = np.array([rollout.trained for rollout in step.rollouts], bool)
@@ -78,7 +77,7 @@ def rows_to_read(step: Step, views: Sequence[RowView]) -> list[PackedRow]:
 def read_views(
     step: Step, views: Sequence[RowView], packs: Sequence[Pack], readouts: Sequence[Readout]
 ) -> PolicyReading:
-    """What a network said of the packs of `rows_to_read`, as arrays over the step's rows."""
+    """The readouts of the packs of `rows_to_read`, as arrays over the step's rows."""
     names = readouts[0].values if readouts else ()
 
     def placed(of: Callable[[Readout], Float32]) -> RowArrays:
@@ -99,7 +98,7 @@ def read_views(
 
 
 def minibatches(rows: Sequence[PackedRow], optimiser: OptimiserSettings, order: random.Random) -> list[list[PackedRow]]:
-    """The rows of each optimiser step: every epoch shuffles the rollouts into its minibatches, equal in weight."""
+    """The rows of each optimiser step: every epoch shuffles the rollouts into minibatches of equal weight."""
     rollouts = [list(own) for _, own in groupby(rows, key=lambda row: row.rollout)]
     parts = optimiser.minibatches
     updates = []
@@ -113,7 +112,7 @@ def minibatches(rows: Sequence[PackedRow], optimiser: OptimiserSettings, order: 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """What each optimiser step of a training step is made of."""
+    """Plans the optimiser steps of a training step."""
 
     recipe: Recipe
     settings: TrainerSettings
@@ -133,13 +132,13 @@ class Planner:
 
     @property
     def _whole_rollouts(self) -> bool:
-        """Whether the loss is over all rows of a rollout together."""
+        """Whether the loss needs all rows of a rollout in one pass."""
         return self.settings.loss.ratio == "sequence" or self.recipe.whole
 
     def packer(self, ranks: int, *, alone: bool) -> Packer:
-        """Rows to packs; a ratio over whole rollouts needs each of them in one pack. `alone` is the model's demand.
+        """The packer of the run. `alone`: the model computes each row in a pass of its own.
 
-        `ConfigError` if both are asked for.
+        `ConfigError` if the loss needs whole rollouts in one pack and the model needs `alone`.
         """
         compute = self.settings.compute
         whole = self._whole_rollouts
@@ -153,7 +152,7 @@ class Planner:
 
 
 def policy_loss(settings: LossSettings) -> PolicyLoss:
-    """The policy gradient as set."""
+    """The policy loss of the settings."""
     return PolicyLoss(
         clip_low=settings.clip_low,
         clip_high=settings.clip_high,

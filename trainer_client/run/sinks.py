@@ -1,7 +1,7 @@
-"""Where reports go: a sink takes each step's, and is closed at the end. One class and one line in `SINKS` each.
+"""Sinks: they take the report of each step. Each sink is a class and a line in `SINKS`.
 
-A run that goes on from a checkpoint makes the steps after it again. `begin` tells the sink, which takes back what was
-reported of them where it can. Elsewhere `attempt` tells them apart: of two reports of a step, the greater one counts.
+A run that resumes from a checkpoint repeats the steps after it. `begin` tells the sink, which removes the earlier
+reports of these steps if it can. Otherwise `attempt` tells reports of one step apart: the greatest one counts.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MLFLOW_TAG = "rolltap_run"
 
 
 class Sink(Protocol):
-    """Takes reports in the order of their steps. A resumed run appends to what its earlier part wrote."""
+    """Takes reports in the order of their steps. A resumed run appends to its earlier reports."""
 
     def begin(self, step: int) -> None:
-        """The run goes on from `step`: what was reported of later steps does not count any more."""
+        """The run resumes from `step`: earlier reports of later steps no longer count."""
         ...
 
     def write(self, report: StepReport) -> None: ...
@@ -35,7 +35,7 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """`<out>/metrics.jsonl`, a line a step, whole as soon as it is written. Lines of steps that are made again move to
+    """`<out>/metrics.jsonl`, one line for each step, flushed at once. Lines of repeated steps move to
     `metrics.abandoned.jsonl`."""
 
     def __init__(self, out: Path, project: str, name: str) -> None:
@@ -51,7 +51,7 @@ class JsonLines:
             try:
                 (kept if json.loads(line)["step"] <= step else abandoned).append(f"{line}\n")
             except (ValueError, KeyError, TypeError):
-                continue  # torn by a crash or a full disk: no step
+                continue  # a line torn by a crash or a full disk
         if "".join(kept) == text:
             return
         with self._path.with_name("metrics.abandoned.jsonl").open("a", encoding="utf-8") as file:
@@ -69,7 +69,7 @@ class JsonLines:
 
 
 class Terminal:
-    """A line a step."""
+    """Prints a line for each step."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
@@ -119,9 +119,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run at W&B, by the environment's own account and mode; a resumed trainer goes on with its run.
+    """A run at W&B, with the account and mode of the environment; a resumed trainer continues its run.
 
-    W&B's own step only grows, and would refuse steps that are made again: `step` is the axis instead.
+    W&B's own step only grows, so it would refuse repeated steps: `step` is the axis instead.
     """
 
     def __init__(self, out: Path, project: str, name: str) -> None:
@@ -141,7 +141,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """A run at MLflow, by the environment's tracking server; a resumed trainer goes on with its run, by a tag."""
+    """A run at MLflow, on the environment's tracking server; a resumed trainer finds its run by a tag."""
 
     def __init__(self, out: Path, project: str, name: str) -> None:
         self._mlflow: Any = _need("mlflow", "mlflow")
@@ -172,7 +172,7 @@ SINKS: dict[str, Callable[[Path, str, str], Sink]] = {
 
 
 def open_sinks(names: Sequence[str], out: Path, project: str, run: str) -> list[Sink]:
-    """The sinks called `names`; `ConfigError` lists the known ones, or says what to install."""
+    """The sinks with these `names`; `ConfigError` lists the known ones, or says what to install."""
     for name in names:
         if name not in SINKS:
             raise ConfigError(f"no metrics sink {name!r}; known: {', '.join(SINKS)}")

@@ -1,4 +1,4 @@
-"""What another policy of the server says of the rows: its engine scores the ids that the student sampled."""
+"""Readings by another policy of the server: its engine scores the ids that the student sampled."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rolltap.trainer_client.model.weights import tokenizer_hash
 from rolltap.types import Segment
 
 SEQUENCES_AT_ONCE = 16
-"""Sequences of one request: as many as the server gives an engine at a time, so that none waits for the whole step."""
+"""Sequences in one request: as many as the server sends to an engine at a time, so that no request waits long."""
 
 
 class ScoringClient(Protocol):
-    """The part of a `TrainerClient` that scores need."""
+    """The part of a `TrainerClient` that scoring needs."""
 
     def policy(self, name: str) -> PolicyState: ...
 
@@ -28,10 +28,10 @@ class ScoringClient(Protocol):
 
 
 def scored_reading(client: ScoringClient, one: ScoredPass, step: Step) -> PolicyReading:
-    """The log-probs of the rows' trained tokens by the policy of `one`; a score has no entropy, so that is 0.
+    """The log-probs of the rows' trained tokens under the policy of `one`. Scores have no entropy: it is 0.
 
-    `ConfigError` for a policy with another tokenizer than the student's, and for tokens that were not sampled at
-    temperature 1 from the whole vocabulary, which is what scores are of.
+    `ConfigError` for a policy with a tokenizer other than the student's, and for tokens that were not sampled at
+    temperature 1 from the whole vocabulary, as scores assume.
     """
     _check_tokenizer(client.policy(one.policy), step)
     views = step.views() if one.views is None else one.views

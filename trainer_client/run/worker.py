@@ -1,12 +1,12 @@
-"""What a rank does of a step (gradients of its share of the batches, the optimiser's steps); how the lead calls all.
+"""A rank's part of a step (`RankWorker`), and the lead's calls to the workers of all ranks (`Workers`).
 
-One process has one worker with all batches. Of several ranks, every worker is called at once (`Workers`), since each
-holds only its shard of the weights. A method returns the same on every rank, except that only the lead is given whole
-weights and states.
+A worker computes the gradients of its share of the batches and makes the optimiser's steps. Each rank holds a shard of
+the weights, so every call runs on all ranks at once. A method returns the same on every rank, except that only the lead
+gets whole weights, states and readouts.
 
-Only the lead runs the loop and talks to the server. The others wait for its calls, with no limit, since the lead waits
-for rollouts. FSDP gathers the weights layer by layer on all ranks together, so each must make as many passes as the
-others: ranks that have no batch left take an empty one.
+Only the lead runs the loop and talks to the server. The other ranks wait for its calls without a limit, since the lead
+waits for rollouts. FSDP gathers the weights layer by layer on all ranks together, so all must make the same number of
+passes: a rank with fewer batches takes empty ones.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from rolltap.trainer_client.settings import TrainerSettings
 
 
 class RankWorker:
-    """The learner of this rank and the step under way. `saved` is the lead's checkpoint, None where the run begins."""
+    """This rank's learner and its current step. `saved` is the lead's checkpoint; None for a new run."""
 
     def __init__(self, settings: TrainerSettings, ranks: Ranks, saved: SavedCheckpoint | None) -> None:
         saved = ranks.from_lead(saved)
         self.recipe = make_recipe(settings.recipe, settings.options)
         self.learner = Learner(saved.folder if saved else settings.model, settings, ranks, self.recipe)
-        # Of the code that runs: its file may be edited before a checkpoint.
+        # Taken now, of the code that runs: the recipe's file may be edited before a checkpoint.
         self._fingerprint = fingerprint(settings.recipe, self.recipe)
         if saved:
             state = load_optimiser(saved)
@@ -53,13 +53,13 @@ class RankWorker:
         self._gauge = self._new_metrics(0)
 
     def read(self, network: str, batches: Sequence[Batch]) -> list[list[Readout]]:
-        """What a network says of each batch's trained tokens, a list a rank, for the lead."""
+        """The network's readout of each batch's trained tokens: for the lead, one list for each rank."""
         with self.clock.part("read"):
             own = [self.learner.read(network, batch.to(self.learner.device)) for batch in batches]
         return self._ranks.gather(own)
 
     def begin(self, version: int, updates: Sequence[Sequence[Batch]]) -> None:
-        """A step from the weights of `version`: the gradients are those of this rank's batches of each update."""
+        """Begins a step from the weights of `version`, with this rank's batches of each update."""
         self._updates, self._readouts = list(updates), []
         self._gauge = self._new_metrics(version)
 
@@ -80,11 +80,11 @@ class RankWorker:
             return self.learner.clip()
 
     def readouts(self) -> list[list[Readout]]:
-        """What the first update computed of each batch, a list a rank, for the lead; with `report.annotate`."""
+        """The first update's readout of each batch: for the lead, one list for each rank. Needs `report.annotate`."""
         return self._ranks.gather(self._readouts)
 
     def _terms(self, predicted: Predictions, batch: Batch) -> Terms:
-        """The loss; of a batch without rows (a rank's filling) one that is 0 and reaches all weights."""
+        """The loss. For an empty batch it is 0, and all weights are in its graph, as FSDP needs it."""
         if batch.trained_tokens:
             terms = self.recipe.loss(predicted, batch, self._policy_loss)
             if not predicted.choices:
@@ -95,7 +95,7 @@ class RankWorker:
         return replace(terms, loss=terms.loss + sum(value.sum() for value in predicted.values.values()))
 
     def record_proximal(self) -> None:
-        """Notes the log-probs from before the first update where the loss of the later ones needs them."""
+        """Keeps the log-probs from before the first update, if the loss of the later updates needs them."""
         if not self._policy_loss.correction.needs_proximal:
             return
         with self.clock.part("forward"):
@@ -118,7 +118,7 @@ class RankWorker:
         self.learner.forget()
 
     def figures(self) -> dict[str, Any]:
-        """What was gauged so far of the step's tokens over all ranks, by the names of `StepReport`."""
+        """The step's metrics so far, over all ranks, by the names of `StepReport`."""
         whole = copy.deepcopy(self._gauge)
         for sums in (whole.sums, whole.loss, whole.drift):
             self._ranks.total(sums)
@@ -134,7 +134,7 @@ class RankWorker:
         return self.learner.adapters()
 
     def state(self) -> dict[str, Any]:
-        """See `Learner.state`; and the recipe with its state."""
+        """See `Learner.state`; with the recipe's fingerprint and state under `recipe`."""
         recipe = {**self._fingerprint, "state": self.recipe.state()}
         return {**self.learner.state(), "recipe": recipe}
 
@@ -149,26 +149,26 @@ def _readout(predicted: Predictions, terms: Terms) -> Readout:
 
 
 def deal(batches: Sequence[Batch], ranks: int) -> list[list[Batch]]:
-    """The batches of each rank: equally many, and those of one pass of about the same length."""
+    """The batches of each rank: the same number for all, and batches of about equal length in each pass."""
     ordered = sorted(batches, key=lambda batch: batch.tokens, reverse=True)
     ordered += [empty_batch()] * (-len(ordered) % ranks)
     return [ordered[rank::ranks] for rank in range(ranks)]
 
 
 class Workers:
-    """The workers of all ranks, for the lead. A call runs on each of them; the lead's own result is returned."""
+    """The workers of all ranks, for the lead. A call runs on all of them and returns the lead's result."""
 
     def __init__(self, own: RankWorker, ranks: Ranks) -> None:
         self._own = own
         self._ranks = ranks
 
     def read(self, network: str, batches: Sequence[Batch]) -> list[Readout]:
-        """What a network says of each batch, in the order of `batches`."""
+        """The network's readout of each batch, in the order of `batches`."""
         shares = deal(batches, self._ranks.size)
         return _in_order(batches, shares, self._each("read", [(network, share) for share in shares]))
 
     def readouts(self, batches: Sequence[Batch]) -> list[Readout]:
-        """What the first update, of these batches, computed of each of them."""
+        """The first update's readout of each of its `batches`, in their order."""
         return _in_order(batches, deal(batches, self._ranks.size), self._all("readouts"))
 
     def begin(self, version: int, updates: Sequence[Sequence[Batch]]) -> None:
@@ -203,7 +203,7 @@ class Workers:
         return self._all("state")
 
     def dismiss(self) -> None:
-        """The other ranks' `follow` ends."""
+        """Ends `follow` on the other ranks."""
         self._ranks.scatter([None] * self._ranks.size)
 
     def _all(self, name: str, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the commands share: options, their completion by the shell, errors as one line, the way to a running server."""
+"""Shared parts of the commands: options, shell completion, one-line errors, connections to a running server."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ TrainerUrlOption = Annotated[
 ]
 StoreOption = Annotated[str, typer.Option(help=STORE_HELP)]
 SHOWN = 8
-"""Candidates for the beginning of an id that are named."""
+"""Most candidates that an error lists for the beginning of an id."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes `command` print a `RolltapError`, or the file or folder that the system refuses, as one line and exit with
-    status 1."""
+    """Makes `command` print one line and exit with status 1 for a `RolltapError`, or a file or folder that the system
+    refuses."""
 
     @wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -109,7 +109,7 @@ def connect(
 
 @contextmanager
 def signals_put_back(*numbers: signal.Signals) -> Iterator[None]:
-    """The handlers that these signals have now are theirs again afterwards: a command may run inside a program."""
+    """Restores the current handlers of these signals after the block: a command may run inside another program."""
     before = {number: signal.getsignal(number) for number in numbers}
     try:
         yield
@@ -121,12 +121,12 @@ def signals_put_back(*numbers: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def interrupted_by_term() -> Iterator[None]:
-    """SIGTERM ends the command in order, as Ctrl-C does."""
+    """SIGTERM ends the command in an orderly way, like Ctrl-C."""
 
     def interrupt(*_: object) -> None:
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what is in its background
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells ignore SIGINT in background jobs
             raise KeyboardInterrupt
-        signal.raise_signal(signal.SIGINT)  # which asyncio takes for its task
+        signal.raise_signal(signal.SIGINT)  # asyncio turns it into a cancellation of its task
 
     with signals_put_back(signal.SIGTERM):
         signal.signal(signal.SIGTERM, interrupt)
@@ -134,7 +134,7 @@ def interrupted_by_term() -> Iterator[None]:
 
 
 def refuse_relayed(served: Sequence[Mapping[str, Any]], policies: Collection[str]) -> None:
-    """`ConfigError` where one of `policies`, or without any every served one, takes only the user's key of its vendor.
+    """`ConfigError` if one of `policies` is relayed with the user's own key; without `policies`, if all policies are.
 
     `served` is the server's list of policies.
     """
@@ -199,7 +199,7 @@ def complete_harness(incomplete: str) -> list[str]:
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """What `rolltap run` takes by name; where nothing fits, the shell completes the files of tasks."""
+    """The names that `rolltap run` takes; if none fits, the shell completes task files."""
     return [*complete_harness(incomplete), *(name for name in ("command",) if name.startswith(incomplete))]
 
 

@@ -40,7 +40,7 @@ def init(
     if path.exists():
         raise ConfigError(f"{path} exists; name another file")
     path.write_text(settings_file(engine, kind, policy, tokenizer), encoding="utf-8")
-    path.chmod(0o600)  # keys of engines and planes go in here
+    path.chmod(0o600)  # the file holds keys of engines and planes
     say(f"{path}: one engine and one policy; `rolltap serve --config {path}` starts it, `rolltap doctor` checks it")
 
 
@@ -77,7 +77,7 @@ def _section(name: str, section: type[BaseModel], given: dict[str, str]) -> Iter
 
 
 def _key(name: str, field: FieldInfo, given: dict[str, str]) -> Iterator[str]:
-    """The lines of one key: what it means, and its value, as a comment unless it is given."""
+    """The lines of one key: its meaning, and its value, commented out unless it is given."""
     if field.description:
         yield from (f"# {line}" for line in textwrap.wrap(field.description, WIDTH - 2))
     if name in given:

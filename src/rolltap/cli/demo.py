@@ -50,7 +50,7 @@ MARKER = ".rolltap-demo"
 """The file by which the demo knows a folder as its own."""
 
 MADE = ("data", "dataset", "train", "rolltap.toml", "reward.png", "report.json", MARKER)
-"""What the demo writes into its folder, and removes from it; beside these its processes' logs and a folder per seed."""
+"""What the demo writes into its folder and removes again, besides its processes' logs and a folder for each seed."""
 
 
 @interrupted_by_term()  # so that the demo's processes end with it
@@ -195,7 +195,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def progress_bars(console: Console) -> Progress:
-    """Progress bars, each with a text behind it."""
+    """Progress bars, each followed by a text."""
     return Progress(
         SpinnerColumn(),
         TextColumn("[bold]{task.description}"),
@@ -208,7 +208,7 @@ def progress_bars(console: Console) -> Progress:
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """Values between 0 and 1 as one line of at most `width` blocks; neighbours are averaged."""
+    """Values between 0 and 1 as a line of at most `width` block characters; neighbours are averaged."""
     if not values:
         return ""
     size = max(1, -(-len(values) // width))
@@ -217,7 +217,7 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
 
 
 def plot(curves: dict[int, Sequence[float]], results: Sequence[dict[str, Any]], path: Path) -> None:
-    """The mean reward of every training step, a line a seed, with the held-out success before and after."""
+    """Plots each seed's mean reward by training step, and its held-out success before and after."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -243,7 +243,7 @@ def share(success: float, n: int) -> str:
 
 
 def closing_table(report: dict[str, Any]) -> Table:
-    """The figures of the demo's report as a table."""
+    """The numbers of the demo's report as a table."""
     table = Table(
         title="rolltap demo; in brackets: 95% intervals", show_header=False, title_justify="left", title_style="bold"
     )

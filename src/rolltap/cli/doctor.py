@@ -1,6 +1,4 @@
-"""`rolltap doctor`: checks this installation with its settings, or servers that run, and says what to do about what is
-wrong.
-"""
+"""`rolltap doctor`: checks this installation and its settings, or running servers, and advises what to do."""
 
 from __future__ import annotations
 
@@ -74,7 +72,7 @@ EXTRAS = {
 
 
 async def check(config: Path | None) -> bool:
-    """Prints the table; True if nothing that is configured is broken."""
+    """Prints the table of findings; True if nothing that is configured is broken."""
     findings = [_python(), *_extras(), *_programs(), _limits(), _rewards(), *await _harnesses()]
     if config is not None:
         findings += await _configured(config)
@@ -84,13 +82,13 @@ async def check(config: Path | None) -> bool:
 
 
 async def check_engine(url: str, kind: str) -> bool:
-    """Prints what a model server can do: it samples a few tokens there. True if rolltap can use it."""
+    """Samples a few tokens on a model server and prints what it can do. True if rolltap can use it."""
     settings = Settings.model_validate({"engines": {"main": {"url": url, "kind": kind}}})
     return _print(await check_engines(settings))
 
 
 def check_servers(urls: Sequence[str], config: Path | None) -> bool:
-    """Prints what running servers find out about themselves, and how they differ. True if nothing is broken."""
+    """Prints the findings of running servers about themselves, and how they differ. True if nothing is broken."""
     printed = [_print(findings, title) for title, findings in diagnose(urls, config)]
     return all(printed)
 
@@ -101,7 +99,7 @@ def _print(findings: Sequence[Finding], title: str | None = None) -> bool:
         table.add_row(Text(finding.what), Text(finding.state), style=_style(finding))
     screen.print(table)
     for finding in findings:
-        if finding.advice:  # below: a command must be whole in a narrow terminal
+        if finding.advice:  # below the table: a narrow terminal must not cut a command
             screen.print(f"{finding.what}: {finding.advice}", style=_style(finding), soft_wrap=True)
     return all(finding.healthy for finding in findings)
 
@@ -111,8 +109,10 @@ def _style(finding: Finding) -> str | None:
 
 
 def audit(model: Path, family: str = "") -> bool:
-    """Prints what the folder's chat template, or a family's renderer, does with conversations: whether new messages are
-    bridged (of a template), which shapes are made to fit and how, and the form of tool calls. True if all are."""
+    """Prints how the folder's chat template, or a family's renderer, treats conversations. True if all are supported.
+
+    It shows whether new messages are bridged (templates only), which conversations are changed to fit and how, and the
+    form of tool calls."""
     from rolltap.proxy.continuation.fit import find_fitting
     from rolltap.proxy.continuation.rendering import FamilyRenderer
     from rolltap.proxy.continuation.template import TemplateRenderer
@@ -187,7 +187,7 @@ def _limits() -> Finding:
 
 
 def _rewards() -> Finding:
-    """What code of an agent can reach while its reward is made, in the runtime that this machine has for commands."""
+    """What an agent's code can reach while its reward is computed, in this machine's runtime for commands."""
     refusal = bubblewrap.refusal()
     runtime = "process" if refusal else "bubblewrap"
     advice = f"no sandbox here ({refusal.splitlines()[0]}): apt install bubblewrap" if refusal else ""
@@ -195,7 +195,7 @@ def _rewards() -> Finding:
 
 
 async def _harnesses() -> list[Finding]:
-    """The harnesses that are on this machine, each with the release that was tested. Asks each on PATH its version."""
+    """The harnesses on this machine, each with its tested release. Runs each one on PATH to ask for its version."""
     harnesses = [get_harness(name) for name in harness_names()]
     rows = await asyncio.gather(*(asyncio.to_thread(_harness, harness) for harness in harnesses))
     return [row for row in rows if row] or [
@@ -204,7 +204,7 @@ async def _harnesses() -> list[Finding]:
 
 
 def _harness(harness: Harness) -> Finding | None:
-    """None where it is not on this machine."""
+    """The harness's finding; None if it is not on this machine."""
     package, here = harness.package, installed(harness)
     if package is None or here in ("", NOT_INSTALLED):
         return None
@@ -231,9 +231,9 @@ CONNECT_S = 10.0
 
 
 async def check_store(settings: Settings) -> Finding:
-    """Opens the store for writing, which also brings its tables up to date.
+    """Opens the store for writing, which also upgrades its tables.
 
-    SQLite has one writer at a time, so beside a running server the store cannot be opened, and works.
+    SQLite allows one writer. If a running server holds the store, it cannot be opened: then it counts as working.
     """
     name = hide_password(settings.store_url)
     try:
@@ -302,7 +302,7 @@ async def _check_engine(
 
 
 async def _check_tokenizer_of(engine: str, client: object, settings: Settings) -> list[Finding]:
-    """A finding for each policy of `engine` whose tokenizer is another one than the engine's."""
+    """A finding for each policy of `engine` whose tokenizer differs from the engine's."""
     found: list[Finding] = []
     for name, policy in settings.policies.items():
         if policy.engine == engine and (Path(policy.tokenizer or "") / "tokenizer.json").is_file():
@@ -313,7 +313,7 @@ async def _check_tokenizer_of(engine: str, client: object, settings: Settings) -
 
 
 def _versions(facts: EngineFacts) -> str:
-    """Where tokens' weight versions come from."""
+    """Who reports the weight versions of tokens."""
     if facts.weight_versions:
         return "a weight version for every token"
     return "says its weight version when asked" if facts.states_weights else "the policy's weight version"
@@ -338,12 +338,12 @@ def _open(
 
 MOST_ASKED = 8
 KNOWN_IN_A_ROW = 2
-"""Behind a balancer, or with --workers, each request may reach another process. After so many known ones they are all
-taken to be known."""
+"""Replies in a row from known processes after which all are assumed known: behind a load balancer, or with --workers,
+each request may reach another process."""
 
 
 def diagnose(urls: Sequence[str], config: Path | None) -> Iterator[tuple[str, Sequence[Finding]]]:
-    """A title and findings for each process that is reached at `urls`, and last for what differs between them."""
+    """A title and findings for each process that answers at `urls`, and last for the differences between them."""
     reached: dict[tuple[str, int], Diagnosis] = {}
     for url in urls:
         plane = connect("admin", config, url)
@@ -356,7 +356,7 @@ def diagnose(urls: Sequence[str], config: Path | None) -> Iterator[tuple[str, Se
 
 
 def _processes(plane: PlaneClient) -> list[Diagnosis]:
-    """Those that answer at one address."""
+    """The processes that answer at one address."""
     found: dict[tuple[str, int], Diagnosis] = {}
     known = 0
     for _ in range(MOST_ASKED):

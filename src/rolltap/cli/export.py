@@ -45,7 +45,7 @@ console = Screen(stderr=True, highlight=False)
 
 @dataclass(frozen=True, slots=True)
 class ExportJob:
-    """One export: where from, where to (None: a dry run), and what."""
+    """One export: its source, its target (None: a dry run), and its selection."""
 
     store: str
     out: Path | None
@@ -76,7 +76,7 @@ class ExportJob:
         return ReadOptions(self.query.strategy, self.rules, self.ignored, self.query.grouping, self.query.where)
 
     def writer(self, query: Query) -> DatasetWriter | GrowingDataset:
-        """What takes the groups of this export."""
+        """The writer that takes this export's groups."""
         differs = decode = lacks = None
         if self.tokenizer is not None:
             query = replace(query, tokenizer=self.tokenizer.hashes)
@@ -159,7 +159,7 @@ def export(
 
 
 def _named(sessions: Path | None) -> list[str]:
-    """The condition that a session is in the file; none without a file. `DatasetError` where it holds no ids."""
+    """The condition that a session's id is in the file; empty without a file. `DatasetError` if it holds no ids."""
     if sessions is None:
         return []
     try:
@@ -198,9 +198,9 @@ def _run(job: ExportJob) -> None:
 async def run_export(
     job: ExportJob, *, show: Callable[[int, int], None] = lambda sessions, rows: None
 ) -> dict[str, Any]:
-    """Writes the dataset and returns its manifest. `show` is told how many sessions and groups have been read.
+    """Writes the dataset and returns its manifest. `show` gets the number of sessions and groups that have been read.
 
-    Where no session is selected, nothing is written: `DatasetError`.
+    `DatasetError` if no session is selected: then nothing is written.
     """
     call_log = open_record(job.store)
     await call_log.start()
@@ -238,7 +238,7 @@ def _nothing(query: Query, sessions: int, rewarded: int) -> str:
 
 
 async def _chosen(call_log: SqlCallLog, job: ExportJob) -> frozenset[str]:
-    """The sessions that the job's selection leaves: the record is read once for them, and again for the rows."""
+    """The ids that the job's selection keeps: the record is read once to select them, and again for the rows."""
     first = FirstPass(job.exporter, job.query)
     async for group in recorded_groups(call_log, job.read_options, lambda session_id, error: None):
         await in_thread(first.take, group)
@@ -246,7 +246,7 @@ async def _chosen(call_log: SqlCallLog, job: ExportJob) -> frozenset[str]:
 
 
 def policy_rules(settings: Settings, train: Sequence[str]) -> Callable[[Session], Rules]:
-    """The rules that a lease of the session's policy would have, with the rules `train` off as well."""
+    """The rules that a lease of the session's policy would apply, without the rules named in `train`."""
 
     def rules(session: Session) -> Rules:
         policy = settings.policies.get(session.policy)
@@ -262,7 +262,7 @@ def _rules_off(settings: Settings, train: Sequence[str]) -> dict[str, list[str]]
 
 
 def policy_ignored(settings: Settings) -> Callable[[Session], Sequence[re.Pattern[str]]]:
-    """What the session's policy declares as volatile text."""
+    """The patterns of volatile text that the session's policy declares."""
 
     def ignored(session: Session) -> Sequence[re.Pattern[str]]:
         policy = settings.policies.get(session.policy)
@@ -285,7 +285,7 @@ def read_splits(text: str) -> dict[str, float]:
 
 
 def differs_by(folder: Path) -> Differs:
-    """Compares with what the chat template in `folder` makes of a conversation, as a trainer would."""
+    """A comparison with the chat template in `folder` applied to a conversation, as a trainer would apply it."""
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -1,4 +1,4 @@
-"""`rolltap harness`: what rolltap knows of each harness, and how to point one at a session by hand."""
+"""`rolltap harness`: what rolltap knows about each harness, and how to point one at a session by hand."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def list_() -> None:
 
 
 def installed(harness: Harness) -> str:
-    """What there is of `harness`: the tested release in the cache, or the user's own on PATH."""
+    """Which `harness` is installed: the tested release in the cache, or the user's own on PATH."""
     package = harness.package
     if package is None:
         return ""
@@ -193,7 +193,7 @@ def exports(variables: Mapping[str, str]) -> list[str]:
 
 
 def comment(text: str) -> str:
-    """The text as comments of a shell, whatever line breaks it has."""
+    """The text as shell comments, one for each of its lines."""
     return "\n".join(f"# {line}" for line in text.split("\n"))
 
 

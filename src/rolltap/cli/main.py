@@ -1,5 +1,4 @@
-"""The `rolltap` command. The module of a command is imported when the command is called, so that none waits for the
-modules of the others."""
+"""The `rolltap` command. A command's module is imported when the command is called, so it starts without the others."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ ELSEWHERE = {
 
 
 class Commands(TyperGroup):
-    """The commands of this module, then those of `ELSEWHERE`, each imported when it is asked for."""
+    """The commands of this module, then those of `ELSEWHERE`, each imported when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(dict.fromkeys([*super().list_commands(ctx), *ELSEWHERE]))
@@ -227,5 +226,5 @@ def main() -> None:
     if sys.argv[1:2] == ["node"]:
         from rolltap.harnesses.runtimes.disk import keep_mounts
 
-        keep_mounts()  # before there are threads
+        keep_mounts()  # must precede the first thread
     app()

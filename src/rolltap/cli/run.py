@@ -53,7 +53,7 @@ REWARD_KEY_HELP = "Harbor tasks: the key of reward.json that counts, where sever
 HARBOR_HELP = "the target is a folder of Harbor tasks or a data set of its registry; Harbor runs its agent (-a) on it"
 POLICY_HELP = "policy that answers; default the only one; tasks: also ROLE=NAME,ROLE=NAME, where several play"
 AGENT_S = 24 * 3600.0
-OWN_LIMITS = Limits(agent_s=AGENT_S, memory_mb=1 << 20, disk_mb=1 << 30)  # the folder and the machine are the user's
+OWN_LIMITS = Limits(agent_s=AGENT_S, memory_mb=1 << 20, disk_mb=1 << 30)  # the user's own machine
 
 console = Screen(highlight=False)
 
@@ -108,7 +108,7 @@ def run(
     if not source and not Path(target).exists() and (harness or Path(target).suffix or "/" in target):
         raise TaskInvalid(f"{target}: no such file or folder of tasks")
     tasks = source or Path(target).exists()
-    agent = None if tasks else get_harness(target, dialect=dialect, argv=tuple(words or ()))  # a typo is told first
+    agent = None if tasks else get_harness(target, dialect=dialect, argv=tuple(words or ()))  # report a typo first
     if harness and harness != "command":
         get_harness(harness, dialect=dialect)
     plane = connect("admin", config, url)
@@ -151,7 +151,7 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
             try:
                 exit_ = await _run_watched(client, session, workspace, harness, prompt, seen)
                 problem = await _end(client, session, harness, workspace, exit_, seen)
-            finally:  # whatever became of the run or the server: the output is nowhere else
+            finally:  # in any case: the output is kept nowhere else
                 if output := workspace.output().rstrip():
                     console.print(output)
         finally:
@@ -193,7 +193,7 @@ async def _run_watched(
 
 @contextmanager
 def own_terminal() -> Iterator[None]:
-    """Gives the terminal back as it was, whatever a program made of it."""
+    """Restores the terminal's state after the block, whatever the program did to it."""
     before = termios.tcgetattr(sys.stdin.fileno())
     try:
         yield
@@ -204,7 +204,7 @@ def own_terminal() -> Iterator[None]:
 async def _end(
     client: AdminClient, session: OpenedSession, harness: Harness, workspace: Workspace, exit_: Exit, seen: set[str]
 ) -> str:
-    """Closes the session and has the harness's log compared; what to do where the server can't be asked, else ""."""
+    """Closes the session and has the harness's log compared. Returns advice if the server can't be reached, else ""."""
     if problem := await _close(client, session, seen):
         return problem
     try:
@@ -217,7 +217,7 @@ async def _end(
 
 
 async def _close(client: AdminClient, session: OpenedSession, seen: set[str]) -> str:
-    """Closes the session and shows its last calls; what to do where that fails, else ""."""
+    """Closes the session and shows its last calls. Returns advice if that fails, else ""."""
     try:
         await client.close_session(session.session_id)
     except RolltapError as error:
@@ -254,12 +254,12 @@ def _call_line(number: int, call: CallLine) -> str:
 
 
 JOBS = Path("jobs")
-"""Where Harbor, too, puts its trials, below this folder."""
+"""Folder of trials below the current folder: the same as Harbor's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialOrder:
-    """What `rolltap run --harbor` is to do."""
+    """The arguments of `rolltap run --harbor`."""
 
     target: str
     agent: str
@@ -272,7 +272,7 @@ class TrialOrder:
 
 
 def check_alone(agent: str, others: Sequence[str]) -> None:
-    """`TaskInvalid` for options that Harbor's trials do not take, and without an agent."""
+    """`TaskInvalid` for options that Harbor's trials do not take, or if no agent is named."""
     if others or not agent:
         raise TaskInvalid(
             f"--harbor can't be with {others[0]}" if others else "--harbor needs one of its agents: -a NAME"
@@ -284,7 +284,7 @@ async def run_harbor(plane: PlaneClient, order: TrialOrder) -> bool:
     check_installed()
     os.environ.setdefault(
         "LITELLM_LOCAL_MODEL_COST_MAP", "True"
-    )  # else LiteLLM, which Harbor imports, asks the network
+    )  # else LiteLLM, which Harbor imports, downloads its price list
     from rolltap.harnesses.harbor.runner import Grader, HarborRunner, Player, work_on
 
     jobs = JOBS / time.strftime("%Y-%m-%d__%H-%M-%S")  # as Harbor names a job

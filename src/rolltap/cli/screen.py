@@ -1,8 +1,8 @@
-"""What the commands print: text and tables, the progress of long steps, and log lines.
+"""The output of the commands: text and tables, the progress of long steps, and log lines.
 
-Recorded text is an agent's or a stranger's, and a terminal obeys what is printed to it. So control characters come out
-as pictures of themselves (ESC as U+241B), and so do those that turn the direction of writing. Square brackets are text:
-colours of our own are given as a style or as `rich.text.Text`, never as markup.
+Recorded text comes from agents and strangers, and a terminal obeys control characters. So control characters, and those
+that change the direction of writing, are printed as visible symbols (ESC as U+241B). Square brackets are text: our own
+colours are given as a style or as `rich.text.Text`, never as markup.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 _TURNS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""Characters that turn the direction of writing."""
+"""Characters that change the direction of writing."""
 
 _PICTURES = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
@@ -33,12 +33,12 @@ _PICTURES = {
 
 
 def visible(text: str) -> str:
-    """`text` with nothing in it that a terminal would obey; line ends and tabs stay."""
+    """`text` with its control characters made visible; line ends and tabs stay."""
     return text.translate(_PICTURES)
 
 
 def json_text(value: Any) -> str:
-    """A reply of a server as JSON."""
+    """A server's reply as JSON text."""
     return msgspec.json.encode(value).decode()
 
 
@@ -48,14 +48,14 @@ def say(text: str, *, err: bool = False, style: str | None = None) -> None:
 
 
 class Screen(Console):
-    """A rich console that prints text as text, and its lines whole where no terminal shows them."""
+    """A rich console that prints control characters visibly, and does not wrap lines in a file or a pipe."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
         if not self.is_terminal and all(isinstance(each, str | Text) for each in objects):
-            options.setdefault("soft_wrap", True)  # what a file or a pipe takes has no width
+            options.setdefault("soft_wrap", True)  # a file or a pipe has no width
         super().print(*objects, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
@@ -64,14 +64,14 @@ class Screen(Console):
 
 
 FIRST_LINE_S, BETWEEN_LINES_S = 1.5, 10.0
-"""In a pipe: a step that takes less than the first says nothing."""
+"""Seconds, in a pipe: before the first line (a shorter step prints nothing), and between two lines."""
 
 
 @contextmanager
 def working(what: str, *, if_stopped: str = "") -> Iterator[Callable[[str], None]]:
-    """Shows on stderr that `what` goes on, and what the yielded function is told last.
+    """Shows on stderr that `what` is in progress, with the last text given to the yielded function.
 
-    Ctrl-C prints that it was stopped, and `if_stopped`: what is left behind, and how to go on.
+    Ctrl-C prints that it was stopped, and `if_stopped`: what it leaves behind and how to continue.
     """
     console = Screen(stderr=True, highlight=False)
     latest = what
@@ -122,14 +122,14 @@ class LogFormat(StrEnum):
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for a terminal: recorded text in a message has nothing that a terminal would obey."""
+    """Formats log lines for a terminal: control characters of recorded text are made visible."""
 
     def format(self, record: logging.LogRecord) -> str:
         return visible(super().format(record))
 
 
 def json_only() -> bool:
-    """Whether stderr is for machines: then nothing but events is printed there, and no link with a token."""
+    """Whether stderr is for machines: then only events are printed there, and no link with a token."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
 
 

@@ -1,4 +1,4 @@
-"""`rolltap serve`: settings in, three planes up, one clear screen of where things are."""
+"""`rolltap serve`: reads the settings, starts the three planes, and prints where they are."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ VENDORS: dict[str, dict[str, Any]] = {
     },
     "gemini": {"url": "https://generativelanguage.googleapis.com", "dialects": ("gemini",)},
 }
-"""Whom `serve --capture` relays to where no engine is named."""
+"""The vendors that `serve --capture` relays to if no engine is named."""
 
 
 def settings_from(path: Path | None, quick: dict[str, Any], data: Path | None, *, capture: bool = False) -> Settings:
     """The settings of the file, or those of a single policy on the engine that `quick` names.
 
-    `quick` holds the options engine, kind, tokenizer, family, policy and model; None where one is not given. With
-    `capture` and neither, every protocol's own vendor is served. `ConfigError` for an option that lacks --engine.
+    `quick` holds the options engine, kind, tokenizer, family, policy and model; None: not given. With `capture` and
+    neither file nor engine, every protocol's own vendor is served. `ConfigError` for an option that needs --engine.
     """
     overrides: dict[str, Any] = {"data": data} if data is not None else {}
     named = {name: str(value) for name, value in quick.items() if value is not None}
@@ -94,7 +94,7 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
 
 
 def check_start(settings: Settings, *, shared: bool) -> None:
-    """`ConfigError` where a tokenizer can't be read or a port is taken, before keys, store and spool are made."""
+    """`ConfigError` if a tokenizer can't be read or a port is taken, before keys, store and spool are created."""
     from rolltap.proxy.call.open_policies import check_tokenizers
     from rolltap.proxy.server import bind
 
@@ -110,7 +110,7 @@ def _ports(settings: Settings) -> dict[PlaneName, int]:
 
 
 async def run(settings: Settings, listening: Listening, *, capture: bool, worker: int = 0, workers: int = 1) -> None:
-    """Serves until interrupted, as one of `workers`, which listen on the same ports; the first one says where."""
+    """Serves until interrupted, as one of `workers` on the same ports; the first one prints the addresses."""
     from rolltap.cli.workers import counts_of, spool_of, spools_beside
     from rolltap.harnesses.runner.specs import check
     from rolltap.proxy.app import Rolltap
@@ -130,12 +130,12 @@ async def run(settings: Settings, listening: Listening, *, capture: bool, worker
         listening.write(urls)
         console = Screen(stderr=True, quiet=worker > 0 or json_only())
         console.print(_banner(app, urls))
-        open_to_all = not console.is_terminal  # a journal, or what `docker logs` prints: no link, no key
+        open_to_all = not console.is_terminal  # for a journal or `docker logs`: no link, no key
         link = "rolltap view" if open_to_all else f"{urls['admin']}/view/open?token={app.view_access.new_link()}"
         console.print(f"look at it: {link}", soft_wrap=True, highlight=False, markup=False)
         if json_only() and worker == 0:
             log.info("rolltap is up", extra={"planes": urls, "record": hide_password(app.settings.store_url)})
-        if capture:  # outside of the table: a terminal must not cut what is to be copied
+        if capture:  # not in a table: a terminal must not cut text to be copied
             shown = stored_key(app.settings) if open_to_all else None
             for line in exports(app.settings, app.base_url, shown):
                 console.print(line, soft_wrap=True, highlight=False)
@@ -155,15 +155,15 @@ def _banner(app: Any, urls: Mapping[PlaneName, str]) -> Table:
 
 
 def stored_key(settings: Settings) -> str:
-    """What a shell takes for the project's key: the data folder's file is read when the line runs."""
+    """A shell expression for the project's key: it reads the data folder's file when the line runs."""
     return f"$(sed -n 's/^project = //p' {shlex.quote(str(settings.data.absolute() / 'keys.toml'))} | tr -d '\"')"
 
 
 def exports(settings: Settings, url: str, shown_key: str | None = None) -> list[str]:
-    """What to export so that a harness's calls are captured, by the protocol that it speaks.
+    """The variables to export so that a harness's calls are captured, by the protocol that it speaks.
 
-    Where calls go to a vendor under the user's own key, that key stays where it is. `shown_key`: what stands for the
-    project's key.
+    If calls go to a vendor with the user's own key, that key is not replaced. `shown_key` is printed for the project's
+    key.
     """
     from rolltap.protocols.dialects import client_environments
 

@@ -1,7 +1,7 @@
 """How the commands reach a running server: its address and keys, from options, environment or the data folder.
 
-A server that listens writes its addresses to a private file in its data folder, for commands that read the same
-settings. It holds a lock on the file, so a file that a killed server left is known.
+A running server writes its addresses to a private file in its data folder, for commands with the same settings. It
+holds a lock on the file: a file without a lock was left by a killed server.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ DEFAULT_URLS = {"admin": "http://127.0.0.1:8712", "trainer": "http://127.0.0.1:8
 
 
 class PlaneClient(HttpClient):
-    """JSON over HTTP to one plane. A call is made once: the user is there to repeat it."""
+    """A client of one plane, JSON over HTTP. It does not repeat a call: the user can."""
 
     def __init__(self, plane: str, url: str | None = None, key: str | None = None) -> None:
         url = url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL") or DEFAULT_URLS[plane]
         super().__init__(url, key or os.environ.get(f"ROLLTAP_{plane.upper()}_KEY") or kept_key(plane, None))
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
-        """The decoded reply."""
+        """Makes a call and returns the decoded reply."""
         return self.send(Request(method, path, body, once=True))
 
     def ask(
@@ -69,17 +69,17 @@ def kept_key(role: str, data: Path | None) -> str:
 
 FILE = "listening.json"
 PROBES, BETWEEN_PROBES_S = 20, 0.05
-"""A command that looks at the file locks it for an instant, which must not keep a server from starting."""
+"""How often, and how many seconds apart, a starting server tries the lock: a command that reads holds it briefly."""
 
 
 class Listening:
-    """A data folder's file, locked by this process."""
+    """The file of addresses in a data folder, locked by this process."""
 
     def __init__(self, file: int) -> None:
         self._file = file
 
     def write(self, urls: Mapping[PlaneName, str]) -> None:
-        """Says where the planes are, as this machine reaches them."""
+        """Writes the planes' URLs, as reached from this machine."""
         self._replace(json.dumps({"process": os.getpid(), "planes": urls}).encode())
 
     def clear(self) -> None:
@@ -92,8 +92,11 @@ class Listening:
 
 @contextmanager
 def claimed(data: Path) -> Iterator[Listening]:
-    """The folder's file, this process's while the block lasts; `ConfigError` where a living server has it,
-    or where the folder is a file. A folder that is new, and still has nothing else in it, is removed at the end."""
+    """The folder's file of addresses, locked inside the block. `ConfigError` if a running server holds it, or if `data`
+    is a file.
+
+    At the end, a folder that was created here is removed if it holds nothing else.
+    """
     is_new = not data.exists()
     try:
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -120,9 +123,9 @@ def claimed(data: Path) -> Iterator[Listening]:
 
 
 def listening_url(data: Path, plane: PlaneName) -> str | None:
-    """Where the server of this data folder has the plane; None where none has started, or the last one ended by itself.
+    """The plane's URL on the server of this data folder; None if no server runs, after a normal end or before a start.
 
-    `ConfigError` where the last one was killed.
+    `ConfigError` if the last server was killed.
     """
     try:
         file = os.open(data / FILE, os.O_RDONLY)
@@ -160,7 +163,7 @@ def _try_lock(file: int, kind: int) -> bool:
 
 
 def _read(file: int) -> dict[str, Any] | None:
-    """What the file says; None for an empty one, and for one that is being written."""
+    """The file's content; None if it is empty or being written."""
     try:
         return json.loads(os.pread(file, 65_536, 0))
     except ValueError:

@@ -39,13 +39,13 @@ from rolltap.types import LogVerdict, SessionFinding
 from rolltap.wording import ago
 
 NEWEST = 1000
-"""Sessions that are searched for the beginning of an id."""
+"""How many of the newest sessions are searched for the beginning of an id."""
 
 WIDE_ENOUGH = 100
-"""Columns of a screen on which the list has day and time in one line."""
+"""Least width of a screen, in columns, at which the list has day and time in one line."""
 
 ALL_COLUMNS = 120
-"""Columns of a screen on which the list has all that the viewer's has."""
+"""Least width of a screen, in columns, at which the list has all of the viewer's columns."""
 
 OPENING_CHARS = 120
 """Characters of a session's first user message in the list."""
@@ -54,13 +54,13 @@ BAR = 5
 """Columns of a reward's bar."""
 
 WIDE_MISMATCH = 0.2
-"""Mean |log(trainer / engine)| of a call that is shown as a warning."""
+"""Mean |log(trainer / engine)| of a call from which it is shown as a warning."""
 
 INDENT = 4
 """Columns by which a branch of a session's tree is indented."""
 
 NARROWEST_ROW = 60
-"""Columns that a call has beside its indent: of many branches, the screen breaks the lines itself."""
+"""Columns that a call has at least beside its indent; with more branches, the terminal wraps the lines."""
 
 SessionArgument = Annotated[str, typer.Argument(help="id, or a unique prefix", autocompletion=complete_session)]
 
@@ -95,7 +95,7 @@ def open_(
 
 
 def relayed_exports(session: dict[str, Any], dialects: Collection[str]) -> list[str]:
-    """What to export where calls go to a vendor under the user's own key: the URL holds the session's key."""
+    """The variables to export if calls go to a vendor with the user's own key: the URL holds the session's key."""
     from rolltap.protocols.dialects import client_environments
 
     url = f"{session['base_url'].rpartition('/')[0]}/{session['key']}"
@@ -109,7 +109,7 @@ def relayed_exports(session: dict[str, Any], dialects: Collection[str]) -> list[
 
 
 def exports(session: dict[str, Any]) -> list[str]:
-    """What to export for clients that read the environment, and where the others are configured."""
+    """The variables to export for clients that read the environment, and how to configure others."""
     key, base = session["key"], shlex.quote(session["base_url"])
     v1 = shlex.quote(f"{session['base_url']}/v1")
     return [
@@ -167,7 +167,7 @@ def wide_table(rows: Sequence[SessionSummary]) -> Table:
 
 
 def narrow_table(rows: Sequence[SessionSummary], width: int) -> Table:
-    """What fits in 80 columns: the first words stand below the id, the reward among the states."""
+    """A table for 80 columns: a session's first words are below its id, and its reward is among the states."""
     session = Column("session", no_wrap=True, overflow="ellipsis")
     numbers = [Column(name, justify="right", no_wrap=True) for name in ("calls", "sampled")]
     policy, state = Column("policy, tags", min_width=len("policy, tags")), Column("state", min_width=len("tampering"))
@@ -197,7 +197,7 @@ def reward_bar(reward: float | None) -> Text:
 
 
 def _state(row: SessionSummary) -> str:
-    """Open or closed, and a line each for the reward, for what the agent tried and for a log that differs."""
+    """Open or closed, and a line each for the reward, for tampering and for a log that differs."""
     lines = ["closed" if row.closed_at else "open"]
     if row.reward is not None:
         lines.append(f"reward {row.reward:g}")
@@ -239,7 +239,7 @@ def show(
 
 
 def whole_id(plane: PlaneClient, text: str) -> str:
-    """The id of the one of the newest sessions that begins with `text`; `text` itself where none of them does.
+    """The id among the newest sessions that begins with `text`; `text` itself if none does.
 
     `ConfigError` lists the candidates if there are several.
     """

@@ -1,6 +1,4 @@
-"""Task files by the command line: submitted, run here or by nodes, followed, cancelled; how a rollout ended; groups
-that trainers refused too often.
-"""
+"""Commands for task files (submit, run here or on nodes, follow, cancel), results of rollouts, and dead groups."""
 
 from __future__ import annotations
 
@@ -87,7 +85,7 @@ async def run_tasks(plane: PlaneClient, request: RunRequest, defaults: Defaults)
         for task in tasks:
             check(task, names)
             if request.here:
-                # what this machine lacks shows before anything is queued
+                # report what this machine lacks before anything is queued
                 check_installed(build(task, defaults, client))
         submission_id = request.id or new_id()
         rule = GroupRule(usable=request.usable)
@@ -130,7 +128,7 @@ async def _run_here(
 
 
 async def follow(client: AdminClient, submission_id: str, view: ProgressView) -> None:
-    """Shows how far the submission has come, until it has ended."""
+    """Shows the submission's progress until it has ended."""
     while not view.update_from_server(await client.get(f"/tasks/{submission_id}")):  # noqa: ASYNC110  the event is the server's
         await asyncio.sleep(POLL_S)
 
@@ -151,7 +149,7 @@ async def rollouts_by_task(client: AdminClient, submission_id: str) -> list[Task
 
 
 def print_failures(groups: Sequence[TaskRollouts]) -> int:
-    """Prints why the first ten rollouts that did not succeed did not, and where to read on; how many there are."""
+    """Prints why rollouts failed (the first ten) and where to read more; returns how many did not succeed."""
     fine = (*OPEN, RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED)
     failed = [rollout for _, rollouts in groups for rollout in rollouts if rollout.status not in fine]
     for rollout in failed[:SHOWN_FAILURES]:
@@ -174,7 +172,7 @@ def policy_or_roles(text: str) -> PolicyOrRoles:
 
 
 def only(names: Sequence[str]) -> str:
-    """The only one of the policies there are."""
+    """The name of the only policy."""
     if len(names) != 1:
         raise TaskInvalid(f"say which policy: --policy {' or '.join(names) or 'NAME'}", param="policy")
     return names[0]
@@ -234,7 +232,7 @@ def groups_table(groups: Sequence[TaskRollouts]) -> Table:
 
 def _reward(rollout: Rollout) -> float | None:
     if rollout.status is RolloutStatus.CANCELLED:
-        return None  # it is left out of its group, whatever an evaluator said of it
+        return None  # it is left out of its group, whatever its reward
     values = [reward.value for reward in rollout.rewards if reward.scope == "rollout"]
     return sum(values) if values else None
 
@@ -282,7 +280,7 @@ async def _status_of(plane: PlaneClient, id: str, *, wait: bool) -> None:
 
 
 def print_submissions(submissions: Sequence[dict[str, Any]]) -> None:
-    """Prints how far they have come, and what their work waits for."""
+    """Prints the submissions' progress, and what they wait for."""
     console.print(submissions_table(submissions))
     for one in submissions:
         if one["waits_for"]:
@@ -341,13 +339,13 @@ def describe(detail: RolloutDetail) -> str:
 
 
 def unprotected_lines(rewards: Sequence[Reward]) -> list[str]:
-    """Why code of the agent could have written the rewards, in a line; none if it could not."""
+    """A line that says why the agent's code could have written the rewards; none if it could not."""
     reasons = [each.detail[UNPROTECTED] for each in rewards if UNPROTECTED in each.detail]
     return [f"unprotected: code of the agent could have written its reward, as {reason}" for reason in reasons[:1]]
 
 
 def tampering_lines(counts: Mapping[str, int]) -> list[str]:
-    """What the agent tried, in a line; none if it tried nothing."""
+    """A line with the agent's attempts to tamper; none without any."""
     kinds = ", ".join(f"{kind} {count}" for kind, count in counts.items())
     return [f"tampering: {kinds}"] if kinds else []
 

@@ -1,4 +1,4 @@
-"""`rolltap train`, our own trainer as a process on the trainer plane, and `rolltap tinker`, it behind Tinker's API."""
+"""`rolltap train`: our own trainer on the trainer plane. `rolltap tinker`: our trainer behind Tinker's API."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def train(
 
 
 def _plane(path: Path | None, url: str | None, key: str | None) -> tuple[str, str]:
-    """The trainer plane's URL and key: as given, else the environment's, else by the settings at `path`."""
+    """The trainer plane's URL and key: as given, else from the environment, else from the settings at `path`."""
     url, key = url or os.environ.get("ROLLTAP_TRAINER_URL"), key or os.environ.get("ROLLTAP_TRAINER_KEY")
     if url and key:
         return url, key

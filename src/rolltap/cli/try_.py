@@ -119,7 +119,7 @@ def fresh(folder: Path) -> Path:
 def start(folder: Path, started: ExitStack) -> tuple[PlaneClient, list[Process]]:
     """Starts both servers on free ports, with their settings, record and logs in `folder`."""
     for name in [name for name in os.environ if name.startswith("ROLLTAP_") and name != CACHE_VARIABLE]:
-        del os.environ[name]  # those of another server would come before the settings file
+        del os.environ[name]  # variables for another server would override the settings file
     engine_port, *ports = free_ports(4)
     listen = dict(zip(("agent_port", "trainer_port", "admin_port"), ports, strict=True))
     data = folder / "rolltap-data"

@@ -1,4 +1,4 @@
-"""`rolltap up` and `rolltap node`: a whole deployment on this machine, or machines that run the ledger's rollouts."""
+"""`rolltap up`: a whole deployment on this machine, or nodes on a Ray cluster. `rolltap node`: a node here."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def up(
 
 
 def run_local(config: Path | None, data: Path | None, port: int, script: Path | None, *, redis: bool) -> None:
-    """Until Ctrl-C, which cuts the calls in flight, or SIGTERM, which lets them end."""
+    """Runs until Ctrl-C, which aborts the calls in flight, or SIGTERM, which lets them end."""
     settings = load_settings(config, **({"data": data} if data is not None else {}))
     if settings.store.url:
         say(f"store.url of {config} is not used: --local has a Postgres of its own", err=True)
@@ -136,7 +136,7 @@ def _show(deployment: LocalDeployment) -> None:
 
 
 def run_ray(address: str, config: Path | None, url: str | None, slots: int, cpus: float, defaults: Defaults) -> None:
-    """A node agent on every node of the cluster, until stopped."""
+    """Runs a node agent on every node of the cluster, until stopped."""
     check_cluster(address)
     try:
         from rolltap.harnesses.runner.ray_runner import RayRunner, RaySettings
@@ -154,7 +154,7 @@ def run_ray(address: str, config: Path | None, url: str | None, slots: int, cpus
     runner = RayRunner(settings)
     runner.connect()
     say(counted(runner.place(), "node"))
-    with interrupted_by_term():  # Ray has its own handler, which leaves at once
+    with interrupted_by_term():  # Ray's own handler would exit at once
         try:
             runner.run()
         except KeyboardInterrupt:
@@ -162,8 +162,8 @@ def run_ray(address: str, config: Path | None, url: str | None, slots: int, cpus
 
 
 def check_cluster(address: str) -> None:
-    """`ConfigError` for a Ray cluster on other machines without tokens: whoever reaches its ports runs code there, and
-    the runner's key travels through it."""
+    """`ConfigError` for a Ray cluster on other machines without token authentication: anyone who reaches its ports can
+    run code there, and the runner's key passes through it."""
     host = urlsplit(address if "://" in address else f"//{address}").hostname or ""
     if address in ("local", "auto") or is_loopback(host) or os.environ.get("RAY_AUTH_MODE") == "token":
         return
@@ -188,7 +188,7 @@ WorkspacesOption = Annotated[Path | None, typer.Option(help="folder of the worki
 
 
 def slots_of(agents: int) -> Slots:
-    """Stages in proportion to the agents: setting up and evaluating are shorter."""
+    """Slots for each stage in proportion to the agents: set-up and evaluation take less time."""
     return Slots(prepare=max(1, agents // 2), run=agents, evaluate=max(1, agents // 2), ahead=max(1, agents // 2))
 
 

@@ -1,4 +1,4 @@
-"""`rolltap view`: the record in a browser, of a running server or of a store by itself; or as one HTML file."""
+"""`rolltap view`: shows the record of a running server or of a store in a browser, or writes it as an HTML file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _show(link: str, browser: bool) -> None:
 
 
 class TokenizerFolders:
-    """The tokenizers by policy: those that the command names, else those of the settings. Read when first asked for."""
+    """The tokenizer of each policy: from the command line, else from the settings; loaded lazily."""
 
     def __init__(self, named: Sequence[str], settings: Settings) -> None:
         self._folders = {name: policy.tokenizer for name, policy in settings.policies.items() if policy.tokenizer}
@@ -97,7 +97,7 @@ class TokenizerFolders:
 
 
 def metrics_files(named: Sequence[str], settings: Settings) -> dict[str, Path]:
-    """The files of the trainers' steps by policy: those that the command names, else those of the settings."""
+    """The trainer's metrics file of each policy: from the command line, else from the settings."""
     from rolltap.proxy.viewer.runs import metrics_of
 
     files = {} if named else metrics_of(settings)

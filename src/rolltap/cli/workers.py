@@ -1,7 +1,7 @@
-"""`rolltap serve --workers N`: processes that share the planes' ports, under one that watches over them.
+"""`rolltap serve --workers N`: worker processes that share the planes' ports, and a parent that supervises them.
 
-The kernel spreads new connections over the workers. Any of them serves any session: they meet in the store, as proxies
-on several machines do. Each has a spool of its own, `<data>/spool-K` for the K-th after the first.
+The kernel distributes new connections over the workers. Any worker serves any session: they share only the store, like
+proxies on several machines. Each has its own spool, `<data>/spool-K` for the K-th after the first.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from rolltap.settings import Settings, with_keys
 log = logging.getLogger("rolltap.workers")
 
 SOON_S = 10.0
-"""A worker that exits by itself within this time has a fault that starting it again would not mend."""
+"""A worker that exits within this many seconds has a fault that a restart would not fix."""
 
 STORE_AWAY = 75
-"""Exit code of a worker that could not reach the store. One that took the place of a dead worker is started again."""
+"""Exit code of a worker that could not reach the store. If it replaced a dead worker, it is started again."""
 
 RETRY_S = 1.0
 PARENT_EVERY_S = 1.0
 
 Serve = Callable[[Settings, int], None]
-"""Serves as the worker of this number until it is told to stop."""
+"""Serves as the worker with this number until it is told to stop."""
 
 
 def check_store(settings: Settings) -> None:
@@ -47,7 +47,7 @@ def check_store(settings: Settings) -> None:
 
 
 def serve_with_workers(settings: Settings, count: int, serve: Serve) -> int:
-    """Runs `count` workers until a signal; the exit code. A worker that dies is started anew."""
+    """Runs `count` workers until a signal; returns the exit code. A worker that dies is replaced."""
     settings = with_keys(settings)
     for number in range(count, 1024):
         if (spool := spool_of(settings.data, number)).exists() and _holds_facts(spool):
@@ -68,12 +68,12 @@ def spool_of(data: Path, worker: int) -> Path:
 
 
 def counts_of(data: Path) -> Path:
-    """The folder in which workers write what they count."""
+    """The folder where workers write their metrics."""
     return data / "counts"
 
 
 def spools_beside(data: Path, worker: int, workers: int) -> tuple[Path, ...]:
-    """Those of the other workers."""
+    """The spools of the other workers."""
     return tuple(spool_of(data, number) for number in range(workers) if number != worker)
 
 
@@ -87,7 +87,7 @@ def _holds_facts(path: Path) -> bool:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """Holds a port that the workers listen on: bound, not listening, so no connection waits here."""
+    """Reserves a port for the workers: bound, but not listening, so no connection waits here."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     holder = socket.socket(family, socket.SOCK_STREAM)
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,7 +103,7 @@ def reserve(host: str, port: int) -> socket.socket:
 
 
 def _end_with(parent: int) -> None:
-    """Ends this worker when its parent is gone: nobody would start it anew, and it would keep the next server out."""
+    """Ends this worker when its parent has died: else it would block the next server's ports, unsupervised."""
     while os.getppid() == parent:
         time.sleep(PARENT_EVERY_S)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -111,13 +111,13 @@ def _end_with(parent: int) -> None:
 
 @dataclass
 class Watch:
-    """Starts the workers, starts dead ones anew, and ends them all on a signal."""
+    """Starts the workers, replaces dead ones, and ends all of them on a signal."""
 
     settings: Settings
     serve: Serve
     numbers: dict[int, int] = field(default_factory=dict)  # by process id
     started: dict[int, float] = field(default_factory=dict)  # by process id, on the monotonic clock
-    started_anew: set[int] = field(default_factory=set)  # numbers of workers whose predecessor has served
+    started_anew: set[int] = field(default_factory=set)  # numbers of workers that replaced one that had served
     stopping: bool = False
     code: int = 0
 
@@ -141,7 +141,7 @@ class Watch:
             ended = os.waitstatus_to_exitcode(status)
             log.error("worker %d ended with %d after %.0f s", number, ended, lived)
             if ended == STORE_AWAY and number in self.started_anew:
-                time.sleep(RETRY_S)  # the other workers go on meanwhile
+                time.sleep(RETRY_S)  # meanwhile, the other workers serve
                 if not self.stopping:
                     self._start(number)
             elif ended >= 0 and lived < SOON_S:

@@ -327,4 +327,4 @@ events = Table(
 
 for _table in metadata.tables.values():
     for _constraint in _table.foreign_key_constraints:
-        _constraint.ddl_if(dialect="sqlite")  # on Postgres `calllog.separation` creates them, with the tenant
+        _constraint.ddl_if(dialect="sqlite")  # on Postgres `calllog.schema` creates them, with the tenant

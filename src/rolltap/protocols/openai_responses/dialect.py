@@ -1,6 +1,6 @@
 """OpenAI Responses: `POST /v1/responses`, and `GET /v1/responses/{id}`, which returns a recorded reply.
 
-`/v1/responses/compact` and `compaction_trigger` are in `openai_responses_compaction`.
+`recall` handles `/v1/responses/compact` and `compaction_trigger`.
 
 An assistant turn is several items (reasoning, message, calls); consecutive ones become one canonical message. Clients
 echo item ids, `encrypted_content` and `call_id`s, so these carry the handles.
