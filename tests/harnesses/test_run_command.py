@@ -123,7 +123,7 @@ async def test_calls_show_as_they_end_and_ctrl_c_closes_what_was_opened(
         session = await run.session()
     assert run.process.returncode not in (0, None)
     assert f"stopped; session {session['session']['id']} is closed" in printed
-    assert session["closed_at"] is not None, session
+    assert session["session"]["closed_at"] is not None, session
     assert "call 2: " in printed
     assert "Traceback" not in printed
     assert not processes_with(tmp_path.name)

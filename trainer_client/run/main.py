@@ -38,13 +38,8 @@ def run(settings: TrainerSettings) -> None:
     if ranks.lead:
         _lead(settings, ranks)
     else:
-<<<<<<< HEAD
-        with _signals_to(signal.SIG_IGN):  # torchrun passes its own on to every rank; the lead is the one that stops
+        with _signals_to(signal.SIG_IGN):  # torchrun forwards its signals to every rank; only the lead reacts
             follow(RankWorker(settings, ranks, None), ranks)
-=======
-        _on_signals(signal.SIG_IGN)  # torchrun forwards its signals to every rank; only the lead reacts
-        follow(RankWorker(settings, ranks, None), ranks)
->>>>>>> wt-trainer
     ranks.leave()
 
 
