@@ -122,8 +122,8 @@ async def test_calls_show_as_they_end_and_ctrl_c_closes_what_was_opened(
         await until(_outcomes(run), ["completed", "aborted"])
         session = await run.session()
     assert run.process.returncode not in (0, None)
-    assert f"stopped; session {session['session']['id']} is closed" in printed
-    assert session["session"]["closed_at"] is not None, session
+    assert f"stopped; session {session['summary']['id']} is closed" in printed
+    assert session["summary"]["closed_at"] is not None, session
     assert "call 2: " in printed
     assert "Traceback" not in printed
     assert not processes_with(tmp_path.name)
