@@ -300,8 +300,8 @@ def _short(value: Any) -> str:
 
 
 class LoopThread:
-    """Runs coroutines one after the other in a thread of its own, for blocking callers, even if another loop runs (as in
-    a notebook). It closes what was pushed on `stack`."""
+    """Runs coroutines one after the other in a thread of its own, for blocking callers, also beside another event loop
+    (as in a notebook). It closes what was pushed on `stack`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
