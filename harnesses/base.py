@@ -3,8 +3,8 @@
 A `Harness` describes how to launch an agent. A `Runtime` creates a `Workspace` for it. An `Evaluator` scores the
 result. They do not depend on each other or on the proxy; `runner/lifecycle.py` combines them.
 
-An agent decides what its run prints. A report that the server refused would save a bad rollout from its reward, so
-every text is made storable here, and kept within a limit: its beginning, the size of what is left out, its end.
+An agent decides what its run prints. If the server refused the report of a bad rollout, the rollout would escape its
+reward. So every text is made storable here and limited: its beginning, the size of the omitted part, its end.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def last_line(output: str) -> str:
 
 
 def storable(text: str) -> str:
-    """The text with U+FFFD for what no store can hold: NUL, and half of a surrogate pair."""
+    """The text with U+FFFD for characters that no store can hold: NUL, and half of a surrogate pair."""
     return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace").replace("\0", "\ufffd")
 
 
@@ -317,7 +317,7 @@ class CodeHelper(Protocol):
 
     @property
     def removed(self) -> Sequence[str]:
-        """What was removed from the working copy, as it led out of it or would block the program."""
+        """The paths removed from the working copy, as they led out of it or would block the program."""
         ...
 
 

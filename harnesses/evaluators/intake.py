@@ -31,7 +31,7 @@ DOCUMENTS = re.compile(r"\.(txt|md|rst|csv|tsv|html|css|svg|tex|po|png|jpg|gif|p
 """New ones come in; of those that the task has, any may be what the agent's answer is compared with."""
 
 PLAIN = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_-]{0,99}|__init__|__main__")
-"""A folder, or a file without its suffix: no dot, so not hidden, no `jest.config.js`, `x.dist-info`, `x.abi3.so`."""
+"""A folder, or a file without its suffix: no dot, so neither hidden nor `jest.config.js` or `x.cpython-311.so`."""
 
 FOLDER_OF_TESTS = re.compile(r"(tests?|specs?|testing)(\..+)?", re.IGNORECASE | re.DOTALL)
 """The name of a folder with tests, or of a file with all of them."""

@@ -2,8 +2,8 @@
 run's output. All are below one root, which is removed as a whole.
 
 The working copy of a repository is an overlay over its base if it can be mounted, else a copy. `remove_traps` removes
-what would lead an evaluator's program elsewhere, or block it: a link to what only that program sees (hidden answers,
-its own input, its HOME) would be read as the agent's answer, and a pipe in place of a file would take all its time.
+links and pipes that would mislead or block an evaluator's program: a link to files that only this program sees (hidden
+answers, its own input, its HOME) would be read as the agent's answer, and a pipe in place of a file would block it.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class FolderWorkspace:
             await asyncio.to_thread(remove, root)
 
     def beside(self, folders: Folders, pipes: Pipes) -> Workspace:
-        """A workspace in a sandbox of its own, for one command with these `pipes`."""
+        """A workspace in its own sandbox, for one command with these `pipes`."""
         raise NotImplementedError
 
     async def clear_home(self) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from rolltap.harnesses.base import Limits
 
 FILE_BYTES = 4096
-"""The least that a file, folder or link counts: a file system has a limited number of them."""
+"""Least bytes that a file, folder or link counts: a file system has a limited number of them."""
 LONG_PATH = 2048
 """Longer paths are read from a descriptor on the way: the kernel takes none of over 4,096 bytes."""
 DEEPEST = 200
@@ -45,7 +45,7 @@ class OpenUsage:
 
 
 def open_usage(pids: Collection[int]) -> OpenUsage:
-    """What the processes hold by descriptors and mappings, each file once, and by the sandbox's folders in memory.
+    """The bytes of files that the processes hold by descriptors and mappings, and of the sandbox's folders in memory.
 
     Processes of another user can't be read and count nothing. Of a run with very many descriptors, not all are read.
     """

@@ -2,16 +2,15 @@
 
 `watch_engine` probes an engine at the start, until it is up, and again after calls without an answer.
 
-`watch_tokenizers` compares every added token and a text, where the engine can be asked. An engine with another
-vocabulary samples garbage, and says nothing. A server may refuse to parse added tokens in texts, so an added token
-differs only if the server gives one id for it, and another than ours.
+`watch_tokenizers` compares every added token and a text, if the engine has a route for it. An engine with another
+vocabulary samples garbage without any error. A server may refuse to parse added tokens in texts, so an added token
+counts as different only if the server returns one id for it, and that id is not ours.
 
-`watch_weights` asks, every `CHECK_EVERY_S`, each server that states its version. An engine that restarts comes back
-with its base weights, and says nothing. If its version is not the ledger's, the policy's weights are loaded again from
-the folder that they were pushed from. Until that is done, calls are refused. Weights that were sent without a folder
-only the trainer can send again; it sees the problem in the policy's status. A replica with wrong weights leaves its
-pool until it has the right ones. A policy that was never pushed (version 0) is not checked: its engine may have been
-given weights by somebody else.
+`watch_weights` asks each server that reports its version, every `CHECK_EVERY_S`. A restarted engine has its base
+weights, without any error. If its version is not the ledger's, the policy's weights are loaded again from the folder
+that they were pushed from. Until then, calls are refused. Only the trainer can repeat a push without a folder; it sees
+the problem in the policy's status. A replica with wrong weights leaves its pool until it has the right ones. A policy
+that was never pushed (version 0) is not checked: somebody else may have loaded its engine's weights.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ async def watch_engine(policies: Policies, policy: Policy) -> None:
 SAMPLE = "Hello, world! def f(x):\n    return x * 2  # naïve café, 你好, Привет, 🙂\t1234567890 https://example.org"
 
 ASKED_ONE_BY_ONE = 64
-"""Most added tokens that are asked for one by one, where all of them together gave other ids."""
+"""Most added tokens that are compared one by one, if all of them together gave other ids."""
 
 
 async def tokenizer_difference(engine: Any, tokenizer: Any, model: str) -> str:

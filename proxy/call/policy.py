@@ -90,8 +90,8 @@ class Policy:
                 self.doubted.set()
 
     def missing(self, error: ModelNotLoaded) -> RolltapError:
-        """The error for a call whose model the engine lacks. Without a trainer the model is not coming: no 503, which
-        harnesses try again for a minute."""
+        """The error for a call whose model the engine lacks. Without a trainer nobody will push the model: then it is
+        not 503, which harnesses retry for a minute."""
         return error if self.owned else NotFound(error.message, param="model")
 
     def lose(self) -> None:

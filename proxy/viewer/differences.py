@@ -1,7 +1,7 @@
 """The differences of two sessions: their calls side by side, and the lines in which their texts and tools differ.
 
-A difference of lines takes long for some texts. So all of a page are found together in a reader process
-(`rolltap.untrusted`); texts that take longer are shown whole on both sides.
+Comparing lines takes long for some texts. So all differences of a page are computed in a reader process
+(`rolltap.untrusted`) with a time limit; texts that exceed it are shown whole on both sides.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Renders code and diffs as HTML with class names. The text is escaped, by pygments or here.
 
-Lexers of pygments take long for some texts. So pieces of a page are highlighted together in a reader process
-(`rolltap.untrusted`) with `WITHIN`; a page whose pieces take longer shows them plain. What runs in the server itself
-takes time in proportion to the text.
+Lexers of pygments take long for some texts. So the pieces of a page are highlighted together in a reader process
+(`rolltap.untrusted`) with the time limit `WITHIN`; if they take longer, they are shown plain. The code that runs in the
+server itself takes time linear in the text.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rolltap.untrusted import ReaderServer, ReadLimits
 LONGEST = 40_000
 """Texts with more characters are shown plain: highlighting costs a millisecond for some 2,000 characters."""
 PAGE_CHARS = 2_000_000
-"""Of all texts of a page that are highlighted; the rest is shown plain."""
+"""Characters of a page that are highlighted; the rest is shown plain."""
 BUDGET_S = 1.0
-"""After so much time the rest of a page's pieces stays plain."""
+"""Seconds after which the rest of a page's pieces stays plain."""
 WITHIN = ReadLimits(memory_mb=256, file_mb=1, cpu_s=3, seconds=10.0)
 READERS = ReaderServer((__name__,))
 

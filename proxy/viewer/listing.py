@@ -1,7 +1,7 @@
-"""The list of sessions as an address, and a selection of it as files.
+"""The address of the list of sessions, and a selection of the list as files.
 
-An address has words, conditions, order and page, and links change one of them. Everything that the list shows is in its
-address, so a bookmark keeps it and a link shares it. The files of a selection are its ids, or a dataset.
+An address has words, conditions, order and page; each link changes one of them. The address determines what the list
+shows, so it can be bookmarked and shared. The files of a selection are its ids, or a dataset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the viewer asks of the running server: its engines' state, and a recorded call's prompt sampled again."""
+"""The viewer's questions to the running server: its engines' state, and new samples of a recorded call's prompt."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rolltap.types import VersionSpan
 
 MOST_SAMPLES = 8
 MAX_TOKENS = 4096
-"""Tokens of a sample at most; the call's own limit may be less."""
+"""Most tokens of a sample; the call's own limit may be lower."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Saves a session, a group or a run as one HTML file: its page with styles and scripts inside, nothing is fetched.
+"""Saves a session, a group or a run as one HTML file, which contains its styles and scripts and loads nothing.
 
 The file's content security policy names the hashes of its own style and scripts, so no recorded text can run there.
 """

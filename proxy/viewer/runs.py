@@ -1,6 +1,4 @@
-"""Runs, comparisons and groups for their pages: curves as data of charts, the trainer's steps, the rollouts of a group
-side by side.
-"""
+"""Values for the pages of runs, comparisons and groups: charts, the trainer's steps, a group's rollouts as lanes."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class EngineLine:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart. `of`: "group" or "step", which its values belong to. `log`: it is of a size that spans powers of ten."""
+    """A chart. `of`: its values belong to a "group" or a "step". `log`: its axis is logarithmic."""
 
     name: str
     title: str
@@ -63,7 +61,7 @@ CHARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the charts show of a policy."""
+    """The data of a policy's charts."""
 
     policy: str
     points: Sequence[RunPoint]

@@ -1,4 +1,4 @@
-"""A session's pages: its outline, its turns, a timeline of who waited for whom, and what is new while it goes on."""
+"""Values for a session's pages: its outline, its turns, a timeline of engine and harness, and news while it runs."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Lane:
 class Timeline:
     """`engine_s`: seconds that the main agent waited for the engine. `harness_s`: seconds between its calls.
 
-    `kinds`: the looks of its bars, for the legend; those of all side calls are one.
+    `kinds`: the styles of its bars, for the legend; all side calls have one style.
     """
 
     lanes: Sequence[Lane]

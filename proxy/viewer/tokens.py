@@ -1,7 +1,7 @@
-"""A call's tokens for its page: runs that name the call that put them there, and chunks as JSON.
+"""A call's tokens for its page: runs of tokens with the call that rendered or sampled them, and chunks as JSON.
 
 A call's context is its prompt followed by its output. A prompt's first `shared` tokens are its parent's context, so a
-walk up the parents tells which call rendered or sampled each token, without reading one.
+walk up the parents tells which call rendered or sampled each token, without reading any token.
 """
 
 from __future__ import annotations

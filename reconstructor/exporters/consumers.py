@@ -1,4 +1,4 @@
-"""Who reads the files: the layout that each consumer takes, and the least release of `datasets` that reads a file.
+"""The consumers of datasets: the layout that each one takes, and the oldest release of `datasets` that reads a file.
 
 `datasets` before 4.7 has one type for each column. So it gives every object all names of the others, as nulls, or fails
 where one name has two types; and it knows no Arrow column of JSON. A text is read exactly by all releases from 4.0 on.

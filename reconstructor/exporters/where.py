@@ -1,4 +1,4 @@
-"""`--where`: which sessions, rollouts and segments are wanted. One language, wherever a record is asked.
+"""`--where`: conditions on sessions, rollouts and segments, in one language for all queries of a record.
 
     reward>=0.5 and harness in (codex, pi) and not task~"swe *" and (date>=2026-03-01 or tag.team=a) and length<=8192
 
@@ -6,8 +6,8 @@ Each condition is a field, an operator and a value, in quotes if it has spaces. 
 (a shell pattern); numbers and dates have `= != < <= > >=`. A field without a value (no reward yet, no task) satisfies
 only `!=`. A date without a time stands for that whole day (UTC).
 
-`rolltap.reading.index` says the same in SQL; a property test holds both to one meaning. In exports, conditions on
-segment fields drop segments; the others drop whole rollouts.
+`rolltap.reading.index` translates conditions to SQL; a property test checks that both select the same. In exports,
+conditions on segment fields drop segments; the others drop whole rollouts.
 """
 
 from __future__ import annotations

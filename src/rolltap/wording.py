@@ -1,4 +1,4 @@
-"""Small pieces of the texts that people read: a number with its noun, a suggestion, a time."""
+"""Helpers for messages to people: a number with its noun, a suggestion, a time."""
 
 from __future__ import annotations
 

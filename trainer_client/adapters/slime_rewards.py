@@ -1,7 +1,7 @@
 """slime's rewards by group: `--custom-reward-post-process-path rolltap.trainer_client.adapters.slime_rewards.by_group`.
 
-slime takes the samples of a group to be `n_samples_per_prompt` neighbours, and a batch of any other size to be one
-group. A rollout that broke off has several samples, so the groups are made of `group_index` here, and the baseline of
+slime assumes that a group's samples are `n_samples_per_prompt` neighbours, and takes a batch of any other size as one
+group. A rollout with a break has several samples. So groups are formed by `group_index` here, and the baseline is over
 rollouts.
 """
 
@@ -19,8 +19,11 @@ EPSILON = 1e-6
 
 
 def by_group(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """The samples' own rewards, and those that slime trains on: each less its group's mean, over rollouts, and divided
-    by their standard deviation where `--grpo-std-normalization` is on. Samples of a rollout have its reward."""
+    """The samples' own rewards, and those that slime trains on. Samples of a rollout have its reward.
+
+    The latter are the rewards minus their group's mean over rollouts, with `--grpo-std-normalization` divided by the
+    standard deviation.
+    """
     own = [float(sample.get_reward_value(args)) for sample in samples]
     if args.advantage_estimator not in GROUPED or not args.rewards_normalization:
         return own, own
@@ -41,5 +44,5 @@ def _rollout(sample: Any) -> Any:
 
 
 def _spread(rewards: list[float]) -> float:
-    """Bessel's, as `torch.std`; 0 for a rollout alone."""
+    """The standard deviation with Bessel's correction, as in `torch.std`; 0 for a single rollout."""
     return stdev(rewards) if len(rewards) > 1 else 0.0

@@ -34,8 +34,8 @@ COMPANIONS = (
 )
 """Files of a model folder other than the weights; they are copied from the initial model."""
 
-MAKING, LEAVING = ".making-", ".leaving-"
-"""Prefixes of the names of folders that are being written, and of those that are being removed."""
+MAKING, LEAVING, REPLACED = ".making-", ".leaving-", ".replaced-"
+"""Prefixes of the names of folders that are being written, removed, and replaced by a new one of their name."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
     for path in sorted(making.rglob("*"), reverse=True):
         _sync(path)
     _sync(making)
-    former = _set_aside(final) if final.exists() else None
+    former = _set_aside(final, REPLACED) if final.exists() else None
     making.rename(final)
     _sync(final.parent)
     if former is not None:
@@ -57,20 +57,25 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 def remove_folder(folder: Path) -> None:
     """Removes a folder. It is renamed first: if this process dies, `sweep` removes the rest."""
-    shutil.rmtree(_set_aside(folder))
+    shutil.rmtree(_set_aside(folder, LEAVING))
 
 
 def sweep(parent: Path) -> None:
-    """Removes the folders in `parent` that dead processes were writing or removing."""
-    for prefix in (MAKING, LEAVING):
+    """Removes the folders in `parent` that dead processes were writing or removing. One that a process had set aside, but
+    not yet replaced, gets its name back.
+    """
+    for path in parent.glob(f"{REPLACED}*"):
+        if not (final := path.with_name(path.name.removeprefix(REPLACED))).exists():
+            path.rename(final)
+    for prefix in (MAKING, LEAVING, REPLACED):
         for path in parent.glob(f"{prefix}*"):
             shutil.rmtree(path)
 
 
-def _set_aside(folder: Path) -> Path:
-    leaving = folder.with_name(f"{LEAVING}{folder.name}")
-    shutil.rmtree(leaving, ignore_errors=True)
-    return folder.rename(leaving)
+def _set_aside(folder: Path, prefix: str) -> Path:
+    aside = folder.with_name(f"{prefix}{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    return folder.rename(aside)
 
 
 def save_model(model: Any, state: dict[str, Any] | None, folder: Path, source: Path) -> None:

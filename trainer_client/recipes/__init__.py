@@ -174,9 +174,17 @@ def _own_code(module: ModuleType) -> list[str]:
         if path in trees or folder not in path.parents:
             continue
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        trees[path] = ast.dump(tree)
         waiting += [sys.modules[name] for name in _imported(tree, imported.__package__ or "") if name in sys.modules]
+        trees[path] = ast.dump(_WithoutTexts().visit(tree))
     return [f"{path.relative_to(folder)}: {trees[path]}" for path in sorted(trees)]
+
+
+class _WithoutTexts(ast.NodeTransformer):
+    """Leaves docstrings out: another wording is not another recipe."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node
 
 
 def _imported(tree: ast.Module, package: str) -> Iterator[str]:

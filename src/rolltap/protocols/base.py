@@ -1,4 +1,4 @@
-"""The dialect Protocol: a wire format becomes typed in one place, which knows nothing of engines.
+"""The dialect Protocol: a dialect parses a wire format to types, and does not depend on engines.
 
 A dialect is a package (or a file) and one line in `rolltap.protocols.dialects.DIALECTS`. Another distribution adds one
 by an entry point in the group `rolltap.dialects`. A dialect owns its routes, its parsing, its event grammar and its

@@ -1,10 +1,10 @@
 """The contents of messages that dialects share: tool arguments, images and attachments.
 
 The canonical form of arguments is the text that the model wrote. If a protocol needs a JSON object and the text is not
-one, it is wrapped as Claude Code does it, and unwrapped when the client sends it back. Nothing is lost on the way.
+one, it is wrapped in Claude Code's form, and unwrapped when the client sends it back. So no text is lost.
 
-An image that no model could take (another format, empty, not base64) is an `Attachment` if a tool returned it: the
-model's own action must not end its run. From a user it is refused.
+An image that no model accepts (unknown format, empty, not base64) becomes an `Attachment` if a tool returned it: the
+model's own action must not end its run. A user's is refused.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Links a history: finds the call that each tool result answers, and what tools returned that is not text.
 
-It is the same in every dialect. It sets on each tool message the tool's name (only Gemini's wire format has it, and
-some chat templates need it) and which call it answers, if the results are not in the order of the calls. A result that
-comes twice, or whose call is missing, stays where it is and is marked: model servers render it, too.
+All dialects use it. It sets each tool message's tool name (only Gemini's wire format has it, and some chat templates
+need it) and, if the results are not in the order of the calls, the call that it answers. A duplicate result, or one
+whose call is missing, stays in its place and is marked: model servers render it, too.
 
-A document becomes a line of text where a tool returned it, and is refused where a user sent it. Tools return media in
-their results, and in the user messages that follow, as some protocols have no media in results.
+A document becomes a line of text if a tool returned it, and is refused if a user sent it. Media in a tool's result, or
+in the user message that follows it, count as the tool's, since some protocols have no media in results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a request asks of thinking: levels of effort, and the switches of clients of OpenAI's protocols.
+"""What a request asks of thinking: levels of effort, and the switches in OpenAI's protocols.
 
-The switches beside `reasoning_effort` and `reasoning`:
+Switches other than `reasoning_effort` and `reasoning`:
 
 | field | who |
 |---|---|
@@ -152,7 +152,7 @@ class ThinkingDemand:
 
 
 def read_switches(head: ThinkingSwitches, effort: str | bool | None) -> ThinkingDemand:
-    """The demand of the switches and of an `effort`, which goes before the template's argument."""
+    """The demand of the switches and of an `effort`, which overrides the template's argument."""
     demand = ThinkingDemand()
     template, thinking = head.chat_template_kwargs or TemplateArguments(), head.thinking
     demand.think(head.enable_thinking)

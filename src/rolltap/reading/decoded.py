@@ -1,4 +1,4 @@
-"""A session, read and reconstructed, with the facts about its calls; calls of any dialect as messages."""
+"""A session, read and reconstructed, with facts about its calls; and calls of any dialect, decoded to messages."""
 
 from __future__ import annotations
 

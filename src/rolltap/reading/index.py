@@ -1,4 +1,4 @@
-"""The index of the list of sessions: a separate file that sorts, filters, searches and counts, which the record can't.
+"""The index of the list of sessions: a separate file for sorting, filtering, search and counts, which the record lacks.
 
 It is derived from the record and may be deleted at any time: the next reader builds it again. It is never in the
 record's database, so a call pays nothing for it, and a reader may keep one for a store that another process writes.

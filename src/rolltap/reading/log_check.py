@@ -47,7 +47,7 @@ replies begin alike but have other lengths."""
 
 
 TRIES = 300
-"""How often a choice is taken back. A true log needs a few; a forged one ends after them."""
+"""How often a choice is taken back at most. An honest log needs only a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +121,10 @@ def compare(log: HarnessLog, replies: Sequence[RecordedReply]) -> LogCheck:
 
 @dataclass(frozen=True, slots=True)
 class _LoggedReply:
-    """A reply of the log, the `number`th. `roles`: those of the messages since the reply above it. `call_id`: of the
-    call that an id of ours names, "" without one.
+    """Reply number `number` of the log. `roles`: those of the messages since the reply above it. `call_id`: the call
+    that an id of ours names; "" without one.
 
-    The harness may have been stopped while it wrote the reply: `is_last` is that of a log that is not complete, and
+    The harness may have been stopped while it wrote the reply: `is_last` marks the last reply of an incomplete log, and
     `is_left` one that a user's message follows.
     """
 
@@ -140,7 +140,7 @@ class _LoggedReply:
         return self.is_last or self.entry.tokens is None
 
     def may_be(self, reply: RecordedReply) -> bool:
-        """True if nothing but the order speaks against `reply`. A reply that broke off may be logged in any part."""
+        """True if `reply` matches, apart from the order. Any part of an interrupted reply may be in the log."""
         return (not reply.completed and self.is_uncounted) or (reply.completed and not self.difference(reply))
 
     def difference(self, reply: RecordedReply) -> str:

@@ -1,6 +1,6 @@
-"""Lazy tables over the record: rows come a page at a time, and only when somebody iterates or makes a frame.
+"""Lazy tables over the record: rows are read page by page, when the table is iterated or converted to a frame.
 
-Sessions and tables show themselves as HTML in a notebook. All that was recorded is escaped: it may hold anything.
+In a notebook, sessions and tables are displayed as HTML. All recorded text is escaped: it may contain anything.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Show = Callable[[int, int], None]
-"""Told how many sessions have been read, and of how many."""
+"""Called with the number of sessions read so far, and their total."""
 
 SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Portion(Generic[T]):
-    """Some rows, and how far the reading has come, counted in sessions."""
+    """Some rows, and the progress of reading, in sessions."""
 
     rows: Sequence[T]
     done: int
@@ -300,8 +300,8 @@ def _short(value: Any) -> str:
 
 
 class LoopThread:
-    """Runs coroutines one after the other in a thread of its own: for callers that block, also where another loop runs,
-    as in a notebook. What was pushed on `stack` is closed with it."""
+    """Runs coroutines one after the other in a thread of its own, for blocking callers, also beside another event loop
+    (as in a notebook). It closes what was pushed on `stack`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -311,7 +311,7 @@ class LoopThread:
         atexit.register(self.close)  # a record that its user left open
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` gives; interrupting it cancels it."""
+        """The result of `work`; an interrupt cancels it."""
         if self._loop.is_closed():
             work.close()
             raise RuntimeError("the record is closed")

@@ -1,4 +1,4 @@
-"""Calls' tokens as the engine saw them, as text piece by piece, and where a call leaves its parent."""
+"""A call's tokens as the engine saw them, each with its text, and the place where a call leaves its parent."""
 
 from __future__ import annotations
 

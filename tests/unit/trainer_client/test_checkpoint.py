@@ -17,7 +17,7 @@ from rolltap.trainer_client.model.checkpoint import Checkpoints, SavedCheckpoint
 from rolltap.trainer_client.model.learner import Learner
 from rolltap.trainer_client.model.network import load_model
 from rolltap.trainer_client.model.ranks import Ranks
-from rolltap.trainer_client.model.weights import whole_folder
+from rolltap.trainer_client.model.weights import sweep, whole_folder
 from rolltap.trainer_client.settings import load_trainer_settings
 
 from .making import random_group, rows_of
@@ -154,6 +154,21 @@ def test_a_folder_is_written_again_without_a_moment_in_which_half_of_it_is_there
     assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
     assert (seen[0], seen[-1]) == (False, "second")
     assert set(seen) == {False, "first", "second"}
+
+
+def test_a_folder_that_was_set_aside_but_not_replaced_comes_back(tmp_path: Path) -> None:
+    """The process died between the two renames: neither the old folder nor the new one had the name."""
+    final = tmp_path / "step-1"
+    for content in ("first", "second"):
+        with whole_folder(final) as making:
+            (making / "model").write_text(content)
+        if content == "first":
+            final.rename(tmp_path / ".replaced-step-1")
+            (tmp_path / ".making-step-1").mkdir()
+            sweep(tmp_path)
+            assert (final / "model").read_text() == "first"
+            assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert (final / "model").read_text() == "second"
 
 
 def test_other_names_beside_the_checkpoints_are_left_alone(model: Path, checkpoints: Checkpoints) -> None:

@@ -193,7 +193,7 @@ def test_a_module_beside_the_recipe_is_part_of_it(tmp_path: Path, monkeypatch: p
     beside.write_text("from deeper_of_test import FACTOR")
     file.write_text("import beside_of_test\n" + FILE)
     saved = {**fingerprint(str(file), make_recipe(str(file), {})), "state": {"seen": 0}}
-    deeper.write_text("# a comment\nFACTOR = 1.0")
+    deeper.write_text('"""A docstring."""\n# a comment\nFACTOR = 1.0\n"""What it is."""')
     restore(str(file), make_recipe(str(file), {}), saved)
     deeper.write_text("FACTOR = 2.0")
     with pytest.raises(CheckpointMismatch, match="code changed; set recipe_changed"):
