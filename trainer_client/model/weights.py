@@ -61,8 +61,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def sweep(parent: Path) -> None:
-    """Removes the folders in `parent` that dead processes were writing or removing. One that a process had set aside, but
-    not yet replaced, gets its name back.
+    """Removes the folders in `parent` that dead processes were writing or removing.
+
+    One that a process had set aside, but not yet replaced, gets its name back.
     """
     for path in parent.glob(f"{REPLACED}*"):
         if not (final := path.with_name(path.name.removeprefix(REPLACED))).exists():
