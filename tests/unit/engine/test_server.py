@@ -368,7 +368,7 @@ def test_a_port_in_use_or_a_folder_without_a_model_ends_with_one_line(
      ({"device": "nonsense"}, "--device nonsense")],
 )  # fmt: skip
 def test_a_device_or_a_number_format_that_is_not_there_is_named(
-    model_folder: Path, option: dict[str, str], message: str
+    model_folder: Path, option: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build(ModelServerSettings(model_folder, **option))
