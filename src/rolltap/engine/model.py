@@ -61,9 +61,9 @@ class CausalModel:
     def load(cls, folder: Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu") -> CausalModel:
         """The model of a Hugging Face folder. `ConfigError` if it can't be served, or its weights are incomplete."""
         config = read_config(folder)
-        read_weights(folder)  # names the file that is missing or corrupt
-        network = _build(config, folder, dtype)
-        return cls(network.to(device))
+        state = read_weights(folder)
+        _check_finite(state, str(folder))
+        return cls(_build(config, state, dtype, str(folder)).to(device))
 
     def logits(self, ids: Tensor, cache: SlotCache) -> Tensor:
         """Logits [B,T,V] of `ids` [B,T], float32, as `cache` has them extend its rows."""
@@ -127,11 +127,10 @@ class CausalModel:
             raise ConfigError(f"{source}: tensors don't match the model; first difference: {wrong[0]}")
         for name, tensor in state.items():
             self.check_weight(name, tensor.shape, source)
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise ConfigError(f"{source}: {name} holds values that are not finite")
+        _check_finite(state, source)
         own = self.network.state_dict()
         if not state.keys() <= own.keys():  # the network holds some otherwise than the files, as experts in one tensor
-            state = _build(self.network.config, dict(state), self.dtype).state_dict()
+            state = _build(self.network.config, dict(state), self.dtype, source).state_dict()
         with torch.no_grad():
             for name, tensor in state.items():
                 own[name].copy_(tensor)
@@ -200,16 +199,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return state
 
 
-def _build(config: Any, weights: Path | dict[str, Tensor], dtype: torch.dtype) -> nn.Module:
-    """The network with `weights`: a folder's, or tensors by their names in files."""
+def _build(config: Any, state: dict[str, Tensor], dtype: torch.dtype, source: str) -> nn.Module:
+    """The network with the weights `state`, by their names in files; they came from `source`."""
     transformers_logging.disable_progress_bar()
-    folder, state = (weights, None) if isinstance(weights, Path) else (None, weights)
     is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)  # which only eager attention computes
     network_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
     for attention in ("eager",) if is_capped else ("sdpa", "eager"):
         try:
-            network, found = network_class.from_pretrained(
-                folder,
+            network, report = network_class.from_pretrained(
+                None,
                 config=config,
                 state_dict=state,
                 dtype=dtype,
@@ -220,11 +218,17 @@ def _build(config: Any, weights: Path | dict[str, Tensor], dtype: torch.dtype) -
         except (OSError, RuntimeError, ValueError) as error:
             if attention == "sdpa" and "scaled_dot_product_attention" in str(error):
                 continue
-            raise ConfigError(f"{folder or 'the transfer'}: {error}") from error
-        if wrong := sorted(map(str, [*found["missing_keys"], *found["unexpected_keys"], *found["mismatched_keys"]])):
-            raise ConfigError(f"{folder}: tensors don't match config.json; first difference: {wrong[0]}")
+            raise ConfigError(f"{source}: {error}") from error
+        if wrong := sorted(map(str, [*report["missing_keys"], *report["unexpected_keys"], *report["mismatched_keys"]])):
+            raise ConfigError(f"{source}: tensors don't match config.json; first difference: {wrong[0]}")
         return network
     raise AssertionError("eager attention is refused by none")
+
+
+def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ConfigError(f"{source}: {name} holds values that are not finite")
 
 
 def _layers(text: Any) -> tuple[set[str], int]:

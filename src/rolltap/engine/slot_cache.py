@@ -40,9 +40,9 @@ class SlotCache(Cache):
     def grow(self, columns: int) -> None:
         """Makes room for `columns` tokens a slot; what is cached stays."""
         if columns > self.columns_held:
-            held, self.columns_held = self.columns_held, min(self.length, max(columns, 2 * self.columns_held))
+            before, self.columns_held = self.columns_held, min(self.length, max(columns, 2 * self.columns_held))
             for layer in self._slot_layers:
-                layer.grow(held)
+                layer.grow(before)
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -56,11 +56,12 @@ class _SlotLayer(CacheLayerMixin):
         self.keys, self.values = self._empty(key_states), self._empty(value_states)
         self.is_initialized = True
 
-    def grow(self, held: int) -> None:
+    def grow(self, columns: int) -> None:
+        """Makes room as the cache says; its first `columns` stay."""
         for name in ("keys", "values") if self.is_initialized else ():
             old = getattr(self, name)
             new = self._empty(old)
-            new[:, :, :held] = old[:, :, :held]
+            new[:, :, :columns] = old[:, :, :columns]
             setattr(self, name, new)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:

@@ -171,6 +171,15 @@ def test_weights_that_do_not_fit_change_nothing(
     assert all(torch.equal(a, b) for a, b in zip(before, model.network.parameters(), strict=True))
 
 
+def test_a_folder_with_weights_that_are_no_numbers_is_refused(model_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((model_folder / "config.json").read_text())
+    state = load_file(model_folder / "model.safetensors")
+    state["model.norm.weight"][3] = float("nan")
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight holds values that are not finite"):
+        CausalModel.load(tmp_path)
+
+
 @pytest.mark.parametrize("drop", ["model.norm.weight", "model.layers.1.mlp.down_proj.weight"])
 def test_a_folder_without_all_weights_is_refused(model_folder: Path, tmp_path: Path, drop: str) -> None:
     """transformers would fill them with random numbers and a warning."""
