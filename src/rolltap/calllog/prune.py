@@ -204,7 +204,11 @@ async def prune(
                 return 0
             now = database_clock(connection)
             record.run(connection, [(session_id, now, decision.calls, decision.reason.value)])
-            _remove(connection, session_id)
+            own = sa.select(call_intents.c.id).where(call_intents.c.session_id == session_id)
+            for table in (deliveries, call_completions):
+                connection.execute(sa.delete(table).where(table.c.call_id.in_(own)))
+            for table in (annotations, call_intents):
+                connection.execute(sa.delete(table).where(table.c.session_id == session_id))
             return decision.calls
 
         removed = await database.transact(remove)
@@ -213,14 +217,6 @@ async def prune(
         show(done)
     with acting_for(EVERY_TENANT):  # tenants share parts
         return PruneResult(removed_sessions, calls, await database.transact(_remove_parts) if removed_sessions else 0)
-
-
-def _remove(connection: sa.Connection, session_id: str) -> None:
-    own = sa.select(call_intents.c.id).where(call_intents.c.session_id == session_id)
-    for table in (deliveries, call_completions):
-        connection.execute(sa.delete(table).where(table.c.call_id.in_(own)))
-    for table in (annotations, call_intents):
-        connection.execute(sa.delete(table).where(table.c.session_id == session_id))
 
 
 def _remove_parts(connection: sa.Connection) -> int:

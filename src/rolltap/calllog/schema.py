@@ -280,7 +280,12 @@ def separate(connection: sa.Connection, tables: Sequence[sa.Table]) -> None:
     """Enables row-level security on existing tables."""
     ledger = [table for table in tables if table.name not in {"sessions", *BY_REFERENCE, *NO_TENANT, *SHARED}]
     statements = [statement for table in ledger for statement in _with_tenant(table)]
-    statements += [statement for table in ledger for statement in _references(table)]
+    statements += [
+        f"ALTER TABLE {table.name} ADD FOREIGN KEY ({key.parent.name}, tenant) "
+        f"REFERENCES {key.column.table.name} ({key.column.name}, tenant)"
+        for table in ledger
+        for key in sorted(table.foreign_keys, key=lambda key: key.parent.name)
+    ]
     for table in tables:
         statements += _session_column() if table.name == "sessions" else []
         statements += _guards(table.name) if table.name not in NO_TENANT else []
@@ -313,14 +318,6 @@ def _with_tenant(table: sa.Table) -> list[str]:
             statements.append(f"DROP INDEX {index.name}")
             statements.append(f"CREATE UNIQUE INDEX {index.name} ON {name} ({_columns(index.columns)}, tenant)")
     return statements
-
-
-def _references(table: sa.Table) -> list[str]:
-    return [
-        f"ALTER TABLE {table.name} ADD FOREIGN KEY ({key.parent.name}, tenant) "
-        f"REFERENCES {key.column.table.name} ({key.column.name}, tenant)"
-        for key in sorted(table.foreign_keys, key=lambda key: key.parent.name)
-    ]
 
 
 def _guards(name: str) -> list[str]:
