@@ -149,11 +149,6 @@ def postgres_arguments() -> list[str]:
     return [part for name, value in POSTGRES_SETTINGS.items() for part in ("-c", f"{name}={value}")]
 
 
-def redis_arguments(password: str) -> list[str]:
-    settings = {**REDIS_SETTINGS, "requirepass": password}
-    return [part for name, value in settings.items() for part in (f"--{name}", value)]
-
-
 ROLES = Path(__file__).with_name("roles.sql")
 
 

@@ -111,7 +111,8 @@ class LocalDeployment:
         """Tells `report` what it waits for. `ConfigError` if something is missing, or does not come up."""
         check(self.options)
         self._end_leftovers()
-        _check_ports(self.options.ports)
+        if taken := [f"{port} ({name})" for name, port in self.options.ports.items() if _listens(port)]:
+            raise ConfigError(f"something listens on {', '.join(taken)}: stop it, or take other ports with --port")
         self._make_folder()
         try:
             for name, start in self._services().items():
@@ -369,11 +370,6 @@ def _check_places(options: LocalOptions) -> None:
                 f"Postgres does not run as root, and its user can't pass {closed[0]}: name another folder with --data, "
                 "or run this as another user"
             )
-
-
-def _check_ports(ports: Mapping[str, int]) -> None:
-    if taken := [f"{port} ({name})" for name, port in ports.items() if _listens(port)]:
-        raise ConfigError(f"something listens on {', '.join(taken)}: stop it, or take other ports with --port")
 
 
 def find(name: str) -> str | None:

@@ -16,11 +16,11 @@ from rolltap.deployment.description import (
     COMPOSE,
     PASSWORDS,
     PROXIES,
+    REDIS_SETTINGS,
     new_secrets,
     nginx_settings,
     postgres_arguments,
     proxy_environment,
-    redis_arguments,
 )
 from rolltap.deployment.local import Child, LocalDeployment, LocalOptions, program
 from rolltap.settings import KeySettings, LimitSettings, Settings
@@ -54,8 +54,10 @@ def test_composes_proxies_have_the_environment_of_local_ones(proxy: str) -> None
 
 def test_composes_servers_are_started_as_local_ones() -> None:
     services = compose()
+    redis_settings = {**REDIS_SETTINGS, "requirepass": "${REDIS_PASSWORD}"}
+    redis_arguments = [part for name, value in redis_settings.items() for part in (f"--{name}", value)]
     assert services["postgres"]["command"] == ["postgres", *postgres_arguments()]
-    assert services["redis"]["command"] == ["redis-server", *redis_arguments("${REDIS_PASSWORD}")]
+    assert services["redis"]["command"] == ["redis-server", *redis_arguments]
     engine = services["engine"]
     assert engine["environment"] == {"ROLLTAP_ENGINE_KEY": VARIABLES["engine_password"]}
     assert engine["command"][-1] == str(COMPOSE.port("engine"))
