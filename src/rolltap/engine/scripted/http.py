@@ -53,18 +53,15 @@ class SamplingRoute:
             await sender.json(error.status, error_body(error.status, error.message))
             return
         if plan.fault == "status":
-            await self._refuse(plan, sender)
+            fault = plan.reply.fault
+            assert fault is not None
+            self._model.journal.end(plan.entry, "status")
+            after = [] if fault.retry_after is None else [(b"retry-after", f"{fault.retry_after:g}".encode())]
+            await sender.json(fault.status, error_body(fault.status, "as the script says"), after)
         elif ask.stream:
             await self._stream(plan, sender)
         else:
             await self._whole(plan, sender)
-
-    async def _refuse(self, plan: Plan, sender: Sender) -> None:
-        fault = plan.reply.fault
-        assert fault is not None
-        self._model.journal.end(plan.entry, "status")
-        after = [] if fault.retry_after is None else [(b"retry-after", f"{fault.retry_after:g}".encode())]
-        await sender.json(fault.status, error_body(fault.status, "as the script says"), after)
 
     async def _stream(self, plan: Plan, sender: Sender) -> None:
         fault = plan.reply.fault

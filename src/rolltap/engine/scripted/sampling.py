@@ -207,7 +207,11 @@ class Model:
 
     def _choose(self, ask: Ask, entry: Entry) -> ScriptedReply:
         if not isinstance(self._script, Script):
-            return self._ask(self._script, ask, entry)
+            text, last = self._texts(ask, entry)
+            entry.turn = entry.counts.get(0, 0)
+            entry.counts = {0: entry.turn + 1}
+            answer = self._script(Prompt(ask.prompt_ids, text, last, entry.turn, ask.session, ask.model))
+            return ScriptedReply(say=answer) if isinstance(answer, str) else answer
         match = self._rule(self._script, ask, entry)
         if match is None:
             if self._script.otherwise is None:
@@ -232,13 +236,6 @@ class Model:
         if parent is not None and parent.rule is not None and not script.rules[parent.rule].last:
             return parent.rule, script.rules[parent.rule]
         return next(((i, rule) for i, rule in enumerate(script.rules) if not rule.last and rule.when in text), None)
-
-    def _ask(self, function: ReplyFunction, ask: Ask, entry: Entry) -> ScriptedReply:
-        text, last = self._texts(ask, entry)
-        entry.turn = entry.counts.get(0, 0)
-        entry.counts = {0: entry.turn + 1}
-        answer = function(Prompt(ask.prompt_ids, text, last, entry.turn, ask.session, ask.model))
-        return ScriptedReply(say=answer) if isinstance(answer, str) else answer
 
     def _texts(self, ask: Ask, entry: Entry) -> tuple[str, str]:
         """The whole prompt, and what came after the lineage's last reply. Only new tokens are decoded."""
