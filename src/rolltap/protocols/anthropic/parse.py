@@ -46,7 +46,10 @@ def parse_entry(raw: bytes, deferred: Mapping[str, Tool]) -> MessageEntry:
             if parts:
                 messages.append(Message("user", tuple(parts)))
                 parts = []
-            references = references or _has_tool_reference(block)
+            content = block.content
+            references = references or (
+                isinstance(content, list) and any(isinstance(part, wire.ToolReferenceBlock) for part in content)
+            )
             messages.append(_tool_result(block, where, deferred))
         else:
             parts += _user_part(block, where, entry.role)
@@ -129,11 +132,6 @@ def _media(
             return [attachment("", where)]
         case wire.SearchResultBlock(source, title, texts):
             return [Text("\n".join([title, source, *(text.text for text in texts)]))]
-
-
-def _has_tool_reference(block: wire.ToolResultBlock) -> bool:
-    content = block.content
-    return isinstance(content, list) and any(isinstance(part, wire.ToolReferenceBlock) for part in content)
 
 
 def _definition(name: str, deferred: Mapping[str, Tool]) -> str:

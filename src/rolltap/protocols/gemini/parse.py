@@ -26,14 +26,10 @@ _ANSWER_KEYS = ("output", "result", "content", "error")
 def parse_system(raw: bytes) -> Message:
     """Parses `systemInstruction`."""
     content = wire.decode_either(raw, wire.Content, "systemInstruction")
-    parts = [_text_part(part, f"systemInstruction.parts[{index}]") for index, part in enumerate(content.parts)]
-    return Message("system", tuple(part for part in parts if part.text))
-
-
-def _text_part(part: wire.WirePart, where: str) -> Text:
-    if part.text is None:
-        raise invalid(where, "only text is allowed here")
-    return Text(part.text)
+    for index, part in enumerate(content.parts):
+        if part.text is None:
+            raise invalid(f"systemInstruction.parts[{index}]", "only text is allowed here")
+    return Message("system", tuple(Text(part.text) for part in content.parts if part.text))
 
 
 def parse_content(raw: bytes) -> tuple[Message, ...]:

@@ -78,6 +78,7 @@ class OpenAIChat(Dialect):
             raise invalid("messages", "at least one message is required")
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ()
         linked = self._linker.extend(None, messages, "messages[{}]".format)
+        reasoning = head.reasoning
         chat = ChatRequest(
             dialect=self.name,
             model=head.model,
@@ -93,7 +94,8 @@ class OpenAIChat(Dialect):
             wire={
                 "include_usage": bool(head.stream_options and head.stream_options.include_usage),
                 "cache_key": head.prompt_cache_key,
-                "hides_thinking": _hides_thinking(head),
+                "hides_thinking": head.include_reasoning is False
+                or (isinstance(reasoning, wire.ReasoningSwitch) and bool(reasoning.exclude)),
             },
         )
         return KnownRequest(chat, linked, request.body, array)
@@ -220,12 +222,6 @@ def _demand(head: wire.Head) -> ThinkingDemand:
         demand.think(switch(asked, "reasoning"))
     demand.settle()
     return demand
-
-
-def _hides_thinking(head: wire.Head) -> bool:
-    """Whether the client asks for replies without their thinking."""
-    asked = head.reasoning
-    return head.include_reasoning is False or (isinstance(asked, wire.ReasoningSwitch) and bool(asked.exclude))
 
 
 def _schema(spec: wire.ResponseFormat | None) -> dict[str, Any] | None:

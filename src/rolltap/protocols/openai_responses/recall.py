@@ -75,16 +75,15 @@ async def _resolved(messages: Sequence[Message], find: FindCall) -> list[Message
                 out.append(call.reply)
             out[place] = _with_items(out[place], message)
             continue
-        elif place >= 0 and message.tool_calls and _is_part(message, out[place]):
+        elif (
+            place >= 0
+            and message.tool_calls
+            and {call.id for call in message.tool_calls} <= {call.id for call in out[place].tool_calls}
+        ):
             out[place] = _with_items(out[place], message)
             continue
         out.append(message)
     return out
-
-
-def _is_part(piece: Message, reply: Message) -> bool:
-    """Whether all calls of `piece` are the reply's, by their ids."""
-    return {call.id for call in piece.tool_calls} <= {call.id for call in reply.tool_calls}
 
 
 def _with_items(reply: Message, message: Message) -> Message:
