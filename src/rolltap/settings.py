@@ -379,7 +379,11 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
             known = ", ".join(settings.engines) or "none"
             raise ConfigError(f"settings: policies.{name}.engine: no engine {policy.engine!r}; known: {known}")
         if settings.engines[policy.engine].kind == "passthrough":
-            _check_relayed(name, policy)
+            for own in NOT_RELAYED:
+                if getattr(policy, own) != PolicySettings.model_fields[own].default:
+                    raise ConfigError(
+                        f"settings: policies.{name}.{own}: passthrough relays requests unchanged; leave it out"
+                    )
     _check_tenants(settings)
     for name, engine in settings.engines.items():
         if any("@" in urlsplit(url.strip()).netloc for url in engine.url.split(",")):  # it would be in logs and records
@@ -407,13 +411,6 @@ NOT_RELAYED = (
     *("model", "tokenizer", "family", "tool_format", "train", "top_logprobs", "routed_experts", "image_hosts", "pin"),
     *("weights_roots", "sampling", "sampling_mask"),
 )
-
-
-def _check_relayed(name: str, policy: PolicySettings) -> None:
-    """Refuses policy settings that change a request: a vendor gets the harness's own bytes."""
-    for field in NOT_RELAYED:
-        if getattr(policy, field) != PolicySettings.model_fields[field].default:
-            raise ConfigError(f"settings: policies.{name}.{field}: passthrough relays requests unchanged; leave it out")
 
 
 def with_keys(settings: Settings) -> Settings:
