@@ -53,7 +53,12 @@ def rows_of(groups: Sequence[LeasedGroup], recipe: Recipe, temperature: float = 
             if np.ptp(advantages[mask]) > 0:
                 raise ConfigError("this recipe credits tokens one by one: take another, or rolltap train")
             _check_temperature(row.segment, rollout.id, temperature)
-            _check_whole_vocabulary(row.segment, rollout.id)
+            if masked_tokens(row.segment):
+                raise ConfigError(
+                    f"rollout {rollout.id} was sampled from a part of the vocabulary, and this trainer computes over "
+                    "all of it: set policies.NAME.sampling_mask = 0 of the server, so that such calls carry no loss, "
+                    "or use rolltap train"
+                )
             share = int(mask.sum()) / rollout.tokens
             group = groups[rollout.group].group.id
             trained_rows.append(TrainedRow(group, rollout.id, row.segment, float(advantages[mask][0]), share))
@@ -78,14 +83,6 @@ def check_recipe(recipe: Recipe) -> None:
         raise ConfigError(
             f"recipe {kind.__name__} has more than advantages ({', '.join(extras)}), and this trainer is given nothing "
             "else: take another, or rolltap train"
-        )
-
-
-def _check_whole_vocabulary(part: Segment, rollout: str) -> None:
-    if masked_tokens(part):
-        raise ConfigError(
-            f"rollout {rollout} was sampled from a part of the vocabulary, and this trainer computes over all of it: "
-            "set policies.NAME.sampling_mask = 0 of the server, so that such calls carry no loss, or use rolltap train"
         )
 
 

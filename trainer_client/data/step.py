@@ -259,6 +259,7 @@ def view(
     for position, group in enumerate(groups):
         for record in baseline(group):
             segments = trained_segments(record)
+            hints = (reward.detail.get("hint") for reward in record.rollout.rewards)
             rollout = StepRollout(
                 record.rollout.id,
                 position,
@@ -269,7 +270,7 @@ def view(
                 _by_scope(record, "role"),
                 group.task.tags,
                 group.replay,
-                _hint(record, group),
+                next((hint for hint in hints if hint), group.task.spec.get("hint", "")),
             )
             turns += _turns(record, segments, len(rollouts), len(rows))
             rows += [StepRow(len(rollouts), segment) for segment in segments]
@@ -357,11 +358,6 @@ def _prefixed(segment: Segment, ids: Sequence[int]) -> Segment:
             if name != ROUTED_EXPERTS
         },
     )
-
-
-def _hint(record: RolloutRecord, group: LeasedGroup) -> Hint:
-    hints = (reward.detail.get("hint") for reward in record.rollout.rewards)
-    return next((hint for hint in hints if hint), group.task.spec.get("hint", ""))
 
 
 def _by_scope(record: RolloutRecord, *kinds: str) -> dict[str, float]:

@@ -55,7 +55,11 @@ def check_config(config: Any) -> None:
             f"{config.model_type}: its routers draw experts at random in training, and without that they are not those "
             "that sample, so ratios would be wrong"
         )
-    if by_length := _rope_types(config) & LENGTH_DEPENDENT:
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]  # some have one for each kind of layer
+    scalings = {str(part.get("rope_type") or part.get("type") or "default") for part in parts}
+    if by_length := scalings & LENGTH_DEPENDENT:
         raise ConfigError(
             f"{config.model_type} scales its rotary positions by {', '.join(sorted(by_length))}: they depend on the "
             "longest row of a pass, and engines settle that in ways of their own, so ratios would be wrong"
@@ -125,14 +129,6 @@ def check_model(model: Any, read: Callable[[Tensor], Tensor]) -> None:
             "its attention has a part that packed training does not compute (position biases, for instance), or "
             "its passes in training are random"
         )
-
-
-def _rope_types(config: Any) -> set[str]:
-    """The names of the model's rotary scalings; some families have one for each kind of layer."""
-    text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    parts = [rope, *(part for part in rope.values() if isinstance(part, dict))]
-    return {str(part.get("rope_type") or part.get("type") or "default") for part in parts}
 
 
 def _kinds(config: Any) -> set[str]:

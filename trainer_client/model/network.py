@@ -124,7 +124,10 @@ class PolicyNetwork(nn.Module):
         if temperatures_S is not None:
             logits_SV = logits_SV / temperatures_S.unsqueeze(-1)
         if masks_SK is not None:
-            logits_SV = _within(logits_SV, masks_SK)
+            first_S1 = masks_SK[:, :1]
+            ids_SK = torch.where(masks_SK < 0, first_S1.clamp(min=0), masks_SK)
+            inside_SV = torch.zeros_like(logits_SV, dtype=torch.bool).scatter(-1, ids_SK, True) | (first_S1 < 0)
+            logits_SV = logits_SV.masked_fill(~inside_SV, torch.finfo(logits_SV.dtype).min)  # -inf: the entropy is NaN
         total_S = torch.logsumexp(logits_SV, dim=-1)
         if states_M is None:
             logprobs_M = logits_SV.gather(-1, targets_M.unsqueeze(-1)).squeeze(-1) - total_S
@@ -134,14 +137,6 @@ class PolicyNetwork(nn.Module):
             expected_S = (torch.softmax(logits_SV, dim=-1) * logits_SV).sum(-1)
             entropy_S = total_S - expected_S
         return logprobs_M, entropy_S
-
-
-def _within(logits_MV: Tensor, masks_MK: Tensor) -> Tensor:
-    """The logits, with those outside each token's sampling mask at the lowest float: -inf makes the entropy NaN."""
-    first_M1 = masks_MK[:, :1]
-    ids_MK = torch.where(masks_MK < 0, first_M1.clamp(min=0), masks_MK)
-    inside_MV = torch.zeros_like(logits_MV, dtype=torch.bool).scatter(-1, ids_MK, True) | (first_M1 < 0)
-    return logits_MV.masked_fill(~inside_MV, torch.finfo(logits_MV.dtype).min)
 
 
 class LogitsHead:
