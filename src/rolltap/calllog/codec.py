@@ -211,7 +211,11 @@ def intent_row(intent: CallIntent) -> tuple[Row, dict[bytes, bytes]]:
         sampling_sent=dict(intent.sampling_sent),
         hints=dict(intent.hints),
         break_=(at.reason, at.call_id, at.parent_id, at.token_index, at.message_index) if at else None,
-        shape=_packed_shape(intent.shape),
+        shape={
+            field.name: value
+            for field in fields(intent.shape)
+            if (value := getattr(intent.shape, field.name)) != field.default
+        },
     )
     key = (
         intent.id,
@@ -260,17 +264,9 @@ def read_intent(row: Row, parts: Mapping[bytes, bytes] | None) -> CallIntent:
         sampling_asked=detail.sampling_asked,
         sampling_sent=detail.sampling_sent,
         hints=detail.hints,
-        shape=_read_shape(detail.shape),
+        shape=convert(detail.shape, CallShape),
         lineage=unpack_bytes(lineage),
     )
-
-
-def _packed_shape(shape: CallShape) -> dict[str, Any]:
-    return {field.name: value for field in fields(shape) if (value := getattr(shape, field.name)) != field.default}
-
-
-def _read_shape(packed: Mapping[str, Any]) -> CallShape:
-    return convert(packed, CallShape)
 
 
 def delivery_row(delivery: Delivery) -> Row:
@@ -314,6 +310,7 @@ def read_completion(row: Row) -> CallCompletion:
     check("completion of call", row, 6)
     packed_detail, output_ids, logprobs, message, extras = row[7:]
     detail = _decode(packed_detail, CompletionDetail, "completion of call", call_id)
+    spans = tuple(VersionSpan(*span) for span in detail.versions)
     return CallCompletion(
         call_id=call_id,
         finished_at=finished_at,
@@ -321,7 +318,7 @@ def read_completion(row: Row) -> CallCompletion:
         finish=Finish(finish),
         output_ids=unpack_ids(output_ids),
         logprobs=unpack_floats(logprobs),
-        versions=_spans(detail.versions),
+        versions=spans if all(span.version < 1 << 31 for span in spans) else (),  # beyond int32: as if unknown
         flaw=Flaw(flaw) if flaw else None,
         message=unpack_bytes(message),
         usage=detail.usage,
@@ -330,12 +327,6 @@ def read_completion(row: Row) -> CallCompletion:
         logprobs_mode=detail.logprobs_mode,
         extras=unpack_arrays(extras),
     )
-
-
-def _spans(stored: Sequence[tuple[int, int, int]]) -> tuple[VersionSpan, ...]:
-    """The version spans of a call. If a version does not fit into int32, they are empty, as if unknown."""
-    spans = tuple(VersionSpan(*span) for span in stored)
-    return spans if all(span.version < 1 << 31 for span in spans) else ()
 
 
 def checksum(key: Row, body: Row) -> int:

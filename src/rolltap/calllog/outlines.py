@@ -339,21 +339,18 @@ def changes_since(connection: sa.Connection, position: ReaderPosition) -> Change
     if sa.inspect(connection).has_table(notes.name):
         with_notes = sa.select(notes.c.session_id).where(notes.c.id >= first_id_at(position.at - MARGIN_S)).distinct()
         changed += [row[0] for row in connection.execute(with_notes)]
+    call_ids = list(position.open_calls)
+    ended: list[str] = []
+    for start in range(0, len(call_ids), CHUNK):
+        named = call_completions.c.call_id.in_(call_ids[start : start + CHUNK])
+        ended += [row[0] for row in connection.execute(sa.select(call_completions.c.call_id).where(named))]
     return Changes(
         new_sessions=new,
         missing=count > position.sessions + len(new),
         changed_sessions=changed,
         calls={row[0]: row[1] for row in connection.execute(recent)} if position.sessions else {},
-        ended=_ended(connection, list(position.open_calls)),
+        ended=ended,
     )
-
-
-def _ended(connection: sa.Connection, call_ids: Sequence[str]) -> list[str]:
-    ended: list[str] = []
-    for start in range(0, len(call_ids), CHUNK):
-        some = call_completions.c.call_id.in_(call_ids[start : start + CHUNK])
-        ended += [row[0] for row in connection.execute(sa.select(call_completions.c.call_id).where(some))]
-    return ended
 
 
 def session_ids(connection: sa.Connection) -> list[str]:

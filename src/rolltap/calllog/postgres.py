@@ -437,12 +437,6 @@ class ServerCheck:
         self._timelines[driver] = row["timeline"]
         info["checked_at"] = now
 
-    def _leave_older(self) -> None:
-        """Ends connections to servers of older timelines, also in a statement: a commit may wait for ever there."""
-        for driver, timeline in list(self._timelines.items()):
-            if timeline < self._timeline:
-                driver.terminate()
-
     def judge(self, server: ServerState) -> None:
         """Raises `StoreUnavailable` if this is not the server to use."""
         if self._cluster is None:
@@ -464,7 +458,10 @@ class ServerCheck:
             raise StoreUnavailable(f"{self._name}: {wrong}", retry_after=RETRY_AFTER_S)
         if server.timeline > self._timeline:
             self._timeline = server.timeline
-            self._leave_older()
+            # Connections to servers of older timelines end, also in a statement: a commit may wait for ever there.
+            for driver, timeline in list(self._timelines.items()):
+                if timeline < self._timeline:
+                    driver.terminate()
 
 
 def driver_errors() -> tuple[type[Exception], ...]:

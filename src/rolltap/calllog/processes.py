@@ -109,13 +109,10 @@ class ProcessRegistry:
         with suppress(StoreError):
             await self._beat_once(self._latest)
             if not self._open and not self.waiting():
-                await self._forget_own()
-
-    async def _forget_own(self) -> None:
-        """Removes the rows of this process, which leaves nothing behind: nobody has to wait for it."""
-        with acting_for(EVERY_TENANT):
-            async with self._database.write() as connection:
-                await connection.execute(sa.delete(processes).where(processes.c.id.in_(self._own)))
+                # This process leaves nothing behind: nobody has to wait for it.
+                with acting_for(EVERY_TENANT):
+                    async with self._database.write() as connection:
+                        await connection.execute(sa.delete(processes).where(processes.c.id.in_(self._own)))
 
     async def behind(self, since: float) -> list[str]:
         """The other processes that may have facts from before `since` (by the database's clock) outside the store."""
@@ -179,16 +176,12 @@ class ProcessRegistry:
                 log.warning("the heartbeat could not be written: %s", str(error) or "no answer in time")
                 continue
             self.beats = True
-            self._note_clock()
+            ahead = self._database.clock_ahead_s
+            if (off := abs(ahead) > CLOCK_OFF_S) and not self._clock_off:
+                log.warning("this machine's clock is %+.1f s off the database's: set it (NTP)", ahead)
+            self._clock_off = off
             if count:
                 log.warning("%d open calls of a dead process are recorded as aborted", count)
-
-    def _note_clock(self) -> None:
-        """Warns once while this machine's clock is off."""
-        ahead = self._database.clock_ahead_s
-        if (off := abs(ahead) > CLOCK_OFF_S) and not self._clock_off:
-            log.warning("this machine's clock is %+.1f s off the database's: set it (NTP)", ahead)
-        self._clock_off = off
 
     def _latest_long_ago(self) -> dict[str, str]:
         """The greatest call id of each own process `MARGIN_S` ago, if known."""

@@ -210,14 +210,12 @@ class IngestWriter:
                 fact.parts = {digest: part for digest, part in fact.parts.items() if digest not in self._known_parts}
         self._known_parts.update((digest, None) for fact in facts for digest in fact.parts)
         for entry_id, group in zip(ids, groups, strict=True):
-            self._hold(_Entry(entry_id, facts[group], sum(map(len, records[group]))))
+            entry = _Entry(entry_id, facts[group], sum(map(len, records[group])))
+            entry.size += sum(FACT_BYTES + sum(map(len, fact.parts.values())) for fact in entry.facts)
+            self._held.append(entry)
+            self._held_bytes += entry.size
         self._filled.set()
         return True
-
-    def _hold(self, entry: _Entry) -> None:
-        entry.size += sum(FACT_BYTES + sum(map(len, fact.parts.values())) for fact in entry.facts)
-        self._held.append(entry)
-        self._held_bytes += entry.size
 
     def _bypass(self, error: Exception) -> None:
         """Sends facts directly to the store until Redis answers again."""
@@ -241,24 +239,23 @@ class IngestWriter:
                 finally:
                     if self._away:
                         await self._redis.connection_pool.disconnect()  # the address may lead elsewhere by now
-                        await self._ask_redis()
+                        # Redis may be a replica now, or another one.
+                        async with asyncio.timeout(REDIS_WITHIN_S):
+                            await self._check_owner()
+                            await self._set_mark()
+                        self._away = False
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + self._sweep_s
                     if not self._away:
                         await self._check_owner()
                         await self._set_mark()
-                        await self._sweep(await self._old())
+                        seconds, microseconds = await self._redis.time()
+                        id = int(1000 * (seconds - self._sweep_s) + microseconds / 1000)  # of an entry `SWEEP_S` old
+                        await self._sweep(str(id).encode())
             except (StoreUnavailable, RedisError, OSError):
                 self._filled.set()
                 await self._append_lost()
                 await asyncio.sleep(RETRY_S)
-
-    async def _ask_redis(self) -> None:
-        """Uses Redis again if it accepts writes and is still this store's: it may be a replica now, or another one."""
-        async with asyncio.timeout(REDIS_WITHIN_S):
-            await self._check_owner()
-            await self._set_mark()
-        self._away = False
 
     async def _check_owner(self) -> None:
         """Raises `StoreUnavailable` for a Redis of another store. One that lost its data becomes this store's again."""
@@ -378,16 +375,6 @@ class IngestWriter:
         entries: Any = await self._redis.xrange(STREAM, max=last, count=count)
         return [(entry_id, fields.get(FIELD, b"")) for entry_id, fields in entries]
 
-    async def _newest(self) -> bytes | None:
-        """The id of the stream's last entry, if any."""
-        entries: Any = await self._redis.xrevrange(STREAM, count=1)
-        return entries[0][0] if entries else None
-
-    async def _old(self) -> bytes:
-        """The id of an entry that is exactly `SWEEP_S` old by Redis's clock."""
-        seconds, microseconds = await self._redis.time()
-        return str(int(1000 * (seconds - self._sweep_s) + microseconds / 1000)).encode()
-
     async def settled(self) -> None:
         """Waits until the store has all facts that any proxy has appended before."""
         try:
@@ -404,7 +391,8 @@ class IngestWriter:
 
     async def _until_moved(self, patience_s: float) -> None:
         """Waits until all current entries are in the store. After `patience_s` this process sweeps them itself."""
-        last, sweep_at = await self._newest(), time.monotonic() + patience_s
+        entries: Any = await self._redis.xrevrange(STREAM, count=1)
+        last, sweep_at = entries[0][0] if entries else None, time.monotonic() + patience_s
         while last is not None and await self._range(last, 1):
             if time.monotonic() >= sweep_at:
                 await self._sweep(last)

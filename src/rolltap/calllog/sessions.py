@@ -301,18 +301,14 @@ def rebuild_prompts(deltas: Iterable[Delta]) -> dict[str, Int32]:
 
 def _chain(head: Delta, context: Int32, children: Mapping[str | None, list[Delta]]) -> list[Delta]:
     """`head`, then repeatedly the first child that extends the whole context."""
-    _check(head, len(context))
+    if not 0 <= head.shared <= len(context):
+        raise RecordCorrupt(f"call {head.id}: shares {head.shared} tokens, but its parent has {len(context)}")
     chain = [head]
     length = head.shared + len(head.new_ids) + len(head.output_ids)
     while extension := next((child for child in children[chain[-1].id] if child.shared == length), None):
         chain.append(extension)
         length += len(extension.new_ids) + len(extension.output_ids)
     return chain
-
-
-def _check(delta: Delta, available: int) -> None:
-    if not 0 <= delta.shared <= available:
-        raise RecordCorrupt(f"call {delta.id}: shares {delta.shared} tokens, but its parent has {available}")
 
 
 def _fill(chain: list[Delta], prefix: Int32, prompts: dict[str, Int32]) -> Int32:
