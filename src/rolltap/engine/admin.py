@@ -28,7 +28,6 @@ from rolltap.engine.protocol import (
     FinishRequest,
     RpcRequest,
     TokenizeRequest,
-    TransferInfo,
     TransferRequest,
     UpdateInfo,
     UpdateRequest,
@@ -199,7 +198,9 @@ class WeightReceiver:
         info = decode(await http.body(), TransferRequest).init_info
         async with self._lock:
             self._leave_group()
-            self._group = await self._run_in_thread(lambda: _join(info))
+            address, port = info.master_address, info.master_port
+            meeting = Rendezvous(address, port, info.group_name, info.world_size, info.backend, info.timeout_s)
+            self._group = await self._run_in_thread(lambda: WeightGroup(meeting, info.rank_offset))
         return json_response({"message": "Weight transfer initialized"})
 
     async def start(self, http: HttpRequest) -> Response:
@@ -259,10 +260,3 @@ class WeightReceiver:
         if self._group is not None:
             self._group.close()
             self._group = None
-
-
-def _join(info: TransferInfo) -> WeightGroup:
-    rendezvous = Rendezvous(
-        info.master_address, info.master_port, info.group_name, info.world_size, info.backend, info.timeout_s
-    )
-    return WeightGroup(rendezvous, info.rank_offset)

@@ -49,7 +49,10 @@ class CausalModel:
         self.layers: int = text.num_hidden_layers
         parameter = next(network.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
-        self._kinds, self._window = _layers(text)
+        window = getattr(text, "sliding_window", None) or 0
+        default = ("sliding_attention" if window else "full_attention",)
+        self._kinds: set[str] = set(getattr(text, "layer_types", None) or default)
+        self._window = window if "sliding_attention" in self._kinds else 0
         self._is_eager = network.config._attn_implementation == "eager"
         self._shapes = {name: tensor.shape for name, tensor in self._saved_state().items()}
         self._choices: list[Tensor] = []
@@ -229,10 +232,3 @@ def _check_finite(state: Mapping[str, Tensor], source: str) -> None:
     for name, tensor in state.items():
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise ConfigError(f"{source}: {name} holds values that are not finite")
-
-
-def _layers(text: Any) -> tuple[set[str], int]:
-    """The kinds of the layers, and the positions that one with a window sees."""
-    window = getattr(text, "sliding_window", None) or 0
-    kinds: set[str] = set(getattr(text, "layer_types", None) or ("sliding_attention" if window else "full_attention",))
-    return kinds, window if "sliding_attention" in kinds else 0

@@ -158,7 +158,9 @@ def make_task(kind: TaskKind, task_id: str, rng: random.Random, split: Split) ->
     names = NAMES[split]
     first, second = rng.sample(names, 2)
     a, b = first + kind.suffix, f"{second}.txt"
-    text = _three_lines(rng)
+    low, middle, high = sorted(rng.sample(TRAIN_NAMES, 3))
+    order = rng.choice(((middle, low, high), (low, high, middle), (high, low, middle), (middle, high, low)))
+    text = "".join(f"{word}\n" for word in order)
     return TinyTask(
         id=task_id,
         kind=kind,
@@ -167,9 +169,3 @@ def make_task(kind: TaskKind, task_id: str, rng: random.Random, split: Split) ->
         before=kind.before(a, b, text),
         after=kind.after(a, b, text),
     )
-
-
-def _three_lines(rng: random.Random) -> str:
-    low, middle, high = sorted(rng.sample(TRAIN_NAMES, 3))
-    order = rng.choice(((middle, low, high), (low, high, middle), (high, low, middle), (middle, high, low)))
-    return "".join(f"{word}\n" for word in order)

@@ -66,7 +66,10 @@ class SglangGenerate:
         if plan.ask.experts and piece.finish is not None:
             meta["routed_experts"] = base64.b64encode(experts(plan).tobytes()).decode()
         if plan.ask.scored_from is not None:
-            meta |= _input_logprobs(plan)
+            rows = prompt_scores(plan)
+            own = [[None if at == 0 else row[0][1], row[0][0], None] for at, row in enumerate(rows)]
+            tops = [None if at == 0 else [[value, token, None] for token, value in row] for at, row in enumerate(rows)]
+            meta |= {"input_token_logprobs": own, "input_top_logprobs": tops}
         pieces = [piece] if self._incremental else plan.pieces
         if piece.logprobs is not None:
             meta |= self._logprobs(plan, pieces)
@@ -108,14 +111,6 @@ def _masks(pieces: list[Piece]) -> dict[str, Any]:
         "output_token_sampling_logprobs": [masked_logprob_of(token, at) for token, at in tokens],
         "output_token_sampling_mask_length": len(tokens),
     }
-
-
-def _input_logprobs(plan: Plan) -> dict[str, Any]:
-    """From `logprob_start_len` on; the first row never has a value."""
-    rows = prompt_scores(plan)
-    own = [[None if at == 0 else row[0][1], row[0][0], None] for at, row in enumerate(rows)]
-    tops = [None if at == 0 else [[value, token, None] for token, value in row] for at, row in enumerate(rows)]
-    return {"input_token_logprobs": own, "input_top_logprobs": tops}
 
 
 def _finish(piece: Piece) -> dict[str, Any] | None:
