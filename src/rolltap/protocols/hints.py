@@ -81,11 +81,12 @@ def read_hints(headers: Mapping[str, str], *, cache_key: str | None = None, user
         raw["metadata.user_id"] = user_id[:_MAX_VALUE]
     conversation = _first_present(raw, _CONVERSATION) or _claude_session(user_id) or raw.get("prompt_cache_key")
     parent = _first_present(raw, _PARENT)
+    retry = raw.get("x-stainless-retry-count")
     return Hints(
         conversation=conversation,
         agent=_agent(raw, parent, conversation),
         kind=_kind(headers),
-        retry=_retry_count(raw.get("x-stainless-retry-count")),
+        retry=int(retry) if retry is not None and retry.isascii() and retry.isdigit() and len(retry) < 5 else 0,
         raw=raw,
     )
 
@@ -129,7 +130,3 @@ def _decode_or_default(text: str, default: S) -> S:
         return decode(text.encode("utf-8", "replace"), type(default))
     except InvalidRequest:
         return default
-
-
-def _retry_count(text: str | None) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 5 else 0

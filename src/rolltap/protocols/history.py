@@ -125,7 +125,13 @@ class Linker:
             elif message.role == "assistant":
                 linked.in_results = False
                 if message.tool_calls:
-                    linked.calls |= _numbered_calls(message, linked.call_count, place(index))
+                    calls = {
+                        call.id: (call.name, number)
+                        for number, call in enumerate(message.tool_calls, linked.call_count)
+                    }
+                    if len(calls) < len(message.tool_calls):
+                        raise invalid(place(index), "two tool calls of one turn have the same id")
+                    linked.calls |= calls
                     linked.next_call = linked.call_count
                     linked.call_count += len(message.tool_calls)
                     linked.answered.difference_update(call.id for call in message.tool_calls)
@@ -185,14 +191,6 @@ def _next_id(linked: LinkedHistory, name: str | None) -> str:
     numbered = reversed(linked.calls.items())
     next_call = next(((call_id, tool) for call_id, (tool, own) in numbered if own == linked.next_call), ("", ""))
     return next_call[0] if name in (None, next_call[1]) else ""
-
-
-def _numbered_calls(message: Message, before: int, place: str) -> dict[str, tuple[str, int]]:
-    """Returns the tool and the number of each call of a turn, after the `before` calls of earlier turns."""
-    calls = {call.id: (call.name, number) for number, call in enumerate(message.tool_calls, before)}
-    if len(calls) < len(message.tool_calls):
-        raise invalid(place, "two tool calls of one turn have the same id")
-    return calls
 
 
 def unknown_tool(name: str, known: Sequence[str], param: str) -> InvalidRequest:

@@ -71,7 +71,11 @@ class MessagesReader:
             case "content_block_start" if event.content_block is not None:
                 self._blocks[event.index] = event.content_block
             case "content_block_delta" if event.delta is not None:
-                self._grow(event.index, event.delta)
+                block = self._blocks.setdefault(event.index, {"type": "text", "text": ""})
+                for name in ("text", "thinking", "signature"):
+                    if piece := getattr(event.delta, name):
+                        block[name] = block.get(name, "") + piece
+                self._inputs[event.index] = self._inputs.get(event.index, "") + event.delta.partial_json
             case "message_delta" if event.delta is not None:
                 self.closing = True
                 self._stop = event.delta.stop_reason
@@ -94,13 +98,6 @@ class MessagesReader:
         readable_blocks = [block for block in blocks if block.get("type") in READ]
         entry = parse_entry(msgspec.json.encode({"role": "assistant", "content": readable_blocks}), {})
         return make_choice(entry.messages[0], FINISHES.get(self._stop or "", "stop"))
-
-    def _grow(self, index: int, delta: _Delta) -> None:
-        block = self._blocks.setdefault(index, {"type": "text", "text": ""})
-        for name in ("text", "thinking", "signature"):
-            if piece := getattr(delta, name):
-                block[name] = block.get(name, "") + piece
-        self._inputs[index] = self._inputs.get(index, "") + delta.partial_json
 
     def _block(self, index: int) -> dict[str, Any]:
         """Returns a block with its input, joined from the deltas."""

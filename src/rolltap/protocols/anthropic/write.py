@@ -141,7 +141,10 @@ class MessagesWriter:
             case ToolCallDelta():
                 return self._delta({"type": "input_json_delta", "partial_json": event.arguments})
             case ReplyStarted():
-                return self._started(event)
+                self._signature = event.handle or event.call_id
+                usage = UsageOut(event.prompt_tokens, 0)
+                message = MessageOut(_message_id(event), self._model, [], None, None, usage)
+                return named_event("message_start", {"type": "message_start", "message": message}) + PING
             case ToolCallStarted():
                 block = ToolUseOut(event.id, event.name, msgspec.Raw(b"{}"))
                 return self._close() + self._start("tool_use", block)
@@ -152,12 +155,6 @@ class MessagesWriter:
 
     def keep_alive(self) -> bytes:
         return PING if self._signature else b""
-
-    def _started(self, event: ReplyStarted) -> bytes:
-        self._signature = event.handle or event.call_id
-        usage = UsageOut(event.prompt_tokens, 0)
-        message = MessageOut(_message_id(event), self._model, [], None, None, usage)
-        return named_event("message_start", {"type": "message_start", "message": message}) + PING
 
     def _ensure(self, kind: Literal["thinking", "text"], block: BlockOut) -> bytes:
         return b"" if self._open == kind else self._close() + self._start(kind, block)

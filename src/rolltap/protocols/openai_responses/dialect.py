@@ -41,7 +41,7 @@ from rolltap.protocols.openai_responses.recall import COMPACT, CompactionWriter,
 from rolltap.protocols.openai_responses.write import ResponsesWriter, response_body
 from rolltap.protocols.replies import OPENAI_ENVIRONMENT, encode, openai_error, openai_key
 from rolltap.protocols.request_cache import ItemCache
-from rolltap.protocols.requests import BodyParts, check_depth, cut, decode, invalid
+from rolltap.protocols.requests import check_depth, cut, decode, invalid
 from rolltap.protocols.thinking import read_switches
 
 APART = ("input", "instructions", "tools")
@@ -82,7 +82,10 @@ class OpenAIResponses(Dialect):
     def parse(self, request: WireRequest) -> ChatRequest:
         body = cut(request.body, APART)
         head = decode(body.head, wire.Head)
-        items, parsed = self._items.all(_input(body), "input")
+        raw = body.array("input")
+        # A string is one user message.
+        listed = b'[{"role":"user","content":' + raw + b"}]" if raw.startswith(b'"') else raw
+        items, parsed = self._items.all(listed, "input")
         tools = self._tools.get(body.fields["tools"])[1] if "tools" in body.fields else ResponsesToolSet()
         messages, places, tools = self._messages(parsed, tools)
         if "instructions" in body.fields:
@@ -165,12 +168,6 @@ class OpenAIResponses(Dialect):
 
     def error(self, error: RolltapError) -> WireReply:
         return openai_error(error)
-
-
-def _input(body: BodyParts) -> bytes:
-    """Returns the list of `input`. A string becomes one user message."""
-    raw = body.array("input")
-    return b'[{"role":"user","content":' + raw + b"}]" if raw.startswith(b'"') else raw
 
 
 def effort_update(parsed: Sequence[ParsedItem]) -> str | bool | None:

@@ -20,7 +20,6 @@ from rolltap.protocols.conversation import (
     ReplyEvent,
     ReplyStarted,
     TextDelta,
-    TokenLogprob,
     ToolCallDelta,
     ToolCallEnded,
     ToolCallStarted,
@@ -223,7 +222,15 @@ class ResponsesWriter:
             case ToolCallEnded():
                 return self._close("completed")
             case ReplyEnded():
-                return self._ended(event)
+                choice = event.choices[0]
+                events = b"" if self._done or self._open is not None else self._start_message()
+                logprobs = logprobs_out(choice.logprobs)
+                events += self._close(
+                    "incomplete" if choice.finish == "length" else "completed",
+                    logprobs.content if logprobs is not None else None,
+                )
+                end_response(self.response, choice, event.usage, self._done)
+                return events + self._lifecycle(f"response.{self.response.status}")
 
     def keep_alive(self) -> bytes:
         """Returns a real event: comments don't reset Codex's idle timer."""
@@ -331,15 +338,3 @@ class ResponsesWriter:
         self._done.append(item)
         self._open, self._texts = None, []
         return events
-
-    def _ended(self, event: ReplyEnded) -> bytes:
-        choice = event.choices[0]
-        events = b"" if self._done or self._open is not None else self._start_message()
-        events += self._close("incomplete" if choice.finish == "length" else "completed", _logprobs(choice.logprobs))
-        end_response(self.response, choice, event.usage, self._done)
-        return events + self._lifecycle(f"response.{self.response.status}")
-
-
-def _logprobs(logprobs: tuple[TokenLogprob, ...] | None) -> list[TokenLogprobOut] | None:
-    out = logprobs_out(logprobs)
-    return out.content if out is not None else None
