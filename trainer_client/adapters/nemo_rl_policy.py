@@ -92,14 +92,11 @@ class NemoTrainer:
                 metrics = {"rolltap_version": feed.version, "rolltap_staleness_max": staleness, "rows": len(rows)}
                 metrics |= {name: float(results[name].sum()) for name in ("loss", "grad_norm")}
                 self._log(metrics, step, prefix="train")
-                feed.push(self._weights_of(self._save(policy, step)), feed.version + 1)
-
-    def _save(self, policy: Any, step: int) -> Path:
-        with whole_folder(self.feed.out / f"checkpoint-{step}") as folder:
-            policy.save_checkpoint(str(folder / "weights"), str(folder / "optimizer"))
-            policy.finalize_async_save()
-            write_version(folder, self.feed.settings.policy, self.feed.version + 1)
-        return self.feed.out / f"checkpoint-{step}"
+                with whole_folder(self.feed.out / f"checkpoint-{step}") as folder:
+                    policy.save_checkpoint(str(folder / "weights"), str(folder / "optimizer"))
+                    policy.finalize_async_save()
+                    write_version(folder, self.feed.settings.policy, self.feed.version + 1)
+                feed.push(self._weights_of(self.feed.out / f"checkpoint-{step}"), feed.version + 1)
 
 
 def batch_of(rows: Sequence[TrainedRow], loss: Any, padding: int, multiple: int = 1) -> BatchedDataDict[Any]:

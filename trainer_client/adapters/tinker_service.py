@@ -80,11 +80,19 @@ class TinkerTrainer:
                 _, rows = self.feed.next_rows(self._recipe)
                 if not self.feed.acknowledge(self.step + 1):
                     continue
-                self._send([datum_of(row, sum(one.tokens for one in rows)) for row in rows])
+                # Both requests are sent before the first reply, as the service expects.
+                data = [datum_of(row, sum(one.tokens for one in rows)) for row in rows]
+                gradient = self.client.forward_backward(data, self.settings.loss, self.settings.loss_config)
+                update = self.client.optim_step(self.settings.optimiser)
+                gradient.result()
+                update.result()
                 self.step += 1
                 version = self.feed.version + 1
                 self.feed.push(self._weights(version), version)
-                self._checkpoint()
+                path = self.client.save_state(f"step-{self.step}").result().path
+                with whole_folder(self.feed.out / f"checkpoint-{self.step}") as folder:
+                    write_version(folder, self.feed.settings.policy, self.feed.version)
+                    (folder / STATE).write_text(json.dumps({"path": path}), encoding="utf-8")
 
     def _restore(self) -> None:
         newest = newest_checkpoint(self.feed.out, STATE)
@@ -94,22 +102,9 @@ class TinkerTrainer:
         self.feed.connect(newest, self.step, self.client.get_tokenizer())
         self.feed.push_start(self._weights(self.feed.version))
 
-    def _send(self, data: list[tinker.Datum]) -> None:
-        """Sends both requests before the first reply, as the service expects. Returns when the step is complete."""
-        gradient = self.client.forward_backward(data, self.settings.loss, self.settings.loss_config)
-        update = self.client.optim_step(self.settings.optimiser)
-        gradient.result()
-        update.result()
-
     def _weights(self, version: int) -> Path:
         """The service's weights, in a folder that the policy's engines see."""
         return self._fetch(self.client.save_weights_for_sampler(f"version-{version}").result().path)
-
-    def _checkpoint(self) -> None:
-        path = self.client.save_state(f"step-{self.step}").result().path
-        with whole_folder(self.feed.out / f"checkpoint-{self.step}") as folder:
-            write_version(folder, self.feed.settings.policy, self.feed.version)
-            (folder / STATE).write_text(json.dumps({"path": path}), encoding="utf-8")
 
 
 def datum_of(row: TrainedRow, tokens: int) -> tinker.Datum:

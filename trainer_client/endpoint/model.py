@@ -115,15 +115,11 @@ class TrainedModel:
             results = self._pass(loss, config, examples(message), backward=not message.forward_only)
         except Exception as error:
             if not message.forward_only:
-                self._discard_gradient(str(error))
+                self.learner.forget()  # the next step will fail with this reason
+                self._failure = self._failure or str(error)
             raise
         self._has_gradient = self._has_gradient or not message.forward_only
         return results
-
-    def _discard_gradient(self, reason: str) -> None:
-        """Drops the incomplete gradient. The next step will fail with `reason`."""
-        self.learner.forget()
-        self._failure = self._failure or reason
 
     def optim_step(self, params: types.OptimParams) -> dict[str, float]:
         """Makes one step of AdamW and returns its metrics. The gradient is dropped afterwards, also if the step fails.

@@ -72,7 +72,10 @@ class Samplers:
         Cancelling the call aborts the request in the engine. Raises `NotFound` if the folder is gone,
         `EngineUnavailable` if the engine breaks off.
         """
-        sampler = self._sampler(folder)
+        if folder not in self._loaded:
+            self._loaded[folder] = Sampler(asyncio.create_task(asyncio.to_thread(_load, folder, self.slots)))
+        self._loaded.move_to_end(folder)
+        sampler = self._loaded[folder]
         sampler.users += 1
         try:
             return await _sample(await asyncio.shield(sampler.loading), work, id)
@@ -83,22 +86,13 @@ class Samplers:
             raise
         finally:
             sampler.users -= 1
-            await self._trim()
+            # Idle engines are unloaded, the least recently used first, until `most` are left or none is idle.
+            idle = [each for each, sampler in self._loaded.items() if not sampler.users]
+            for each in idle[: max(0, len(self._loaded) - self.most)]:
+                await self._unload(each)
 
     async def close(self) -> None:
         for folder in list(self._loaded):
-            await self._unload(folder)
-
-    def _sampler(self, folder: Path) -> Sampler:
-        if folder not in self._loaded:
-            self._loaded[folder] = Sampler(asyncio.create_task(asyncio.to_thread(_load, folder, self.slots)))
-        self._loaded.move_to_end(folder)
-        return self._loaded[folder]
-
-    async def _trim(self) -> None:
-        """Unloads idle engines, the least recently used first, until `most` are left or none is idle."""
-        idle = [folder for folder, sampler in self._loaded.items() if not sampler.users]
-        for folder in idle[: max(0, len(self._loaded) - self.most)]:
             await self._unload(folder)
 
     async def _unload(self, folder: Path) -> None:

@@ -126,14 +126,10 @@ class Learner:
         """After `step`, moves the networks with a `decay` towards the policy: weights, heads, and merged adapters."""
         for name, readable in self._readable.items():
             if readable.decay is not None and step % readable.every == 0:
-                policy = self._plain()
+                weights: dict[str, Tensor] = dict(self.network.named_parameters())
+                policy = merged(weights, self._lora) if self._lora else weights
                 for weight, followed in self.read_networks[name].named_parameters():
                     followed.data.lerp_(policy[weight].data, 1 - readable.decay)
-
-    def _plain(self) -> dict[str, Tensor]:
-        """The policy's weights and heads by name, with the adapters merged in."""
-        weights: dict[str, Tensor] = dict(self.network.named_parameters())
-        return merged(weights, self._lora) if self._lora else weights
 
     def with_reference(self, batch: Batch) -> Batch:
         """The batch with the reference's log-probs, if there is a reference."""

@@ -130,7 +130,10 @@ class PolicyLoss:
         loss_M = -correction_M * gain_M
         kl_M = None
         if self.kl:
-            kl_M = self._divergence(logprobs_M, batch)
+            if batch.reference_M is None:
+                raise ConfigError("a loss with kl > 0 needs the reference model's log-probs in its batches")
+            difference_M = (batch.reference_M - logprobs_M).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
+            kl_M = difference_M.exp() - difference_M - 1
             loss_M = loss_M + self.kl * kl_M
         return Terms(
             loss=(loss_M * batch.weights_M).sum(),
@@ -139,9 +142,3 @@ class PolicyLoss:
             correction_M=correction_M.detach(),
             kl_M=None if kl_M is None else kl_M.detach(),
         )
-
-    def _divergence(self, logprobs_M: Tensor, batch: Batch) -> Tensor:
-        if batch.reference_M is None:
-            raise ConfigError("a loss with kl > 0 needs the reference model's log-probs in its batches")
-        difference_M = (batch.reference_M - logprobs_M).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
-        return difference_M.exp() - difference_M - 1

@@ -254,7 +254,10 @@ class Trainer:
         If groups are lost before the acknowledgement, they are removed and the gradient is computed again.
         """
         if not any(has_loss(group) for group in leases.groups):
-            self._set_aside(leases)
+            count = len(leases.groups)
+            leases.acknowledge(self.step)
+            leases.clear()
+            self._print_line(f"no step of {counted(count, 'group')}: no reply in them carries loss")
             return None
         recipe_state = json.dumps(self._recipe.state())
         while leases.groups:
@@ -275,16 +278,12 @@ class Trainer:
         self._recipe.restore(json.loads(recipe_state))
         return None
 
-    def _set_aside(self, leases: LeaseHolder) -> None:
-        """Acknowledges groups without loss with the last step, so that they are not leased again. They make no step."""
-        count = len(leases.groups)
-        leases.acknowledge(self.step)
-        leases.clear()
-        self._print_line(f"no step of {counted(count, 'group')}: no reply in them carries loss")
-
     def _complete(self, plan: StepPlan, leases: LeaseHolder, norm: float) -> StepReport:
         """Applies the update of the acknowledged groups, and has the engines serve the new weights."""
-        self._annotate(plan, leases)
+        if self.settings.report.annotate and plan.updates:
+            with self._clock.part("annotate"):
+                readouts = self._workers.readouts(plan.updates[0])
+                leases.annotate(call_annotations(plan.first_packs, readouts), self.version)
         lr = self._apply(plan)
         self.step += 1
         self.version += 1
@@ -317,13 +316,6 @@ class Trainer:
                 for update, packs_of_update in zip(updates, packs, strict=True)
             ]
             return StepPlan(groups, rows, batches, packs[0] if packs else [])
-
-    def _annotate(self, plan: StepPlan, leases: LeaseHolder) -> None:
-        """Records what the first update computed of each token, before the weights change."""
-        if self.settings.report.annotate and plan.updates:
-            with self._clock.part("annotate"):
-                readouts = self._workers.readouts(plan.updates[0])
-                leases.annotate(call_annotations(plan.first_packs, readouts), self.version)
 
     def _read(self, step: Step, requested: Pass | ScoredPass) -> PolicyReading:
         """A reading of the step's rows, before the update, by a network or by another policy of the server."""

@@ -73,7 +73,9 @@ class RankWorker:
                 terms = self._terms(predicted, batch)
             self._gauge.add(predicted, batch, terms, first=index == 0)
             if index == 0 and self._annotates:
-                self._readouts.append(_readout(predicted, terms))
+                values = (predicted.logprobs_M, predicted.entropy_M, terms.clipped_M)
+                logprobs, entropy, clipped = (value.detach().float().cpu().numpy() for value in values)
+                self._readouts.append(Readout(logprobs, entropy, {CLIPPED: clipped}))
             with self.clock.part("backward"):
                 self.learner.backward(terms.loss)
         with self.clock.part("backward"):
@@ -140,12 +142,6 @@ class RankWorker:
 
     def _new_metrics(self, version: int) -> StepMetrics:
         return StepMetrics(self.learner.device, version, self._threshold)
-
-
-def _readout(predicted: Predictions, terms: Terms) -> Readout:
-    values = (predicted.logprobs_M, predicted.entropy_M, terms.clipped_M)
-    logprobs, entropy, clipped = (value.detach().float().cpu().numpy() for value in values)
-    return Readout(logprobs, entropy, {CLIPPED: clipped})
 
 
 def deal(batches: Sequence[Batch], ranks: int) -> list[list[Batch]]:
