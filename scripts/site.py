@@ -35,7 +35,7 @@ PYTHON = {
         "rolltap.trainer_client.lease.client",
         "rolltap.trainer_client.lease.protocol",
         "rolltap.contract.control",
-        "rolltap.weights",
+        "rolltap.trainer_client.lease.push",
     ),
     "Recipes": (
         "rolltap.trainer_client.recipes.base",

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from rolltap import weights
 from rolltap.contract.trainer import LeasedGroup, LeaseOptions, PauseMode
 from rolltap.errors import CheckpointMismatch, ConfigError, VersionTaken
 from rolltap.trainer_client.adapters.rows import TrainedRow, rows_of
@@ -25,7 +24,7 @@ from rolltap.trainer_client.data.scoring import check
 from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.lease.folder import locked, run_id
 from rolltap.trainer_client.lease.holder import LeaseHolder
-from rolltap.trainer_client.lease.push import WeightSender
+from rolltap.trainer_client.lease.push import WeightSender, push_weights
 from rolltap.trainer_client.model.weights import served_tokenizer
 from rolltap.trainer_client.recipes.base import Recipe
 
@@ -150,7 +149,7 @@ class Feed:
     def push(self, model: Any, version: int) -> None:
         """Pushes `model`'s weights to the engines as `version`."""
         settings = self.settings
-        weights.push(self.client, settings.policy, model, version, through=settings.through, mode=settings.update_mode)
+        push_weights(self.client, settings.policy, model, version, through=settings.through, mode=settings.update_mode)
         self.version = version
 
     @property

@@ -15,8 +15,8 @@ from typing import Any
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters.feed import Feed, write_version
 from rolltap.trainer_client.adapters.skyrl_generator import LeasedGenerator  # first: it checks SkyRL's version
+from rolltap.trainer_client.lease.push import prune
 from rolltap.trainer_client.model.weights import whole_folder
-from rolltap.weights import prune
 
 from skyrl.train.trainer import RayPPOTrainer  # isort: skip
 from skyrl.train.utils.callbacks import TrainingCallback  # isort: skip

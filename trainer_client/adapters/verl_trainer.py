@@ -20,7 +20,7 @@ from typing import Any
 
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed, write_version
-from rolltap.weights import prune
+from rolltap.trainer_client.lease.push import prune
 
 ADAPTERS["verl"].check_installed()
 import ray  # noqa: E402

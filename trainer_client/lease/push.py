@@ -1,5 +1,10 @@
 """Pushes of weights: engines take over a version from a folder, or directly over a process group.
 
+    push_weights(client, "coder", model, version=7, through=Path("/shared/weights"))  # safetensors, as Hugging Face
+    push_weights(client, "coder", model, version=8, through=WeightSender(...))        # over a process group
+
+The client sends the trainer's name and incarnation, so the pushes of a replaced trainer are refused.
+
 Without a folder, each push makes a group (`rolltap.weight_group`). The server pauses the engines and tells them which
 group to join and which tensors to expect; this side is rank 0 and sends them. A separate process sends: it gets the
 tensors through a pipe and is kept from push to push. The reason: gloo and NCCL can't be cancelled, and may abort the
@@ -12,6 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,16 +26,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, BinaryIO, Literal, TextIO
+from typing import IO, Any, BinaryIO, Literal, TextIO
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from rolltap.contract.trainer import Bucket, PauseMode, Transfer
-from rolltap.errors import EngineError, TrainerError, WeightsLost
+from rolltap.errors import ConfigError, EngineError, TrainerError, WeightsLost
 from rolltap.trainer_client.lease.client import TrainerClient
-from rolltap.trainer_client.model.weights import digest_of_folder, digest_of_tensors
+from rolltap.trainer_client.model.weights import digest_of_folder, digest_of_tensors, sendable, whole_folder
 from rolltap.trainer_client.settings import PushSettings
 from rolltap.weight_group import Rendezvous, WeightGroup, dtype_of
 
@@ -40,6 +46,58 @@ BUCKET_BYTES = 512 << 20
 
 ATTEMPTS = 2
 """How often a push is tried: the second try leaves out the replicas that were lost in the first."""
+
+KEPT = 2
+"""Folders that stay in `through`: the one that is served, and the one before, which engines may still be reading."""
+
+
+def push_weights(
+    client: TrainerClient,
+    policy: str,
+    weights: Any,
+    version: int,
+    *,
+    through: Path | WeightSender,
+    mode: PauseMode = "keep",
+) -> None:
+    """The policy's engines take over `weights` as `version`.
+
+    `weights` is a transformers model, a peft model (its adapter alone is pushed), a mapping of tensors by the names of
+    Hugging Face's folders, or such a folder. With a folder as `through`, it gets `version-N`, whole or not at all, and
+    `KEPT` stay. If the engines can't load them, the old version serves on and the error says why.
+    """
+    whole = isinstance(weights, Path)
+    if whole and not weights.is_dir():
+        raise ConfigError(f"{weights} is not a folder on this machine: weights are pushed from a folder")
+    adapter = (weights / "adapter_config.json").exists() if whole else hasattr(weights, "peft_config")
+    if isinstance(through, WeightSender):
+        if adapter or whole:
+            raise ConfigError("a sender sends tensors: an adapter or a folder is pushed through a folder")
+        if not isinstance(weights, Mapping):
+            state = {name: tensor.detach().cpu() for name, tensor in weights.state_dict().items()}
+            weights = sendable(weights, state)
+        through.push(client, policy, weights, version, mode)
+        return
+    if whole:
+        push_folder(client, policy, weights, version, mode, adapter=adapter)
+        return
+    folder = through / f"version-{version}"
+    with whole_folder(folder) as making:
+        if isinstance(weights, Mapping):
+            from huggingface_hub import save_torch_state_dict
+
+            save_torch_state_dict(dict(weights), making)
+        else:
+            weights.save_pretrained(making)
+    push_folder(client, policy, folder, version, mode, adapter=adapter)
+    prune(through)
+
+
+def prune(through: Path) -> None:
+    """Removes the pushed folders in `through` but the newest `KEPT`."""
+    versions = sorted(through.glob("version-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    for path in versions[:-KEPT]:
+        shutil.rmtree(path)
 
 
 def push_folder(
@@ -224,13 +282,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     while line := sys.stdin.buffer.readline():
-        _carry_out(_request_of(line), sys.stdin.buffer, answers)
-
-
-def _request_of(line: bytes) -> SendRequest:
-    fields = json.loads(line)
-    buckets = tuple(Bucket(**bucket) for bucket in fields["buckets"])
-    return SendRequest(Rendezvous(**fields["rendezvous"]), fields["device"], buckets)
+        fields = json.loads(line)
+        buckets = tuple(Bucket(**bucket) for bucket in fields["buckets"])
+        request = SendRequest(Rendezvous(**fields["rendezvous"]), fields["device"], buckets)
+        _carry_out(request, sys.stdin.buffer, answers)
 
 
 def _carry_out(request: SendRequest, source: BinaryIO, answers: TextIO) -> None:

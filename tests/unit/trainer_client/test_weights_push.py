@@ -1,4 +1,4 @@
-"""`rolltap.weights.push`: what reaches the engines of each kind of weights."""
+"""`push_weights`: what reaches the engines of each kind of weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from rolltap import weights
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.lease.client import TrainerClient
-from rolltap.trainer_client.lease.push import WeightSender
+from rolltap.trainer_client.lease.push import WeightSender, push_weights
 
 from .making import config, model_folder
 from .plane import KEY, Plane, running
@@ -45,8 +44,8 @@ def model() -> Any:
 def test_a_model_and_its_tensors_are_the_same_folder(
     client: TrainerClient, plane: Plane, model: Any, tmp_path: Path
 ) -> None:
-    weights.push(client, "policy", model, 1, through=tmp_path)
-    weights.push(client, "policy", model.state_dict(), 2, through=tmp_path)
+    push_weights(client, "policy", model, 1, through=tmp_path)
+    push_weights(client, "policy", model.state_dict(), 2, through=tmp_path)
     one, other = (load_file(Path(path) / "model.safetensors") for path, _ in plane.pushed)
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
@@ -55,7 +54,7 @@ def test_a_model_and_its_tensors_are_the_same_folder(
 
 def test_two_folders_stay(client: TrainerClient, plane: Plane, model: Any, tmp_path: Path) -> None:
     for version in (9, 10, 11):
-        weights.push(client, "policy", model, version, through=tmp_path)
+        push_weights(client, "policy", model, version, through=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version-10", "version-11"]
 
 
@@ -64,10 +63,10 @@ def test_an_adapter_is_pushed_as_one_be_it_a_model_or_a_folder(
     client: TrainerClient, plane: Plane, model: Any, tmp_path: Path
 ) -> None:
     adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    weights.push(client, "policy", adapted, 1, through=tmp_path)
-    weights.push(client, "policy", tmp_path / "version-1", 2, through=tmp_path)
+    push_weights(client, "policy", adapted, 1, through=tmp_path)
+    push_weights(client, "policy", tmp_path / "version-1", 2, through=tmp_path)
     whole = model_folder(tmp_path / "whole")
-    weights.push(client, "policy", whole, 3, through=tmp_path)
+    push_weights(client, "policy", whole, 3, through=tmp_path)
     assert plane.adapters == [True, True, False]
     assert whole.exists()
 
@@ -76,10 +75,10 @@ def test_a_sender_gets_tensors_and_refuses_the_rest(
     client: TrainerClient, plane: Plane, model: Any, tmp_path: Path
 ) -> None:
     sender = Noted()
-    weights.push(client, "policy", model, 1, through=sender)
+    push_weights(client, "policy", model, 1, through=sender)
     assert sender.sent == [(1, set(model.state_dict()))]
     with pytest.raises(ConfigError, match="a sender sends tensors"):
-        weights.push(client, "policy", tmp_path, 2, through=cast(WeightSender, sender))
+        push_weights(client, "policy", tmp_path, 2, through=cast(WeightSender, sender))
     assert plane.pushed == []
 
 
@@ -88,5 +87,5 @@ def test_a_folder_that_is_not_here_is_named_and_the_engines_go_on(
 ) -> None:
     """Such as a hub's name of a base model."""
     with pytest.raises(ConfigError, match=r"Qwen/Qwen3-0\.6B is not a folder on this machine"):
-        weights.push(client, "policy", Path("Qwen/Qwen3-0.6B"), 1, through=tmp_path)
+        push_weights(client, "policy", Path("Qwen/Qwen3-0.6B"), 1, through=tmp_path)
     assert plane.calls == []
