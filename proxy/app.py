@@ -17,10 +17,10 @@ from fastapi import FastAPI
 
 from rolltap.calllog import open_call_log
 from rolltap.calllog.notes import append_note
-from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.processes import KeysMark, PeersCheck
 from rolltap.calllog.schema import check_separation
-from rolltap.errors import ConfigError, StoreError
+from rolltap.calllog.sql import SqlCallLog
+from rolltap.errors import StoreError
 from rolltap.ledger.keys import Audit
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.unit_of_work import LedgerSettings
@@ -72,7 +72,7 @@ class Rolltap:
     """A running proxy: its parts and the three planes' applications."""
 
     settings: Settings
-    call_log: LogWithDatabase
+    call_log: SqlCallLog
     ledger: Ledger
     policies: Policies
     sessions: SessionCache
@@ -212,7 +212,7 @@ async def _http() -> AsyncIterator[aiohttp.ClientSession]:
 
 async def _started_log(
     settings: Settings, spools: Sequence[Path], stack: AsyncExitStack
-) -> tuple[LogWithDatabase, PeersCheck]:
+) -> tuple[SqlCallLog, PeersCheck]:
     """`spools`: this process's own first."""
     store = settings.store
     url = settings.store_url
@@ -226,10 +226,6 @@ async def _started_log(
         application=mark.application,
         connections=store.connections - store.reading_connections,
     )
-    if not isinstance(call_log, LogWithDatabase):
-        raise ConfigError(
-            f"store.url: {url} has no room for groups and rewards; use sqlite:///PATH or postgresql://..."
-        )
     await call_log.start()
     stack.push_async_callback(call_log.close)
     peers = PeersCheck(call_log.database, mark)
@@ -247,7 +243,7 @@ def _started_spans(settings: Settings, stack: AsyncExitStack) -> CallTracer | No
 
 def _build(
     settings: Settings,
-    call_log: LogWithDatabase,
+    call_log: SqlCallLog,
     peers: PeersCheck,
     http: aiohttp.ClientSession,
     spans: CallTracer | None,
@@ -327,7 +323,7 @@ def _build(
     )
 
 
-async def _late_peers(call_log: LogWithDatabase, within_s: float, metrics: Metrics) -> Sequence[str]:
+async def _late_peers(call_log: SqlCallLog, within_s: float, metrics: Metrics) -> Sequence[str]:
     """Waits for the calls of other proxies. Counts if some may still be missing."""
     late = await call_log.peers_behind(within_s)
     if late:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.processes import PeersCheck
+from rolltap.calllog.sql import SqlCallLog
 from rolltap.contract.admin import PolicyOrRoles
 from rolltap.ledger.ledger import Ledger
 from rolltap.protocols.handles import Handles
@@ -30,7 +30,7 @@ class Services:
     """
 
     ledger: Ledger
-    call_log: LogWithDatabase
+    call_log: SqlCallLog
     peers: PeersCheck
     settings: Settings
     sessions: SessionService

@@ -37,6 +37,7 @@ from rolltap.ids import new_id
 from rolltap.types import Session
 
 from ..conftest import PostgresServer, RedisServer
+from ..memory_log import MemoryCallLog
 from .recorded_calls import LongSession, Sample
 
 REPORT = Path("reports") / "bench_calllog.json"
@@ -52,7 +53,7 @@ GOALS = {
 
 @asynccontextmanager
 async def opened(url: str, **options: Any) -> AsyncIterator[CallLog]:
-    log = open_call_log(url, **options)
+    log = MemoryCallLog() if url == "memory:" else open_call_log(url, **options)
     await log.start()
     try:
         yield log

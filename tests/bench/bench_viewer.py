@@ -169,7 +169,6 @@ def add_group(rows: Rows, number: int) -> None:
 
 async def started(path: Path) -> SqlCallLog:
     log = open_call_log(f"sqlite:///{path}")
-    assert isinstance(log, SqlCallLog)
     await log.start()
     return log
 

@@ -23,10 +23,10 @@ import aiohttp
 from tokenizers import Tokenizer
 
 from rolltap.calllog.database import Database
-from rolltap.calllog.memory import MemoryCallLog
 from rolltap.calllog.schema import metadata
 
 from ..conftest import free_port
+from ..memory_log import MemoryCallLog
 
 KEYS = {"admin": "admin-key", "trainer": "trainer-key", "evaluator": "evaluator-key", "secret": "0123456789abcdef"}
 SESSIONS = 400

@@ -15,6 +15,7 @@ from rolltap.calllog.open import open_call_log
 from rolltap.errors import RecordCorrupt
 from rolltap.ledger.schema import metadata
 
+from ..memory_log import MemoryCallLog
 from ..unit.ledger.world import KINDS, World, database_url, empty
 from .engine_world import STREAMING, WIRES, Start, starter
 
@@ -30,6 +31,8 @@ class Store:
     ingest: str | None = None
 
     def open(self, *, writable: bool = True) -> CallLog:
+        if self.url == "memory:":
+            return MemoryCallLog()
         return open_call_log(self.url, writable=writable, ingest=self.ingest if writable else None)
 
     async def refuses(self, log: CallLog, append: Awaitable[None], name: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -313,7 +313,7 @@ async def test_a_log_opened_for_reading_sees_what_is_written_and_writes_nothing(
 
 
 def test_an_unknown_kind_of_store_is_answered_with_the_known_ones():
-    with pytest.raises(ConfigError, match="memory, sqlite, postgresql"):
+    with pytest.raises(ConfigError, match="sqlite, postgresql"):
         open_call_log("mysql://somewhere/db")
 
 

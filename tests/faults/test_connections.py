@@ -19,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
-from rolltap.calllog.open import LogWithDatabase, open_call_log
+from rolltap.calllog.open import open_call_log
 from rolltap.calllog.postgres import PostgresBackend
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
@@ -132,7 +132,6 @@ async def test_a_transaction_on_a_connection_that_went_silent_is_given_up(
     async with relayed("127.0.0.1", address.port) as relay:
         url = address._replace(netloc=f"{address.username}@127.0.0.1:{relay.own_port}").geturl()
         log = open_call_log(url)
-        assert isinstance(log, LogWithDatabase)
         await log.start()
         unused: Any = None
         uow = UnitOfWork(log.database, close_session=unused, settings=LedgerSettings())

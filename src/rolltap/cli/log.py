@@ -23,7 +23,6 @@ from rich.text import Text
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import PruneDecision
-from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.common import ConfigOption, JsonOption, StoreOption, chosen_store, one_line_errors
 from rolltap.cli.screen import Screen, say
 from rolltap.datasets.importing import read_file, write
@@ -228,8 +227,6 @@ def upgrade(store: StoreOption = "", config: ConfigOption = None) -> None:
 @asynccontextmanager
 async def _opened(url: str, *, writable: bool) -> AsyncIterator[Database]:
     log = open_call_log(url, writable=writable)
-    if not isinstance(log, SqlCallLog):
-        raise ConfigError(f"store.url: {url} keeps nothing; name a sqlite:///PATH or postgresql://... store")
     await log.start()
     try:
         yield log.database

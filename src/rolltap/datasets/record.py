@@ -15,7 +15,7 @@ from rolltap.calllog import open_call_log
 from rolltap.calllog.notes import Note, notes_of, tags_after
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.datasets.texts import call_texts
-from rolltap.errors import AlignmentError, DatasetError, RecordCorrupt
+from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger import views as ledger
 from rolltap.ledger.views import all_groups
 from rolltap.reading.indexing import harness_of
@@ -45,10 +45,7 @@ class ReadOptions:
 
 def open_record(store: str) -> SqlCallLog:
     """The call log and the ledger of a store, for reading; not yet started."""
-    call_log = open_call_log(store, writable=False)
-    if not isinstance(call_log, SqlCallLog):
-        raise DatasetError(f"--store: {store} holds no record to read; expected sqlite:///PATH or postgresql://...")
-    return call_log
+    return open_call_log(store, writable=False)
 
 
 Failed = Callable[[str, Exception], None]

@@ -21,12 +21,13 @@ from cachetools import LRUCache
 from rolltap.calllog.annotations import NO_SUMS, PolicySums, annotations_of, streams_of, updated_sums
 from rolltap.calllog.database import Database
 from rolltap.calllog.notes import Note, append_note, append_note_beside, notes_of
-from rolltap.calllog.open import LogWithDatabase, open_call_log
+from rolltap.calllog.open import open_call_log
 from rolltap.calllog.outlines import fetch_summarized, openings, sampled_versions
 from rolltap.calllog.sessions import Fingerprint, fetch_session, fingerprint, session_of_call
+from rolltap.calllog.sql import SqlCallLog
 from rolltap.contract.admin import NewNote
 from rolltap.decoding import from_json
-from rolltap.errors import ConfigError, InvalidRequest, NotFound
+from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import views as ledger
 from rolltap.ledger.views import ALL_GROUPS, GroupQuery, RunState, run_state
 from rolltap.protocols.base import RecordedCall
@@ -103,7 +104,7 @@ class RecordReader(ReadPlane):
 
     def __init__(
         self,
-        log: LogWithDatabase,
+        log: SqlCallLog,
         indexer: Indexer,
         *,
         rules: RulesOf = session_rules,
@@ -487,7 +488,7 @@ def index_path(database: Database, folder: Path | None = None) -> Path:
 
 
 def reader_on(
-    log: LogWithDatabase,
+    log: SqlCallLog,
     *,
     rules: RulesOf | None = None,
     vocabulary: VocabularyOf | None = None,
@@ -506,7 +507,7 @@ def reader_on(
 class Readers:
     """One reader per tenant that asks, each with its own index."""
 
-    def __init__(self, log: LogWithDatabase, make: Callable[[], RecordReader]) -> None:
+    def __init__(self, log: SqlCallLog, make: Callable[[], RecordReader]) -> None:
         self.log = log
         self._make = make
         self._of_tenant: dict[str, RecordReader] = {}
@@ -543,8 +544,6 @@ async def opened_readers(
 ) -> AsyncIterator[Readers]:
     """Opens the record once for reading, for all tenants. Raises `ConfigError` if the store holds no record."""
     log = open_call_log(store, writable=False, connections=connections)
-    if not isinstance(log, LogWithDatabase):
-        raise ConfigError(f"{store} holds no record to read; expected sqlite:///PATH or postgresql://...")
     await log.start()
     try:
         readers = Readers(log, lambda: reader_on(log, rules=rules, vocabulary=vocabulary, indexes=indexes))

@@ -18,7 +18,6 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def sql_log(store_url: str) -> AsyncIterator[SqlCallLog]:
     """A log on each database."""
     log = open_call_log(store_url)
-    assert isinstance(log, SqlCallLog)
     await log.start()
     yield log
     await log.close()

@@ -204,7 +204,6 @@ async def test_an_archive_holds_annotations_and_notes_both_ways(trained: Trained
     before = await contents(database)
     assert len(before["annotations"]) == len(before["notes"]) == 2
     copy = open_call_log(f"sqlite:///{tmp_path}/copy.db")
-    assert isinstance(copy, SqlCallLog)
     await copy.start()
     try:
         assert (await import_sessions(copy.database, early)).new == 1

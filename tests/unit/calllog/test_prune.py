@@ -147,7 +147,6 @@ def test_the_command_says_what_stays_and_removes_nothing_in_a_dry_run(tmp_path: 
 
     async def fill() -> None:
         log = open_call_log(url)
-        assert isinstance(log, SqlCallLog)
         await log.start()
         await ended(log)
         await log.close()

@@ -28,7 +28,6 @@ LARGE = b'{"text": "%s"}' % (b"large " * 400)
 
 async def opened(url: str) -> SqlCallLog:
     log = open_call_log(url)
-    assert isinstance(log, SqlCallLog)
     await log.start()
     return log
 

@@ -90,7 +90,6 @@ async def test_a_fault_is_named_and_a_sound_log_is_not(sql_log: SqlCallLog, name
 
 async def damaged(path: Path) -> None:
     log = open_call_log(f"sqlite:///{path}")
-    assert isinstance(log, SqlCallLog)
     await log.start()
     await fill(log)
     await log.database.transact(lambda connection: connection.execute(change(call_intents, policy="other")))

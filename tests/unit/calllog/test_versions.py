@@ -38,7 +38,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def opened(url: str, *, writable: bool = True) -> SqlCallLog:
     log: CallLog = open_call_log(url, writable=writable)
     await log.start()
-    assert isinstance(log, SqlCallLog)
     return log
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from rolltap.calllog.memory import MemoryCallLog
 from rolltap.engine.tiny import FOLDER
 from rolltap.ids import new_id
 from rolltap.protocols.handles import Handles
@@ -36,6 +35,8 @@ from rolltap.settings import KeySettings, LimitSettings, PolicySettings
 from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Session, VersionSpan
 from tests.dialects import DIALECTS
+
+from ...memory_log import MemoryCallLog
 
 SECRET = b"0123456789abcdef"
 TURN = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from rolltap.calllog.facts import CallRow
-from rolltap.calllog.memory import MemoryCallLog
 from rolltap.errors import SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.ids import new_id
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
@@ -20,6 +19,8 @@ from rolltap.proxy.continuation.canonical import DIGEST_BYTES
 from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.proxy.sessions.session_cache import TRUST_S, SessionCache, key_hash
 from rolltap.types import Session
+
+from ...memory_log import MemoryCallLog
 
 
 class SlowLog(MemoryCallLog):

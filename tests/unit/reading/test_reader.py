@@ -10,7 +10,6 @@ import sqlalchemy as sa
 
 from rolltap.calllog.backend import database_clock
 from rolltap.calllog.facts import RequestParts
-from rolltap.calllog.open import LogWithDatabase
 from rolltap.calllog.schema import sessions
 from rolltap.contract.admin import NewNote, NewReward
 from rolltap.errors import DatasetError, InvalidRequest, NotFound
@@ -235,7 +234,6 @@ async def test_a_reward_whose_transaction_was_slow_is_in_the_list(reading: ReadH
     rollout_id = group.rollouts[0].id
     await ledger.rollouts.start(rollout_id, talk.session_id)
     log = reading.home.app.call_log
-    assert isinstance(log, LogWithDatabase)
     await log.database.transact(
         lambda connection: connection.execute(sa.update(sessions).values(rollout_id=rollout_id))
     )

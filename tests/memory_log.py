@@ -1,4 +1,4 @@
-"""A call log in memory, without durability, for tests and dry runs."""
+"""A call log in memory, without durability: the contract suite runs over it as over the real stores."""
 
 from __future__ import annotations
 
