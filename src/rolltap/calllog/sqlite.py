@@ -126,7 +126,7 @@ class SqliteBackend:
 
     def __init__(self, url: sa.URL, *, writable: bool) -> None:
         if not url.database or url.database == ":memory:":
-            raise ConfigError("store.url: SQLite needs a file: sqlite:///PATH (memory: keeps a log in memory)")
+            raise ConfigError("store.url: SQLite needs a file: sqlite:///PATH")
         self.dialect: sa.Dialect = sqlite_dialect.dialect(paramstyle="qmark")
         self._path = Path(url.database).absolute()
         self._name = url.render_as_string()
