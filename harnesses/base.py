@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_chec
 
 from rolltap.contract.admin import DETAIL_BYTES, EVALUATION_CHARS
 from rolltap.errors import EvaluatorFailed, TaskInvalid
+from rolltap.tampering import TamperingAct
 from rolltap.types import Scoring, Task
 from rolltap.wording import did_you_mean
 
@@ -413,7 +414,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An evaluator's result: its scores and their explanation.
+    """An evaluator's result: its scores, their explanation, and the tampering that it found.
 
     `scoring` None: the ledger decides by the rollout's status (a rollout that timed out is masked, one whose harness
     crashed is unscorable).
@@ -422,6 +423,7 @@ class Verdict:
     scores: tuple[Score, ...]
     detail: Mapping[str, Any] = field(default_factory=dict)
     scoring: Scoring | None = None
+    tampering: tuple[TamperingAct, ...] = ()
 
 
 OWN_CONFIGURATION: Mapping[str, str] = {

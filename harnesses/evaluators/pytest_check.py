@@ -5,8 +5,9 @@ The task's test patch is applied to a clean workspace, and then the agent's chan
 else 0.0; the detail lists the passed and the failed tests.
 
 A test passed if its call ran and passed, and no part of it failed. Our own plug-in counts; reports of other plug-ins
-are ignored. The code under test shares pytest's process, so code that is written against this evaluator can still
-make up results; `harnesses/runner/tampering.py` looks for such code.
+are ignored. The code under test shares pytest's process, so it can make up results. Before a reward of 1.0, therefore,
+decoys of the tests (`decoys.py`) run in another clean workspace: one that passes with the agent's code, but not without
+it, is tampering, and the reward is 0.0.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
+from rolltap.harnesses.evaluators.decoys import chosen, function_of, with_decoys
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.programs import listed
-from rolltap.harnesses.left_files import LeftFiles, apply_changes, changes, read_untrusted
+from rolltap.harnesses.left_files import Change, LeftFiles, apply_changes, changes, read_untrusted
+from rolltap.tampering import TamperingAct, TamperingKind
+from rolltap.types import UNPROTECTED
 
 RESULTS = "results.jsonl"
 PATCH = "test.patch"
@@ -75,6 +80,9 @@ sys.exit(pytest.main(sys.argv[3:], plugins=[WorkingCopy(), Results()]))
 """`python -m pytest`, except that pytest and its plugins are imported before the agent's folder is on the path, and no
 new module of the agent's takes the place of an installed one."""
 
+MOST_DECOYS = 50
+"""The most test functions of which decoys are made: first of `must_pass`, then at random of `keep_passing`."""
+
 SETTINGS = {
     **dict.fromkeys(("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini"), ""),
     "pyproject.toml": "[tool.pytest",
@@ -84,10 +92,26 @@ SETTINGS = {
 """Files that pytest looks for, in its order, and the section that makes one its configuration."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A clean workspace in which tests can run once: what runs there may change it.
+
+    `configuration`: the task's file with pytest's settings. `new`: names by which new files of the agent's could be
+    imported. `own`: the task's files.
+    """
+
+    clean: Workspace
+    configuration: str
+    changed: list[Change]
+    dropped: list[Change]
+    new: set[str]
+    own: Collection[str]
+
+
 class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     """`must_pass` and `keep_passing` are pytest node ids; a file means all its tests. `python` runs them. `takes`:
     patterns of the agent's changes that are tested (`intake.py`); () for the allow-list. The files of named tests and
-    of the patch are always the task's.
+    of the patch are always the task's. Without `decoys` a reward is not checked by them, and `unprotected`.
 
     Raises `ValueError` if neither names a test: without one every run would be rewarded.
     """
@@ -100,6 +124,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     test_patch: str = ""
     python: str = "python3"
     takes: tuple[str, ...] = ()
+    decoys: bool = True
 
     def __post_init__(self) -> None:
         if not self.must_pass and not self.keep_passing:
@@ -118,11 +143,35 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         return tuple(dict.fromkeys(prefix for prefix in prefixes if _is_python_prefix(prefix)))
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
-        clean = await evidence.clean_workspace()
+        place = await self._place(evidence)
+        evidence.seen.add("the agent's changes", "\n".join(listed(place.changed, place.dropped)))
         tests = (*self.must_pass, *self.keep_passing)
-        files = tuple(dict.fromkeys(test.partition("::")[0] for test in tests))
+        results = await self._results(evidence, place, "the tests", [test.split("[")[0] for test in tests])
+        passed = {test: _test_passed(test, results) for test in tests}
+        detail = {
+            "passed": [test for test, ok in passed.items() if ok],
+            "failed": [test for test, ok in passed.items() if not ok],
+            "changed": len(place.changed),
+            "dropped_test_changes": [change.path for change in place.dropped[:NAMED_CHANGES]],
+        }
+        if detail["failed"]:
+            return Verdict((Score(0.0),), detail)
+        if not self.decoys:
+            return Verdict((Score(1.0),), {**detail, UNPROTECTED: "its results are not checked by decoys"})
+        passing = await self._passing_decoys(evidence, results)
+        if passing is None:
+            return Verdict((Score(1.0),), {**detail, UNPROTECTED: "no decoy can be made of its tests"})
+        if passing:
+            acts = [TamperingAct.at(TamperingKind.PYTEST, f"{each} passes, whatever it asserts") for each in passing]
+            return Verdict((Score(0.0),), {**detail, "forged": passing[:NAMED_CHANGES]}, tampering=tuple(acts))
+        return Verdict((Score(1.0),), detail)
+
+    async def _place(self, evidence: Evidence, *, of_agent: bool = True) -> _Place:
+        """A clean workspace with the task's patch and, `of_agent`, the agent's changes that come in."""
+        clean = await evidence.clean_workspace()
+        files = {test.partition("::")[0] for test in (*self.must_pass, *self.keep_passing)}
         agents = evidence.workspace.folder
-        all_changes = await asyncio.to_thread(changes, clean.folder, agents)
+        changed = await asyncio.to_thread(changes, clean.folder, agents) if of_agent else []
         start = await asyncio.to_thread(StartingState.of, clean.folder)
         patched: Collection[str] = ()
         if self.test_patch:
@@ -132,29 +181,54 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             patched = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
         configuration = await asyncio.to_thread(find_configuration, clean.folder, files)
         intake = Intake(start, self.takes, {*files, *patched})
-        dropped = await asyncio.to_thread(apply_changes, all_changes, agents, clean.folder, intake.brings_of(agents))
-        new = {name for change in all_changes for name in _module_names(change.path) if change.path not in start.files}
-        evidence.seen.add("the agent's changes", "\n".join(listed(all_changes, dropped)))
-        chosen = clean.workdir / configuration if configuration else clean.home / CONFIGURATION
+        dropped = await asyncio.to_thread(apply_changes, changed, agents, clean.folder, intake.brings_of(agents))
+        new = {name for change in changed for name in _module_names(change.path) if change.path not in start.files}
+        return _Place(clean, configuration, changed, dropped, new, start.files | set(patched))
+
+    async def _results(self, evidence: Evidence, place: _Place, step: str, tests: Iterable[str]) -> dict[str, bool]:
+        """Runs `tests`. Node id -> passed, as `read_results`."""
+        clean = place.clean
+        chosen = clean.workdir / place.configuration if place.configuration else clean.home / CONFIGURATION
         options = ("-q", "-p", "no:cacheprovider", "-c", str(chosen), f"--rootdir={clean.workdir}")
-        arguments = (
-            str(clean.home / RESULTS),
-            str(clean.home / NEW),
-            *options,
-            *dict.fromkeys(test.split("[")[0] for test in tests),
-        )
-        files_of_home = {CONFIGURATION: "[pytest]\n", NEW: json.dumps(sorted(new))}
+        arguments = (str(clean.home / RESULTS), str(clean.home / NEW), *options, *dict.fromkeys(tests))
+        files_of_home = {CONFIGURATION: "[pytest]\n", NEW: json.dumps(sorted(place.new))}
         launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *arguments), files=files_of_home)
-        exit_ = await evidence.run(clean, "the tests", launch)
-        results = await read_untrusted(read_results, clean.home_folder, exit_.output)
-        passed = {test: _test_passed(test, results) for test in tests}
-        detail = {
-            "passed": [test for test, ok in passed.items() if ok],
-            "failed": [test for test, ok in passed.items() if not ok],
-            "changed": len(all_changes),
-            "dropped_test_changes": [change.path for change in dropped[:NAMED_CHANGES]],
-        }
-        return Verdict((Score(float(all(passed.values()))),), detail)
+        exit_ = await evidence.run(clean, step, launch)
+        return await read_untrusted(read_results, clean.home_folder, exit_.output)
+
+    async def _passing_decoys(self, evidence: Evidence, results: Mapping[str, bool]) -> list[str] | None:
+        """The decoys that pass only with the agent's code; None if there are none of these tests.
+
+        Raises `EvaluatorFailed` if the agent's code leaves no result of a decoy.
+        """
+        outcomes = await self._outcomes(evidence, results)
+        odd = {function for function, outcome in outcomes.items() if outcome is not False}
+        if odd:  # is it the tests' own doing?
+            own = await self._outcomes(evidence, dict.fromkeys(odd), of_agent=False)
+            odd -= {function for function in odd if own.get(function) == outcomes[function]}
+        if passing := sorted(function for function in odd if outcomes[function]):
+            return passing
+        if odd:
+            raise EvaluatorFailed(f"a test passed, but changed so that it fails it has no result: {min(odd)}")
+        return [] if False in outcomes.values() else None
+
+    async def _outcomes(
+        self, evidence: Evidence, nodes: Iterable[str], *, of_agent: bool = True
+    ) -> dict[str, bool | None]:
+        """Runs decoys of the functions of `nodes`. Function -> whether one of its decoys passed; None without any."""
+        place = await self._place(evidence, of_agent=of_agent)
+        every = [function_of(node) for node in nodes]
+        first = {function_of(test) for test in self.must_pass}
+        functions = chosen((each for each in every if any(_is_of(each, test) for test in first)), every, MOST_DECOYS)
+        made = await asyncio.to_thread(_write_decoys, place.clean.folder, functions, place.own)
+        if not made:
+            return {}
+        results = await self._results(evidence, place, "the decoys", ("--maxfail=0", "--tb=line", *made))
+        outcomes: dict[str, bool | None] = dict.fromkeys(made)
+        for node, ok in results.items():
+            if (function := function_of(node)) in outcomes:
+                outcomes[function] = ok or bool(outcomes[function])
+        return outcomes
 
     async def _apply_patch(self, workspace: Workspace, evidence: Evidence) -> None:
         """Before the agent's changes are there: git obeys what a repository says, and any folder can be one."""
@@ -215,9 +289,32 @@ def _module_names(path: str) -> list[str]:
     return [*folders, name.partition(".")[0]]
 
 
+def _write_decoys(folder: Path, functions: Iterable[str], own: Collection[str]) -> list[str]:
+    """Makes decoys of those `functions` that stand in the task's `own` files below `folder`; returns them."""
+    by_file: dict[str, list[str]] = {}
+    for function in functions:
+        path, _, names = function.partition("::")
+        if path in own and names:
+            by_file.setdefault(path, []).append(names)
+    made: list[str] = []
+    for path, names in by_file.items():
+        try:
+            text, decoys = with_decoys((folder / path).read_text(encoding="utf-8"), names)
+        except (OSError, UnicodeDecodeError):
+            continue
+        if decoys:
+            (folder / path).write_text(text, encoding="utf-8")
+            made += [f"{path}::{each}" for each in decoys]
+    return made
+
+
+def _is_of(node: str, test: str) -> bool:
+    return node == test or node.startswith((f"{test}::", f"{test}["))
+
+
 def _test_passed(test: str, results: dict[str, bool]) -> bool:
     """True if `test` ran and passed; a file, class or unparametrised function means all tests below it."""
-    outcomes = [ok for node, ok in results.items() if node == test or node.startswith((f"{test}::", f"{test}["))]
+    outcomes = [ok for node, ok in results.items() if _is_of(node, test)]
     return bool(outcomes) and all(outcomes)
 
 

@@ -102,6 +102,7 @@ class RolloutRunner(AttemptRunner[Assignment]):
                     return unanswered(exit_)
                 try:
                     verdict = await self._judge(state, workspaces, exit_)
+                    state.tampering = [*state.tampering, *verdict.tampering][:MOST_ACTS]
                 except Unreadable as error:  # what the agent left can't be judged: it is worth nothing
                     unreadable = TamperingAct.at(TamperingKind.UNREADABLE, error.message)
                     state.tampering = [*state.tampering[: MOST_ACTS - 1], unreadable]
