@@ -160,8 +160,8 @@ class _Probes(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
         """Each part of a conjunction has a probe of its own."""
-        is_conjunction = isinstance(node.test, ast.BoolOp) and isinstance(node.test.op, ast.And)
-        parts = node.test.values if is_conjunction else [node.test]
+        test = node.test
+        parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
         changed: list[ast.stmt] = []
         for part in parts:
             if isinstance(part, ast.Compare) and len(part.ops) == 1 and isinstance(part.ops[0], COMPARISONS):

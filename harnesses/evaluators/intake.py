@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -59,12 +57,6 @@ CONFIGURES = re.compile(
     re.IGNORECASE,
 )
 """Paths that no pattern of `takes` with a wildcard takes."""
-INTERPRETER = re.compile(
-    r"(.*/)?(python|pypy|node|deno|bun|ruby|perl|php|lua|bash|dash|ksh|zsh|sh|tsx|Rscript|julia)[\d.]*|source|\."
-)
-BEFORE_A_PROGRAM = re.compile(
-    r"\w+=.*|!|if|then|elif|else|while|until|do|\(|\{|exec|env|time|timeout|nice|command|run|[\d.]+[smh]?|-.*"
-)
 WILD = re.compile(r"[*?[]")
 
 
@@ -170,37 +162,3 @@ class Intake:
             if any(not self.brings(each) for each in self.start.modules.get(name, ())):
                 return True
         return False
-
-
-def programs_of(judge: str, start: StartingState) -> set[str]:
-    """The task's files that a judge's text visibly starts as programs. They decide the verdict, so none is replaced.
-
-    Programs that the helper starts are what is judged: they are not included.
-    """
-    found = set[str]()
-    lexer = shlex.shlex(judge, posix=True, punctuation_chars=";|&()\n")
-    lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "#", True
-    words: list[str] = []
-    with suppress(ValueError):  # an open quotation: the rest can't be parsed
-        for word in (*lexer, ";"):
-            if word.strip(";|&()\n"):
-                words.append(word)
-                continue
-            program = _program_of(words)
-            found |= {each for each in start.files if program and f"/{each}".endswith(f"/{program}")}
-            words = []
-    return found
-
-
-def _program_of(words: Sequence[str]) -> str:
-    """The path of the file that a simple command runs, without its folder's; "" if it runs none of its own."""
-    rest = list(words)
-    while rest and BEFORE_A_PROGRAM.fullmatch(rest[0]):
-        rest = rest[1:]
-    if rest and INTERPRETER.fullmatch(rest[0]):
-        if "-m" in rest:
-            rest = [f"{each.replace('.', '/')}.py" for each in rest[rest.index("-m") + 1 :][:1]]
-        else:
-            rest = [each for each in rest[1:] if not each.startswith("-")]
-    name = rest[0] if rest else ""
-    return name.removeprefix("$PWD/").removeprefix("/workspace/").removeprefix("./") if "$ROLLTAP" not in name else ""

@@ -24,7 +24,8 @@ from typing import Any
 
 from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import CodeWork, Command, Evidence, Exit, Workspace, last_line
-from rolltap.harnesses.evaluators.intake import Intake, StartingState, programs_of
+from rolltap.harnesses.evaluators.intake import Intake, StartingState
+from rolltap.harnesses.evaluators.judge_text import JudgeText
 from rolltap.harnesses.left_files import (
     MOST_BYTES,
     MOST_FILES,
@@ -41,6 +42,7 @@ from rolltap.types import UNPROTECTED
 
 NOT_USED = "its program did not use $ROLLTAP_SANDBOXED"
 NOT_NAMED = "its program does not name $ROLLTAP_SANDBOXED itself, so it ran among the agent's files"
+UNKNOWN = "its program starts without $ROLLTAP_SANDBOXED what may be the agent's: {}"
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Environment of a judge in a clean copy: else its Python would prefer modules there to installed ones."""
 
@@ -112,16 +114,20 @@ class JudgesCopy:
 
 @dataclass(frozen=True, slots=True)
 class JudgesPlace:
-    """Where a judge runs. `copy` None: among the agent's own files, or a copy that is taken once (`takes`)."""
+    """Where a judge runs. `copy` None: among the agent's own files, or a copy that is taken once (`takes`). `unknown`:
+    as in `JudgeText`."""
 
     workspace: Workspace
     agents: Workspace
     copy: JudgesCopy | None = None
     is_clean: bool = False
+    unknown: str = ""
 
     @property
     def mixed(self) -> str:
         """Why the judge's own tools could obey files of the agent; "" if they could not."""
+        if self.unknown:
+            return UNKNOWN.format(self.unknown)
         return "" if self.is_clean else NOT_NAMED
 
 
@@ -135,12 +141,12 @@ async def place_of(
         return JudgesPlace(agents, agents), {}
     clean = await evidence.clean_workspace()
     start = await asyncio.to_thread(StartingState.of, clean.folder)
-    refused = {*hidden, *programs_of(source, start)}
-    copy = JudgesCopy(clean.folder, agents.folder, Intake(start, takes, refused))
+    text = JudgeText.of(source, start.files)
+    copy = JudgesCopy(clean.folder, agents.folder, Intake(start, takes, {*hidden, *text.programs}))
     await asyncio.to_thread(copy.begin)
     evidence.seen.add("the agent's changes", "\n".join(listed(copy.every, copy.left_out)))
     about = {"changed": len(copy.every), "left_out": [change.path for change in copy.left_out[:NAMED]]}
-    return JudgesPlace(clean, agents, None if takes else copy, is_clean=True), about
+    return JudgesPlace(clean, agents, None if takes else copy, is_clean=True, unknown=text.unknown), about
 
 
 def listed(every: Iterable[Change], left_out: Iterable[Change]) -> list[str]:

@@ -84,7 +84,7 @@ class Reach(StrEnum):
 REACH_MEANINGS = {
     Reach.NONE: "no code of the working copy runs",
     Reach.NOTHING: "nothing, run by `$ROLLTAP_SANDBOXED`; else the reward, and the rollout is `unprotected`",
-    Reach.RESULTS: "the results, if it is written against pytest or the evaluator; nothing of the runner's",
+    Reach.RESULTS: "the results, if it knows decoys from tests; nothing of the runner's",
     Reach.RUNNER: "the reward, and all that the runner's user can",
     Reach.REFUSED: "this runtime can't run the evaluator",
 }

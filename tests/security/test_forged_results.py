@@ -163,11 +163,11 @@ def drawn(styles: tuple[str, ...]) -> tuple[str, list[str]]:
     return "\n".join(parts), nodes
 
 
-async def judged(calc: str, tests: str, folder: Path, **settings: bool) -> tuple[Verdict, str]:
+async def judged(calc: str, tests: str, folder: Path, *, decoys: bool = True) -> tuple[Verdict, str]:
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nPYTEST_DISABLE_PLUGIN_AUTOLOAD=1 exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    check = PytestCheck(("tests/test_calc.py",), python=str(python), **settings)
+    check = PytestCheck(("tests/test_calc.py",), python=str(python), decoys=decoys)
     runtime, made = ProcessRuntime(folder / "places"), list[Workspace]()
 
     async def prepare() -> Workspace:

@@ -1,0 +1,217 @@
+"""What a judge's text starts: which of the task's files, and whether all that it starts is known.
+
+The text is known if each of its commands is the helper, a tool that only reads and writes, a file of the task, or an
+interpreter with a program of the judge: inline, or a file outside the working copy. Anything else (`make`, `eval`,
+`xargs`, a command in a variable) could run what the agent wrote beside the judge, so it is unknown. So is text that
+this module can't parse: it knows less of shells than bash, never more. Programs that the helper starts don't count.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
+
+TOOLS = frozenset(
+    (
+        *("[", "[[", ":", "awk", "base64", "basename", "break", "cat", "cd", "chmod", "cmp", "column", "comm"),
+        *("continue", "cp", "cut", "date", "diff", "dirname", "echo", "egrep", "exit", "export", "expr", "false"),
+        *("fgrep", "file", "find", "fmt", "fold", "grep", "gunzip", "gzip", "head", "jq", "join", "kill", "ln"),
+        *("local", "ls", "md5sum", "mkdir", "mktemp", "mv", "nl", "od", "paste", "printf", "pwd", "read"),
+        *("readlink", "realpath", "return", "rev", "rm", "rmdir", "sed", "seq", "set", "sha1sum", "sha256sum"),
+        *("shift", "shopt", "sleep", "sort", "split", "stat", "sum", "tac", "tail", "tee", "test", "touch", "tr"),
+        *("true", "truncate", "umask", "uname", "uniq", "unset", "wait", "wc", "xxd", "zcat"),
+    )
+)
+"""They run no other program, but for the options in `RUNS_A_FILE`."""
+RUNS_A_FILE = re.compile(r"(awk|sed|jq) (-[a-zA-Z]*f|--f)|find -(exec|ok)|awk .*system|sort --comp")
+"""A tool and the beginning of one of its arguments."""
+ENDS = frozenset(("}", "done", "fi", "esac"))
+BEFORE = frozenset(("!", "if", "then", "elif", "else", "while", "until", "do", "{", "time", "exec", "command", "nohup"))
+WRAPPER = re.compile(r"(env|nice|timeout)")
+OPTION = re.compile(r"-.*|[\d.]+[smh]?")
+ASSIGNMENT = re.compile(r"\w+\+?=.*", re.DOTALL)
+SHELL = re.compile(r"(/usr)?(/bin/)?(bash|dash|ksh|zsh|sh)")
+LANGUAGE = re.compile(r"(/usr)?(/local)?(/bin/)?(python|pypy|node|deno|bun|ruby|perl|php|lua|Rscript|julia)[\d.]*")
+INLINE = re.compile(r"-[a-zA-Z]*[ce]|--eval|-")
+STARTS_MORE = re.compile(
+    r"exec|eval|import_module|__import__|runpy|subprocess|system|popen|spawn|sys\.path|require|`", re.I
+)
+"""In a judge's inline program: it could run other files."""
+REDIRECTION = re.compile(r"(\d*[<>]+)(.*)", re.DOTALL)
+HERE_DOCUMENT = re.compile(r"<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)")
+DEFINES = "\0"
+"""The first of two words, in place of the definition of a function with the second's name."""
+SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
+SEPARATORS = ";|&()\n"
+
+
+@dataclass(slots=True)
+class JudgeText:
+    """`files`: of the task. `programs`: those that the text starts. `unknown`: what it starts that may be the agent's,
+    or why its text can't be parsed; "" if nothing."""
+
+    files: Collection[str]
+    programs: set[str] = field(default_factory=set)
+    unknown: str = ""
+    _functions: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, text: str, files: Collection[str]) -> JudgeText:
+        judge = cls(files)
+        judge._read(text)
+        return judge
+
+    def _read(self, text: str) -> None:
+        try:
+            for words in _commands(_plain(text.replace("\\\n", ""))):
+                self._read_command(words)
+        except ValueError as error:
+            self._note(str(error))
+
+    def _note(self, what: str) -> None:
+        self.unknown = self.unknown or what[:100]
+
+    def _read_command(self, words: list[str]) -> None:
+        if words[0] == DEFINES:
+            self._functions.add(words[1])
+            return
+        for word in words:
+            for inner in SUBSTITUTION.findall(word):
+                self._read(inner)
+            if "`" in word or "$(" in SUBSTITUTION.sub("", word):
+                self._note(word)
+        rest = list(words)
+        while rest and (rest[0] in BEFORE or ASSIGNMENT.fullmatch(rest[0]) or WRAPPER.fullmatch(rest[0])):
+            wrapped = WRAPPER.fullmatch(rest.pop(0))
+            while wrapped and rest and OPTION.fullmatch(rest[0]):
+                if rest.pop(0).startswith(("-S", "--split")):
+                    self._note("env -S")
+        if not rest or rest[0] in ENDS or rest[0] in self._functions or rest[0] == "for":
+            return
+        head, arguments = rest[0], rest[1:]
+        if head in (f"${VARIABLE}", f"${{{VARIABLE}}}"):
+            return
+        if head in TOOLS:
+            for each in arguments:
+                if RUNS_A_FILE.match(f"{head} {each}"):
+                    self._note(f"{head} {each}")
+        elif SHELL.fullmatch(head) or head in ("source", "."):
+            self._read_shell(head, arguments)
+        elif LANGUAGE.fullmatch(head):
+            self._read_language(head, arguments)
+        else:
+            self._start(head)
+
+    def _read_shell(self, head: str, arguments: list[str]) -> None:
+        options = [each for each in arguments if each.startswith("-")]
+        programs = [each for each in arguments if not each.startswith("-")]
+        if not programs:
+            self._note(f"{head} without a program")
+        elif any("c" in each for each in options if not each.startswith("--")):
+            self._read(programs[0])
+        else:
+            self._start(programs[0])
+
+    def _read_language(self, head: str, arguments: list[str]) -> None:
+        if "-m" in arguments:
+            module = arguments[arguments.index("-m") + 1 :][:1]
+            self._start(f"./{module[0].replace('.', '/')}.py" if module else head)
+            return
+        for place, each in enumerate(arguments):
+            if INLINE.fullmatch(each):
+                if STARTS_MORE.search(" ".join(arguments[place + 1 :])):
+                    self._note(f"{head} {each}")
+                return
+            if not each.startswith("-"):
+                self._start(each)
+                return
+        self._note(f"{head} without a program")
+
+    def _start(self, program: str) -> None:
+        """A program by its path: of the task, or outside the working copy."""
+        path = program.removeprefix("$PWD/").removeprefix("/workspace/").removeprefix("./")
+        own = {each for each in self.files if f"/{each}".endswith(f"/{path}")}
+        self.programs |= own
+        is_outside = path.startswith("/") and not set(path) & set("$*?[~") and ".." not in path
+        is_outside = is_outside and not path.startswith(("/proc/", "/dev/"))
+        if not is_outside and not ("/" in program and path in own) and path not in self.files:
+            self._note(program)
+
+
+def _plain(text: str) -> str:
+    """A text without comments, with `- 'TEXT'` for each here document. Raises `ValueError` for what it can't parse."""
+    plain, quote, at, document = list[str](), "", 0, (0, 0)  # where the line's here document is
+    while at < len(text):
+        char, step = text[at], 1
+        if quote == "'":
+            quote = "" if char == "'" else quote
+        elif char == "\\":
+            step = 2
+        elif quote:
+            quote = "" if char == quote else quote
+            if text.startswith("$(", at) and set("'\"\\") & set(text[at : text.find(")", at)]):
+                raise ValueError("a quotation in a quotation")
+        elif char in "'\"":
+            if plain[-1:] == ["$"]:
+                raise ValueError(f"${char}")
+            quote = char
+        elif char == "#" and (not plain or plain[-1][-1] in f" \t{SEPARATORS}"):
+            at = (at + text[at:].find("\n")) if "\n" in text[at:] else len(text)
+            continue
+        elif text.startswith("<<<", at):
+            step = 3
+        elif text.startswith("<<", at):
+            found = HERE_DOCUMENT.match(text, at)
+            start = text.find("\n", at)
+            end = found and re.compile(rf"^\t*{found['end']}$", re.MULTILINE).search(text, start + 1)
+            if found is None or not end or start < 0 or document[1]:
+                raise ValueError("a here document")
+            document = start, end.end()
+            body = text[start : end.start()]
+            if not found["quote"] and re.search(r"\$\(|`", body):
+                raise ValueError("a command in a here document")
+            plain.append(f" - {shlex.quote(body)} ")
+            at = found.end()
+            continue
+        elif char == "\n" and document[1]:
+            if at != document[0]:
+                raise ValueError("a here document in a quotation")
+            at, document = document[1], (0, 0)
+            plain.append("\n")
+            continue
+        plain.append(text[at : at + step])
+        at += step
+    if quote or document[1]:
+        raise ValueError("an open quotation")
+    return re.sub(r"&>>?", ">", re.sub(r"\d*>&[\d-]", " ", "".join(plain)))
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """The simple commands of a text, as words. Raises `ValueError` for an open quotation."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=SEPARATORS)
+    lexer.whitespace, lexer.commenters, lexer.whitespace_split = " \t\r", "", True
+    words: list[str] = []
+    closed = False  # what follows a closing bracket are the arguments of the command before it
+    for word in (*lexer, ";"):
+        if word.strip(SEPARATORS):
+            closed = closed and word != "{"
+            if not closed:
+                words.append(word)
+            continue
+        if words:
+            is_definition = word.startswith("()") and len(words) == 1
+            yield [DEFINES, *words] if is_definition else list(_without_redirections(words))
+        words, closed = [], word.endswith(")")
+
+
+def _without_redirections(words: list[str]) -> Iterator[str]:
+    is_target = False
+    for word in words:
+        found = REDIRECTION.fullmatch(word)
+        if not found and not is_target:
+            yield word
+        is_target = bool(found and not found[2])

@@ -1,0 +1,88 @@
+"""Judges that start what may be the agent's beside themselves: each way of bash is known as such, or not understood.
+
+A way is drawn with a program and a place in a longer text: what may be the agent's never passes as known.
+"""
+
+# ruff: noqa: E501
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rolltap.harnesses.evaluators.judge_text import JudgeText
+
+FILES = ("grade", "grade.py", "calc.py", "t/run.sh")
+
+WAYS = (
+    *("{0}", "! {0}", "time {0}", "exec {0}", "nohup {0} &", "A=b {0}", "timeout 5 {0}", "env A=b {0}", "nice -n 3 {0}"),
+    *("sh {0}", "bash -e {0}", "source {0}", ". {0}", "python3 {0}", "node {0}", "perl -w {0}", "python3 -u {0} x"),
+    *("bash -c '{0}'", "sh -ec 'true; {0}'", "bash -lc \"bash -c '{0}'\"", "eval {0}", "eval '{0}'", "trap {0} EXIT"),
+    *("xargs {0} < x", "find . -exec {0} \\;", "find . -name x -execdir {0} +", "env -S '{0}'", "sh < {0}"),
+    *("cat {0} | sh", "bash <(cat {0})", "bash <<< '{0}'", "bash <<E\n{0}\nE", "cat <<E\n$({0})\nE", 'echo "$({0})"'),
+    *("echo `{0}`", 'x="`{0}`"', "x=$({0})", 'test "$({0})" = 1', "[[ $({0}) ]]", "echo ${{x:=$({0})}}", "diff <({0}) x"),
+    *("if {0}; then :; fi", "while {0}; do :; done", "for f in {0}; do $f; done", "({0})", "{{ {0}; }}", "f() {{ {0}; }}; f"),
+    *("function f {{ {0}; }}; f", "case x in x) {0};; esac", "true && {0}", "false || {0}", "true | {0}", "true |& {0}"),
+    *("x={0}; $x", 'x={0}; bash "$x"', "x={0}; bash -c $x", "alias f={0}; f", "python3 -m new", "python3 -c 'import os; "
+      "os.system(\"{0}\")'", "python3 - <<'E'\nimport runpy; runpy.run_path('{0}')\nE", "awk -f {0}", "sed -f {0}"),
+    *("sort --compress-program={0} x", "tar xf x --to-command={0}", "make -f {0}", "npm test", "make", "cargo test", "git x"),
+    *("pytest -q", "echo a#b; {0}", "# don't\n{0}\n# can't", "echo '#'; {0}", 'echo "# "; {0}; echo " "', "echo x>y;{0}"),
+    *("echo > \"a b\"; {0} \"c\"", "echo '<<E'\n{0}\nE", "echo $'a\\'b'; {0}; echo 'c'", 'echo "$(echo "a # b")"; {0}'),
+    *("ec\\\nho 1; {0}", "echo 1 2>&1; {0}", "echo 1 &> x; {0}", "echo '\n'; {0}", "echo 'make()'; make", "> x {0}", "2> x {0}"),
+    *("cat <<A <<B\nA\nB\n{0}", "cat <<A\nx\nA\n{0}", "cat <<'A'\n'\nA\n{0}\necho \"'\"", "coproc {0}", "command {0}"),
+)  # fmt: skip
+NEW = (
+    "./new",
+    "./pkg/new",
+    "/workspace/new",
+    "$PWD/new",
+    "../workspace/new",
+    "/tests/../workspace/new",
+    "~/new",
+    "./n*w",
+)
+
+KNOWN = (
+    "$ROLLTAP_SANDBOXED python3 solution.py < /tests/input.txt > /tmp/answer.txt || true",
+    "diff -q /tmp/answer.txt /tests/expected.txt && echo 1 > /logs/reward.txt || echo 0 > /logs/reward.txt",
+    "set -e; cd /workspace  # don't",
+    'if [ "$(cat a.txt)" = 42 ]; then echo 1; else echo 0; fi > x 2>&1',
+    "for i in 1 2 3; do timeout 5 $ROLLTAP_SANDBOXED ./prog $i >> out; done; cmp out /tests/out",
+    "python3 - <<'EOF'\nimport json\nprint(json.load(open('x'))['a'])\nEOF",
+    "cat > x <<EOF\na $b don't\nEOF",
+    "python3 /tests/check.py out.txt; bash /tests/more.sh",
+    "python3 -c 'import sys; sys.exit(1)' && echo 1 > r",
+    "out=$(${ROLLTAP_SANDBOXED} cat x); [[ $out == 3 ]]",
+    "diff <(sort a) <(sort b)",
+    "passes() { grep -q 'x$' a.txt; }\npasses && echo 1",
+    "while read line; do echo $line; done < /tests/x",
+    "find . -name '*.txt' | sort | head -3",
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_may_be_the_agents_is_not_known(way: str) -> None:
+    for program in NEW:
+        parts = [
+            *random.choices(KNOWN, k=random.randrange(3)),
+            way.replace("{{", "{").replace("}}", "}").replace("{0}", program),
+        ]
+        random.shuffle(parts)
+        text = "\n".join(parts)
+        assert JudgeText.of(text, FILES).unknown, text
+
+
+@pytest.mark.parametrize("text", KNOWN)
+def test_judges_that_start_nothing_of_the_agents_are_known(text: str) -> None:
+    assert JudgeText.of(text, FILES).unknown == ""
+    assert JudgeText.of("\n".join(random.sample(KNOWN, len(KNOWN))), FILES).unknown == ""
+
+
+@pytest.mark.parametrize(
+    "way", ["{0}", "bash -c '{0}'", "sh -c \"bash -c '{0}'\"", 'test "$({0})" = 1', "if {0}; then :; fi"]
+)
+def test_the_tasks_own_programs_are_found_wherever_they_stand(way: str) -> None:
+    started = {"./grade": "grade", "python3 grade.py": "grade.py", "bash -e ./t/run.sh": "t/run.sh"}
+    for command, file in started.items():
+        judge = JudgeText.of(way.format(command), FILES)
+        assert (judge.programs, judge.unknown) == ({file}, "")
