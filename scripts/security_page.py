@@ -248,6 +248,18 @@ CONTROLS = (
         ("security/test_failing_evaluations.py::test_who_breaks_its_evaluation_gets_nothing_and_is_counted",),
         "failures that the task's own files have, too",
     ),
+    Control(
+        "code that makes up the results of its tests is worth 0 and counted",
+        ("security/test_forged_results.py::test_made_up_results_are_found",
+         "security/test_forged_results.py::test_code_that_ends_a_decoys_run_gets_no_reward"),
+        "code that recognises a decoy by its text",
+    ),
+    Control(
+        "a judge that starts anything that may be the agent's is `unprotected`",
+        ("security/test_judge_text.py::test_what_may_be_the_agents_is_not_known",
+         "unit/harnesses/test_code_sandbox.py::test_a_judge_that_starts_what_may_be_the_agents_is_unprotected"),
+        "what a program of the judge loads itself",
+    ),
 )  # fmt: skip
 
 

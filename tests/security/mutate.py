@@ -120,6 +120,10 @@ MUTANTS = (
            "unit/house/test_left_files.py::test_no_other_way_leads_into_what_an_agent_left"),
     Mutant(40, "harnesses/runner/lifecycle.py", 'raise Unreadable(f"only what the agent left', 'raise EvaluatorFailed(f"only what the agent left',
            "security/test_failing_evaluations.py::test_who_breaks_its_evaluation_gets_nothing_and_is_counted[no program]"),
+    Mutant(41, "harnesses/evaluators/pytest_check.py", "        if passing:\n", "        if False:\n",
+           "security/test_forged_results.py::test_made_up_results_are_found[the report]"),
+    Mutant(42, "harnesses/evaluators/programs.py", "is_clean=True, unknown=text.unknown)", "is_clean=True)",
+           "unit/harnesses/test_code_sandbox.py::test_a_judge_that_starts_what_may_be_the_agents_is_unprotected"),
 )  # fmt: skip
 
 

@@ -177,6 +177,17 @@ async def test_what_did_not_run_apart_is_unprotected(workspace: Make, tmp_path: 
     assert "has no sandbox" in result.detail["unprotected"]
 
 
+async def test_a_judge_that_starts_what_may_be_the_agents_is_unprotected(workspace: Make) -> None:
+    """However its text says so, and even if it uses the helper, too."""
+    forge = {"new.py": "open('reward.txt', 'w').write('1')\n"}
+    for start in ("bash -c 'python3 new.py'", "x=new.py; python3 $x", "for f in *.py; do python3 $f; done"):
+        check = CommandCheck(
+            f"$ROLLTAP_SANDBOXED true; {start}; test -f reward.txt || echo 0 > reward.txt", "reward.txt"
+        )
+        result, seen = await verdict(check, await workspace(forge))
+        assert "may be the agent's" in result.detail["unprotected"], seen
+
+
 async def test_with_takes_only_named_changes_count(workspace: Make, tmp_path: Path) -> None:
     source = {"check.sh": "grep -q good src/answer && echo 1 > reward.txt || echo 0 > reward.txt", "src/answer": "bad"}
     check = CommandCheck("bash check.sh", "reward.txt", takes=("src/*",))
