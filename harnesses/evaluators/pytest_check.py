@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from rolltap.errors import EvaluatorFailed, Unreadable
+from rolltap.errors import EvaluatorFailed, LogUnreadable, Unreadable
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.decoys import chosen, function_of, with_decoys
@@ -97,7 +97,7 @@ class _Place:
     """A clean workspace in which tests can run once: what runs there may change it.
 
     `configuration`: the task's file with pytest's settings. `new`: names by which new files of the agent's could be
-    imported. `own`: the task's files.
+    imported. `own`: the task's files, as the task has them.
     """
 
     clean: Workspace
@@ -183,7 +183,8 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         intake = Intake(start, self.takes, {*files, *patched})
         dropped = await asyncio.to_thread(apply_changes, changed, agents, clean.folder, intake.brings_of(agents))
         new = {name for change in changed for name in _module_names(change.path) if change.path not in start.files}
-        return _Place(clean, configuration, changed, dropped, new, start.files | set(patched))
+        own = (start.files | set(patched)) - ({change.path for change in changed} - {each.path for each in dropped})
+        return _Place(clean, configuration, changed, dropped, new, own)
 
     async def _results(self, evidence: Evidence, place: _Place, step: str, tests: Iterable[str]) -> dict[str, bool]:
         """Runs `tests`. Node id -> passed, as `read_results`."""
@@ -297,12 +298,14 @@ def _write_decoys(folder: Path, functions: Iterable[str], own: Collection[str]) 
         if path in own and names:
             by_file.setdefault(path, []).append(names)
     made: list[str] = []
+    left = LeftFiles(folder)
     for path, names in by_file.items():
         try:
-            text, decoys = with_decoys((folder / path).read_text(encoding="utf-8"), names)
-        except (OSError, UnicodeDecodeError):
+            text, decoys = with_decoys(left.read(path).decode("utf-8"), names)
+        except (LogUnreadable, UnicodeDecodeError):
             continue
         if decoys:
+            left.unlink(path)
             (folder / path).write_text(text, encoding="utf-8")
             made += [f"{path}::{each}" for each in decoys]
     return made
