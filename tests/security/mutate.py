@@ -158,7 +158,11 @@ def fails_without(copy: Path, mutant: Mutant) -> bool | None:
         return None
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
-        return outcome(copy, mutant.test) == TESTS_FAILED
+        code = outcome(copy, mutant.test)
+        if code not in (0, TESTS_FAILED):
+            print(f"{mutant.number} {mutant.test} ended with {code}", flush=True)
+            return None
+        return code == TESTS_FAILED
     finally:
         path.write_text(text, encoding="utf-8")
 
