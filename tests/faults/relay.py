@@ -18,6 +18,7 @@ class Relay:
     delay_s: float = 0.0
     own_port: int = 0
     is_cut: bool = False
+    is_silent: bool = False
     _generation: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -27,6 +28,8 @@ class Relay:
         self._writers.append(writer)
         if self.is_cut:
             writer.transport.abort()
+            return
+        if self.is_silent:
             return
         try:
             there_reader, there_writer = await asyncio.open_connection(self.host, self.port)
@@ -54,6 +57,11 @@ class Relay:
     def vanish(self) -> None:
         """Nothing passes over the connections of now any more, and nobody is told; new ones are made as before."""
         self._generation += 1
+
+    def hush(self) -> None:
+        """Nothing passes any more, over new connections neither, until `is_silent` is False again: packets are lost."""
+        self.is_silent = True
+        self.vanish()
 
     def cut(self) -> None:
         """All connections are reset, and so is every new one, until `is_cut` is False again."""

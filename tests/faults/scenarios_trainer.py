@@ -9,9 +9,8 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from .clients import turn
+from .processes import fake_clock
 from .world import World
 
 ACTORS = Path(__file__).with_name("actors.py")
@@ -123,25 +122,11 @@ async def zombie_returns(world: World) -> None:
     await world.check()
 
 
-def _libfaketime() -> str:
-    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
-    if not found:
-        pytest.fail("clocks can't be made to jump without libfaketime; scripts/servers.sh installs it")
-    return str(found[0])
-
-
 async def clocks_jump(world: World) -> None:
     """The proxy's clock jumps by hours: on Postgres nobody's lease ends, and no child comes before its parent."""
     await world.proxy.kill()
     clock = world.proxy.folder / "clock"
-    clock.write_text("+0")
-    env = {
-        "LD_PRELOAD": await asyncio.to_thread(_libfaketime),
-        "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_CACHE_DURATION": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
-    assert await world.proxy.start(env=env), world.proxy.tail()
+    assert await world.proxy.start(env=fake_clock(clock)), world.proxy.tail()
     clients = world.clients
     key = await clients.open_session()
     messages: list[dict[str, Any]] = []

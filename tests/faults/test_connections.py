@@ -18,6 +18,7 @@ import asyncpg
 import pytest
 import sqlalchemy as sa
 
+from rolltap.calllog import postgres
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.postgres import PostgresBackend
@@ -35,6 +36,23 @@ async def test_a_process_opens_no_more_connections_than_it_may(postgres_url: str
     watcher = await asyncpg.connect(postgres_url)
     count = await watcher.fetchval("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'bounded'")
     assert 0 < count <= 6
+    await watcher.close()
+    await database.close()
+
+
+async def test_idle_connections_are_given_back(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "IDLE_S", 0.5)
+    database = Database(postgres_url, application="peaks", connections=10)
+    await database.start()
+    watcher = await asyncpg.connect(postgres_url)
+    question = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'peaks'"
+    for _ in range(2):
+        await asyncio.gather(*(database.select(sa.select(sa.func.pg_sleep(0.1))) for _ in range(8)))
+        assert await watcher.fetchval(question) > 4
+        async with asyncio.timeout(10):
+            while await watcher.fetchval(question) > 1:
+                await database.select(sa.select(1))  # one is in use
+                await asyncio.sleep(0.1)
     await watcher.close()
     await database.close()
 

@@ -78,6 +78,12 @@ NO_POOLER = (
     "tenants apart: write Postgres' own address into store.url. store.connections bounds what a proxy opens"
 )
 CONNECT_TIMEOUT_S = 5.0
+IDLE_S = 60.0
+"""A connection that nobody used for so long is ended, so that a peak does not keep the room of other processes."""
+
+IDLE_SINCE = (14,)
+"""The first version of Postgres that ends idle connections."""
+
 PROBE_AGE_S = 5.0
 """Most age of the connection of a `check`: only a new one shows that the login changed, or a server was promoted."""
 
@@ -139,6 +145,7 @@ class PostgresBackend:
             pool_size=size,
             max_overflow=0,
             pool_timeout=CONNECT_TIMEOUT_S,
+            pool_use_lifo=True,
             connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": server},
         )
         event.listen(engine.sync_engine, "connect", _watch)
@@ -301,7 +308,10 @@ class PostgresBackend:
 
 
 def _watch(connection: Any, *_: Any) -> None:
-    """Ends the connection if the server's machine is gone. asyncpg has no public way to its socket."""
+    """Ends the connection if the server's machine is gone, or if nobody used it for a while: the server ends it then,
+    and `_check_out` replaces it. asyncpg has no public way to its socket."""
+    if connection.driver_connection.get_server_version() >= IDLE_SINCE:
+        connection.run_async(lambda driver: driver.execute(f"SET idle_session_timeout = {IDLE_S * 1000:.0f}"))
     transport = getattr(connection.driver_connection, "_transport", None)
     if transport is not None and (connected := transport.get_extra_info("socket")) is not None:
         notice_death(connected)
