@@ -30,7 +30,7 @@ from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.dialects import open_dialects
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.admission import Admission, Vendors
-from rolltap.proxy.call.engine_watch import WeightsCheck, probe_engine, watch_engine, watch_tokenizers, watch_weights
+from rolltap.proxy.call.engine_watch import WeightsCheck, probe_engine, watch_engine, watch_weights
 from rolltap.proxy.call.open_policies import open_policies
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.policies import Policies
@@ -148,7 +148,6 @@ class Rolltap:
             policy.learn_state(state)
             await probe_engine(self.policies, policy)
             self._start(watch_engine(self.policies, policy))
-        self._start(watch_tokenizers(self.policies))
         weights = WeightsCheck(self.policies, self.ledger.policies, recorder.metrics)
         self._start(watch_weights(weights, self.policies.all))
 

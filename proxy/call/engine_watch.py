@@ -1,8 +1,10 @@
 """Watches the policies' engines: whether they answer, which tokenizer they have, and which weights.
 
-`watch_engine` probes an engine at the start, until it is up, and again after calls without an answer.
+`watch_engine` probes an engine at the start, until it is up, after calls without an answer, and every
+`PROBE_AGAIN_S`: another engine may be there between two calls, with another context length, form of log-probs or
+tokenizer. An engine that was up and is late with such a probe is busy, not down.
 
-`watch_tokenizers` compares every added token and a text, if the engine has a route for it. An engine with another
+A probe compares the tokenizers, every added token and a text, if the engine has a route for it. An engine with another
 vocabulary samples garbage without any error. A server may refuse to parse added tokens in texts, so an added token
 counts as different only if the server returns one id for it, and that id is not ours.
 
@@ -18,9 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from rolltap.errors import EngineError, EngineUnavailable, RateLimited, StoreError
+from rolltap.errors import EngineError, EngineTimeout, EngineUnavailable, RateLimited, StoreError
 from rolltap.ledger.policies import PolicyVersions, ServedWeights
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.call.policy import Policy
@@ -33,7 +36,7 @@ from rolltap.tenants import acting_for
 log = logging.getLogger("rolltap.engines")
 
 PROBE_EVERY_S = 2.0
-TOKENIZERS_EVERY_S = 30.0
+PROBE_AGAIN_S = 30.0
 
 
 async def probe_engine(policies: Policies, policy: Policy) -> None:
@@ -41,6 +44,8 @@ async def probe_engine(policies: Policies, policy: Policy) -> None:
     try:
         facts = await policy.engine.probe()
     except (EngineError, RateLimited) as error:
+        if policy.up and not policy.doubted.is_set() and isinstance(error, (EngineTimeout, RateLimited)):
+            return
         log.warning("engine %s is not up: %s", policy.engine.name, error.message)
         for other in policies.all:
             if other.engine is policy.engine:
@@ -53,9 +58,9 @@ async def probe_engine(policies: Policies, policy: Policy) -> None:
     await check_tokenizer(policy)
     model = policy.settings.model or policy.name
     advice = missing_model(model, facts.models)
-    policy.lacks_model = bool(advice)
-    if advice:
+    if advice and not policy.lacks_model:
         log.warning("policy %s: engine %s serves no model %r: %s", policy.name, policy.engine.name, model, advice)
+    policy.lacks_model = bool(advice)
 
 
 async def check_tokenizer(policy: Policy) -> None:
@@ -69,19 +74,12 @@ async def check_tokenizer(policy: Policy) -> None:
     policy.wrong_tokenizer = difference
 
 
-async def watch_tokenizers(policies: Policies) -> None:
-    """Compares the engines' tokenizers from time to time, as any engine may have been replaced, forever."""
-    while True:
-        await asyncio.sleep(TOKENIZERS_EVERY_S)
-        for policy in policies.all:
-            if policy.up:
-                await check_tokenizer(policy)
-
-
 async def watch_engine(policies: Policies, policy: Policy) -> None:
-    """Probes the policy's engine whenever the policy asks for it (`doubted`), forever."""
+    """Probes the policy's engine from time to time, and whenever the policy asks for it (`doubted`), forever."""
     while True:
-        await policy.doubted.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PROBE_AGAIN_S):
+                await policy.doubted.wait()
         if not policy.up:
             await asyncio.sleep(PROBE_EVERY_S)
         await probe_engine(policies, policy)

@@ -62,7 +62,7 @@ async def test_the_same_tokenizer_passes_whatever_the_server_parses(kind: str) -
 async def test_an_engine_with_another_tokenizer_is_refused_at_start_and_after_it_was_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rolltap.proxy.call.engine_watch.TOKENIZERS_EVERY_S", 0.02)
+    monkeypatch.setattr("rolltap.proxy.call.engine_watch.PROBE_AGAIN_S", 0.02)
     other = altered(tmp_path / "other", "added")
     engine = ScriptedEngine(say("yes"), other, wire="vllm")
     async with engine, Rolltap.running(settings_of(tmp_path / "data", engine)) as app:
