@@ -17,7 +17,7 @@ from rolltap.calllog.codec import EncodedFact, encode_fact
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import Fact, LogCondition, RequestParts
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.redis import OWNER, STREAM, IngestWriter
+from rolltap.calllog.redis import DURABLE, OWNER, STREAM, IngestWriter
 from rolltap.calllog.schema import call_intents
 from rolltap.calllog.spool import Spool, SpoolWriter
 from rolltap.calllog.sql import SqlCallLog
@@ -27,6 +27,8 @@ from rolltap.types import Outcome
 from ..unit.calllog.facts import a_completion, a_session, an_intent
 from .load import DRAINED_WITHIN_S, Load, emptied
 from .relay import relayed
+
+UNSAFE = {"appendonly": "no", "appendfsync": "everysec", "maxmemory-policy": "allkeys-lru"}
 
 
 async def test_redis_killed_and_started_again_under_load_loses_nothing(postgres_url: str, private_redis: Any):
@@ -68,7 +70,7 @@ async def test_redis_flushed_under_load_loses_nothing(postgres_url: str, private
     await log.close()
 
 
-@pytest.mark.parametrize("kind", ["a replica", "another store's"])
+@pytest.mark.parametrize("kind", ["a replica", "another store's", *UNSAFE])
 async def test_a_redis_that_answers_and_is_the_wrong_one_is_passed_by_until_it_is_right_again(
     postgres_url: str, private_redis: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ):
@@ -86,6 +88,8 @@ async def test_a_redis_that_answers_and_is_the_wrong_one_is_passed_by_until_it_i
     owner = await operator.get(OWNER)
     if kind == "a replica":
         await operator.execute_command("REPLICAOF", "127.0.0.1", "1")
+    elif kind in UNSAFE:
+        await operator.config_set(kind, UNSAFE[kind])
     else:
         await operator.set(OWNER, "another")
     load = Load(log, session)
@@ -99,6 +103,8 @@ async def test_a_redis_that_answers_and_is_the_wrong_one_is_passed_by_until_it_i
     assert await operator.xlen(STREAM) == left_before
     if kind == "a replica":
         await operator.execute_command("REPLICAOF", "NO", "ONE")
+    elif kind in UNSAFE:
+        await operator.config_set(kind, DURABLE[kind])
     else:
         assert owner is not None
         await operator.set(OWNER, owner)

@@ -13,9 +13,9 @@ has an older timeline. So each connection's server is asked what it is (`ServerC
 when it is used `TRUST_S` after the last answer, and when any statement of any connection has failed with an error of
 this kind. A connection to a wrong server is dropped, and the next one may lead to the right server.
 
-A server
-is wrong if it is in recovery (a standby), if its transactions are read-only, if its timeline is older than one seen
-before (another server was promoted since), or if it belongs to another cluster than at this process's start.
+A server is wrong if it is in recovery (a standby), if its transactions are read-only or its `synchronous_commit` is
+off, if its timeline is older than one seen before (another server was promoted since), or if it belongs to another
+cluster than at this process's start.
 
 A database that is opened read-only may be a standby, if it was one at the first connection.
 """
@@ -77,6 +77,8 @@ NO_POOLER = (
     "is reached through a pooler (pgbouncer) that takes no settings of a session, such as rolltap.tenant, which keeps "
     "tenants apart: write Postgres' own address into store.url. store.connections bounds what a proxy opens"
 )
+FORGETFUL = "synchronous_commit is off, which loses acknowledged calls"
+
 CONNECT_TIMEOUT_S = 5.0
 IDLE_S = 60.0
 """A connection that nobody used for so long is ended, so that a peak does not keep the room of other processes."""
@@ -120,7 +122,6 @@ class PostgresBackend:
         if importlib.util.find_spec("asyncpg") is None:
             raise ConfigError(f"store.url: Postgres needs asyncpg: {install_line('postgres')}")
         self._name = url.render_as_string(hide_password=True)
-        self._writable = writable
         self._connections = connections
         self._full_logged_at = float("-inf")
         singles = max(1, min(SINGLES, connections // 5))
@@ -188,6 +189,9 @@ class PostgresBackend:
         except StoreUnavailable as error:
             if "unsupported startup parameter" in error.message:
                 raise ConfigError(f"{self._name} {NO_POOLER}") from error
+            if FORGETFUL in error.message:
+                role = self._engine.url.username or "CURRENT_USER"
+                raise ConfigError(f"{error.message}; ALTER ROLE {role} SET synchronous_commit = on") from error
             raise
 
     async def _start(self) -> None:
@@ -195,15 +199,9 @@ class PostgresBackend:
             if not await connection.scalar(sa.text("SELECT current_setting('rolltap.tenant', true)")):
                 raise ConfigError(f"{self._name} {NO_POOLER}")
             version = int(await connection.scalar(sa.text("SHOW server_version_num")))
-            commit = await connection.scalar(sa.text("SHOW synchronous_commit"))
             risks = [name for name in ("fsync", "full_page_writes") if await _off(connection, name)]
         if version < OLDEST_VERSION:
             raise ConfigError(f"{self._name}: Postgres {OLDEST_VERSION // 10000} or later is needed")
-        if commit == "off" and self._writable:
-            raise ConfigError(
-                f"{self._name}: synchronous_commit is off, which loses acknowledged calls; "
-                f"ALTER ROLE {self._engine.url.username or 'CURRENT_USER'} SET synchronous_commit = on"
-            )
         for name in risks:
             log.warning("%s runs with %s=off: loss of power LOSES acknowledged calls", self._name, name)
 
@@ -377,6 +375,7 @@ stops and starts."""
 
 _STATE = """
 SELECT pg_is_in_recovery() AS recovering, current_setting('transaction_read_only') = 'on' AS read_only,
+  current_setting('synchronous_commit') = 'off' AS forgetful,
   (SELECT system_identifier FROM pg_control_system()) AS cluster,
   CASE WHEN pg_is_in_recovery() THEN 0
     ELSE ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int END AS timeline,
@@ -386,10 +385,12 @@ SELECT pg_is_in_recovery() AS recovering, current_setting('transaction_read_only
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What a server says about itself. `timeline` is 0 in recovery; `now` is its clock, in seconds since the epoch."""
+    """What a server says about itself. A `forgetful` one acknowledges commits that it can lose; `timeline` is 0 in
+    recovery; `now` is its clock, in seconds since the epoch."""
 
     recovering: bool
     read_only: bool
+    forgetful: bool
     cluster: int
     timeline: int
     now: float
@@ -400,7 +401,7 @@ class ServerCheck:
 
     def __init__(self, name: str, *, writable: bool) -> None:
         self._name = name
-        self._needs_primary = writable
+        self._writes = self._needs_primary = writable
         self._cluster: int | None = None
         self._timeline = 0
         self._timelines: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # by connection
@@ -462,6 +463,8 @@ class ServerCheck:
             wrong = "the server is in recovery: it is a standby, or still starts"
         elif self._needs_primary and server.read_only:
             wrong = "the server is read-only (default_transaction_read_only)"
+        elif self._writes and server.forgetful:
+            wrong = FORGETFUL
         elif self._needs_primary and server.timeline < self._timeline:
             wrong = f"another server was promoted since: timeline {server.timeline}, and {self._timeline} was seen"
         if wrong:

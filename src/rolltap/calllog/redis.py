@@ -16,7 +16,9 @@ the store is unavailable, about `HELD_BYTES` are kept in memory; further facts a
 If the store refuses a fact (another one has its id), its appender has already returned. So the fact is logged as an
 error and kept in the stream `rolltap:refused`.
 
-A Redis that is not durable, or holds another store's stream, is refused (`check_settings`, `check_stream_owner`).
+A Redis that is not durable, or holds another store's stream, is refused at the start (`check_settings`,
+`check_stream_owner`). Every `SWEEP_S`, and when Redis comes back, it is asked again, as it may be another one or have
+other settings: while it is wrong, facts go directly to the store.
 """
 
 from __future__ import annotations
@@ -158,7 +160,8 @@ class IngestWriter:
     async def start(self) -> None:
         await self._store.start()
         try:
-            await check_settings(self._redis, self._url)
+            if not await check_settings(self._redis, self._url):
+                log.warning("%s does not show its settings: make sure that it has %s", self._url, DURABLE)
             if self._store_id is not None:
                 self._own_id = await self._store_id()
                 await check_stream_owner(self._redis, self._url, self._own_id)
@@ -241,13 +244,13 @@ class IngestWriter:
                         await self._redis.connection_pool.disconnect()  # the address may lead elsewhere by now
                         # Redis may be a replica now, or another one.
                         async with asyncio.timeout(REDIS_WITHIN_S):
-                            await self._check_owner()
+                            await self._check_redis()
                             await self._set_mark()
                         self._away = False
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + self._sweep_s
                     if not self._away:
-                        await self._check_owner()
+                        await self._check_redis()
                         await self._set_mark()
                         seconds, microseconds = await self._redis.time()
                         id = int(1000 * (seconds - self._sweep_s) + microseconds / 1000)  # of an entry `SWEEP_S` old
@@ -257,14 +260,15 @@ class IngestWriter:
                 await self._append_lost()
                 await asyncio.sleep(RETRY_S)
 
-    async def _check_owner(self) -> None:
-        """Raises `StoreUnavailable` for a Redis of another store. One that lost its data becomes this store's again."""
-        if self._store_id is None:
-            return
-        if self._own_id is None:
+    async def _check_redis(self) -> None:
+        """Raises `StoreUnavailable` for a Redis that can lose facts, or is another store's. One that lost its data
+        becomes this store's again."""
+        if self._store_id is not None and self._own_id is None:
             self._own_id = await self._store_id()
         try:
-            await check_stream_owner(self._redis, self._url, self._own_id)
+            await check_settings(self._redis, self._url)
+            if self._own_id is not None:
+                await check_stream_owner(self._redis, self._url, self._own_id)
         except ConfigError as error:
             self._bypass(error)
             raise StoreUnavailable(error.message, retry_after=1) from error
@@ -420,28 +424,30 @@ def _packed_facts(entry: bytes) -> list[bytes]:
 
 OLDEST_VERSION = (6, 2)
 
+DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+"""The settings of a Redis that loses nothing that it acknowledged."""
+
 OWNER = "rolltap:store"
 """The Redis key with the id of the store that owns the stream."""
 
 
-async def check_settings(redis: Redis, url: str) -> None:
-    """Refuses a Redis that can lose what it acknowledged."""
+async def check_settings(redis: Redis, url: str) -> bool:
+    """Refuses a Redis that can lose what it acknowledged. Returns whether it shows its settings."""
     info: dict[str, Any] = await redis.info()
     version = tuple(int(part) for part in info["redis_version"].split(".")[:2])
     if version < OLDEST_VERSION:
         raise ConfigError(f"{url}: Redis {info['redis_version']} is too old; 6.2 or later is needed")
-    required = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
+    if info.get("aof_last_write_status", "ok") != "ok":
+        raise ConfigError(f"{url} cannot write its append-only file; see its log")
     try:
-        settings = await redis.config_get(*required)
-    except ResponseError as error:
-        log.warning("%s does not show its settings (%s): make sure that it has %s", url, error, required)
-        return
-    wrong = {name: value for name, value in required.items() if settings.get(name) != value}
+        settings = await redis.config_get(*DURABLE)
+    except ResponseError:
+        return False
+    wrong = {name: value for name, value in DURABLE.items() if settings.get(name) != value}
     if wrong:
         orders = "; ".join(f"CONFIG SET {name} {value}" for name, value in wrong.items())
         raise ConfigError(f"{url} can lose acknowledged calls; set this in redis.conf or with: {orders}")
-    if info.get("aof_last_write_status") != "ok":
-        raise ConfigError(f"{url} cannot write its append-only file; see its log")
+    return True
 
 
 async def check_stream_owner(redis: Redis, url: str, store: str) -> None:

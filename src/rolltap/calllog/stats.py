@@ -153,13 +153,13 @@ async def redis_problem(url: str) -> tuple[str, str]:
     from redis.asyncio import Redis
     from redis.exceptions import RedisError
 
-    from rolltap.calllog.redis import check_settings
+    from rolltap.calllog.redis import DURABLE, check_settings
     from rolltap.settings import hide_password
 
     try:
         async with Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3) as redis:
             info = await redis.info()
-            await check_settings(redis, hide_password(url))
+            shown = await check_settings(redis, hide_password(url))
             waiting = await redis.xlen("rolltap:calls")
             refused = await redis.xlen("rolltap:refused")
     except ConfigError as error:
@@ -168,7 +168,9 @@ async def redis_problem(url: str) -> tuple[str, str]:
         raise StoreUnavailable(f"{hide_password(url)}: {error}") from error
     most = info.get("maxmemory") or info.get("total_system_memory") or 0
     state = f"{info['redis_version']}; {waiting} entries wait; {info['used_memory'] >> 20} of {most >> 20} MB"
-    problem = f"{refused} facts that the store refused are in the stream rolltap:refused" if refused else ""
+    problem = "" if shown else f"it does not show its settings: make sure that it has {DURABLE}"
+    if refused:
+        problem = f"{refused} facts that the store refused are in the stream rolltap:refused"
     if most and info["used_memory"] > 0.8 * most:
         problem = "its memory is nearly full: it will refuse calls; raise maxmemory, or find out why Postgres is slow"
     return state, problem

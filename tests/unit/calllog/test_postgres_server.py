@@ -25,7 +25,7 @@ things = sa.Table(
     "things", metadata, sa.Column("id", sa.Text, primary_key=True), sa.Column("size", sa.Integer, nullable=False)
 )
 
-PRIMARY = ServerState(recovering=False, read_only=False, cluster=7, timeline=3, now=0.0)
+PRIMARY = ServerState(recovering=False, read_only=False, forgetful=False, cluster=7, timeline=3, now=0.0)
 
 
 @pytest.fixture
@@ -100,6 +100,7 @@ async def test_a_read_only_server_is_not_the_store_and_a_right_one_is_at_once(po
     [
         (replace(PRIMARY, recovering=True, timeline=0), "in recovery"),
         (replace(PRIMARY, read_only=True), "read-only"),
+        (replace(PRIMARY, forgetful=True), "synchronous_commit is off"),
         (replace(PRIMARY, timeline=2), "promoted"),
         (replace(PRIMARY, cluster=8), "another cluster"),
     ],
