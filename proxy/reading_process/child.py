@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rolltap.decoding import convert
-from rolltap.errors import NotFound, RolltapError
+from rolltap.errors import NotFound, RolltapError, StoreUnavailable
 from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.proxy.reading_process.questions import TENANT_HEADER, encode, names_of
 from rolltap.proxy.reading_process.session_views import SessionViews
@@ -83,6 +83,8 @@ class QuestionApp:
             response = Response(body, media_type=media_type)
         except RolltapError as error:
             response = error_response(error)
+        except asyncio.CancelledError:  # this process ends; to uvicorn a cancelled answer is a fault of the application
+            response = error_response(StoreUnavailable("the reading process was stopped", retry_after=1))
         await response(scope, receive, send)
 
     async def _answer(self, name: str, body: bytes) -> tuple[str, bytes]:

@@ -5,41 +5,84 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from rolltap.calllog import open_call_log
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import CallRow
-from rolltap.types import BreakReason, Outcome
+from rolltap.deployment.description import PROXIES
+from rolltap.ledger.schema import groups, rollouts
+from rolltap.types import BreakReason, Outcome, RolloutStatus
 
 from ..faults import invariants
-from .people import Trainer
+from .people import POLICY, Trainer
 from .world import World
 
 REFUSALS = frozenset({BreakReason.PARENT_NOT_READ})
 """Breaks that are counted and blame nobody: the store was silent for longer than a call may wait."""
 
+WELL = {
+    "status": "ready",
+    "store": "ok",
+    "spool": "ok",
+    "engines": "up",
+    "models": "served",
+    "weights": "right",
+    "tokenizers": "same",
+    "clock": "ok",
+    "proxies": "same",
+}
+WELL_WITHIN_S = 40.0
+
 
 async def check_running(world: World, trainer: Trainer) -> None:
-    """Of the deployment while it runs, after the last client has gone: invariants, and that engine and policy agree."""
+    """Of the deployment while it runs, after the last client has gone: invariants, every proxy is well again, and all
+    agree on the weights."""
     world.begin("the end")
     await world.collect()
     try:
-        await invariants.check(world.deployment.store_url, world.told, world.journal)
+        await invariants.check(world.store_url, world.told, world.journal)
     except AssertionError as error:
         world.violations += str(error).splitlines()
     stated = (await world.engine("GET", "/weight_info"))["weight_version"]
     if trainer.pushed and stated != str(trainer.pushed):
         world.violations.append(f"the engine has weights {stated}, the trainer pushed {trainer.pushed} last")
+    for proxy in PROXIES:
+        said = await _settled(world, proxy)
+        if said != WELL:
+            world.violations.append(f"{proxy} does not recover: {said}")
+        url = f"{world.deployment.layout.url(f'{proxy}.admin')}/policies/{POLICY}"
+        version = (await _read(world, url))["version"]
+        if version != trainer.pushed:
+            world.violations.append(f"{proxy} has version {version}, the trainer pushed {trainer.pushed} last")
 
 
-async def check_stopped(world: World) -> None:
-    """Of the store, once every proxy has ended in order: nothing is open, continuity, `log verify`."""
-    url = world.deployment.store_url
+async def _settled(world: World, proxy: str) -> dict[str, Any]:
+    """What `/ready` says once all is well, or after `WELL_WITHIN_S`."""
+    deadline = time.monotonic() + WELL_WITHIN_S
+    while True:
+        said = await _read(world, world.deployment.layout.url(f"{proxy}.admin") + "/ready")
+        if said == WELL or time.monotonic() > deadline:
+            return said
+        await asyncio.sleep(0.5)
+
+
+async def _read(world: World, url: str) -> dict[str, Any]:
+    headers = {"authorization": f"Bearer {world.secrets['admin']}"}
+    async with world.http.get(url, headers=headers) as response:
+        return await response.json()
+
+
+async def check_stopped(world: World, trainer: Trainer) -> None:
+    """Of the store, once every proxy has ended in order: nothing is open, continuity, the ledger, `log verify`."""
+    url = world.store_url
     await _check_open(world, url)
+    await _check_ledger(world, trainer, url)
     log = open_call_log(url, writable=False)
     await log.start()
     try:
@@ -80,6 +123,23 @@ async def _check_open(world: World, url: str) -> None:
         f"rollout {row.id} is {row.status}, and its agent ended it" for row in stuck if row.id in ended
     ]
     world.totals["rollouts that no agent ended"] += sum(row.id not in ended for row in stuck)
+
+
+async def _check_ledger(world: World, trainer: Trainer, url: str) -> None:
+    """Acknowledged calls are trained with their rollout, or it says `late`; the store has the trainer's groups."""
+    database = Database(url, writable=False)
+    await database.start()
+    try:
+        ended = await database.select(sa.select(rollouts).where(rollouts.c.status == RolloutStatus.SUCCEEDED))
+        acknowledged = await database.select(sa.select(groups.c.id).where(groups.c.status == "acknowledged"))
+    finally:
+        await database.close()
+    for row in ended:
+        missing = set(world.calls_of.get(row.session_id, ())) - set(row.trained_calls)
+        if missing and not row.reason.startswith("late"):
+            world.violations.append(f"rollout {row.id} ended without {len(missing)} acknowledged calls")
+    unknown = {row.id for row in acknowledged} - world.told.acked.keys() - trainer.unsure
+    world.violations += [f"group {one} is acknowledged, and the trainer did not hear of it" for one in unknown]
 
 
 def _check_session(world: World, rows: Sequence[CallRow]) -> None:

@@ -11,8 +11,10 @@ from contextlib import suppress
 from rolltap.deployment.description import PROXIES
 from rolltap.deployment.local import Child
 
-from ..faults.processes import children_of
+from ..faults.processes import children_of, fake_clock
 from ..faults.relay import Relay
+from .disks import clear, fill
+from .failover import KINDS, fail_over, home_of
 from .people import Trainer
 from .world import LINKS, World
 
@@ -105,6 +107,71 @@ async def store_slow(world: World, trainer: Trainer) -> None:
         relay.delay_s = 0.0
 
 
+def failover(kind: str) -> Inject:
+    async def inject(world: World, trainer: Trainer) -> None:
+        await fail_over(world, kind)
+
+    inject.__name__ = f"failover_with_the_old_primary_{kind.replace('-', '_')}"
+    return inject
+
+
+def disk_full(service: str) -> Inject:
+    async def inject(world: World, trainer: Trainer) -> None:
+        name = world.rng.choice(PROXIES) if service == "proxy" else service
+        home = home_of(world.child(name)) if service == "postgres" else world.deployment.folder / name
+        await asyncio.to_thread(fill, home)
+        await asyncio.sleep(world.rng.uniform(5, 9))
+        await asyncio.to_thread(clear, home)
+        async with asyncio.timeout(UP_WITHIN_S):
+            while not world.child(name).alive:  # noqa: ASYNC110  the event is another process's
+                await asyncio.sleep(0.1)
+
+    inject.__name__ = f"disk_of_{service}_full"
+    return inject
+
+
+async def clock_stepped(world: World, trainer: Trainer) -> None:
+    """One proxy's clock goes by hours and days to and fro."""
+    child = _proxy(world)
+    clock = world.folder / f"clock-{child.name}"
+    true, child.env = child.env, {**child.env, **fake_clock(clock)}
+    await _ended(world, child, signal.SIGTERM, within=90)
+    await _answers(world, child.name)
+    for jump in world.rng.sample([-3600, 3600, 600, -60, 7200, 172_800], 2):
+        clock.write_text(f"{jump:+d}")
+        await asyncio.sleep(4)
+    clock.write_text("+0")
+    child.env = true
+    await _ended(world, child, signal.SIGTERM, within=90)
+    await _answers(world, child.name)
+
+
+def names_lost(fault: str) -> Inject:
+    """Names are not found while the services are, as when a cluster's name server is overloaded; and then again."""
+
+    async def inject(world: World, trainer: Trainer) -> None:
+        world.names.fault = fault
+        for relay in world.relays.values():
+            relay.cut()
+            relay.is_cut = False  # new connections are wanted
+        await asyncio.sleep(world.rng.uniform(5, 8))
+        world.names.fault = ""
+
+    inject.__name__ = f"names_{fault}"
+    return inject
+
+
+async def node_killed(world: World, trainer: Trainer) -> None:
+    await _ended(world, world.child("node"), signal.SIGKILL)
+
+
+async def node_halted(world: World, trainer: Trainer) -> None:
+    child = world.child("node")
+    child.signal(signal.SIGSTOP)
+    await asyncio.sleep(6)
+    child.signal(signal.SIGCONT)
+
+
 def link_cut(link: str) -> Inject:
     async def inject(world: World, trainer: Trainer) -> None:
         relay = _link(world, link)
@@ -127,6 +194,19 @@ def link_half_open(link: str) -> Inject:
     return inject
 
 
+def link_silent(link: str) -> Inject:
+    """Packets are lost, of new connections too: a partition."""
+
+    async def inject(world: World, trainer: Trainer) -> None:
+        relay = _link(world, link)
+        relay.hush()
+        await asyncio.sleep(world.rng.uniform(4, 9))
+        relay.is_silent = False
+
+    inject.__name__ = f"link_to_{link}_silent"
+    return inject
+
+
 INJECTIONS: Sequence[Inject] = (
     proxy_killed,
     proxy_stopped_in_order,
@@ -143,6 +223,13 @@ INJECTIONS: Sequence[Inject] = (
     store_slow,
     *(link_cut(link) for link in LINKS),
     *(link_half_open(link) for link in LINKS),
+    *(link_silent(link) for link in LINKS),
+    *(failover(kind) for kind in KINDS),
+    *(disk_full(service) for service in ("proxy", "postgres", "redis")),
+    clock_stepped,
+    *(names_lost(fault) for fault in ("silent", "servfail", "nxdomain")),
+    node_killed,
+    node_halted,
 )
 
 

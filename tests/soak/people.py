@@ -1,4 +1,4 @@
-"""Who uses the deployment of a soak: agents that converse through a harness's retries, and a trainer that dies.
+"""Who uses the deployment of a soak: agents that converse through a harness's retries, tasks for a node, a trainer.
 
 Both use nginx only. An agent asks again as SDKs do (2 marked retries, `Retry-After`), then as harnesses do. The trainer
 is `AsyncTrainerClient`; it pushes weights, and begins anew from its last checkpoint when it was killed.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 import time
 import uuid
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from rolltap.contract.admin import FinishRollout, NewReward
+from rolltap.contract.admin import FinishRollout, NewReward, SubmitTasks
 from rolltap.contract.trainer import Lease, LeaseOptions
 from rolltap.errors import LeaseLost, RateLimited, RolltapError
 from rolltap.harnesses.client import AdminClient, ClaimedRollout
@@ -31,6 +33,8 @@ SDK_RETRIES, HARNESS_RETRIES = 2, 8
 LONGEST_PAUSE_S = 8.0
 WORDS = ("a", "soak", "asks", "for", "many", "words", "that", "no", "two", "calls", "have", "in", "common")
 CHECKPOINT_EVERY = 3
+ROLLOUTS = 2
+"""Of a group."""
 
 
 @dataclass(eq=False)
@@ -63,8 +67,8 @@ class Agents:
     async def _group(self, admin: AdminClient, rng: random.Random) -> None:
         """A group of two rollouts with different rewards, one after the other."""
         group_id = f"soak-{uuid.uuid4().hex}"
-        group = await admin.open_group(Task("soak", "converse"), policy=POLICY, n=2, group_id=group_id)
-        self.world.told.groups[group.id] = 2
+        group = await admin.open_group(Task("soak", "converse"), policy=POLICY, n=ROLLOUTS, group_id=group_id)
+        self.world.told.groups[group.id] = ROLLOUTS
         for number, rollout_id in enumerate(group.rollout_ids):
             await self._rollout(admin, rollout_id, float(number), rng)
 
@@ -127,6 +131,53 @@ class Agents:
 
 
 @dataclass(eq=False)
+class Submitter:
+    """Keeps a few tasks in the queue for the node until `stop` is set; its agent is `agent.py`."""
+
+    world: World
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    submitted: list[str] = field(default_factory=list)
+
+    async def run(self) -> None:
+        spec = {
+            "harness": "command",
+            "argv": [sys.executable, str(Path(__file__).with_name("agent.py"))],
+            "evaluator": {"kind": "session_completed"},
+            "limits": {"agent_s": 240},
+        }
+        urls, secrets = self.world.deployment.urls, self.world.secrets
+        async with AdminClient(urls["admin"], secrets["admin"], patience=PATIENCE_S) as admin:
+            while not self.stop.is_set():
+                name = f"tasks-{len(self.submitted)}"
+                try:
+                    await admin.submit(SubmitTasks(POLICY, ROLLOUTS, [Task(name, "converse", spec)], id=name))
+                    self.submitted.append(name)
+                    while not self.stop.is_set() and not await self.is_over(admin, name):  # noqa: ASYNC110  polled
+                        await asyncio.sleep(1)
+                except RolltapError as error:
+                    self.world.violations.append(f"in {self.world.phase.name}: the queue's client gave up: {error}")
+                    await asyncio.sleep(5)
+
+    async def is_over(self, admin: AdminClient, name: str) -> bool:
+        rollouts = (await admin.get(f"/tasks/{name}"))["rollouts"]
+        return sum(rollouts.get(status, 0) for status in ("succeeded", "failed", "timed_out", "cancelled")) == ROLLOUTS
+
+    async def finish(self, within: float) -> None:
+        """The node comes to the end of all that was submitted, and every rollout succeeded."""
+        urls, secrets = self.world.deployment.urls, self.world.secrets
+        deadline = time.monotonic() + within
+        async with AdminClient(urls["admin"], secrets["admin"], patience=PATIENCE_S) as admin:
+            for name in self.submitted:
+                while not await self.is_over(admin, name):
+                    if time.monotonic() > deadline:
+                        self.world.violations.append(f"the node did not end {name} within {within:g} s")
+                        return
+                    await asyncio.sleep(1)
+                for status, count in (await admin.get(f"/tasks/{name}"))["rollouts"].items():
+                    self.world.totals[f"of the node {status}"] += count
+
+
+@dataclass(eq=False)
 class Trainer:
     """Takes leases, acknowledges them, pushes weights; `kill` ends it as SIGKILL would, `start` begins anew."""
 
@@ -137,6 +188,7 @@ class Trainer:
     checkpoint: tuple[int, int] = (0, 0)  # step and version
     done: list[tuple[int, str, str, tuple[str, ...]]] = field(default_factory=list)  # step, group, lease, trained calls
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    unsure: set[str] = field(default_factory=set)  # groups whose acknowledgement was under way when it was killed
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -183,6 +235,7 @@ class Trainer:
         told.twice += [leased.group.id for leased in lease.groups if leased.group.id in told.acked]
         self._look_for_missing_calls(lease)
         await asyncio.sleep(self.world.rng.uniform(0.1, 0.5))  # the update
+        self.unsure = {leased.group.id for leased in lease.groups}
         try:
             await client.ack(lease, self.step + 1)
         except LeaseLost:
@@ -193,6 +246,7 @@ class Trainer:
             segments = [segment for record in leased.rollouts for segment in record.trajectory.segments]
             trained = tuple(one.call_id for segment in segments for one in segment.turns if one.trained)
             self.done.append((self.step, leased.group.id, lease.id, trained))
+        self.unsure = set()
         self._tell()
         self.world.totals["steps"] += 1
         self.version += 1

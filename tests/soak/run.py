@@ -26,7 +26,7 @@ from rich.table import Table
 
 from .checker import check_running, check_stopped
 from .injections import INJECTIONS, Inject, calm, needs_redis
-from .people import Agents, Trainer
+from .people import Agents, Submitter, Trainer
 from .world import VARIANTS, Variant, World, a_world
 
 REPORT = Path(__file__).parents[2] / "reports" / "soak.json"
@@ -52,10 +52,10 @@ class Round(msgspec.Struct):
     violations: list[str]
 
 
-def order_of(seed: int, number: int, variant: Variant) -> list[Inject]:
-    """The injections of a round. An even round and the next one begin with one half of all each; those of Redis belong
-    to the round that has one."""
-    order = list(INJECTIONS)
+def order_of(seed: int, number: int, variant: Variant, only: str = "") -> list[Inject]:
+    """The injections of a round, those with `only` in their names. An even round and the next one begin with one half
+    of all each; those of Redis belong to the round that has one."""
+    order = [one for one in INJECTIONS if only in one.__name__]
     random.Random(f"{seed} {number // 2}").shuffle(order)
     halves = order[: len(order) // 2], order[len(order) // 2 :]
     mine, others = halves[number % 2], halves[1 - number % 2]
@@ -65,28 +65,30 @@ def order_of(seed: int, number: int, variant: Variant) -> list[Inject]:
     return [one for one in (*mine, *others) if variant.redis or not needs_redis(one)]
 
 
-async def run_round(seed: int, number: int, seconds: float, agents: int) -> Round:
+async def run_round(seed: int, number: int, seconds: float, agents: int, only: str = "") -> Round:
     variant = VARIANTS[number % len(VARIANTS)]
     async with a_world(variant, f"{seed} {number}") as world:
-        trainer, people = Trainer(world), Agents(world, agents)
+        trainer, people, queue = Trainer(world), Agents(world, agents), Submitter(world)
         world.begin("calm")
         began = time.monotonic()
         trainer.start()
-        working = asyncio.create_task(people.run())
+        working = asyncio.gather(people.run(), queue.run())
         await calm(world, trainer)
-        await _break_things(world, trainer, order_of(seed, number, variant), began + seconds)
+        await _break_things(world, trainer, order_of(seed, number, variant, only), began + seconds)
         lasted = time.monotonic() - began
         world.begin("after the last fault")
         people.stop.set()
+        queue.stop.set()
         try:
             async with asyncio.timeout(180):
                 await working
         except TimeoutError:
             world.violations.append("conversations are stuck 180 s after the last fault")
+        await queue.finish(180)
         await trainer.settle(60)
         await check_running(world, trainer)
         await _stop_proxies(world)
-        await check_stopped(world)
+        await check_stopped(world, trainer)
         _keep_logs(world, seed, number)
         return Round(
             seed,
@@ -105,6 +107,7 @@ async def _break_things(world: World, trainer: Trainer, order: Sequence[Inject],
         inject = order[place % len(order)]
         place += 1
         world.begin(inject.__name__.replace("_", " "))
+        world.totals["faults"] += 1
         await inject(world, trainer)
         await asyncio.sleep(BETWEEN_S)
 
@@ -144,14 +147,14 @@ def write(path: Path, rounds: Sequence[Round]) -> None:
     part.replace(path)
 
 
-async def soak(seed: int, seconds: float, agents: int, rounds: list[Round]) -> None:
+async def soak(seed: int, seconds: float, agents: int, rounds: list[Round], only: str = "") -> None:
     """Appends rounds until those of the seed have taken so many seconds."""
     number = 0
     left = seconds
     while left > 1:
         known = next((one for one in rounds if (one.seed, one.number) == (seed, number)), None)
         if known is None:
-            known = await run_round(seed, number, min(left, ROUND_S), agents)
+            known = await run_round(seed, number, min(left, ROUND_S), agents, only)
             rounds.append(known)
             write(REPORT, rounds)
             said = f"{len(known.violations)} violations" if known.violations else "no violation"
@@ -195,11 +198,12 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--agents", type=int, default=50, help="conversations at once")
+    parser.add_argument("--only", default="", help="injections with this in their names; seeds of their own, please")
     parser.add_argument("--anew", action="store_true", help="forget what the report holds of this seed")
     options = parser.parse_args()
     rounds = [one for one in read(REPORT) if not options.anew or one.seed != options.seed]
     with suppress(KeyboardInterrupt):
-        asyncio.run(soak(options.seed, options.seconds, options.agents, rounds))
+        asyncio.run(soak(options.seed, options.seconds, options.agents, rounds, options.only))
     mine = [one for one in rounds if one.seed == options.seed]
     show(mine)
     sys.exit(any(one.violations for one in mine) or not mine)

@@ -43,7 +43,7 @@ async def test_a_soak_that_was_stopped_goes_on_with_the_next_round(
     monkeypatch.setattr(run, "REPORT", tmp_path / "soak.json")
     ran: list[tuple[int, float]] = []
 
-    async def quick(seed: int, number: int, seconds: float, agents: int) -> Round:
+    async def quick(seed: int, number: int, seconds: float, agents: int, only: str) -> Round:
         ran.append((number, seconds))
         return Round(seed, number, "", seconds, [], {}, [])
 

@@ -1,10 +1,15 @@
-"""The deployment of a soak: `rolltap up --local`, with a relay on each link between a proxy and what it needs."""
+"""The deployment of a soak: `rolltap up --local`, with a relay on each link between a proxy and what it needs.
+
+Proxies reach the other services by names, which a name server of the soak's own answers. Each service that writes has a
+disk of its own, of a few hundred MB, in memory. A node takes the tasks of a queue. All this needs root.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -22,10 +27,16 @@ from ..faults import turns
 from ..faults.clients import Clients, Told
 from ..faults.local import free_ports, open_folder
 from ..faults.relay import Relay, relayed
+from .disks import mounted
+from .names import DOMAIN, NameServer, asking, name_server
 
 LOOK_EVERY_S = 0.2
 COLLECT_EVERY_S = 1.0
 LINKS = ("postgres", "redis", "engine")
+POSTGRES_HOMES = ("postgres", "postgres-2")
+"""After a failover the second is the primary's."""
+
+DISKS_MB = {**dict.fromkeys(POSTGRES_HOMES, 640), "redis": 160, **dict.fromkeys(PROXIES, 160)}
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,24 @@ class Phase:
     felt: Counter[str] = field(default_factory=Counter)
 
 
+@dataclass(eq=False)
+class SoakDeployment(LocalDeployment):
+    """Its proxies ask the name server of `resolv_conf`."""
+
+    resolv_conf: Path = Path("/etc/resolv.conf")
+
+    def _child(self, name: str, command: list[str], **options: Any) -> Child:
+        if name in PROXIES:
+            command = asking(self.resolv_conf, command)
+        return super()._child(name, command, **options)
+
+    def start_node(self) -> None:
+        """It works on the tasks of `Submitter`, through nginx."""
+        command = [sys.executable, "-m", "rolltap", "node", "--name", "soak", "--slots", "2", "--runtime", "process"]
+        command += ["--workspaces", str(self.folder / "workspaces"), "--url", self.urls["admin"]]
+        super()._child("node", command, env={"ROLLTAP_RUNNER_KEY": self.secrets["runner"]})
+
+
 class Front:
     """nginx, as `Clients` see a proxy."""
 
@@ -67,14 +96,14 @@ class World:
     """One round: a deployment, its clients, and what was noted of them."""
 
     folder: Path
-    deployment: LocalDeployment
+    deployment: SoakDeployment
+    names: NameServer
     relays: dict[tuple[str, str], Relay]  # by proxy and what it reaches
     http: aiohttp.ClientSession
     rng: random.Random
     told: Told = field(default_factory=Told)
     calls_of: dict[str, list[str]] = field(default_factory=dict)  # acknowledged calls, by session
     phases: list[Phase] = field(default_factory=list)
-    injected: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
     totals: Counter[str] = field(default_factory=Counter)
     _journal: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)  # by the engine's life and index
@@ -83,6 +112,11 @@ class World:
     @property
     def secrets(self) -> dict[str, str]:
         return self.deployment.secrets
+
+    @property
+    def store_url(self) -> str:
+        """That of the first proxy, for a process that has the machine's names."""
+        return self.deployment.store_url.replace(f"postgres.{DOMAIN}", "127.0.0.1")
 
     @property
     def phase(self) -> Phase:
@@ -142,6 +176,8 @@ async def a_world(variant: Variant, seed: str) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(open_folder())
         ports = free_ports()
+        stack.enter_context(mounted({folder / "data" / name: size for name, size in DISKS_MB.items()}))
+        names = await stack.enter_async_context(name_server())
         relays = {
             (proxy, link): await stack.enter_async_context(relayed("127.0.0.1", ports[link]))
             for proxy in PROXIES
@@ -154,7 +190,7 @@ async def a_world(variant: Variant, seed: str) -> AsyncIterator[World]:
             redis=variant.redis,
             pinned=variant.pinned,
             elsewhere={
-                proxy: {link: f"127.0.0.1:{relays[proxy, link].own_port}" for link in LINKS} for proxy in PROXIES
+                proxy: {link: f"{link}.{DOMAIN}:{relays[proxy, link].own_port}" for link in LINKS} for proxy in PROXIES
             },
             environment={
                 "ROLLTAP_ENGINES__MAIN__FIRST_BYTE_S": "15",
@@ -162,10 +198,11 @@ async def a_world(variant: Variant, seed: str) -> AsyncIterator[World]:
                 "ROLLTAP_LIMITS__DRAIN_S": "60",
             },
         )
-        deployment = LocalDeployment(options)
+        deployment = SoakDeployment(options, resolv_conf=names.configuration(folder))
         await asyncio.to_thread(deployment.start, lambda name: None)
+        deployment.start_node()
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
-        world = World(folder, deployment, relays, http, random.Random(seed))
+        world = World(folder, deployment, names, relays, http, random.Random(seed))
         watching = [asyncio.create_task(_watch(world)), asyncio.create_task(_collect(world))]
         try:
             yield world

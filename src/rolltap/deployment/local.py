@@ -223,9 +223,9 @@ class LocalDeployment:
         user, home = _postgres_user(), self.folder / "postgres"
         password = self.secrets["superuser_password"]
         if not (home / "PG_VERSION").exists():
-            if home.exists():  # an earlier start was cut off here
-                shutil.rmtree(home)
-            home.mkdir(mode=0o700)
+            home.mkdir(mode=0o700, exist_ok=True)  # it may be a disk of its own
+            for path in home.iterdir():  # an earlier start was cut off here
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
             given = self.folder / "superuser"
             _write_private(given, password)
             if user:

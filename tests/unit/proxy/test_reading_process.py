@@ -17,7 +17,9 @@ import pytest
 
 from rolltap.errors import NotFound, RolltapError, StoreUnavailable
 from rolltap.proxy.app import Rolltap
+from rolltap.proxy.reading_process.child import ERROR_STATUS, QuestionApp
 from rolltap.proxy.reading_process.process import ReadingProcess, SocketFolder, Subprocess
+from rolltap.proxy.reading_process.questions import name_of
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.proxy.viewer.runs import EngineLine
 from rolltap.reading import RecordReader
@@ -291,3 +293,32 @@ async def test_one_that_ends_at_once_or_reads_nothing_does_not_stop_the_loop() -
     stuck.close_input()
     stuck.kill()
     assert await asyncio.wait_for(stuck.wait(), 20) == stuck.returncode == -signal.SIGKILL
+
+
+class Slow:
+    """A question that is never answered."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+
+    async def wait(self) -> None:
+        self.asked.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_question_under_way_at_the_end_of_the_process_is_refused_without_a_traceback() -> None:
+    """uvicorn logs whatever leaves an application, a cancellation too."""
+    slow, sent = Slow(), []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"[]"}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message.get("status"))
+
+    scope = {"type": "http", "path": f"/{name_of(Slow.wait)}", "method": "POST", "headers": [], "query_string": b""}
+    answering = asyncio.create_task(QuestionApp(slow)(scope, receive, send))
+    await slow.asked.wait()
+    answering.cancel()
+    await answering
+    assert sent[0] == ERROR_STATUS
