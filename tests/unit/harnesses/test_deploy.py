@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import configparser
+import ctypes
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import typer.main
 import yaml
 
 from rolltap.cli.main import app
+from rolltap.harnesses.runtimes.bubblewrap import BOTH, REFUSED, SYSTEM, WALLS
 from rolltap.settings import LimitSettings
 
 ROOT = Path(__file__).parents[3]
@@ -39,6 +42,42 @@ def test_the_kubernetes_job_runs_nodes_until_nothing_is_left() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert str(given["workspaces"]) == container["volumeMounts"][0]["mountPath"]
     assert [variable["name"] for variable in container["env"]] == ["ROLLTAP_ADMIN_URL", "ROLLTAP_RUNNER_KEY"]
+
+
+SANDBOXES = ("mount", "umount2", "pivot_root", "unshare")
+"""What a node needs of the calls that its sandboxes refuse their agents."""
+
+UNDER_PROFILE = """
+import ctypes, json, os, sys
+library, profile = ctypes.CDLL("libseccomp.so.2"), json.load(open(sys.argv[1]))
+library.seccomp_init.restype = ctypes.c_void_p
+context = ctypes.c_void_p(library.seccomp_init(0x7FFF0000))
+names = [name.encode() for each in profile["syscalls"] for name in each["names"]]
+numbers = [library.seccomp_syscall_resolve_name(name) for name in names]
+for number in numbers:
+    assert number != -1
+    library.seccomp_rule_add_array(context, 0x00050001, number, 0, None)
+assert library.seccomp_load(context) == 0
+libc = ctypes.CDLL(None, use_errno=True)
+for number in numbers:
+    if number >= 0:  # negative: this machine has no such call
+        assert libc.syscall(number, -1, -1, -1, -1) == -1 and ctypes.get_errno() == 1, number
+print(*sorted(number for number in numbers if number >= 0), flush=True)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def test_the_pods_seccomp_profile_lets_sandboxes_be_made_and_refuses_the_rest_of_what_they_refuse() -> None:
+    profile = DEPLOY / "kubernetes" / "node-seccomp.json"
+    sandbox = ["bwrap", *WALLS, *SYSTEM, "--", "/bin/echo", "made"]
+    command = [sys.executable, "-c", UNDER_PROFILE, str(profile), *sandbox]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    numbers, made = done.stdout.splitlines()
+    assert made == "made"
+    library = ctypes.CDLL("libseccomp.so.2")
+    needed = {library.seccomp_syscall_resolve_name(name.encode()) for name in SANDBOXES}
+    assert {*BOTH, *REFUSED[platform.machine()][1]} - needed <= set(map(int, numbers.split()))
 
 
 def instructions() -> list[tuple[str, str]]:
