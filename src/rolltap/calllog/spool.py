@@ -5,7 +5,9 @@ works on a full disk. Records follow each other from `START` on: length, CRC-32,
 generation, which grows when the spool is emptied. So remains of an older generation or of an incomplete write are not
 read as records.
 
-Only one process uses a spool at a time.
+Only one process uses a spool at a time. Before each append it looks whether the open file is still the one at its path,
+where the next start finds it: it may have been removed. An empty spool is then made anew; one with records takes no
+more.
 
 `SpoolWriter`: when a write to the store fails, its group and all later ones go to the spool, where they are durable. A
 task tries to write the oldest spooled facts to the store every `PROBE_S`. When the store answers, the spool is drained
@@ -40,6 +42,8 @@ from rolltap.calllog.sqlite import Worker
 from rolltap.calllog.writing import GroupWriter, SpoolState
 from rolltap.crash import crash_point
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
+
+log = logging.getLogger("rolltap.store")
 
 _MAGIC = b"rolltap1"
 _HEADER = struct.Struct("<8sQI")  # magic, generation, CRC-32 of both
@@ -78,6 +82,7 @@ class Spool:
         try:
             self._recover()
             os.posix_fallocate(self._file, 0, max(self._limit, self._end))
+            _sync_folder(self._path.parent)
         except OSError as error:
             self.close()
             raise StoreUnavailable(f"cannot allocate the spool {self._path}: {error.strerror}") from error
@@ -123,6 +128,7 @@ class Spool:
 
     def append(self, records: Sequence[bytes]) -> None:
         """Appends records and returns when they are on disk. The caller has checked `room`."""
+        self._stay_in_place()
         data = b"".join(_RECORD.pack(len(record), self._crc(record)) + record for record in records)
         try:
             written = 0
@@ -133,6 +139,21 @@ class Spool:
             raise StoreUnavailable(f"the spool {self._path}: {error.strerror}", retry_after=RETRY_AFTER_S) from error
         self._end += len(data)
         self.count += len(records)
+
+    def _stay_in_place(self) -> None:
+        """Raises `StoreUnavailable` if what is appended would not be found at the next start."""
+        with suppress(FileNotFoundError):
+            if self._file >= 0 and os.path.samestat(os.stat(self._path), os.fstat(self._file)):
+                return
+        if self.count:
+            message = f"the spool {self._path} was removed while it holds {self.count} facts that the store lacks"
+            raise StoreUnavailable(message, retry_after=RETRY_AFTER_S)
+        log.warning("the spool %s was removed; it is made anew", self._path)
+        self.close()
+        try:
+            self.open()
+        except ConfigError as error:
+            raise StoreUnavailable(error.message, retry_after=RETRY_AFTER_S) from error
 
     def read(self, position: int = START, count: int = 1 << 62, most_bytes: int = 1 << 62) -> tuple[list[bytes], int]:
         """Up to `count` records from `position` on, the oldest first, and the position after them.
@@ -179,6 +200,15 @@ def _crc(generation: int, record: bytes) -> int:
     return zlib.crc32(record, zlib.crc32(struct.pack("<Q", generation)))
 
 
+def _sync_folder(folder: Path) -> None:
+    """Makes the names of new files in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def holds_records(path: Path) -> bool:
     """Whether a spool contains records. Another process may have it open."""
     try:
@@ -191,8 +221,6 @@ def holds_records(path: Path) -> bool:
         return False
     return bool(record) and _crc(_HEADER.unpack(header)[1], record) == crc
 
-
-log = logging.getLogger("rolltap.store")
 
 PROBE_S = 0.5
 STALL_S = 5.0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import shutil
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,71 @@ def test_records_survive_the_process(path: Path):
     again.append([b"four"])
     assert again.read()[0][3:] == [b"four"]
     again.close()
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+
+
+def folder_removed(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def replaced(path: Path) -> None:
+    path.rename(path.with_name("other"))
+    path.write_bytes(b"")
+
+
+LOSSES = [removed, folder_removed, replaced]
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_what_is_appended_to_a_spool_whose_file_has_gone_is_found_at_the_next_start(
+    path: Path, lose: Callable[[Path], None]
+) -> None:
+    spool = opened(path)
+    spool.append([b"in the store by now"])
+    spool.clear()
+    lose(path)
+    spool.append([b"one"])
+    spool.append([b"two"])
+    spool.close()
+    again = opened(path)
+    assert again.read()[0] == [b"one", b"two"]
+    again.close()
+
+
+def test_a_spool_that_could_not_be_made_anew_is_made_when_it_can(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    spool = opened(path)
+    path.unlink()
+    with monkeypatch.context() as disk:
+        disk.setattr("os.posix_fallocate", full)
+        for _ in range(2):
+            with pytest.raises(StoreUnavailable, match="cannot allocate the spool .*No space left"):
+                spool.append([b"one"])
+    spool.append([b"two"])
+    spool.close()
+    again = opened(path)
+    assert again.read()[0] == [b"two"]
+    again.close()
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_a_spool_whose_file_has_gone_keeps_its_records_for_the_store_and_takes_no_more(
+    path: Path, lose: Callable[[Path], None]
+) -> None:
+    spool = opened(path)
+    spool.append([b"one"])
+    lose(path)
+    with pytest.raises(StoreUnavailable, match="was removed while it holds 1 facts"):
+        spool.append([b"two"])
+    assert spool.read()[0] == [b"one"]
+    spool.clear()
+    spool.append([b"three"])
+    spool.close()
 
 
 def test_what_was_cleared_never_comes_back(path: Path):
