@@ -87,7 +87,7 @@ def test_a_spool_that_could_not_be_made_anew_is_made_when_it_can(path: Path, mon
     with monkeypatch.context() as disk:
         disk.setattr("os.posix_fallocate", full)
         for _ in range(2):
-            with pytest.raises(StoreUnavailable, match="cannot allocate the spool .*No space left"):
+            with pytest.raises(StoreUnavailable, match=r"cannot allocate the spool .*No space left"):
                 spool.append([b"one"])
     spool.append([b"two"])
     spool.close()
