@@ -13,6 +13,9 @@ Other tools must open the file read-only while rolltap runs.
 With `synchronous=FULL` a commit fsyncs the write-ahead log. With `NORMAL` the data is in the operating system's cache,
 and the next `FULL` commit fsyncs it as well. SQLite's memory mapping is off, as an I/O error in it would kill the
 process.
+
+Before each transaction it looks whether the open file is still the one at its path. SQLite would go on writing to a
+file that was removed, or replaced by a restored one, and nobody would find those rows.
 """
 
 from __future__ import annotations
@@ -138,6 +141,7 @@ class SqliteBackend:
         self._engines: list[sa.Engine] = []
         self._writer: sa.Connection | None = None
         self._synchronous: Durability | None = None
+        self._file: os.stat_result | None = None
         self._idle: asyncio.LifoQueue[sa.Connection] = asyncio.LifoQueue()
 
     async def start(self) -> None:
@@ -150,6 +154,7 @@ class SqliteBackend:
                 self._lock = _take_lock(self._path)
                 _make_private(self._path)
                 self._writer = await self._write_worker.run(lambda: self._engine(_open_writer, "rwc").connect())
+                self._file = self._path.stat()
             elif not self._path.exists():
                 raise ConfigError(
                     f"there is no database at {self._path}: start `rolltap serve` here, or name the store with --store"
@@ -256,7 +261,7 @@ class SqliteBackend:
         driver = _driver(self._open_writer())
 
         def transaction() -> Sequence[int]:
-            self._set_durability(driver, durability)
+            self._prepare(driver, durability)
             driver.execute("BEGIN")
             try:
                 counts = [driver.executemany(insert.sql, some).rowcount for insert, some in rows.items()]
@@ -277,11 +282,18 @@ class SqliteBackend:
         return self._writer
 
     def _begin(self, connection: sa.Connection, durability: Durability) -> None:
-        self._set_durability(_driver(connection), durability)
+        self._prepare(_driver(connection), durability)
         connection.begin()
 
-    def _set_durability(self, driver: sqlite3.Connection, durability: Durability) -> None:
-        """Sets the durability of the next transaction. Call it only in the writer's thread."""
+    def _prepare(self, driver: sqlite3.Connection, durability: Durability) -> None:
+        """Checks the file, and sets the durability of the next transaction. Call it only in the writer's thread."""
+        assert self._file is not None
+        try:
+            in_place = os.path.samestat(self._path.stat(), self._file)
+        except FileNotFoundError:
+            in_place = False
+        if not in_place:
+            raise StoreUnavailable(f"{self._path} was removed or replaced while it is open: restart rolltap")
         if durability is not self._synchronous:
             driver.execute(f"PRAGMA synchronous={_SYNCHRONOUS[durability]}")
             self._synchronous = durability

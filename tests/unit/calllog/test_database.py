@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from rolltap.calllog.backend import Connection, Durability
+from rolltap.calllog.backend import Connection, Durability, Insert
 from rolltap.calllog.database import Database
 from rolltap.errors import ConfigError, RecordCorrupt, StoreError, StoreUnavailable
 
@@ -305,4 +305,29 @@ async def test_a_postgres_connection_lost_after_its_work_fails_nobody_and_leaves
     await put(database, "kept", 1)
     assert await sizes(database) == {"kept": 1}
     await killer.close()
+    await database.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_nothing_is_written_to_a_file_that_nobody_will_find(tmp_path: Path, replaced: bool):
+    """SQLite goes on with a file that has no name any more, and acknowledges what is gone at the next start."""
+    path = tmp_path / "it.db"
+    database = Database(f"sqlite:///{path}")
+    await database.start(metadata)
+    await put(database, "a", 1)
+    path.rename(tmp_path / "moved")
+    if replaced:
+        path.write_bytes(b"")
+    rows = {Insert(things, database.dialect): [("c", 3)]}
+    ways = (
+        put(database, "b", 2),
+        database.transact(lambda connection: connection.execute(sa.delete(things))),
+        database.insert(rows, Durability.POWER),
+    )
+    for write in ways:
+        with pytest.raises(StoreUnavailable, match="was removed or replaced while it is open: restart rolltap"):
+            await write
+    (tmp_path / "moved").rename(path)
+    await put(database, "d", 4)
+    assert await sizes(database) == {"a": 1, "d": 4}
     await database.close()
