@@ -41,7 +41,8 @@ class PhaseReport(msgspec.Struct):
 
 
 class Round(msgspec.Struct):
-    """One deployment. `seconds` is how long clients were at work."""
+    """One deployment. `seconds` is how long clients were at work; after a long `standstill_s` of this machine, clients'
+    patience says little."""
 
     seed: int
     number: int
@@ -50,6 +51,7 @@ class Round(msgspec.Struct):
     phases: list[PhaseReport]
     totals: dict[str, int]
     violations: list[str]
+    standstill_s: float = 0.0
 
 
 def order_of(seed: int, number: int, variant: Variant, only: str = "") -> list[Inject]:
@@ -98,6 +100,7 @@ async def run_round(seed: int, number: int, seconds: float, agents: int, only: s
             [PhaseReport(phase.name, dict(phase.felt)) for phase in world.phases],
             {**world.totals, "seen complete": len(world.told.calls), "groups in effect": len(world.told.acked)},
             world.violations,
+            round(world.standstill_s, 1),
         )
 
 
@@ -158,7 +161,8 @@ async def soak(seed: int, seconds: float, agents: int, rounds: list[Round], only
             rounds.append(known)
             write(REPORT, rounds)
             said = f"{len(known.violations)} violations" if known.violations else "no violation"
-            print(f"round {number}, {known.variant}: {known.seconds:.0f} s, {said}", flush=True)
+            stood = f"longest standstill {known.standstill_s:.1f} s"
+            print(f"round {number}, {known.variant}: {known.seconds:.0f} s, {said}, {stood}", flush=True)
         left -= known.seconds
         number += 1
 

@@ -36,7 +36,7 @@ LINKS = ("postgres", "redis", "engine")
 POSTGRES_HOMES = ("postgres", "postgres-2")
 """After a failover the second is the primary's."""
 
-DISKS_MB = {**dict.fromkeys(POSTGRES_HOMES, 640), "redis": 160, **dict.fromkeys(PROXIES, 160)}
+DISKS_MB = {**dict.fromkeys(POSTGRES_HOMES, 384), "redis": 96, **dict.fromkeys(PROXIES, 128)}
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ class World:
     phases: list[Phase] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     totals: Counter[str] = field(default_factory=Counter)
+    standstill_s: float = 0.0  # the longest time in which this process, which relays everything, got no processor
     _journal: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)  # by the engine's life and index
     _next_entry: int = 0
 
@@ -214,9 +215,12 @@ async def a_world(variant: Variant, seed: str) -> AsyncIterator[World]:
 
 
 async def _watch(world: World) -> None:
+    looked_at = time.monotonic()
     while True:
         world.totals["started again"] += len(world.deployment.look())
         await asyncio.sleep(LOOK_EVERY_S)
+        before, looked_at = looked_at, time.monotonic()
+        world.standstill_s = max(world.standstill_s, looked_at - before - LOOK_EVERY_S)
 
 
 async def _collect(world: World) -> None:
