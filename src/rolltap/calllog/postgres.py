@@ -81,7 +81,8 @@ FORGETFUL = "synchronous_commit is off, which loses acknowledged calls"
 
 CONNECT_TIMEOUT_S = 5.0
 IDLE_S = 60.0
-"""A connection that nobody used for so long is ended, so that a peak does not keep the room of other processes."""
+"""A connection that nobody used for so long is ended, so that a peak does not keep the room of other processes.
+Longer than `TRUST_S`: whoever takes a connection that was idle for so long asks its server first, and gets another."""
 
 IDLE_SINCE = (14,)
 """The first version of Postgres that ends idle connections."""
