@@ -26,7 +26,7 @@ from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.policy import CallEvent, Policy
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.sessions.live_session import LiveSession
-from rolltap.types import CallKind, CallShape, Finish, Flaw, Outcome, Session
+from rolltap.types import CallKind, CallShape, Finish, Outcome, Session
 
 KINDS = frozenset(CallKind)
 
@@ -124,7 +124,7 @@ class InFlightRequest:
             outcome=outcome,
             finish=_finish(outcome, choice),
             output_ids=np.asarray(sampled.ids, np.int32),
-            logprobs=logprobs if flaw is not Flaw.LOGPROBS_MISSING else logprobs[:0],
+            logprobs=logprobs if len(logprobs) == len(sampled.ids) and not sampled.missing else logprobs[:0],
             versions=sampled.versions or (),
             flaw=flaw,
             message=msgspec.json.encode(choice.message) if choice is not None else b"",

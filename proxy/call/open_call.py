@@ -80,13 +80,16 @@ class SampledTokens:
         return {name: array for name, array in whole.items() if len(array) == len(self.ids)}
 
     def flaw(self, logprobs: Float32) -> Flaw | None:
-        """The reason why these tokens, with log-probs `logprobs` [T], cannot be trained; None if they can."""
+        """The reason why these tokens, with log-probs `logprobs` [T], cannot be trained; None if they can.
+
+        Unknown ids come first: such tokens are no context either, and who samples them often has broken log-probs.
+        """
+        if self.unknown:
+            return Flaw.IDS_UNKNOWN
         if self.missing or len(logprobs) != len(self.ids):
             return Flaw.LOGPROBS_MISSING
         if not np.isfinite(logprobs).all():
             return Flaw.LOGPROBS_NOT_FINITE
-        if self.unknown:
-            return Flaw.IDS_UNKNOWN
         if self.versions is None and self.ids:
             return Flaw.VERSION_UNKNOWN
         return None

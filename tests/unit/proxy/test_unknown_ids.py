@@ -6,18 +6,24 @@ from typing import Any
 
 import pytest
 
-from rolltap.engine.scripted import ScriptedReply
+from rolltap.engine.scripted import Fault, ScriptedReply
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.types import BreakReason, Flaw
 
 from .test_kept_arrays import USER, served
 
+FAULTS = (None, Fault(kind="nan_logprobs"), Fault(kind="no_logprobs"))
 
-@pytest.mark.parametrize("unknown", [880, 10**6, 2**31 - 1])
-async def test_a_reply_with_an_unknown_id_is_masked_and_goes_on_as_text(plane: Any, unknown: int) -> None:
+
+@pytest.mark.parametrize(("unknown", "fault"), [(880, None), (10**6, None), *((2**31 - 1, fault) for fault in FAULTS)])
+async def test_a_reply_with_an_unknown_id_is_masked_and_goes_on_as_text(
+    plane: Any, unknown: int, fault: Fault | None
+) -> None:
+    """Also where the engine's log-probs are as broken as its ids."""
     tokenizer = plane.policy.source.continuation.renderer.tokenizer
     known = tokenizer.encode("one")
-    reply = ScriptedReply(ids=(*known, unknown, tokenizer.convert_tokens_to_ids("<|im_end|>")))
+    ids = (*known, unknown, tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    reply = ScriptedReply(ids=ids, fault=fault)
     async with served(plane, "vllm", "zero", reply, "two"):
         history = [USER]
         for _ in range(3):
