@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from rolltap.errors import ConfigError
@@ -231,7 +232,24 @@ class TrainerSettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return env_settings, init_settings
+        return env_settings, init_settings, RecipeSettings(settings_cls)
+
+
+class RecipeSettings(PydanticBaseSettingsSource):
+    """The chosen recipe's own settings, below those of the user: all are checked together."""
+
+    def __call__(self) -> dict[str, Any]:
+        from rolltap.trainer_client.recipes import recipe_class  # here: recipes import torch
+
+        name = self.current_state.get("recipe", TrainerSettings.model_fields["recipe"].default)
+        if not isinstance(name, str):
+            return {}
+        settings = dict(recipe_class(name).settings)
+        check_file(TrainerSettings, settings, f"recipe {name}: settings.", PAGE)
+        return settings
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        raise NotImplementedError  # `__call__` has all of them
 
 
 def load_trainer_settings(path: Path | None = None, **overrides: Any) -> TrainerSettings:
@@ -239,15 +257,11 @@ def load_trainer_settings(path: Path | None = None, **overrides: Any) -> Trainer
 
     `ConfigError` names a bad key.
     """
-    from rolltap.trainer_client.recipes import recipe_class  # here: recipes import torch
-
     table = read_settings_file(path).get("trainer", {})
     check_file(TrainerSettings, table, "trainer.", PAGE)
     check_environment(TrainerSettings, "ROLLTAP_TRAINER__", PAGE)
-    values = _merged(table, overrides)
     try:
-        recipe = recipe_class(TrainerSettings(**values).recipe)
-        return TrainerSettings(**_merged(dict(recipe.settings), values))
+        return TrainerSettings(**_merged(table, overrides))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("trainer", *first["loc"]))

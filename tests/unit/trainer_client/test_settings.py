@@ -25,6 +25,48 @@ def test_a_file_under_what_is_given_under_the_environment(tmp_path: Path, monkey
     assert (settings.loss.clip_high, settings.recipe, settings.loss.kl) == (0.28, "rloo", 0.5)
 
 
+RECIPE = """
+from rolltap.trainer_client.recipes.base import Recipe
+
+class Own(Recipe):
+    settings = {settings}
+"""
+
+
+def test_a_recipes_settings_are_below_the_users_and_are_checked_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone, neither side's would do."""
+    path, recipe = tmp_path / "rolltap.toml", tmp_path / "own.py"
+    recipe.write_text(RECIPE.format(settings={"policy": "p", "loss": {"kl": 0.1, "clip_low": 0.3}, "groups": 3}))
+    path.write_text("[trainer]\ngroups = 5\n[trainer.loss]\nclip_low = 0.4\n")
+    monkeypatch.setenv("ROLLTAP_TRAINER__RECIPE", str(recipe))
+    given = {name: value for name, value in GIVEN.items() if name != "policy"}
+    settings = load_trainer_settings(path, **given, recipe="rloo")
+    assert (settings.policy, settings.groups, settings.recipe) == ("p", 5, str(recipe))
+    assert (settings.loss.kl, settings.loss.clip_low, settings.loss.clip_high) == (0.1, 0.4, 0.2)
+    adapters = {"lora": {"rank": 4, "push": "adapter"}}
+    recipe.write_text(RECIPE.format(settings=adapters))
+    with pytest.raises(ConfigError, match="sends whole weights"):
+        load_trainer_settings(**GIVEN, push={"transfer": "distributed"})
+    assert load_trainer_settings(**GIVEN, push={"transfer": "distributed"}, lora={"push": "merged"}).lora.rank == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"loss": {"clip_hi": 0.3}}, "own.py: settings.loss.clip_hi: no such key; did you mean loss.clip_high?"),
+        ({"loss": {"kl": -1}}, "trainer.loss.kl: Input should be greater than or equal to 0"),
+    ],
+)
+def test_a_recipes_bad_setting_is_named(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "own.py"
+    recipe.write_text(RECIPE.format(settings=settings))
+    with pytest.raises(ConfigError) as caught:
+        load_trainer_settings(**GIVEN, recipe=str(recipe))
+    assert message in caught.value.message
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
