@@ -12,6 +12,9 @@ COLUMNS = "| tasks | recipe | seeds | before | after | control after | lead over
 STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Quantiles of Student's t for 95%, two-sided, by degrees of freedom. For more than ten the last is a little wide."""
 
+MORE_SEEDS = 5
+"""The seeds of a row that fewer do not decide."""
+
 LEFT_OUT = {
     "skill_sd": "its teacher, the policy with the hint, does no better than the policy without it on these tasks, so "
     "what its runs show is GRPO's part of the loss"
@@ -20,15 +23,27 @@ LEFT_OUT = {
 
 
 def learning(results: Mapping[str, Any]) -> str:
-    """What was measured; recipes that did not beat their control are named."""
+    """What was measured; recipes that did not beat their control are named, with their seeds."""
     rows = list(_rows(results))
     if not rows:
         return "Nothing has been measured yet.\n"
-    failed = [f"`{row['method']}` on `{row['family']}`" for row in rows if row["lead"][0] - row["lead"][1] <= 0]
+    open_, behind = (
+        ", ".join(
+            f"`{row['method']}` on `{row['family']}` ({row['seeds']} seeds)" for row in rows if which(row["lead"])
+        )
+        for which in (_is_undecided, lambda lead: lead[0] + lead[1] < 0)
+    )
     table = "\n".join(_line(row) for row in rows)
     steps = results["cells"][0]["steps"]
-    beaten = (
-        f"No lead over the control is shown for {', '.join(failed)}." if failed else "Each of these beats its control."
+    beaten = " ".join(
+        said
+        for said in (
+            open_
+            and f"Undecided, as 0 is in the interval: {open_}; a row with fewer than {MORE_SEEDS} seeds lacks some.",
+            behind and f"Behind the control: {behind}.",
+            "" if open_ or behind else "Each of these beats its control.",
+        )
+        if said
     )
     size = f"{steps} steps of {results['groups']} groups of {results['rollouts']} rollouts"
     done, planned = len(results["cells"]), results["planned"]
@@ -76,8 +91,23 @@ def _paired(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tup
     return statistics.fmean(leads), half
 
 
+def undecided(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The family and recipe of each row that its seeds do not decide, and that has fewer than `MORE_SEEDS`."""
+    return [
+        (row["family"], row["method"])
+        for row in _rows(results)
+        if _is_undecided(row["lead"]) and row["seeds"] < MORE_SEEDS
+    ]
+
+
+def _is_undecided(lead: tuple[float, float]) -> bool:
+    return abs(lead[0]) <= lead[1]
+
+
 def _shown(lead: tuple[float, float] | None) -> str:
-    return "" if lead is None else f"{lead[0]:+.2f} ± {lead[1]:.2f}"
+    if lead is None:
+        return ""
+    return f"{lead[0]:+.2f} ± {lead[1]:.2f}{', undecided' if _is_undecided(lead) else ''}"
 
 
 def _line(row: Mapping[str, Any]) -> str:

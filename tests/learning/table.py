@@ -4,7 +4,8 @@
 
 A cell is an engine, a proxy and a trainer of its own, as a user starts them, and a run of some minutes in the
 folder OUT. Each goes into `results.json` beside this file when it ends, and is not run again while it is there;
-docs/notes/recipes.md is made of that file by `python scripts/recipes_page.py`.
+docs/notes/recipes.md is made of that file by `python scripts/recipes_page.py`. Rows that these seeds do not decide get
+five.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import json
 import os
 import platform
 import random
+import runpy
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +39,7 @@ from rolltap.types import RolloutStatus, Task
 from .families import FAMILIES, Agent, Family, Play, Scores, play
 
 RESULTS = Path(__file__).parent / "results.json"
+PAGE = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "learning_table.py"))
 METHODS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "ppo": {},
@@ -76,6 +79,15 @@ def cells(seeds: int) -> Iterator[Cell]:
             for family in FAMILIES.values():
                 if method != "dr_mas" or family.roles:
                     yield from (Cell(family.name, method, seed, shuffled) for shuffled in (False, True))
+
+
+def missing(done: Sequence[Mapping[str, Any]], seeds: int, only: str) -> Iterator[Cell]:
+    """The cells that have not run: those of `seeds` seeds, then more seeds of rows that these do not decide."""
+    known, open_ = set(map(cell_of, done)), PAGE["undecided"]({"cells": done})
+    more = (one for one in cells(PAGE["MORE_SEEDS"]) if (one.family, one.method) in open_)
+    for cell in (*cells(seeds), *more):
+        if only in ("", cell.family, f"{cell.family}/{cell.method}") and cell not in known:
+            yield cell
 
 
 @dataclass(slots=True)
@@ -205,9 +217,7 @@ def main() -> None:
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     done: list[dict[str, Any]] = json.loads(RESULTS.read_text(encoding="utf-8"))["cells"] if RESULTS.exists() else []
-    for cell in cells(asked.seeds):
-        if asked.only not in ("", cell.family, f"{cell.family}/{cell.method}") or cell in map(cell_of, done):
-            continue
+    while (cell := next(missing(done, asked.seeds, asked.only), None)) is not None:
         before = next((one["before"] for one in done if (one["family"], one["seed"]) == (cell.family, cell.seed)), None)
         result = asyncio.run(run_cell(cell, asked.steps, asked.out.absolute(), before))
         done = sorted([*done, result], key=lambda one: cell_of(one).name)
@@ -215,7 +225,7 @@ def main() -> None:
         print(f"{cell.name}: {result['before']:.2f} to {result['after']:.2f} in {result['seconds']:.0f} s", flush=True)
 
 
-def cell_of(result: dict[str, Any]) -> Cell:
+def cell_of(result: Mapping[str, Any]) -> Cell:
     return Cell(result["family"], result["method"], result["seed"], result["shuffled"])
 
 

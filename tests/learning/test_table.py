@@ -7,9 +7,11 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from .families import FAMILIES, Scores
 from .steps import TRAINERS
-from .table import Shuffle, cells
+from .table import Shuffle, cell_of, cells, missing
 from .trainers import row
 
 
@@ -40,12 +42,37 @@ def test_every_cell_has_its_control() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("leads", "seeds"),
+    [
+        ((0.5, 0.7, 0.6), 3),
+        ((0.2, 0.6, 0.7), 5),
+        ((-0.5, -0.7, -0.6), 3),
+        ((0.0, 0.0, 0.0), 5),
+        ((0.2, 0.6, 0.7, 0.4, 0.5), 5),
+        ((-0.2, 0.6, 0.7, -0.4, 0.5), 5),
+    ],
+)
+def test_a_row_that_three_seeds_do_not_decide_gets_five(leads: tuple[float, ...], seeds: int) -> None:
+    rows = {(cell.family, cell.method) for cell in cells(1)}
+    done = [
+        result(family, method, seed, shuffled, 0.2 if shuffled else 0.2 + (lead if method == "ppo" else 1 + seed / 10))
+        for seed, lead in enumerate(leads)
+        for family, method in sorted(rows)
+        for shuffled in (False, True)
+    ]
+    wanted = {(one.family, one.method, one.seed) for one in missing(done, 3, "")}
+    open_ = {row for row in rows if row[1] == "ppo"} if len(leads) < seeds else set()
+    assert wanted == {(*row, seed) for row in open_ for seed in range(3, 5)}
+    assert {one.family for one in missing(done, 3, "files")} <= {"files"}
+    assert next(missing(done[1:], 3, "")) == cell_of(done[0])
+
+
 def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
     learning = _script("learning_table.py")["learning"]
 
     def cell(method: str, shuffled: bool, after: float, seed: int = 0) -> dict[str, Any]:
-        common = {"family": "files", "seed": seed, "steps": 2, "before": 0.2, "curve": [0.2, 0.3], "seconds": 90.0}
-        return {**common, "method": method, "shuffled": shuffled, "after": after}
+        return result("files", method, seed, shuffled, after)
 
     head = {
         "planned": 96,
@@ -66,12 +93,20 @@ def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
     text = learning({**head, "cells": [*ran, cell("spear", False, 0.9), cell("skill_sd", False, 0.9)]})
     # Leads .5, .7, .6: mean .6, deviation .1; Student's t of 2 degrees of freedom is 4.303: ± .248
     assert "| `files` | `grpo` | 3 | 0.20 | 0.80 | 0.20 | +0.60 ± 0.25 |  |" in text
-    assert "| `files` | `ppo` | 3 | 0.20 | 0.70 | 0.20 | +0.50 ± 0.66 | -0.10 ± 0.50 |" in text
-    assert "No lead over the control is shown for `ppo` on `files`." in text
+    assert "| `files` | `ppo` | 3 | 0.20 | 0.70 | 0.20 | +0.50 ± 0.66, undecided | -0.10 ± 0.50, undecided |" in text
+    assert "Undecided, as 0 is in the interval: `ppo` on `files` (3 seeds); fewer than 5 seeds are too few" in text
+    worse = [cell("ppo", shuffled, 0.2 + shuffled * (seed + 9) / 20, seed) for seed in range(3) for shuffled in (0, 1)]
+    assert "Behind the control: `ppo` on `files` (3 seeds)." in learning({**head, "cells": worse})
+    assert "Each of these beats its control." in learning({**head, "cells": ran[:6]})
     assert "14 of 96 runs are measured" in text
     assert "`skill_sd` was measured and is left out" in text
     assert " 12 runs are measured, half of them controls." in learning({**head, "planned": 2, "cells": ran})
     assert "spear" not in text  # without its control it is no result
+
+
+def result(family: str, method: str, seed: int, shuffled: bool, after: float) -> dict[str, Any]:
+    common = {"family": family, "seed": seed, "steps": 2, "before": 0.2, "curve": [0.2, 0.3], "seconds": 90.0}
+    return {**common, "method": method, "shuffled": bool(shuffled), "after": after}
 
 
 def test_a_trainer_costs_what_its_median_step_does() -> None:
