@@ -257,7 +257,7 @@ TrajectoriesOf = Callable[[Sequence[str]], Awaitable[Sequence[Trajectory]]]
 class TrainedVersions:
     """A trajectory's oldest and newest weight version over its trained tokens, and its trained calls.
 
-    `sampled`: whether a model answered anything in it, as tokens or as text.
+    `sampled`: whether the policy answered anything in it, as tokens or as text.
     """
 
     oldest: int = NO_VERSION
@@ -278,7 +278,12 @@ class TrainedVersions:
 
 
 def answered(trajectory: Trajectory) -> bool:
-    """Whether a model answered anything in the session. A call that failed or was cut off before its first token, or
-    was passed through and failed, is no answer."""
+    """Whether the policy answered anything in the session. A call that failed or was cut off before its first token, or
+    was passed through and failed, is no answer; nor are the tokens of judges, simulated users and other policies."""
     counts = trajectory.counts
-    return bool(counts.get("sampled_tokens") or counts.get("masked_calls.tokens_missing"))
+    others = sum(counts.get(f"masked_tokens.{reason}", 0) for reason in OTHERS)
+    return bool(counts.get("sampled_tokens", 0) > others or counts.get("masked_calls.tokens_missing"))
+
+
+OTHERS = ("other_policy", "judge", "simulator")
+"""The reasons for which tokens are masked that the rollout's policy did not sample."""

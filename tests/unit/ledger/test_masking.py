@@ -5,12 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rolltap.ledger.policies import VersionHistory
-from rolltap.ledger.rebuilding import without_late_calls, without_stale
-from rolltap.types import ROUTED_EXPERTS
+from rolltap.ledger.rebuilding import answered, without_late_calls, without_stale
+from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.reconstructor.rules import Rules
+from rolltap.types import ROUTED_EXPERTS, CallKind
 
+from ..reconstructor.forests import make_call
 from .world import trajectory
+
+WHOSE = st.tuples(
+    st.sampled_from(["p", "frozen"]), st.sampled_from([CallKind.MAIN, CallKind.JUDGE, CallKind.SIMULATOR])
+)
+
+
+@given(st.lists(WHOSE, max_size=4))
+def test_a_rollout_in_which_others_alone_answered_has_no_answer(whose: list[tuple[str, CallKind]]) -> None:
+    """Its reward is no baseline: the policy has no token in it."""
+    calls = [make_call(at, [at], [7, at], policy=policy, kind=kind) for at, (policy, kind) in enumerate(whose)]
+    assert answered(reconstruct(calls, rules=Rules(policy="p"))) == (("p", CallKind.MAIN) in whose)
 
 
 def test_stale_tokens_lose_loss_and_values_but_not_their_experts() -> None:
