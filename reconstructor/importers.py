@@ -6,11 +6,13 @@ does not know is named, once for each name: `Trace.unread`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import takewhile
 from typing import Any
 
 from rolltap.errors import DatasetError
@@ -21,8 +23,9 @@ from rolltap.wording import is_moment
 class Trace:
     """One conversation. `created_at` is None if the trace has no time. `id` is the trace's own; "": it has none.
 
-    `context`: the replies (indices of `messages`) that the trace says are no targets. `unread`: keys of the document
-    and its messages that no reader knows. `place`: its file and line, for messages.
+    The first `opening` messages were not sampled. `context`: the replies (indices of `messages`) that the trace says
+    are no targets. `unread`: keys of the document and its messages that no reader knows. `place`: its file and line,
+    for messages.
     """
 
     name: str
@@ -31,6 +34,7 @@ class Trace:
     created_at: float | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     id: str = ""
+    opening: int = 0
     context: frozenset[int] = frozenset()
     unread: frozenset[str] = frozenset()
     place: str = ""
@@ -43,19 +47,51 @@ OWN_FORMS = {"thinking", "reasoning_details", "weight", "loss", "annotations"}
 MESSAGE_KEYS = CHAT_KEYS | OWN_FORMS | {"function_call", "audio"}
 """The keys of a message that are read, or refused by name."""
 
-LABELS = {"session_id", "rollout_id", "group_id", "task_id", "label"}
-DOCUMENT_KEYS = {"messages", "prompt", "completion", "tools", "id", "reward", "tags"} | LABELS
-"""The keys of a line of a message log, and the labels of our own exports."""
+GROUP_TAG = "group_id"
+"""The tag of an imported session with the group of its row; `--group-by tag.group_id` groups by it."""
+
+SIDES = ("chosen", "rejected")
+LABELS = {"session_id", "rollout_id", "task_id"}
+SIDES_KEYS = {f"{name}{side}" for side in SIDES for name in ("", "reward_", "rollout_", "session_")}
+DOCUMENT_KEYS = {"messages", "prompt", "completion", "label", "tools", "id", "reward", "group_id", "tags"} | LABELS
+"""The keys of a line of a message log, and of the rows of our own exports. `LABELS` name what another record holds."""
 
 
-def read_messages(document: Mapping[str, Any], name: str) -> Trace:
+def read_messages(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
     """Reads a line of an OpenAI-style log: `messages`; optionally `tools` (or JSON text), `id`, `reward`, `tags`.
 
-    Also `prompt` and `completion`, whose replies are the only targets. A reply with `weight` 0 or `loss` false is none.
+    Also the rows of `sft`, `kto` and `preference`: `prompt` and `completion`, whose replies are the only targets, with
+    a `label` or a `reward`; `prompt`, `chosen` and `rejected`, a trace for each side. A reply with `weight` 0 or `loss`
+    false is no target. `group_id` becomes a tag; a pair without one is a group of its own.
     """
-    messages, targets_from = document.get("messages"), 0
+    if isinstance(document.get("messages"), list) or not all(isinstance(document.get(side), list) for side in SIDES):
+        yield _conversation(document, name, frozenset(document.keys() - DOCUMENT_KEYS))
+        return
+    chosen, rejected = (document[side] for side in SIDES)
+    shared = document.get("prompt")
+    if shared is None:  # TRL's other form: both sides are whole conversations
+        shared = [one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))]
+        chosen, rejected = chosen[len(shared) :], rejected[len(shared) :]
+    digest = hashlib.sha256(json.dumps([shared, chosen, rejected], sort_keys=True).encode()).hexdigest()[:20]
+    common = {key: document[key] for key in ("tools", "tags") if key in document}
+    unread = frozenset(document.keys() - DOCUMENT_KEYS - SIDES_KEYS)
+    for side, completion, earned in (("chosen", chosen, 1), ("rejected", rejected, 0)):
+        reward = document.get(f"reward_{side}")
+        row = {
+            **common,
+            "prompt": shared,
+            "completion": completion,
+            "reward": earned if reward is None else reward,
+            "group_id": document.get("group_id") or digest,
+            "id": f"{document['id']}-{side}" if document.get("id") else None,
+        }
+        yield _conversation(row, name, unread)
+
+
+def _conversation(document: Mapping[str, Any], name: str, unread: frozenset[str]) -> Trace:
+    messages, opening = document.get("messages"), 0
     if messages is None and isinstance(document.get("prompt"), list) and isinstance(document.get("completion"), list):
-        messages, targets_from = [*document["prompt"], *document["completion"]], len(document["prompt"])
+        messages, opening = [*document["prompt"], *document["completion"]], len(document["prompt"])
     if not isinstance(messages, list) or not messages:
         raise DatasetError(f"{name}: messages: expected a list of chat messages")
     tools = document.get("tools") or []
@@ -64,18 +100,22 @@ def read_messages(document: Mapping[str, Any], name: str) -> Trace:
     tags = {str(key): str(value) for key, value in (document.get("tags") or {}).items()}
     if document.get("reward") is not None:
         tags["reward"] = _number(document["reward"])
+    elif isinstance(document.get("label"), bool):
+        tags["reward"] = str(int(document["label"]))
+    if document.get("group_id"):
+        tags[GROUP_TAG] = str(document["group_id"])
     own = str(document.get("id") or "")
     plain = [_message(message, name) for message in messages]
-    unread = {f"{key} of a message" for message in messages for key in message.keys() - MESSAGE_KEYS}
+    of_messages = {f"{key} of a message" for message in messages for key in message.keys() - MESSAGE_KEYS}
     return Trace(
         own or name,
         plain,
         tools,
-        None,
-        tags,
-        own,
-        frozenset(place for place, message in enumerate(messages) if place < targets_from or _is_context(message)),
-        frozenset(unread | {str(key) for key in document.keys() - DOCUMENT_KEYS}),
+        tags=tags,
+        id=own,
+        opening=opening,
+        context=frozenset(place for place, message in enumerate(messages) if _is_context(message)),
+        unread=frozenset({str(key) for key in unread} | of_messages),
     )
 
 
@@ -84,7 +124,7 @@ def _is_context(message: Mapping[str, Any]) -> bool:
     return message.get("weight") == 0 or message.get("loss") in (False, 0)
 
 
-def read_atif(document: Mapping[str, Any], name: str) -> Trace:
+def read_atif(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
     """Reads an ATIF document of any 1.x version, without its embedded subagents."""
     if not str(document.get("schema_version", "")).startswith("ATIF-v1."):
         raise DatasetError(f"{name}: schema_version: expected ATIF-v1.x, not {document.get('schema_version')!r}")
@@ -101,10 +141,11 @@ def read_atif(document: Mapping[str, Any], name: str) -> Trace:
     if reward is not None:
         tags["reward"] = _number(reward)
     own = str(document.get("trajectory_id") or document.get("session_id") or "")
-    return Trace(own or name, messages, agent.get("tool_definitions") or (), started, tags, own)
+    yield Trace(own or name, messages, agent.get("tool_definitions") or (), started, tags, own)
 
 
-READERS: Mapping[str, Callable[[Mapping[str, Any], str], Trace]] = {"messages": read_messages, "atif": read_atif}
+Reader = Callable[[Mapping[str, Any], str], Iterator[Trace]]
+READERS: Mapping[str, Reader] = {"messages": read_messages, "atif": read_atif}
 
 
 def read_traces(format: str, text: str, name: str) -> Iterator[Trace]:
@@ -115,7 +156,7 @@ def read_traces(format: str, text: str, name: str) -> Iterator[Trace]:
         if not isinstance(document, Mapping):
             raise DatasetError(f"{place}: expected a JSON object, not {type(document).__name__}")
         try:
-            yield replace(READERS[format](document, place), place=place)
+            yield from (replace(trace, place=place) for trace in READERS[format](document, place))
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise DatasetError(f"{place}: not a trace of format {format}: {error!r}") from error
 

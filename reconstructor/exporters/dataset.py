@@ -36,6 +36,7 @@ from rolltap.reconstructor.exporters.destinations import (
 from rolltap.reconstructor.exporters.redact import Detector, Redactor, token_arrays
 from rolltap.reconstructor.exporters.where import Where
 from rolltap.reconstructor.exporters.writers import disk_errors
+from rolltap.reconstructor.importers import GROUP_TAG
 from rolltap.reconstructor.report import Report, report_of, total
 from rolltap.types import EVALUATION, PURPOSE_TAG, RolloutStatus, Scoring
 
@@ -60,8 +61,10 @@ class Grouping:
         return self.by.removeprefix(BY_TAG) if self.by.startswith(BY_TAG) else ""
 
     def of_tags(self, tags: Mapping[str, str]) -> str:
-        """The group for a session's tags; "" if the grouping tag is missing."""
-        return f"{self.tag}={tags[self.tag]}" if self.tag in tags else ""
+        """The group for a session's tags; "" if the grouping tag is missing. An imported row's group keeps its name."""
+        if self.tag not in tags:
+            return ""
+        return tags[self.tag] if self.tag == GROUP_TAG else f"{self.tag}={tags[self.tag]}"
 
 
 LeftOut = Literal["running", "failed", "unscorable", "masked", "evaluation"]

@@ -28,7 +28,7 @@ from rolltap.protocols.base import WireRequest
 from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.conversation import ChatRequest
 from rolltap.protocols.openai_chat.dialect import OpenAIChat
-from rolltap.reconstructor.importers import Trace, read_traces
+from rolltap.reconstructor.importers import GROUP_TAG, Trace, read_traces
 from rolltap.tenants import tenant_tags
 from rolltap.types import Finish, Flaw, Outcome, Session
 
@@ -78,7 +78,8 @@ async def write(store: str, imports: list[Imported]) -> int:
 
 
 def _content(trace: Trace, *beside: str | int) -> str:
-    parts = [*beside, list(trace.messages), list(trace.tools), *([sorted(trace.context)] if trace.context else [])]
+    marks = (sorted(trace.context), trace.opening, trace.tags.get(GROUP_TAG))
+    parts = [*beside, list(trace.messages), list(trace.tools), *filter(None, marks)]
     return json.dumps(parts, sort_keys=True, default=str)
 
 
@@ -105,10 +106,10 @@ def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
 
 
 def _turns(trace: Trace) -> Iterator[tuple[ChatRequest, bytes, Flaw]]:
-    """A request and its reply for each assistant message; the first messages must not be the assistant's."""
+    """A request and its reply for each sampled assistant message; the first message can't be one."""
     dialect = OpenAIChat(CacheSpace())
     for index, message in enumerate(trace.messages):
-        if message["role"] != "assistant" or index == 0:
+        if message["role"] != "assistant" or index < max(trace.opening, 1):
             continue
         body: dict[str, Any] = {"model": POLICY, "messages": list(trace.messages[:index])}
         if trace.tools:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import tempfile
 import time
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from rolltap.cli.export import export
 from rolltap.cli.log import import_traces
 from rolltap.datasets.importing import read_file
 from rolltap.reconstructor.exporters import exporter_named
+from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
+from rolltap.reconstructor.importers import GROUP_TAG, SIDES
 from rolltap.types import Flaw, Session
 
 from .world import TOOLS, World, lines, rows_of, says, system, tool, user
@@ -268,31 +272,113 @@ def documents(draw: st.DrawFn) -> list[dict[str, Any]]:
     return made
 
 
-@pytest.mark.parametrize(
-    "options",
-    [["arguments=object"], ["arguments=text"], ["arguments=text", "mark=loss"], ["arguments=object", "targets=split"]],
-    ids=" ".join,
-)
-@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(drawn=documents())
-def test_what_we_write_comes_back_as_it_was(options: list[str], drawn: list[Any], tmp_path: Path):
-    """Export, import, export: every row is equal but for the sessions' names. 4 CPU seconds for each option."""
+NAMES = ("session_id", "rollout_id", "task_id", *(f"{of}_{side}" for of in ("session", "rollout") for side in SIDES))
+"""Columns that name what another record holds under another name, or does not hold."""
+
+
+def exported(store: str, out: Path, format: str, options: str) -> list[dict[str, Any]]:
+    """The rows of a data set of imported sessions, without `NAMES`, in an order of their own."""
+    flags = [flag for option in options.split() for flag in ("--option", option)]
+    code, output = run(
+        "export", str(out), "-f", format, "--store", store, "--group-by", f"tag.{GROUP_TAG}", *flags, "--duplicates"
+    )
+    assert code == 0, output
+    return unnamed(row for path in out.glob("*.jsonl") for row in lines(path))
+
+
+def unnamed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(
+        ({name: row[name] for name in row.keys() - NAMES} for row in rows), key=partial(json.dumps, sort_keys=True)
+    )
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Rollouts of groups, of which many earn the same. Openings may hold replies that nobody sampled."""
+    made = []
+    for number in range(draw(st.integers(1, 2))):
+        shown = says("", ("x1", "bash", draw(st.dictionaries(TEXTS, VALUES, max_size=2))))
+        example = [user("Show me."), shown, tool("x1", draw(TEXTS)), says("Like this.")] if draw(st.booleans()) else []
+        for place in range(draw(st.integers(2, 5))):
+            called = says(draw(TEXTS), ("c1", "bash", draw(st.dictionaries(TEXTS, VALUES, max_size=2))), reasoning="hm")
+            work = [called, tool("c1", draw(TEXTS))] if draw(st.booleans()) else []
+            made.append(
+                {
+                    "prompt": [*example, user(f"Job {number}.")],
+                    "completion": [*work, says(f"{draw(TEXTS)} {draw(st.integers(0, 1)) * place}")],
+                    "reward": draw(st.sampled_from([1.0, 1.0, 0.0, 1 / 3, None])),
+                    "group_id": f"g{number}",
+                    "tools": TOOLS,
+                }
+            )
+    return made
+
+
+FORMS = [
+    *(("sft", form) for form in ("arguments=object", "arguments=text", "arguments=text mark=loss")),
+    ("sft", "arguments=object targets=split"),
+    *((name, form) for name in ("kto", "preference") for form in ("arguments=object", "arguments=text reasoning=tags")),
+    ("kto", "arguments=object reasoning=drop"),
+    ("preference", "arguments=object margin=0.5"),
+]
+
+
+@pytest.mark.parametrize(("format", "options"), FORMS)
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(drawn=documents(), grouped=groups())
+def test_what_we_write_comes_back_as_it_was(
+    format: str, options: str, drawn: list[Any], grouped: list[Any], tmp_path: Path
+):
+    """Export, import, export: every row is equal but for `NAMES`. 3 CPU seconds for each form."""
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
-
-    def exported(store: str, out: Path) -> list[dict[str, Any]]:
-        flags = [flag for option in options for flag in ("--option", option)]
-        code, output = run("export", str(out), "--format", "sft", "--store", store, *flags)
-        assert code == 0, output
-        rows = lines(out / "train-00000-of-00001.jsonl")
-        return sorted(({**row, "session_id": None} for row in rows), key=json.dumps)
-
     stores = [f"sqlite:///{folder}/{number}.db" for number in range(2)]
-    assert run("import", traced(folder / "in.jsonl", [*worst(), *drawn]), "--store", stores[0])[0] == 0
-    first = exported(stores[0], folder / "first")
-    assert {0.25, -1.0, None, *(one["reward"] for one in drawn)} == {row["reward"] for row in first}
-    code, output = run("import", str(folder / "first" / "train-00000-of-00001.jsonl"), "--store", stores[1])
-    assert (code, "not known" in output) == (0, False), output
-    assert exported(stores[1], folder / "second") == first
+    assert run("import", traced(folder / "in.jsonl", [*worst(), *drawn, *grouped]), "--store", stores[0])[0] == 0
+    first = exported(stores[0], folder / "first", format, options)
+    if format == "sft":
+        assert {0.25, -1.0, None, *(one["reward"] for one in drawn)} <= {row["reward"] for row in first}
+    if first:
+        code, output = run("import", str(folder / "first" / "train-00000-of-00001.jsonl"), "--store", stores[1])
+        assert (code, "not known" in output) == (0, False), output
+        assert exported(stores[1], folder / "second", format, options) == first
+
+
+@pytest.mark.parametrize("format", ["sft", "kto", "preference"])
+def test_rows_of_recorded_rollouts_come_back_too(format: str, world: World, store: str, tmp_path: Path):
+    items = [
+        world.solved(f"s{number}", f"done {number}").item(reward=number / 3, task="t", group="g") for number in range(4)
+    ]
+    out = tmp_path / "first"
+    with DatasetWriter(out, exporter_named(format, {"arguments": "object"}), Query(duplicates=True)) as writer:
+        writer.add(items)
+        writer.finish()
+    file = out / "train-00000-of-00001.jsonl"
+    first = lines(file)
+    for message in (one for row in first for said in row.values() if isinstance(said, list) for one in said):
+        if message["role"] == "tool":  # a protocol's reader names it
+            message["name"] = {"call00001": "bash", "call00002": "read"}[message["tool_call_id"]]
+    assert len(first) == {"sft": 4, "kto": 4, "preference": 2}[format]
+    assert run("import", str(file), "--store", store)[0] == 0
+    assert exported(store, tmp_path / "second", format, "arguments=object") == unnamed(first)
+
+
+def test_labels_and_pairs_of_others_are_rewards(store: str, tmp_path: Path):
+    """TRL's forms: a label without a reward; pairs without rewards or groups, also as two whole conversations."""
+    asked, good, bad = user("2+2?"), says("4"), says("5")
+    documents = [
+        {"prompt": [asked], "completion": [good], "label": True},
+        {"prompt": [asked], "completion": [bad], "label": False},
+        {"prompt": [asked], "chosen": [good], "rejected": [bad], "mood": "x"},
+        {"chosen": [system("s"), asked, good], "rejected": [system("s"), asked, bad], "id": "p"},
+    ]
+    code, output = run("import", traced(tmp_path / "in.jsonl", documents), "--store", store)
+    assert (code, output.count("mood (in 2 traces)"), output.count("not imported")) == (0, 1, 1)
+    labels = exported(store, tmp_path / "kto", "kto", "arguments=text")
+    assert sorted((row["completion"][0]["content"], row["label"]) for row in labels) == [
+        *[("4", True)] * 3, *[("5", False)] * 3
+    ]  # fmt: skip
+    pairs = exported(store, tmp_path / "pairs", "preference", "arguments=text")
+    assert sorted(len(row["prompt"]) for row in pairs) == [1, 2]
+    assert [(row["chosen"], row["rejected"]) for row in pairs] == [([good], [bad])] * 2
 
 
 def test_a_reply_of_weight_zero_is_no_target(store: str, tmp_path: Path):
