@@ -2,13 +2,14 @@
 
 `preference` has `prompt`, `chosen`, `rejected`. The rollouts of a group that have a reward and one main conversation
 are ranked. The best is paired with the worst, the second best with the second worst, and so on. A pair is used if its
-rewards differ by more than `margin`, and no rollout is used twice. A pair whose sides are equal is skipped. Both sides
-must have the same opening, apart from clocks, paths and other volatile text (`begin_alike`); the prompt is the better
-one's. A completion is the whole rest of the conversation, including tool results.
+rewards differ by more than `margin`, and no rollout is used twice. A pair whose sides are equal is skipped, and one
+whose opposite is in the group; of another group's it is a duplicate. Both sides must have the same opening, apart from
+clocks, paths and other volatile text (`begin_alike`); the prompt is the better one's. A completion is the whole rest of
+the conversation, including tool results.
 
 `kto` has `prompt`, `completion`, `label`. The label is true if the rollout's reward is above `threshold`. No pairs are
 needed, so every rollout with a reward and one main conversation has a row, except completions of a group that its
-rollouts label differently: a flaky reward.
+rollouts label differently: a flaky reward. With another group's label a completion is a duplicate.
 """
 
 from __future__ import annotations
@@ -67,15 +68,20 @@ class Preference(MessageForm):
                 yield outcome
             else:
                 reward, conversation = outcome
-                ranked.append((reward, item.session.id, item, conversation))
+                said = json.dumps(self._completion(conversation), sort_keys=True)  # pairs don't follow from ids
+                ranked.append((reward, said, item, conversation))
         ranked.sort(key=lambda entry: (-entry[0], entry[1]))
-        for better, worse in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
+        pairs = list(zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False))
+        opposites = {(worse[1], better[1]) for better, worse in pairs if better[0] - worse[0] > self.margin}
+        for better, worse in pairs:
             if better[0] - worse[0] <= self.margin:
                 yield SkippedItem("pair whose rewards don't differ by more than the margin")
             elif not begin_alike(better[2:], worse[2:]):
                 yield SkippedItem("pair that doesn't begin alike")
-            elif self._completion(better[3]) == self._completion(worse[3]):
+            elif better[1] == worse[1]:
                 yield SkippedItem("pair whose sides are equal")
+            elif (better[1], worse[1]) in opposites:
+                yield SkippedItem("pair whose opposite is there too")
             else:
                 yield self._pair(better, worse)
 
@@ -94,11 +100,12 @@ class Preference(MessageForm):
             values[f"reward_{side}"] = reward
             values[f"rollout_{side}"] = item.rollout.id if item.rollout else None
             values[f"session_{side}"] = item.session.id
+        sides = sorted(((better[1], "chosen"), (worse[1], "rejected")))  # the opposite pair has the same content
         values["tools"] = tools_text(better[3].tools)
         values |= {name: better[2].labels()[name] for name in ("group_id", "task_id")}
         return Row(
             values,
-            content=[values[name] for name in ("prompt", "chosen", "rejected", "tools")],
+            content=[values["prompt"], *(values[side] for _, side in sides), values["tools"]],
             rendered=better[3].rendered(),
         )
 
@@ -140,7 +147,7 @@ class Kto(MessageForm):
                 "tools": tools_text(conversation.tools),
                 **item.labels(),
             }
-            content = [values[name] for name in ("prompt", "completion", "label", "tools")]
+            content = [values[name] for name in ("prompt", "completion", "tools")]
             rows.append(Row(values, content=content, rendered=conversation.rendered()))
             labels[_completion(rows[-1])].add(values["label"])
         for row in rows:

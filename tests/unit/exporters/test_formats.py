@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import atif
 import numpy as np
 import pytest
 from datasets import load_dataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import Container, ExportItem
@@ -19,7 +22,7 @@ from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.types import Outcome, Reward
 
 from . import readers
-from .world import TOOLS, World, reasons_of, rows_of, says, system, tool, user
+from .world import TOOLS, World, lines, reasons_of, rows_of, says, system, tool, user
 
 
 def made(format: str, items: list[ExportItem], **options: str) -> list[dict[str, Any]]:
@@ -55,7 +58,7 @@ def test_trajectories_hold_the_whole_record(container: Any, world: World, tmp_pa
         assert np.array_equal(np.asarray(row["logprobs"], np.float32), segment.logprobs)
         assert row["versions"] == segment.versions.tolist()
         assert (row["reward"], row["task_id"], row["kind"]) == (0.5, "t", segment.kind)
-        turns = row["turns"] if container == "jsonl" else json.loads(row["turns"])
+        turns = json.loads(row["turns"])  # a text in both, so that every release of `datasets` reads it
         assert [turn["call_id"] for turn in turns] == [turn.call_id for turn in segment.turns]
     trained = [token for row in rows for token, on in zip(row["token_ids"], row["loss_mask"], strict=True) if on]
     assert sorted(trained) == sorted(sampled(item))
@@ -137,6 +140,35 @@ def test_a_completion_with_both_labels_has_no_row(world: World):
     found = list(exporter_named("kto").rows(flaky(world)))
     assert [row["session_id"] for row in rows_of(found)] == ["s4"]
     assert reasons_of(found) == ["completion with both labels"] * 4
+
+
+OUTCOMES = st.lists(
+    st.lists(st.tuples(st.sampled_from(["x", "y", "z"]), st.sampled_from([0.0, 1.0])), min_size=2, max_size=5),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(groups=OUTCOMES)
+def test_no_rows_of_one_task_contradict_each_other(groups: list[list[tuple[str, float]]], world: World, tmp_path: Path):
+    """Groups of a task with few different replies, whose rewards follow nothing."""
+    said = {answer: world.solved(answer, answer) for answer in "xyz"}
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    files = {}
+    for format in ("preference", "kto"):
+        with DatasetWriter(folder / format, exporter_named(format, {"arguments": "object"}), Query()) as writer:
+            for number, group in enumerate(groups):
+                writer.add([said[one].item(reward=reward, task="t", group=f"g{number}") for one, reward in group])
+            manifest = writer.finish()
+        rows = [row for path in (folder / format).glob("*.jsonl") for row in lines(path)]
+        assert not manifest["failed"]["count"]
+        files[format] = rows
+    pairs = [(row["chosen"][-1]["content"], row["rejected"][-1]["content"]) for row in files["preference"]]
+    assert len({frozenset(pair) for pair in pairs}) == len(pairs)
+    assert all(chosen != rejected for chosen, rejected in pairs)
+    answers = [row["completion"][-1]["content"] for row in files["kto"]]
+    assert len(set(answers)) == len(answers)
 
 
 def test_kto_labels_by_threshold(world: World):
