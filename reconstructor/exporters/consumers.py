@@ -1,7 +1,8 @@
 """The consumers of datasets: the layout that each one takes, and the oldest release of `datasets` that reads a file.
 
 `datasets` before 4.7 has one type for each column. So it gives every object all names of the others, as nulls, or fails
-where one name has two types; and it knows no Arrow column of JSON. A text is read exactly by all releases from 4.0 on.
+where one name has two types; and it knows no Arrow column of JSON. From 4.7 on it reads a file of JSON Lines with such
+objects with ten decimals. A text is read exactly by all releases from 4.0 on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rolltap.reconstructor.exporters.base import Container, Exporter
 
 ANY_TEXT, ANY_JSON = "4.0", "4.7"
 
-OBJECTS_IN_JSONL = frozenset({"trajectories", "transitions", "atif", "harbor", "verifiers", "nemo-gym", "skyrl-rl"})
+OBJECTS_IN_JSONL = frozenset({"transitions", "atif", "harbor", "verifiers", "nemo-gym", "skyrl-rl"})
 """Formats whose rows hold objects of no common type in JSON Lines."""
 
 

@@ -32,7 +32,7 @@ FLUSH_BYTES = 16 << 20
 
 MESSAGES = ("messages", "messages_text")
 OBJECTS = ("messages", "inferred")
-"""The column types whose values are objects to readers of Parquet; a `json` column is a text."""
+"""The column types whose values are objects to readers; a `json` column is a text."""
 
 
 class RowFile(Protocol):
@@ -51,17 +51,23 @@ class RowFile(Protocol):
 
 
 class JsonlFile:
-    """One JSON object per line. Arrays become lists, NaN becomes null."""
+    """One JSON object per line. Arrays become lists, NaN becomes null, and a `json` column is a text as in Parquet."""
 
     def __init__(self, path: Path, schema: Mapping[str, str]) -> None:
         self._file = path.open("wb")
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        self._texts = [name for name, kind in schema.items() if kind == "json"]
+        self._objects = [name for name, kind in schema.items() if kind == "messages"]
         self.size = 0
         self.rows = 0
 
     def write(self, values: Mapping[str, Any]) -> None:
+        texts = {name: self._encoder.encode(values[name]).decode() for name in self._texts if values[name] is not None}
+        values = {**values, **texts}
         line = self._encoder.encode(values)
         check_line(line, values)
+        if self._objects and FINE.search(line):
+            check_decimals({name: values.get(name) for name in self._objects})
         self._file.write(line)
         self._file.write(b"\n")
         self.size += len(line) + 1
@@ -379,6 +385,26 @@ def check_values(values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if (problem := next(_problems(value, 1), None)) is not None:
             raise RowError(f"{name} has {problem}, which readers of JSON can't hold; --option arguments=text writes it")
+
+
+FINE = re.compile(rb"\.\d{11}|\de[-+]?\d")
+"""In every line that holds a number of more than 10 decimals, also before an exponent."""
+
+
+def check_decimals(values: Mapping[str, Any]) -> None:
+    """Raises `RowError` for a number in objects of JSON Lines that `datasets` from 4.7 on would round: 1e-12 to 0.0."""
+    waiting = list(values.values())
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, (list, tuple)):
+            waiting += value
+        elif isinstance(value, float) and float(f"{value:.10e}" if abs(value) >= 1e16 else f"{value:.10f}") != value:
+            raise RowError(
+                f"arguments have {value!r}, which datasets rounds to 10 decimals in JSON Lines; --container parquet or "
+                "--option arguments=text writes it"
+            )
 
 
 def _problems(value: Any, depth: int) -> Iterator[str]:

@@ -18,7 +18,7 @@ FORMATS, TRL, RECORD = "test_formats.py", "test_trl.py", "test_from_trajectories
 ENVIRONMENTS = "../../trainers/test_environments.py"
 
 ROWS: dict[str, str] = {
-    "trajectories": "a segment: arrays, turns with the facts of their calls, rewards, conversation",
+    "trajectories": "a segment: arrays; turns, calls, rewards, conversation as JSON texts",
     "sft-tokens": "a segment: `input_ids`, `labels` (-100 off the mask)",
     "sft": "a conversation: `messages`, `tools`; with `targets=split` a reply: `prompt`, `completion`",
     "preference": "a pair within a group: `prompt`, `chosen`, `rejected`",

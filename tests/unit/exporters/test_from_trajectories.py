@@ -16,6 +16,7 @@ import pytest
 from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import CallText, ExportItem, Row, SkippedItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
+from rolltap.reconstructor.exporters.trajectories import COLUMNS
 from rolltap.types import (
     Call,
     CallKind,
@@ -45,6 +46,12 @@ def rebuilt(rows: Sequence[Mapping[str, Any]]) -> list[list[ExportItem]]:
     for session_id, its_rows in sessions.items():
         groups[its_rows[0]["group_id"] or session_id].append(item_of(its_rows))
     return list(groups.values())
+
+
+def decoded(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with its texts of JSON as values."""
+    texts = {name for name, kind in COLUMNS.items() if kind == "json" and row[name] is not None}
+    return {name: json.loads(value) if name in texts else value for name, value in row.items()}
 
 
 def item_of(rows: Sequence[Mapping[str, Any]]) -> ExportItem:
@@ -166,7 +173,7 @@ def test_a_format_made_of_the_trajectories_files_is_the_one_made_of_the_record(
         for group in groups:
             writer.add(group)
         writer.finish()
-    again = rebuilt(lines(tmp_path / "out" / "train-00000-of-00001.jsonl"))
+    again = rebuilt(list(map(decoded, lines(tmp_path / "out" / "train-00000-of-00001.jsonl"))))
     exporter = exporter_named(format)
     direct = [values(exporter.rows(group)) for group in groups]
     assert [values(exporter.rows(group)) for group in again] == direct

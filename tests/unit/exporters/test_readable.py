@@ -26,6 +26,12 @@ UNREADABLE: dict[str, dict[str, Any]] = {
     "too deep": nested(60),
     "NUL in a name": {"a\0b": 1},
 }
+FINE: dict[str, dict[str, Any]] = {
+    name: {"tolerance": value}
+    for name, value in (("small", 1e-12), ("long", 0.30000000000000004), ("large", 1.2345678901234567e300))
+}
+"""Numbers that `datasets` from 4.7 on rounds in JSON Lines, the first one to 0."""
+
 READABLE: dict[str, dict[str, Any]] = {
     "64 bits": {"offset": 2**63 - 1, "text": str(2**70)},
     "deep": nested(30),
@@ -33,6 +39,7 @@ READABLE: dict[str, dict[str, Any]] = {
     "unions": {"offset": "ten", "a": [1, "one", None, {"b": []}]},
     "long": {"text": "ä" * 100_000},
     "none": {},
+    "numbers": {"lr": 1e-5, "share": 0.1234567891, "many": [1e22, -2.5, 12345.678]},
 }
 
 
@@ -67,9 +74,20 @@ def test_one_row_that_readers_cannot_hold_spoils_no_other(container: Any, world:
     assert all(word in reasons for word in ("more than 64 bits", "more than 50 levels", "a name with a NUL"))
 
 
+def test_numbers_that_readers_of_json_lines_round_are_left_out_of_them(world: World, tmp_path: Path) -> None:
+    items = [called(world, *one) for one in {**FINE, "none": {}}.items()]
+    manifest, read = export(tmp_path / "out", items, "jsonl", "object")
+    assert read == [{}]
+    assert [row["session_id"] for row in manifest["failed"]["rows"]] == list(FINE)
+    assert "rounds to 10 decimals in JSON Lines; --container parquet" in next(iter(manifest["failed"]["by_reason"]))
+    manifest, read = export(tmp_path / "again", items, "parquet", "object")
+    assert manifest["failed"]["count"] == 0
+    assert read == [pytest.approx(value, rel=1e-15) for value in (*FINE.values(), {})]
+
+
 @pytest.mark.parametrize("container", ["jsonl", "parquet"])
 def test_as_text_every_row_is_read_exactly(container: Any, world: World, tmp_path: Path) -> None:
-    arguments = {**READABLE, **UNREADABLE}
+    arguments = {**READABLE, **UNREADABLE, **FINE}
     manifest, read = export(tmp_path / "out", [called(world, *one) for one in arguments.items()], container, "text")
     assert [json.loads(text) for text in read] == list(arguments.values())
     assert manifest["failed"]["count"] == 0
