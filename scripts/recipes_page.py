@@ -26,34 +26,27 @@ LEARNING = re.compile(r"(?<=<!-- learning -->\n).*(?=<!-- /learning -->)", re.DO
 SYSTEMS = tomllib.loads((ROOT / "scripts" / "systems.toml").read_text(encoding="utf-8"))["system"]
 RESULTS = ROOT / "tests" / "learning" / "results.json"
 HEAD = ROOT / "scripts" / "recipes_head.md"
-HOOKS = (
-    "credit",
-    "loss",
-    "updates",
-    "admits",
-    "admits_rollout",
-    "replay",
-    "after",
-    "passes",
-    "networks",
-    "heads",
-    "shaped",
-)
-"""What makes a recipe of its own."""
+HOOKS = ("credit", "loss", "updates", "admits", "admits_rollout", "replay", "passes", "networks", "heads", "shaped")
+"""What makes a recipe: another credit or loss."""
 
 SETTINGS_HEAD = """Settings of a paper over a recipe above; credit and loss are that recipe's:
 
 """
+CONTROLS_HEAD = """Controls of the rollouts to come, over a recipe above; credit and loss are that recipe's:
+
+"""
+SAME_CREDIT = ("sec", "agentflow")
+"""Recipes with a `credit` that is their base's: one reads the step for its control, one has its own by an option."""
 
 
 def page() -> str:
     """The page's text."""
-    own, settings = (
-        "\n".join(_row(name, recipe) for name, recipe in sorted(RECIPES.items()) if bool(settings_of(recipe)) == wanted)
-        for wanted in (False, True)
+    own, controls, settings = (
+        "\n".join(_row(name, recipe) for name, recipe in sorted(RECIPES.items()) if label(recipe) == wanted)
+        for wanted in LABELS
     )
     text = HEAD.read_text(encoding="utf-8")
-    text = text.replace("<!-- recipes -->\n", f"{own}\n\n{SETTINGS_HEAD}{settings}\n")
+    text = text.replace("<!-- recipes -->\n", f"{own}\n\n{CONTROLS_HEAD}{controls}\n\n{SETTINGS_HEAD}{settings}\n")
     return text.replace("<!-- systems -->\n", _systems())
 
 
@@ -63,13 +56,21 @@ def notes() -> str:
     return LEARNING.sub(lambda _: learning(results), NOTES.read_text(encoding="utf-8"))
 
 
-def settings_of(recipe: type[Recipe]) -> str:
-    """The recipe of which this one is only settings; "" if its credit, its loss or what it sets is its own."""
-    own = any(name in vars(recipe) for name in HOOKS) and recipe is not RECIPES["agentflow"]  # its own by an option
-    if recipe is Recipe or own:
-        return ""
-    bases = [one for one in recipe.__mro__[1:] if one in RECIPES.values()]
-    return next(name for name, one in RECIPES.items() if one is bases[0])
+def label(recipe: type[Recipe]) -> str:
+    """One of `LABELS`: a recipe has a credit or a loss of its own, a control none, settings neither."""
+    is_named = recipe in [RECIPES[name] for name in SAME_CREDIT]
+    if recipe is Recipe or (not is_named and any(name in vars(recipe) for name in HOOKS)):
+        return "recipe"
+    return "control" if "after" in vars(recipe) else "settings"
+
+
+LABELS = ("recipe", "control", "settings")
+
+
+def base_of(recipe: type[Recipe]) -> str:
+    """The recipe whose credit and loss it has, or would have."""
+    base = next(one for one in recipe.__mro__[1:] if one in RECIPES.values())
+    return next(name for name, one in RECIPES.items() if one is base)
 
 
 def _systems() -> str:
@@ -78,12 +79,12 @@ def _systems() -> str:
     running = [one for one in SYSTEMS if one not in lacking]
     examples = [one for one in running if "example" in one]
     by_recipe = [RECIPES[one["recipe"]] for one in running if "recipe" in one]
-    settings = sum(one is Recipe or bool(settings_of(one)) for one in by_recipe)
+    settings = sum(one is Recipe or label(one) != "recipe" for one in by_recipe)
     links = ", ".join(f"[{one['name']}](../examples/systems/{one['example']}.py)" for one in examples)
     missing = "; ".join(f"{one['name']} ({one['missing']})" for one in lacking)
     return (
-        f"Of {len(SYSTEMS)} systems {len(running)} run: {len(by_recipe) - settings} by a recipe, {settings} by the "
-        f"settings of a known one, {len(examples)} as an example that shows their loop. Each has a test.\n\n"
+        f"Of {len(SYSTEMS)} systems {len(running)} run: {len(by_recipe) - settings} by a recipe, {settings} by a known "
+        f"one's settings or control, {len(examples)} as an example that shows their loop. Each has a test.\n\n"
         f"Examples: {links}.\n\nNot covered, for what is missing: {missing}.\n"
     )
 
@@ -93,8 +94,8 @@ def _row(name: str, recipe: type[Recipe]) -> str:
     text = path.read_text(encoding="utf-8")
     doc = recipe.__doc__ if path.stem == "presets" else ast.get_docstring(ast.parse(text))
     title = (recipe.__doc__ or "") if recipe is Recipe else _method(" ".join((doc or "").split("\n\n")[0].split()))
-    if base := settings_of(recipe):
-        title = f"{title} Over `{base}`"
+    if label(recipe) != "recipe":
+        title = f"{title} Over `{base_of(recipe)}`"
     link = f"[{name}](../{path.relative_to(ROOT)})"
     options = [f"`{field.name}={field.default!r}`" for field in dataclasses.fields(recipe) if field.init]
     needs = ", ".join(need.replace("_", " ") for need in recipe.needs if need != "turns")  # every lease has them

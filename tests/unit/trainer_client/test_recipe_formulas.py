@@ -27,7 +27,7 @@ from rolltap.trainer_client.data.readings import POLICY, PolicyReading
 from rolltap.trainer_client.data.step import Credit, Step, view
 from rolltap.trainer_client.model.loss import Correction, PolicyLoss
 from rolltap.trainer_client.model.network import Predictions
-from rolltap.trainer_client.recipes import RECIPES, estimators, make_recipe
+from rolltap.trainer_client.recipes import RECIPES, estimators, make_recipe, recipe_class
 from rolltap.trainer_client.recipes.base import Recipe
 from rolltap.trainer_client.recipes.papers.archer import ArCHer
 from rolltap.trainer_client.recipes.papers.epo import EPO
@@ -548,7 +548,7 @@ def loss_of(recipe: Recipe, step: Step, credit: Credit) -> float:
 
 
 def test_a_recipe_of_the_page_differs_from_its_base_and_settings_do_not(tmp_path: Path) -> None:
-    """By its credit, its loss, its updates, or what it sets for rollouts to come."""
+    """By its credit or its loss on a step; a control by what it sets for rollouts to come."""
     Tokenizer(WordLevel({f"w{number}": number for number in range(64)}, unk_token="w1")).save(
         str(tmp_path / "tokenizer.json")
     )
@@ -557,21 +557,46 @@ def test_a_recipe_of_the_page_differs_from_its_base_and_settings_do_not(tmp_path
     groups_ = [replace(one, rollouts=tuple(hinted(each, [5]) for each in one.rollouts)) for one in groups_]
     step = replace(view(groups_, number=30), tokenizer=tmp_path)
     step = replace(step, readings=said_of(step, READINGS))
-    listed = []
+    found: dict[str, str] = {}
     for name, kind in RECIPES.items():
         if kind is Recipe:
             continue
-        base_kind = next(one for one in kind.__mro__[1:] if one in RECIPES.values())
-        recipe, base = make_recipe(name, {}), base_kind()
+        recipe, base = make_recipe(name, {}), RECIPES[page["base_of"](kind)]()
         credit, plain = recipe.credit(step), base.credit(step)
         own, other = (np.concatenate(one.weights or [np.zeros(0)]) for one in (credit, plain))
         differs = (
             not np.allclose(np.concatenate(credit.advantages), np.concatenate(plain.advantages))
             or not np.array_equal(own, other)
             or loss_of(recipe, step, credit) != pytest.approx(loss_of(base, step, credit), rel=1e-5)
-            or recipe.updates(step, credit) is not None
-            or recipe.after(0) is not None
         )
-        assert differs == (not page["settings_of"](kind)), name
-        listed += [name] * (not differs)
-    assert {"agentflow", "chain_of_agents", "ai_searchplanner", "artist", "mua_rl"} <= set(listed)
+        found[name] = "recipe" if differs else "settings" if recipe.after(0) is None else "control"
+    assert found == {name: page["label"](kind) for name, kind in RECIPES.items() if kind is not Recipe}
+    assert {name for name, label in found.items() if label == "control"} == {"agentgym_rl", "sec"}
+
+
+NO_ANSWER = """
+from rolltap.trainer_client.recipes.{module} import {base}
+
+class Named({base}):
+    {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "base", "body"),
+    [
+        ("base", "Recipe", "def credit(self, step): return super().credit(step)"),
+        ("base", "Recipe", "def loss(self, predicted, batch, policy_loss): return policy_loss(predicted, batch)"),
+        ("papers.rloo", "RLOO", "admits = RLOO.admits"),
+        ("papers.sec", "SEC", "def credit(self, step): return super().credit(step)"),
+    ],
+)
+def test_a_recipe_by_its_name_alone_is_noticed(
+    module: str, base: str, body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test before fails for a hook that changes nothing."""
+    file = tmp_path / "named.py"
+    file.write_text(NO_ANSWER.format(module=module, base=base, body=body))
+    monkeypatch.setitem(RECIPES, "named", recipe_class(str(file)))
+    with pytest.raises(AssertionError):
+        test_a_recipe_of_the_page_differs_from_its_base_and_settings_do_not(tmp_path)
