@@ -89,7 +89,8 @@ engines: | .cache
 
 trainers: | .cache
 	@for name in tinker-cookbook-0.5.8 verl-0.9.1 llamafactory-0.9.5 openenv-0.10.0 verifiers-0.4.0 environments-1 \
-	  datasets-4.0.0 datasets-4.3.0 datasets-4.8.4 harbor-0.25.0 python-3.12; do \
+	  axolotl-0.19.0 ms-swift-4.6.0 unsloth-2026.10.9 datasets-4.0.0 datasets-4.3.0 datasets-4.7.0 datasets-4.8.4 \
+	  harbor-0.25.0 python-3.12; do \
 	  $(LOCKED) scripts/trainers.sh .cache/trainers/$$name || exit 1; done
 	@$(LOCKED) scripts/sinks.sh .cache/trainers/sinks-1
 

@@ -29,6 +29,9 @@ case "$name" in
     packages=(axolotl==0.19.0 datasets==4.8.4 colorama==0.4.6 addict==2.4.0) ;;
   ms-swift-4.6.0)
     packages=(ms-swift==4.6.0 datasets==4.8.4 modelscope==1.40.2 modelscope-hub==0.5.1 json-repair==0.64.6) ;;
+  unsloth-2026.10.9)
+    packages=(unsloth==2026.10.9 unsloth_zoo==2026.10.9 trl==1.15.0 transformers==5.10.2 tokenizers==0.22.2 datasets==4.3.0
+      dill==0.4.0 multiprocess==0.70.16 fsspec==2025.9.0) ;;
   datasets-4.0.0) packages=(datasets==4.0.0 dill==0.3.8 multiprocess==0.70.16 fsspec==2025.3.0) ;;
   datasets-4.3.0) packages=(datasets==4.3.0 dill==0.4.0 multiprocess==0.70.16 fsspec==2025.9.0) ;;
   datasets-4.7.0) packages=(datasets==4.7.0) ;;
