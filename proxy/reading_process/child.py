@@ -31,9 +31,9 @@ from rolltap.proxy.reading_process.session_views import SessionViews
 from rolltap.proxy.viewer.listing import Selections
 from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
-from rolltap.proxy.viewer.runs import metrics_of
 from rolltap.reading import Vocabulary, folder_vocabulary
 from rolltap.reading.reader import opened_readers
+from rolltap.reading.steps import step_files
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings
@@ -171,6 +171,7 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
                 vocabulary=vocabulary,
                 connections=settings.store.reading_connections,
                 indexes=settings.data,
+                metrics=step_files(settings),
             )
             readers = await stack.enter_async_context(opened)
         except RolltapError as error:  # the store is unavailable: the next question starts a new process
@@ -191,8 +192,7 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
         def make_answering() -> QuestionApp:
             reader, database = readers.own(), readers.log.database
             views, rebuilder = SessionViews(readers.log, trajectories), LocalRebuilder(database, trajectories)
-            pages = Pages(reader, database.name, metrics=metrics_of(settings))
-            saved, selections = SavedPages(reader, pages.metrics), Selections(reader)
+            pages, saved, selections = Pages(reader, database.name), SavedPages(reader), Selections(reader)
             return QuestionApp(reader, pages, saved, selections, views, rebuilder)
 
         await _serve(TenantRouter(make_answering), socket_fd, stop)

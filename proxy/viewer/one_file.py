@@ -8,10 +8,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
@@ -28,21 +25,17 @@ from rolltap.reading.types import SessionDetail
 
 @dataclass(frozen=True)
 class SavedPages:
-    """Answers questions for whole sessions, groups and runs as files. `metrics`: see `Pages`."""
+    """Answers questions for whole sessions, groups and runs as files."""
 
     reader: RecordReader
-    metrics: Mapping[str, Path] = field(default_factory=dict)
 
     async def saved(self, what: str) -> str:
-        return await one_file(self.reader, what, self.metrics)
+        return await one_file(self.reader, what)
 
 
-async def one_file(reader: RecordReader, what: str, metrics: Mapping[str, Path] = MappingProxyType({})) -> str:
-    """Returns the file of a session or a group, by its id, or of a run, by its policy. Raises `NotFound`.
-
-    `metrics`: files of the trainers' steps, by policy.
-    """
-    pages = Pages(reader, reader.log.database.name, metrics=metrics)
+async def one_file(reader: RecordReader, what: str) -> str:
+    """Returns the file of a session or a group, by its id, or of a run, by its policy. Raises `NotFound`."""
+    pages = Pages(reader, reader.log.database.name)
     try:
         detail = await reader.session(what)
     except NotFound:

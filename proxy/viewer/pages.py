@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -25,12 +24,10 @@ from rolltap.proxy.viewer.runs import (
     MOST_RUNS,
     EngineLine,
     Run,
-    changed_at,
     chart_data,
     lanes_of,
     last_values,
     reach_of,
-    read_steps,
     spread,
     tone,
 )
@@ -88,15 +85,11 @@ EXAMPLES = ("harness=codex", "reward>=0.5", "breaks>=1", "calls>=10", "purpose=e
 
 @dataclass(eq=False)
 class Pages:
-    """Renders the pages. `store` is shown in every page's head. `standalone`: there is no server that writes it.
-
-    `metrics`: files with a trainer's steps (`metrics.jsonl`) by policy; that of "" is of every other policy.
-    """
+    """Renders the pages. `store` is shown in every page's head. `standalone`: there is no server that writes it."""
 
     reader: RecordReader
     store: str
     standalone: bool = False
-    metrics: Mapping[str, Path] = field(default_factory=dict)
     _read: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(4))
     _transcripts: LRUCache[tuple[object, ...], tuple[CallTurn, ...]] = field(default_factory=lambda: LRUCache(4))
 
@@ -365,8 +358,9 @@ class Pages:
 
     async def run_state(self, policy: str, engines: Sequence[EngineLine]) -> str:
         """Returns the state of a run's page: see `state`."""
-        now, mismatch = await asyncio.gather(self.reader.run_state(policy), self.reader.mismatch(policy))
-        steps_at = await asyncio.to_thread(changed_at, self._steps_file(policy))
+        now, mismatch, steps_at = await asyncio.gather(
+            self.reader.run_state(policy), self.reader.mismatch(policy), self.reader.stepped_at(policy)
+        )
         return await self.state(extra=repr((now, mismatch, list(engines), steps_at)))
 
     async def run_values(
@@ -383,9 +377,9 @@ class Pages:
             raise NotFound(f"no policy {policy!r}", param="policy")
         known = [line.policy for line in await read.runs()]
         laid_over = [name for name in dict.fromkeys(others) if name in known and name != policy][: MOST_RUNS - 1]
-        runs = [Run(policy, points, efforts, await self._steps(policy))]
+        runs = [Run(policy, points, efforts, await read.steps(policy))]
         for name in laid_over:
-            runs.append(Run(name, await read.run(name), await read.efforts(name), await self._steps(name)))
+            runs.append(Run(name, await read.run(name), await read.efforts(name), await read.steps(name)))
         data = chart_data(runs, links=links)
         return {
             "policy": policy,
@@ -400,12 +394,6 @@ class Pages:
             "first": ranges and str(ranges[0]),
             "second": ranges and str(ranges[1]),
         }
-
-    async def _steps(self, policy: str) -> list[dict[str, float]]:
-        return await asyncio.to_thread(read_steps, self._steps_file(policy))
-
-    def _steps_file(self, policy: str) -> Path | None:
-        return self.metrics.get(policy, self.metrics.get(""))
 
     async def compare(self, policy: str, first: str, second: str, task: str) -> str:
         """Compares two ranges of weight versions (`0-3`, `10`) on the same tasks. With `task`, lists its rollouts."""

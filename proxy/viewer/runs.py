@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rolltap.proxy.viewer.session import ShownTurn
 from rolltap.reading.runs import Interval, VersionComparison
-from rolltap.reading.types import GroupDetail, GroupEffort, MessageView, RolloutDetail, RunPoint
-from rolltap.settings import Settings
+from rolltap.reading.types import GroupDetail, GroupEffort, MessageView, RolloutDetail, RunPoint, TrainerStep
 
-MAX_METRICS_BYTES = 32 << 20
-"""Bytes at the end of a trainer's file of steps that are read."""
-
-MAX_STEPS = 20_000
 MOST_RUNS = 6
 """Runs that are laid over each other; more colours can't be told apart."""
 
@@ -44,19 +37,22 @@ class Chart:
 
 CHARTS = (
     Chart("reward", "Reward", "mean of a group"),
+    Chart("entropy", "Entropy", "of a step, per token", "step"),
+    Chart("kl", "KL", "of a step, to the reference", "step"),
+    Chart("loss", "Loss", "of a step", "step"),
+    Chart("grad_norm", "Gradient norm", "of a step", "step", log=True),
+    Chart("mismatch_mean", "Trainer's mismatch", "mean of a step", "step", log=True),
+    Chart("clip_fraction", "Clipped", "share of a step's tokens", "step"),
+    Chart("mismatch", "Mismatch", "mean |log(trainer / engine)|"),
     Chart("length", "Length", "tokens sampled a rollout"),
     Chart("calls", "Calls", "a rollout"),
     Chart("speed", "Speed", "sampled tokens a second"),
     Chart("staleness", "Staleness", "weight versions within a group"),
-    Chart("mismatch", "Mismatch", "mean |log(trainer / engine)|"),
     Chart("version", "Weight version", "newest of a group"),
-    Chart("loss", "Loss", "of a step", "step"),
-    Chart("kl", "KL", "of a step, to the reference", "step"),
-    Chart("entropy", "Entropy", "of a step, per token", "step"),
-    Chart("grad_norm", "Gradient norm", "of a step", "step", log=True),
-    Chart("mismatch_mean", "Trainer's mismatch", "mean of a step", "step", log=True),
-    Chart("clip_fraction", "Clipped", "share of a step's tokens", "step"),
 )
+"""In the order of the page: the reward, and beside it what its trainer says."""
+
+OF_STEPS = tuple(chart.name for chart in CHARTS if chart.of == "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +62,7 @@ class Run:
     policy: str
     points: Sequence[RunPoint]
     efforts: Mapping[str, GroupEffort]
-    steps: Sequence[Mapping[str, float]]
+    steps: Sequence[TrainerStep]
 
 
 def chart_data(runs: Sequence[Run], *, links: bool) -> dict[str, Any]:
@@ -117,8 +113,8 @@ def _series(run: Run) -> dict[str, Any]:
             "version": [point.newest_version for point in points],
         },
         "steps": {
-            name: [_rounded(step.get(name)) for step in run.steps]
-            for name in ("step", "version", *(chart.name for chart in CHARTS if chart.of == "step"))
+            "step": [each.step for each in run.steps],
+            **{name: [_rounded(each.values.get(name)) for each in run.steps] for name in ("version", *OF_STEPS)},
         },
     }
 
@@ -131,43 +127,6 @@ def _rounded(value: float | None) -> float | None:
 def _speed(effort: GroupEffort) -> float | None:
     seconds = effort.last_call_at - effort.first_call_at
     return effort.output_tokens / seconds if seconds > 0 else None
-
-
-def metrics_of(settings: Settings) -> dict[str, Path]:
-    """Returns the trainers' files of steps by policy, as the settings name them."""
-    return {name: Path(policy.metrics).expanduser() for name, policy in settings.policies.items() if policy.metrics}
-
-
-def changed_at(path: Path | None) -> float | None:
-    """Returns when a file last changed; None if there is none."""
-    try:
-        return path.stat().st_mtime if path is not None else None
-    except OSError:
-        return None
-
-
-def read_steps(path: Path | None) -> list[dict[str, float]]:
-    """Returns the numbers of a trainer's steps, from the lines of its `metrics.jsonl`. Empty if there is no such file.
-
-    Of a step that was made again, the last attempt counts.
-    """
-    if path is None:
-        return []
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - MAX_METRICS_BYTES))
-            lines = file.read(MAX_METRICS_BYTES).splitlines()
-    except OSError:
-        return []
-    by_step: dict[float, dict[str, float]] = {}
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue  # cut off: the file is being written, or it is longer than what is read
-        if isinstance(row, dict) and isinstance(step := row.get("step"), int | float) and math.isfinite(step):
-            by_step[step] = {name: float(value) for name, value in row.items() if isinstance(value, int | float)}
-    return [by_step[step] for step in sorted(by_step)][-MAX_STEPS:]
 
 
 def reach_of(comparison: VersionComparison) -> float:

@@ -19,7 +19,7 @@ from .checked_plane import CheckedPlane
 
 @pytest.fixture
 async def home(tmp_path: Path) -> AsyncIterator[House]:
-    async with house(say("Zebras are striped."), tmp_path) as home:
+    async with house(say("Zebras are striped."), tmp_path, metrics=str(tmp_path / "metrics.jsonl")) as home:
         yield home
 
 
@@ -45,7 +45,7 @@ async def played_group(home: House, http: aiohttp.ClientSession) -> tuple[str, l
     return group.id, sessions
 
 
-async def test_every_read_route_answers_as_its_schema_says(home: House):
+async def test_every_read_route_answers_as_its_schema_says(home: House, tmp_path: Path):
     async with aiohttp.ClientSession() as http:
         admin = CheckedPlane(home, http)
         group_id, session_ids = await played_group(home, http)
@@ -73,6 +73,11 @@ async def test_every_read_route_answers_as_its_schema_says(home: House):
         assert (run["policy"], run["rollouts"], run["reward"]) == (POLICY, 2, 0.5)
         (point,) = await admin.get("/read/runs/{policy}", policy=POLICY)
         assert (point["group_id"], point["reward_mean"]) == (group_id, 0.5)
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5, "kl": NaN}\n{"step": 2, "loss": 0.25}\n{"st')
+        steps = await admin.get("/read/runs/{policy}/steps", policy=POLICY)
+        assert steps == [{"step": 1, "values": {"loss": 0.5}}, {"step": 2, "values": {"loss": 0.25}}]
+        assert await admin.get("/read/runs/{policy}/steps", policy=POLICY, limit=1) == steps[1:]
+        assert await admin.get("/read/runs/{policy}/steps", policy="nobody") == []
 
 
 async def test_a_captured_call_is_scored_labelled_and_found(home: House):

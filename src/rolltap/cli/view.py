@@ -98,9 +98,9 @@ class TokenizerFolders:
 
 def metrics_files(named: Sequence[str], settings: Settings) -> dict[str, Path]:
     """The trainer's metrics file of each policy: from the command line, else from the settings."""
-    from rolltap.proxy.viewer.runs import metrics_of
+    from rolltap.reading.steps import step_files
 
-    files = {} if named else metrics_of(settings)
+    files = {} if named else step_files(settings)
     for text in named:
         policy, _, file = text.rpartition("=")
         path = Path(file).expanduser()
@@ -125,12 +125,9 @@ async def _serve(
 
     vocabularies = TokenizerFolders(named, settings)
     rules = policy_rules(settings, ())
-    async with opened_reader(store, rules=rules, vocabulary=vocabularies.of_policy) as reader:
-        ask = AskHere(
-            Pages(reader, reader.log.database.name, standalone=True, metrics=metrics),
-            SavedPages(reader, metrics),
-            Selections(reader),
-        )
+    async with opened_reader(store, rules=rules, vocabulary=vocabularies.of_policy, metrics=metrics) as reader:
+        pages = Pages(reader, reader.log.database.name, standalone=True)
+        ask = AskHere(pages, SavedPages(reader), Selections(reader))
         access = Access(secrets.token_hex(16))
         socket = bind("127.0.0.1", port)
         link = f"http://127.0.0.1:{socket.getsockname()[1]}/view/open?token={access.new_link()}"
@@ -144,5 +141,6 @@ async def _page(store: str, named: Sequence[str], settings: Settings, what: str,
     from rolltap.reading import opened_reader
 
     vocabularies = TokenizerFolders(named, settings)
-    async with opened_reader(store, rules=policy_rules(settings, ()), vocabulary=vocabularies.of_policy) as reader:
-        return await one_file(reader, what, metrics)
+    rules = policy_rules(settings, ())
+    async with opened_reader(store, rules=rules, vocabulary=vocabularies.of_policy, metrics=metrics) as reader:
+        return await one_file(reader, what)

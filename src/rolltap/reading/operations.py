@@ -34,6 +34,7 @@ from rolltap.reading.types import (
     SessionDetail,
     SessionPage,
     SessionQuery,
+    TrainerStep,
 )
 from rolltap.types import GroupStatus, Trajectory
 
@@ -96,6 +97,14 @@ class RecordPlane(Plane):
     @get("/read/runs/{policy}/mismatch", "show_mismatch")
     async def mismatch(self, policy: str) -> tuple[HarnessMismatch, ...]:
         """How much the log-probs of trainer and engine differ, per harness, over the tokens that trainers annotated."""
+
+    @get("/read/runs/{policy}/steps", "show_steps")
+    async def steps(
+        self, policy: str, limit: Annotated[int, Field(ge=1, le=100_000)] = 20_000
+    ) -> tuple[TrainerStep, ...]:
+        """The last steps of the policy's trainer in their order: loss, KL, entropy, gradient norm and what else it
+        writes to the file that the policy's `metrics` names. Empty without a file.
+        """
 
     @get("/read/runs/{policy}/compare", "compare_versions")
     async def compare(self, policy: str, first: str, second: str) -> VersionComparison:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cachetools import LRUCache
@@ -59,6 +60,7 @@ from rolltap.reading.runs import (
     version_range,
     within,
 )
+from rolltap.reading.steps import StepFiles, changed_at, read_steps
 from rolltap.reading.tokens import Vocabulary, both_sides, window
 from rolltap.reading.types import (
     NEWEST,
@@ -80,6 +82,7 @@ from rolltap.reading.types import (
     SessionPage,
     SessionQuery,
     SessionSummary,
+    TrainerStep,
 )
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of
@@ -98,6 +101,8 @@ RulesOf = Callable[[Session], Rules]
 VocabularyOf = Callable[[str], Vocabulary | None]
 """Returns a policy's tokenizer; None if none is known."""
 
+NO_FILES: StepFiles = MappingProxyType({})
+
 
 class RecordReader(ReadPlane):
     """See the module. `log` must be started; whoever opened it closes it."""
@@ -109,11 +114,13 @@ class RecordReader(ReadPlane):
         *,
         rules: RulesOf = session_rules,
         vocabulary: VocabularyOf = lambda policy: None,
+        metrics: StepFiles = NO_FILES,
     ) -> None:
         self.log = log
         self._indexer = indexer
         self.rules = rules
         self._vocabulary = vocabulary
+        self._metrics = metrics
         self._query = log.database.query
         self._decoded: LRUCache[str, tuple[Fingerprint, DecodedSession]] = LRUCache(KEPT_SESSIONS)
         self._sums: LRUCache[str, PolicySums] = LRUCache(KEPT_POLICIES)
@@ -407,6 +414,22 @@ class RecordReader(ReadPlane):
         by_harness = (await self._sums_of(policy)).by_harness
         return tuple(harness_mismatch(harness, sums) for harness, sums in by_harness.items())
 
+    async def steps(self, policy: str, limit: int = 20_000) -> tuple[TrainerStep, ...]:
+        """Returns the last `limit` steps of the policy's trainer; none if the policy is unknown here."""
+        if limit < 1:
+            raise InvalidRequest("limit is 1 or more", param="limit")
+        steps = await asyncio.to_thread(read_steps, await self._step_file(policy))
+        return tuple(steps[-limit:])
+
+    async def stepped_at(self, policy: str) -> float | None:
+        """Returns when the file of the policy's trainer last changed; None without one."""
+        return await asyncio.to_thread(changed_at, await self._step_file(policy))
+
+    async def _step_file(self, policy: str) -> Path | None:
+        """Files are of the whole deployment: a tenant is shown those of the policies that it sees."""
+        file = self._metrics.get(policy, self._metrics.get(""))
+        return file if file is not None and policy in {line.name for line in await self.policies()} else None
+
     async def _sums_of(self, policy: str) -> PolicySums:
         async with self._sums_lock:  # concurrent callers wait for these sums instead of adding them up as well
             previous = self._sums.get(policy, NO_SUMS)
@@ -493,6 +516,7 @@ def reader_on(
     rules: RulesOf | None = None,
     vocabulary: VocabularyOf | None = None,
     indexes: Path | None = None,
+    metrics: StepFiles = NO_FILES,
 ) -> RecordReader:
     """Returns a reader on a started log. `indexes` is the folder of a Postgres store's index."""
     indexer = Indexer(SessionIndex(index_path(log.database, indexes)), log.database)
@@ -501,6 +525,7 @@ def reader_on(
         indexer,
         rules=rules or session_rules,
         vocabulary=vocabulary or (lambda policy: None),
+        metrics=metrics,
     )
 
 
@@ -526,10 +551,14 @@ class Readers:
 
 @asynccontextmanager
 async def opened_reader(
-    store: str, *, rules: RulesOf | None = None, vocabulary: VocabularyOf | None = None
+    store: str,
+    *,
+    rules: RulesOf | None = None,
+    vocabulary: VocabularyOf | None = None,
+    metrics: StepFiles = NO_FILES,
 ) -> AsyncIterator[RecordReader]:
     """Opens the record at `sqlite:///PATH` or `postgresql://...` for reading, for this task's tenant."""
-    async with opened_readers(store, rules=rules, vocabulary=vocabulary) as readers:
+    async with opened_readers(store, rules=rules, vocabulary=vocabulary, metrics=metrics) as readers:
         yield readers.own()
 
 
@@ -541,12 +570,15 @@ async def opened_readers(
     vocabulary: VocabularyOf | None = None,
     connections: int = 20,
     indexes: Path | None = None,
+    metrics: StepFiles = NO_FILES,
 ) -> AsyncIterator[Readers]:
     """Opens the record once for reading, for all tenants. Raises `ConfigError` if the store holds no record."""
     log = open_call_log(store, writable=False, connections=connections)
     await log.start()
     try:
-        readers = Readers(log, lambda: reader_on(log, rules=rules, vocabulary=vocabulary, indexes=indexes))
+        readers = Readers(
+            log, lambda: reader_on(log, rules=rules, vocabulary=vocabulary, indexes=indexes, metrics=metrics)
+        )
         try:
             yield readers
         finally:

@@ -26,7 +26,9 @@ from rolltap.http_client import AsyncHttpClient
 from rolltap.reading import folder_vocabulary, opened_reader
 from rolltap.reading.index import FIELDS, session_value
 from rolltap.reading.operations import ReadPlane, RecordPlane
+from rolltap.reading.reader import NO_FILES
 from rolltap.reading.source import ServerSource
+from rolltap.reading.steps import StepFiles, step_files
 from rolltap.reading.tables import AsyncTable, LoopThread, Portion, Table, session_html
 from rolltap.reading.types import (
     CallLine,
@@ -251,6 +253,7 @@ class Record:
     runs = _blocking(AsyncRecord.runs)
     run = _blocking(AsyncRecord.run)
     mismatch = _blocking(AsyncRecord.mismatch)
+    steps = _blocking(AsyncRecord.steps)
     compare = _blocking(AsyncRecord.compare)
     score = _blocking(AsyncRecord.score)
     label = _blocking(AsyncRecord.label)
@@ -406,7 +409,7 @@ async def open_async(
 async def opened_source(
     where: str | os.PathLike[str] | None, key: str | None, tokenizer: str | os.PathLike[str] | None
 ) -> AsyncIterator[ReadPlane]:
-    url = _url(where)
+    url, metrics = _store(where)
     if url.startswith(("http://", "https://")):
         key = key or os.environ.get("ROLLTAP_ADMIN_KEY") or os.environ.get("ROLLTAP_VIEWER_KEY")
         if not key:
@@ -415,17 +418,19 @@ async def opened_source(
             yield ServerSource(client)
         return
     vocabulary = folder_vocabulary(Path(tokenizer)) if tokenizer is not None else None
-    async with opened_reader(url, vocabulary=lambda policy: vocabulary) as reader:
+    async with opened_reader(url, vocabulary=lambda policy: vocabulary, metrics=metrics) as reader:
         yield reader
 
 
-def _url(where: str | os.PathLike[str] | None) -> str:
+def _store(where: str | os.PathLike[str] | None) -> tuple[str, StepFiles]:
+    """The URL of a store or a server, and the files of the trainers' steps, which only the settings name."""
     if where is None:
         from rolltap.settings import load_settings
 
         default = Path("rolltap.toml")
-        return load_settings(default if default.exists() else None).store_url
-    return store_url(where)
+        settings = load_settings(default if default.exists() else None)
+        return settings.store_url, step_files(settings)
+    return store_url(where), NO_FILES
 
 
 def _trainer(url: str | None, key: str | None) -> TrainerPlane | None:

@@ -100,6 +100,14 @@ class SessionPage:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainerStep:
+    """A step of a policy's trainer. `values`: the finite numbers of its line (loss, kl, entropy, grad_norm, ...)."""
+
+    step: int
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class FacetValue:
     """A value that sessions of a list have, how many have it, and the conditions that choose them (as in `where`)."""
 

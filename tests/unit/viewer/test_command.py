@@ -13,7 +13,7 @@ from rolltap.cli.main import app
 from rolltap.cli.view import metrics_files
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
-from rolltap.proxy.viewer.runs import metrics_of
+from rolltap.reading.steps import step_files
 from rolltap.settings import Settings, store_url
 from rolltap.types import Task
 
@@ -110,7 +110,7 @@ def test_the_settings_name_a_policys_steps(tmp_path: Path):
     engine = {"kind": "vllm", "url": "http://127.0.0.1:1"}
     policies = {"a": {"engine": "main", "metrics": "~/train/metrics.jsonl"}, "b": {"engine": "main"}}
     settings = Settings.model_validate({"data": tmp_path, "engines": {"main": engine}, "policies": policies})
-    assert metrics_of(settings) == {"a": Path.home() / "train" / "metrics.jsonl"}
+    assert step_files(settings) == {"a": Path.home() / "train" / "metrics.jsonl"}
     named = tmp_path / "steps.jsonl"
     named.touch()
     assert metrics_files([f"b={named}"], settings) == {"b": named}

@@ -185,13 +185,14 @@ async def test_a_store_by_itself_is_not_asked_for_news_when_none_can_come(
 
 
 async def test_a_runs_page_is_new_when_its_trainer_has_made_a_step(viewed: Viewed, tmp_path: Path):
-    await viewed.reading.reader.settle()
     steps = tmp_path / "metrics.jsonl"
-    pages = Pages(viewed.reading.reader, "", metrics={"tiny": steps})
-    before = await pages.run_state("tiny", [])
-    assert await pages.run_state("tiny", []) == before
-    steps.write_text("{}")
-    assert await pages.run_state("tiny", []) != before
+    async with opened_reader(viewed.reading.home.app.settings.store_url, metrics={"tiny": steps}) as reader:
+        await reader.settle()
+        pages = Pages(reader, "")
+        before = await pages.run_state("tiny", [])
+        assert await pages.run_state("tiny", []) == before
+        steps.write_text("{}")
+        assert await pages.run_state("tiny", []) != before
 
 
 async def test_a_search_that_is_not_complete_says_so(viewed: Viewed, monkeypatch: pytest.MonkeyPatch):

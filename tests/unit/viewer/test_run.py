@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import NotFound
 from rolltap.harnesses.client import ClaimedRollout
 from rolltap.proxy.viewer.one_file import one_file
-from rolltap.proxy.viewer.runs import Run, chart_data, last_values, read_steps, spread
-from rolltap.reading.types import GroupEffort, RunPoint
+from rolltap.proxy.viewer.runs import Run, chart_data, last_values, spread
+from rolltap.reading.types import GroupEffort, RunPoint, TrainerStep
 from rolltap.types import RolloutStatus, Task
 
 from ..reading.conftest import Talk
@@ -79,7 +78,10 @@ def test_curves_of_several_runs_have_their_groups_evaluations_and_steps():
     measured = point(7200.0, 1.0, evaluation=True, newest_version=None)
     one = Run("one", [point(0.0, 0.5), point(3600.0, None), measured], {"g0": effort}, [])
     two = Run(
-        "two", [point(9.0, float("nan"))], {}, [{"step": 1.0, "version": 1.0, "loss": 0.25, "grad_norm": float("inf")}]
+        "two",
+        [point(9.0, float("nan"))],
+        {},
+        [TrainerStep(1, {"version": 1.0, "loss": 0.25, "grad_norm": float("inf")})],
     )
     data = chart_data([one, two], links=True)
     first, second = data["runs"]
@@ -96,18 +98,6 @@ def test_curves_of_several_runs_have_their_groups_evaluations_and_steps():
     assert "Gradient norm" not in titles, "without a value there is no chart"
     json.dumps(data, allow_nan=False)
     assert ("Reward, mean of a group", "1", 2) in last_values(data)
-
-
-def test_a_trainers_steps_are_read_as_far_as_they_can_be(tmp_path: Path):
-    path = tmp_path / "metrics.jsonl"
-    assert read_steps(path) == read_steps(None) == []
-    rows = [{"step": 2, "loss": 1.0}, {"step": 1, "loss": 3.0, "name": "x"}, {"step": 2, "loss": 2.0, "attempt": 2}]
-    junk = ['{"step": "<script>"}', "[1]", "nothing", '{"loss": 1}', '{"step": NaN}', '{"step": 3, "los']
-    path.write_text("\n".join([*map(json.dumps, rows), *junk]), encoding="utf-8")
-    assert [(step["step"], step["loss"]) for step in read_steps(path)] == [(1.0, 3.0), (2.0, 2.0)], (
-        "the last attempt counts"
-    )
-    assert "name" not in read_steps(path)[0]
 
 
 def test_rewards_are_marks_with_the_best_first():
