@@ -28,6 +28,7 @@ from rolltap.harnesses.runner.lifecycle import Assignment
 from rolltap.harnesses.runtimes.registry import check_runtime, runtime_for
 from rolltap.harnesses.runtimes.sources import Empty, Files, Folder, GitCommit, located
 from rolltap.types import Task
+from rolltap.wording import did_you_mean
 
 SAMPLE_JOB = Job(Endpoint("http://127.0.0.1:1/s/sample", "key", "model"), "sample", Path("/w"), Path("/h"))
 
@@ -128,8 +129,11 @@ class Defaults:
 
 
 def parse_spec(spec: Mapping[str, Any]) -> TaskSpec:
-    """Parses a spec. Raises `TaskInvalid`, with the wrong key."""
+    """Parses a spec. Raises `TaskInvalid`, with the wrong key: a mistyped one before what is missing without it."""
     table = dict(spec)
+    if unknown := sorted(table.keys() - set(TaskSpec.__struct_fields__)):
+        hint = did_you_mean(unknown[0], (*TaskSpec.__struct_fields__, "id", "instruction", "tags"))
+        raise TaskInvalid(f"the task can't be used: unknown field `{unknown[0]}`{hint}", param=unknown[0])
     evaluator = parse_evaluator(table.pop("evaluator", None))
     try:
         return msgspec.structs.replace(convert(table, TaskSpec), evaluator=evaluator)

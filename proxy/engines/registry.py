@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 import aiohttp
 
 from rolltap.errors import ConfigError
-from rolltap.extras import known_names, lookup
+from rolltap.extras import known_names, lookup, page
 from rolltap.network import server_url
 from rolltap.proxy.engines.base import ChatEngine, Engine
 from rolltap.proxy.engines.llamacpp import LlamaCppEngine
@@ -93,12 +93,17 @@ def open_chat_engine(name: str, settings: EngineSettings) -> ChatEngine:
     return make(name, settings, retries=DEFAULT_RETRIES)
 
 
+OPENAI_SERVERS = ("litellm", "lmstudio", "lm-studio", "ollama", "openai", "openrouter", "tgi")
+"""Servers whose names users try as kinds."""
+
+
 def _maker(name: str, kind: str, registry: Mapping[str, M], group: str) -> M:
     if kind not in known_names(registry, group):
         known = (*known_names(ENGINES, ENTRY_POINTS), *known_names(CHAT_ENGINES, CHAT_ENTRY_POINTS), "passthrough")
-        raise ConfigError(
-            f"engines.{name}.kind: no engine kind {kind!r}; known: {', '.join(known)}{did_you_mean(kind, known)}"
-        )
+        hint = did_you_mean(kind, known)
+        if kind.lower() in OPENAI_SERVERS:
+            hint = f"; for {kind} it is openai_compatible ({page('your-server')})"
+        raise ConfigError(f"engines.{name}.kind: no engine kind {kind!r}; known: {', '.join(known)}{hint}")
     return lookup("engine kind", kind, registry, group, ConfigError)
 
 

@@ -16,6 +16,7 @@ import asyncio
 import http.client
 import io
 import logging
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,9 @@ AWAY = (ServerUnreachable, StoreUnavailable, EngineUnavailable, EngineTimeout)
 log = logging.getLogger("rolltap.http_client")
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 3.0
+
+NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+"""OpenSSL's words for a reply that is no TLS."""
 
 UNREACHABLE = (OSError, http.client.HTTPException, aiohttp.ClientError)
 """What a failing connection raises: a time-out is an `OSError`."""
@@ -135,6 +139,8 @@ class _Target:
     def unreachable(self, error: Exception) -> ServerUnreachable:
         cause = getattr(error, "os_error", None) or getattr(error, "reason", None) or error  # aiohttp's, urllib's
         reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        if isinstance(cause, ssl.SSLError) and cause.reason in NO_TLS:
+            reason = "what answers there speaks http, not https"
         return ServerUnreachable(
             f"no rolltap server at {self.url} ({reason}); start one with `rolltap serve`, or correct the URL"
         )

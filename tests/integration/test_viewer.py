@@ -220,6 +220,17 @@ def label_flow(browser: Browser, session_id: str) -> None:
     assert "picked=" in (browser.attributes("#picked-ids", "href")[0] or "")
     browser.write("#picked [name=name]", "taken", Keys.ENTER)
     browser.until(lambda: "taken" in browser.text("tr[data-href] .tags"))
+    browser.write("#save [name=name]", HOSTILE[:30], Keys.ENTER)
+    browser.until(lambda: browser.texts("#saved a") == [HOSTILE[:30]])
+    assert not browser.seen("#save"), "what has a name is not offered again"
+    browser.open("/view/?sort=calls")
+    assert browser.attributes("#saved a", "aria-current") == [None]
+    browser.click("#saved a")
+    browser.wait("#saved a[aria-current]")
+    assert browser.attributes("form[role=search] input[name=where]", "value") == ["harness=codex"]
+    browser.click("#saved button")
+    assert not browser.seen("#saved")
+    assert browser.seen("#save")
     browser.click("#export summary")
     assert "--where harness=codex" in browser.text("#export code")
 

@@ -200,6 +200,8 @@ def _imported(tree: ast.Module, package: str) -> Iterator[str]:
 
 
 def _of_file(path: Path) -> type[Recipe]:
+    if not path.is_file():
+        raise ConfigError(f"the recipe {path} can't be loaded: there is no such file")
     spec = importlib.util.spec_from_file_location(f"recipe_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

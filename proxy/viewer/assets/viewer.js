@@ -217,6 +217,45 @@ try {
   }
 } catch { /* a browser without storage goes to the whole list */ }
 
+// Named filters of the list: this browser keeps them, each as the list's address without its page.
+const saved = $("#saved"), save = $("#save");
+const SAVED = "rolltap.filters";
+const savedFilters = () => new Map(Object.entries(JSON.parse(localStorage.getItem(SAVED) ?? "{}")));
+function shownFilter() {
+  const query = new URLSearchParams([...new URLSearchParams(location.search)].filter(([name, value]) => value && name !== "offset"));
+  if (query.get("sort") === "created_at" && !query.has("order")) query.delete("sort");
+  return `${query}`;
+}
+function keepFilters(filters) {
+  localStorage.setItem(SAVED, JSON.stringify(Object.fromEntries(filters)));
+  showFilters();
+}
+function showFilters() {
+  const filters = savedFilters(), now = shownFilter();
+  $("ul", saved).replaceChildren(...[...filters].sort().map(([name, query]) => {
+    const item = document.createElement("li"), link = document.createElement("a"), remove = document.createElement("button");
+    link.href = `/view/?${query}`;
+    link.textContent = name;
+    if (query === now) link.setAttribute("aria-current", "true");
+    remove.type = "button";
+    remove.textContent = "×";
+    remove.setAttribute("aria-label", `Forget the filter ${name}`);
+    remove.addEventListener("click", () => { filters.delete(name); keepFilters(filters); });
+    item.append(link, remove);
+    return item;
+  }));
+  saved.hidden = !filters.size;
+  if (save) save.hidden = [...filters.values()].includes(now);
+}
+save?.addEventListener("submit", (event) => {
+  event.preventDefault();
+  const name = save.elements.name.value.trim();
+  if (name) keepFilters(savedFilters().set(name, shownFilter()));
+});
+try {
+  if (saved) showFilters();
+} catch { /* a browser without storage keeps none */ }
+
 // A call's prompt, sampled again from the policy as it is now, beside what was sampled then.
 const replay = $("#replay");
 async function offerReplay() {

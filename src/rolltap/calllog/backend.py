@@ -161,7 +161,8 @@ def together(inserts: tuple[Insert, ...]) -> str:
 
 RETRY_AFTER_S = 1.0
 
-_DAMAGED = ("malformed", "not a database", "file is encrypted", "invalid page", "could not read block")
+NO_DATABASE = "file is not a database"  # SQLite's word for a file that does not begin as its own do
+_DAMAGED = ("malformed", "file is encrypted", "invalid page", "could not read block")
 
 
 @contextmanager
@@ -184,6 +185,8 @@ def store_errors(name: str) -> Iterator[None]:
 
 
 def _store_error(name: str, line: str) -> StoreError:
+    if NO_DATABASE in line:
+        return RecordCorrupt(f"{name} is another file than a store's, or a damaged one: restore that from a backup")
     if any(sign in line for sign in _DAMAGED):
         return RecordCorrupt(f"{name} is damaged: {line}; restore it from a backup")
     return StoreUnavailable(f"{name}: {line}", retry_after=RETRY_AFTER_S)

@@ -12,6 +12,7 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.calllog.writing import GroupWriter
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
+from rolltap.wording import did_you_mean
 
 SPOOL_BYTES = 64_000_000
 STORES = ("sqlite", "postgresql")
@@ -38,7 +39,8 @@ def open_call_log(
     """
     scheme = url.partition(":")[0]
     if scheme not in STORES:
-        raise ConfigError(f"store.url: no store of kind {scheme!r}; known: {', '.join(STORES)}")
+        known = f"{', '.join(STORES)}{did_you_mean(scheme, STORES)}"
+        raise ConfigError(f"store.url: no store of kind {scheme!r}; known: {known}")
     if ingest is not None and scheme != "postgresql":
         raise ConfigError(f"store.ingest: a Redis stream works with a Postgres store, not with {scheme}")
     database = Database(url, writable=writable, application=application, connections=connections)

@@ -97,14 +97,20 @@ def connect(
     """
     role = role or plane
     url = url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL")
-    key = os.environ.get(f"ROLLTAP_{role.upper()}_KEY")
+    variable = f"ROLLTAP_{role.upper()}_KEY"
+    key = os.environ.get(variable)
     if url and key:
-        return PlaneClient(plane, url, key)
+        return PlaneClient(plane, url, key, f"that of {variable}")
     from rolltap.settings import load_settings
 
     settings = load_settings(config_path(config))
-    key = key or getattr(settings.keys, role) or kept_key(role, settings.data)
-    return PlaneClient(plane, url or plane_url(settings, plane), key)
+    if key:
+        origin = f"that of {variable}"
+    elif key := getattr(settings.keys, role):
+        origin = f"`keys.{role}` of the settings"
+    else:
+        key, origin = kept_key(role, settings.data), f"the {role} key of {settings.data / 'keys.toml'}"
+    return PlaneClient(plane, url or plane_url(settings, plane), key, origin)
 
 
 @contextmanager

@@ -39,8 +39,8 @@ from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.harbor import check_installed
 from rolltap.harnesses.logs.check import check_log
 from rolltap.harnesses.runner.attempts import Slots, Stage, run_groups
-from rolltap.harnesses.runner.specs import Defaults, launch_type
-from rolltap.harnesses.runner.tasks import SourceOptions, is_source, parse_arguments
+from rolltap.harnesses.runner.specs import Defaults, launch_type, resolve_paths
+from rolltap.harnesses.runner.tasks import SourceOptions, is_source, parse_arguments, tasks_of
 from rolltap.harnesses.runtimes.here import runtime_here
 from rolltap.harnesses.runtimes.sources import Empty
 from rolltap.reading.operations import ReadPlane
@@ -111,17 +111,17 @@ def run(
     agent = None if tasks else get_harness(target, dialect=dialect, argv=tuple(words or ()))  # report a typo first
     if harness and harness != "command":
         get_harness(harness, dialect=dialect)
-    plane = connect("admin", config, url)
     if agent is None:
         here = not (nodes or detach)
         options = SourceOptions(repositories, reward_key, python or sys.executable, parse_arguments(arg or ()), take)
-        request = RunRequest(target, n, slots, policy, options, usable, priority, id, here, detach)
         defaults = Defaults(base=_folder(Path(target)), harness=harness, dialect=dialect, runtime=runtime,
                             argv=tuple(words or ()))  # fmt: skip
-        failed = asyncio.run(run_tasks(plane, request, defaults))
+        read = [resolve_paths(task, defaults) for task in tasks_of(target, options)]  # before the server is asked
+        request = RunRequest(read, n, slots, policy, usable, priority, id, here, detach)
+        failed = asyncio.run(run_tasks(connect("admin", config, url), request, defaults))
     else:
         prompt = "" if target == "command" else " ".join(words or ())
-        failed = asyncio.run(run_one(plane, agent, prompt, policy, unsandboxed=no_sandbox))
+        failed = asyncio.run(run_one(connect("admin", config, url), agent, prompt, policy, unsandboxed=no_sandbox))
     raise typer.Exit(1 if failed else 0)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rolltap.contract.operations import request_of
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, Unauthenticated
 from rolltap.http_client import HttpClient, Request
 from rolltap.settings import PlaneName
 
@@ -32,9 +32,19 @@ DEFAULT_URLS = {"admin": "http://127.0.0.1:8712", "trainer": "http://127.0.0.1:8
 class PlaneClient(HttpClient):
     """A client of one plane, JSON over HTTP. It does not repeat a call: the user can."""
 
-    def __init__(self, plane: str, url: str | None = None, key: str | None = None) -> None:
+    def __init__(self, plane: str, url: str | None = None, key: str | None = None, origin: str = "") -> None:
+        """`origin` says where the key is from, for a server that refuses it."""
         url = url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL") or DEFAULT_URLS[plane]
         super().__init__(url, key or os.environ.get(f"ROLLTAP_{plane.upper()}_KEY") or kept_key(plane, None))
+        self._origin = origin
+
+    def send(self, request: Request[T]) -> T:
+        try:
+            return super().send(request)
+        except Unauthenticated as error:
+            if not self._origin:
+                raise
+            raise Unauthenticated(f"{self.url}: {error.message}; it is {self._origin}") from None
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Makes a call and returns the decoded reply."""

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -38,10 +38,9 @@ from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.runner.attempts import Progress as Step
 from rolltap.harnesses.runner.attempts import Stage
 from rolltap.harnesses.runner.node import NodeAgent, NodeSettings
-from rolltap.harnesses.runner.specs import Defaults, build, check, check_installed, resolve_paths
-from rolltap.harnesses.runner.tasks import SourceOptions, tasks_of
+from rolltap.harnesses.runner.specs import Defaults, build, check, check_installed
 from rolltap.ids import new_id
-from rolltap.types import UNPROTECTED, GroupStatus, Reward, Rollout, RolloutStatus
+from rolltap.types import UNPROTECTED, GroupStatus, Reward, Rollout, RolloutStatus, Task
 from rolltap.wording import counted
 
 if TYPE_CHECKING:
@@ -62,11 +61,10 @@ TaskRollouts = tuple[str, Sequence[Rollout]]
 class RunRequest:
     """The arguments of `rolltap run TASKS`. With `here` this process runs the rollouts, else nodes do."""
 
-    target: str
+    tasks: Sequence[Task]
     n: int
     slots: int
     policy: str = ""
-    options: SourceOptions = field(default_factory=SourceOptions)
     usable: int | None = None
     priority: int = 0
     id: str = ""
@@ -76,13 +74,12 @@ class RunRequest:
 
 async def run_tasks(plane: PlaneClient, request: RunRequest, defaults: Defaults) -> bool:
     """Submits the tasks, runs or follows them with progress bars; True if a rollout did not succeed."""
-    tasks = [resolve_paths(task, defaults) for task in tasks_of(request.target, request.options)]
     async with AdminClient(plane.url, plane.key) as client:
         served = (await client.get("/policies"))["policies"]
         names = [policy["name"] for policy in served]
         policy = policy_or_roles(request.policy) or only(names)
         refuse_relayed(served, [policy] if isinstance(policy, str) else list(policy.values()))
-        for task in tasks:
+        for task in request.tasks:
             check(task, names)
             if request.here:
                 # report what this machine lacks before anything is queued
@@ -90,10 +87,10 @@ async def run_tasks(plane: PlaneClient, request: RunRequest, defaults: Defaults)
         submission_id = request.id or new_id()
         rule = GroupRule(usable=request.usable)
         await client.submit(
-            SubmitTasks(policy, request.n, tasks, rule=rule, priority=request.priority, id=submission_id)
+            SubmitTasks(policy, request.n, request.tasks, rule=rule, priority=request.priority, id=submission_id)
         )
-        summary = f"{counted(len(tasks), 'task')}, {counted(request.n, 'rollout')} each · {request.policy or policy}"
-        console.print(f"submission {submission_id} · {summary}")
+        size = f"{counted(len(request.tasks), 'task')}, {counted(request.n, 'rollout')} each"
+        console.print(f"submission {submission_id} · {size} · {request.policy or policy}")
         if request.detach:
             return False
         started = time.monotonic()

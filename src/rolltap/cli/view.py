@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import webbrowser
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,7 +36,7 @@ def view(
         list[str] | None,
         typer.Option(help="POLICY=FILE, or FILE for all: a trainer's metrics.jsonl; default the settings' files"),
     ] = None,
-    port: Annotated[int, typer.Option(help="with a store: the port; 0 takes a free one")] = 0,
+    port: Annotated[int, typer.Option(help="with a store: the port; 0: the store's usual or any free one")] = 0,
     browser: Annotated[bool, typer.Option(help="open the page in a browser")] = True,
     url: UrlOption = None,
     config: ConfigOption = None,
@@ -110,6 +111,11 @@ def metrics_files(named: Sequence[str], settings: Settings) -> dict[str, Path]:
     return files
 
 
+def usual_port(store: str) -> int:
+    """Returns a port that only the store's URL decides: a browser keeps named filters and the theme by address."""
+    return 20_000 + zlib.crc32(store.encode()) % 10_000
+
+
 async def _serve(
     store: str, named: Sequence[str], settings: Settings, metrics: Mapping[str, Path], port: int, browser: bool
 ) -> None:
@@ -129,7 +135,12 @@ async def _serve(
         pages = Pages(reader, reader.log.database.name, standalone=True)
         ask = AskHere(pages, SavedPages(reader), Selections(reader))
         access = Access(secrets.token_hex(16))
-        socket = bind("127.0.0.1", port)
+        try:
+            socket = bind("127.0.0.1", port or usual_port(store))
+        except ConfigError:
+            if port:
+                raise
+            socket = bind("127.0.0.1", 0)
         link = f"http://127.0.0.1:{socket.getsockname()[1]}/view/open?token={access.new_link()}"
         asyncio.get_running_loop().call_later(0.3, _show, link, browser)
         await serve({"viewer": (standalone_app(ask, access, reader.note), socket)}, asyncio.Event())

@@ -190,6 +190,12 @@ def _matching(query: GroupQuery) -> list[sa.ColumnElement[bool]]:
     return conditions
 
 
+_TASK = tasks.alias()
+_WITH_TASK = sa.select(groups, sa.func.substr(_TASK.c.instruction, 1, 300).label("instruction")).join(
+    _TASK, _TASK.c.digest == groups.c.task_digest
+)
+
+
 def group_rows(
     connection: sa.Connection, query: GroupQuery = ALL_GROUPS, limit: int = 50, before: str | None = None
 ) -> list[GroupRow]:
@@ -198,8 +204,7 @@ def group_rows(
         return []
     column = groups.c.reward_mean if query.sort == "reward_mean" else groups.c.created_at
     order = column.desc().nulls_last() if query.descending else column.asc().nulls_last()
-    found = sa.select(groups).where(*_matching(query)).order_by(order, groups.c.id.desc()).limit(limit)
-    found = found.offset(query.offset)
+    found = _WITH_TASK.where(*_matching(query)).order_by(order, groups.c.id.desc()).limit(limit).offset(query.offset)
     if before is not None:
         last = sa.select(groups.c.created_at).where(groups.c.id == before).scalar_subquery()
         found = found.where(sa.tuple_(groups.c.created_at, groups.c.id) < sa.tuple_(last, sa.literal(before)))
@@ -222,7 +227,7 @@ def group_counts(connection: sa.Connection, query: GroupQuery) -> list[tuple[str
 def group_row(connection: sa.Connection, group_id: str) -> tuple[GroupRow, Task]:
     """The group with its task. Raises `NotFound`."""
     tx = Tx(connection, 0.0)
-    row = tx.first(sa.select(groups).where(groups.c.id == group_id)) if has_ledger(connection) else None
+    row = tx.first(_WITH_TASK.where(groups.c.id == group_id)) if has_ledger(connection) else None
     if row is None:
         raise NotFound(f"no group {group_id!r}", param="group_id")
     return GroupRow(load_groups(tx, [group_id])[0], row), load_tasks(tx, [group_id])[group_id]

@@ -51,6 +51,7 @@ _WORDS = {
     "array": "a list",
     "null": "null",
 }
+_ENUM = "Invalid enum value "
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$", re.DOTALL)
 _IMAGE = re.compile(r"^data:image/(?:png|jpeg|jpg|gif|webp)(?:;[\w-]+=[^;,]*)*;base64,", re.IGNORECASE)
 
@@ -118,6 +119,8 @@ def in_words(reason: str) -> str:
     """A validator's reason in the words of JSON: `object` for a dict, a number for a float, and ranges in words."""
     if (size := _SIZE.fullmatch(reason)) and size["sign"] == "<=" and size["length"] == "0":
         return f"not supported here: leave it out, or send an empty {size['kind']}"
+    if reason.startswith(_ENUM):
+        return f"{reason.removeprefix(_ENUM)} is not one of its values"
     text = _LENGTH.sub(lambda found: f"of length {_SIGNS[found['sign']]} ", reason)
     text = _RANGE.sub(lambda found: f"{_SIGNS[found['sign']]} ", text)
     text = _TYPE.sub(lambda found: " or ".join(_WORDS[kind] for kind in found["kinds"].split(" | ")), text)

@@ -31,6 +31,7 @@ def group_line(group_row: GroupRow, sampled: tuple[int, int] | None = None) -> G
     return GroupLine(
         id=group.id,
         task_id=group.task_id,
+        instruction=row.instruction,
         policy=group.policy,
         status=group.status.value,
         reason=row.reason,

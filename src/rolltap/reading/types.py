@@ -310,10 +310,14 @@ class BreakView:
 
 @dataclass(frozen=True, slots=True)
 class GroupLine:
-    """A group without its rollouts. `rewards`: those of its rollouts, None for one without a reward."""
+    """A group without its rollouts. `rewards`: those of its rollouts, None for one without a reward.
+
+    `instruction`: the beginning of its task's.
+    """
 
     id: str
     task_id: str
+    instruction: str
     policy: str
     status: str
     reason: str

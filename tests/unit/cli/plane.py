@@ -31,9 +31,10 @@ def call_line(id: str, **fields: Any) -> dict[str, Any]:
 
 @dataclass
 class StubPlane:
-    """`replies` maps "METHOD /path" to the JSON body of a 200."""
+    """`replies` maps "METHOD /path" to the JSON body of a 200. `known` is false for one that knows no key."""
 
     replies: dict[str, Any]
+    known: bool = True
     requests: list[tuple[str, str]] = field(default_factory=list)  # method and path, authorization
     port: int = 0
 
@@ -43,8 +44,8 @@ class StubPlane:
 
 
 @contextmanager
-def stub_plane(replies: dict[str, Any]) -> Iterator[StubPlane]:
-    plane = StubPlane(replies)
+def stub_plane(replies: dict[str, Any], *, known: bool = True) -> Iterator[StubPlane]:
+    plane = StubPlane(replies, known)
 
     class Handler(BaseHTTPRequestHandler):
         def reply(self) -> None:
@@ -52,7 +53,10 @@ def stub_plane(replies: dict[str, Any]) -> Iterator[StubPlane]:
             name = f"{self.command} {self.path}"
             plane.requests.append((name, self.headers["authorization"]))
             status = 200 if name in replies else 404
-            body = json.dumps(replies.get(name, {"error": {"message": f"no {name}"}})).encode()
+            answer = replies.get(name, {"error": {"message": f"no {name}"}})
+            if not plane.known:
+                status, answer = 401, {"error": {"code": "invalid_api_key", "message": "the key is not known"}}
+            body = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))

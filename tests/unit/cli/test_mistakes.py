@@ -17,6 +17,7 @@ from rolltap.cli.main import app
 from rolltap.cli.screen import Screen
 from rolltap.cli.serve import _banner, exports, settings_from, stored_key
 from rolltap.cli.up import check_cluster
+from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
 from rolltap.ids import new_id
@@ -332,6 +333,27 @@ def test_a_relative_data_folder_is_beside_the_command_for_clients_as_for_serve(
     assert f"no server was started with the data folder {tmp_path}/project/kept: " in line
 
 
+def test_a_key_that_the_server_does_not_know_is_named_by_where_it_is_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ROLLTAP_ADMIN_KEY", raising=False)
+    Path("rolltap-data").mkdir()
+    Path("rolltap-data/keys.toml").write_text('admin = "rt-old"\n')
+    with stub_plane({}, known=False) as plane:
+        for origin in ("the admin key of rolltap-data/keys.toml", "that of ROLLTAP_ADMIN_KEY"):
+            line = said("sessions", "open", "--url", plane.url)
+            assert f"{plane.url}: the key is not known; it is {origin}" in line
+            monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
+
+
+def test_a_server_without_tls_is_not_said_to_be_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
+    with stub_plane({}) as plane:
+        line = said("sessions", "list", "--url", plane.url.replace("http:", "https:"))
+    assert "(what answers there speaks http, not https)" in line
+
+
 def test_a_narrow_list_of_keys_has_whole_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
@@ -400,6 +422,9 @@ def test_a_ray_cluster_on_other_machines_needs_tokens(monkeypatch: pytest.Monkey
     check_cluster("10.0.0.5:6379")
 
 
+TRAINED = ["--policy", "p", "--model", str(FOLDER), "--out", "run", "--key", "k", "--url", "http://127.0.0.1:1"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -407,7 +432,13 @@ def test_a_ray_cluster_on_other_machines_needs_tokens(monkeypatch: pytest.Monkey
         (["run", "file.jsonl", "--harness", "codx"], "did you mean codex?"),
         (["serve", "--engine", "notaurl"], "engines.main.url"),
         (["serve", "--engine", "http://127.0.0.1:1", "--kind", "vlm"], "did you mean vllm?"),
-        (["serve", "--engine", "http://127.0.0.1:1", "--kind", "ollama"], "no engine kind 'ollama'; known:"),
+        (["serve", "--engine", "http://127.0.0.1:1", "--kind", "ollama"], "for ollama it is openai_compatible (docs/"),
+        (
+            ["run", "typo.jsonl", "--harness", "codex"],
+            "typo.jsonl:1: the task can't be used: unknown field `instrution`; ",
+        ),
+        (["train", *TRAINED, "--recipe", "mine.py"], "the recipe mine.py can't be loaded: there is no such file"),
+        (["view", "file.jsonl"], "file.jsonl is another file than a store's, or a damaged one: restore that from a b"),
     ],
 )
 def test_a_typo_is_told_before_what_is_missing(
@@ -415,7 +446,8 @@ def test_a_typo_is_told_before_what_is_missing(
 ) -> None:
     """No server runs, and no tokenizer is named."""
     monkeypatch.chdir(tmp_path)
-    Path("file.jsonl").write_text("")
+    Path("file.jsonl").write_text("a line\n" * 200)
+    Path("typo.jsonl").write_text('{"id": "t", "instrution": "Go."}\n')
     assert named in said(*arguments, *(PORTS if arguments[0] == "serve" else ()))
 
 

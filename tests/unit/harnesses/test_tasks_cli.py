@@ -14,6 +14,7 @@ from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import RunRequest, describe, groups_table, policy_or_roles, run_tasks, submissions_table
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.runner.specs import Defaults
+from rolltap.harnesses.runner.tasks import read_tasks
 from rolltap.reading.types import RolloutDetail
 from rolltap.types import Cause, Reward, Rollout, RolloutStatus
 
@@ -92,6 +93,6 @@ async def test_a_run_that_is_interrupted_says_how_it_goes_on(
     replies = {"GET /policies": {"policies": [{"name": "p", "relayed": []}]}, "POST /tasks": {"id": "one"}}
     with stub_plane(replies) as plane, pytest.raises(asyncio.CancelledError):
         await run_tasks(
-            PlaneClient("admin", plane.url, "k"), RunRequest(str(tasks), 1, 1, id="one", here=here), defaults
+            PlaneClient("admin", plane.url, "k"), RunRequest(read_tasks(tasks), 1, 1, id="one", here=here), defaults
         )
     assert f"{state}; the same command with --id one goes on, rolltap cancel one ends it" in capsys.readouterr().out
