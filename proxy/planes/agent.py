@@ -24,7 +24,7 @@ from rolltap.proxy.call.body_reader import BodyRoom
 from rolltap.proxy.call.http_exchange import HEADER, BrokenReply, ClientGone, HttpExchange, decoded, encodings_of
 from rolltap.proxy.call.path import CallPath
 from rolltap.proxy.call.queries import Queries
-from rolltap.proxy.front.access import CountTampering, plane_of, presented_key, suspicion, uncounted_acts
+from rolltap.proxy.front.access import CountTampering, presented_key, suspicion, uncounted_acts
 from rolltap.proxy.front.connections import admit
 from rolltap.proxy.metrics.calls import CountedSend, uncounted
 from rolltap.settings import LimitSettings
@@ -191,8 +191,6 @@ class AgentPlane:
             hint = "; /v1 is there twice"
         elif any(True for _ in self._tables(f"/v1{path}")):
             hint = "; the base URL ends in /v1"
-        elif (home := plane_of(path)) not in (None, "agent"):
-            hint = f"; it is on the {home} plane"
         raise NotFound(f"no route {method} {path} on the agent plane{hint}")
 
     def _tables(self, path: str) -> Iterator[tuple[dict[str, Target], Mapping[str, str]]]:

@@ -13,7 +13,7 @@ from rolltap.cli.main import app
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import RunRequest, describe, groups_table, policy_or_roles, run_tasks, submissions_table
 from rolltap.errors import TaskInvalid
-from rolltap.harnesses.runner.specs import Defaults
+from rolltap.harnesses.runner.specs import Defaults, resolve_paths
 from rolltap.harnesses.runner.tasks import read_tasks
 from rolltap.reading.types import RolloutDetail
 from rolltap.types import Cause, Reward, Rollout, RolloutStatus
@@ -90,9 +90,8 @@ async def test_a_run_that_is_interrupted_says_how_it_goes_on(
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"id": "t", "instruction": "Go.", "evaluator": {"kind": "command", "command": "true"}}\n')
     defaults = Defaults(harness="command", argv=("true",), runtime="process")
+    request = RunRequest([resolve_paths(task, defaults) for task in read_tasks(tasks)], 1, 1, id="one", here=here)
     replies = {"GET /policies": {"policies": [{"name": "p", "relayed": []}]}, "POST /tasks": {"id": "one"}}
     with stub_plane(replies) as plane, pytest.raises(asyncio.CancelledError):
-        await run_tasks(
-            PlaneClient("admin", plane.url, "k"), RunRequest(read_tasks(tasks), 1, 1, id="one", here=here), defaults
-        )
+        await run_tasks(PlaneClient("admin", plane.url, "k"), request, defaults)
     assert f"{state}; the same command with --id one goes on, rolltap cancel one ends it" in capsys.readouterr().out
