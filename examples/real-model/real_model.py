@@ -45,18 +45,20 @@ class Sizes:
     episodes: int = 128
     held_out: int = 128
     steps: int = 40
+    groups: int = 8
+    rollouts: int = 8
     batch: int = 8
     sft_lr: float = 1e-4
 
 
-SMALL = Sizes(episodes=8, held_out=4, steps=2, batch=2)
+SMALL = Sizes(episodes=8, held_out=4, steps=2, groups=2, rollouts=4, batch=2)
 """For a test of the script."""
 
 
 def grpo(sizes: Sizes) -> DemoRecipe:
     return DemoRecipe(
-        steps=sizes.steps, lr=3e-5, lr_end=1.0, epochs=1, kl=0.0, clip_high=0.3, held_out=sizes.held_out, warm_up=3,
-        dtype="bfloat16",
+        steps=sizes.steps, groups=sizes.groups, rollouts=sizes.rollouts, lr=3e-5, lr_end=1.0, epochs=1, kl=0.0,
+        clip_high=0.3, held_out=sizes.held_out, warm_up=3, dtype="bfloat16",
     )  # fmt: skip
 
 

@@ -1,27 +1,36 @@
-"""The example of a pretrained model: its tasks can be done, and its teacher does them."""
+"""The example of a pretrained model: its tasks can be done, its teacher does them, and its GGUF file is converted."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rolltap.engine.model import CausalModel
 from rolltap.engine.scripted import Prompt
 from rolltap.engine.tiny.tasks import SUBMIT, TinyTask, make_tasks
+
+from ... import tiny_gguf
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "real-model"
 
 
+def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    sys.modules.pop(name, None)
+    return import_module(name)
+
+
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    sys.modules.pop("world", None)
-    import world  # type: ignore[import-not-found]
-
-    return world
+    return module("world", monkeypatch)
 
 
 def told(world: ModuleType, task: TinyTask, turn: int = 0) -> str:
@@ -51,3 +60,26 @@ def test_a_teacher_that_errs_errs_always_in_the_same_tasks(world: ModuleType, mo
     assert said == [told(world, task) for task in tasks]
     wrong = sum(one != other for one, other in zip(said, right, strict=True)) / len(tasks)
     assert 0.25 < wrong < 0.45
+
+
+def test_a_gguf_file_becomes_a_folder_that_trainers_and_engines_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = tiny_gguf.write(tmp_path / "tiny.gguf")
+    module("fetch", monkeypatch).convert(tmp_path / "tiny.gguf", tmp_path / "model")
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    assert {weight.dtype for weight in saved.values()} == {torch.float32}
+    for name, own in (("model.embed_tokens", "token_embd"), ("model.layers.1.mlp.down_proj", "blk.1.ffn_down")):
+        assert torch.equal(saved[f"{name}.weight"], torch.from_numpy(weights[f"{own}.weight"]))
+    network = AutoModelForCausalLM.from_pretrained(tmp_path / "model")  # it is no quantised model any more
+    assert network.config.tie_word_embeddings
+    assert getattr(network.config, "quantization_config", None) is None
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    conversation = [{"role": "user", "content": "héllo"}]
+    prompt = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+    assert tokenizer.decode(tokenizer(prompt).input_ids) == prompt
+    served = CausalModel.load(tmp_path / "model")
+    ids = torch.tensor([tokenizer(prompt).input_ids])
+    with torch.no_grad():
+        scores = torch.cat(list(served.score(ids[0].tolist())))
+        assert torch.allclose(scores, network(ids).logits[0], atol=1e-4)
