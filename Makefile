@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where a machine's environment forbids compiled files, each of the hundreds of processes would compile our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo real-model test ci ci-all test-faults test-acceptance test-packaging test-learning test-harnesses test-families test-engines \
+.PHONY: demo real-model gpu test ci ci-all test-faults test-acceptance test-packaging test-learning test-harnesses test-families test-engines \
   test-trainers test-hostile test-recipes test-soak test-sources learning-table faults soak bench measures docs audit lint types clean help environments engines trainers
 
 help:  ## this list
@@ -45,6 +45,9 @@ test-packaging: $(VENV)/.test  ## the wheel in a clean environment (needs PyPI)
 
 real-model: $(VENV)/.test  ## a pretrained model: recorded, fine-tuned, trained (90 minutes, needs PyPI)
 	@$(BIN)/python examples/real-model/real_model.py real-model-out $(ARGS)
+
+gpu: $(VENV)/.test  ## what only a card can tell, in eight minutes; without one, that it works (docs/gpu.md)
+	@$(BIN)/python -m tests.gpu.run $(ARGS)
 
 test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rewards are shuffled
 	@$(STAGE) learning $(ARGS)

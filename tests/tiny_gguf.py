@@ -1,11 +1,18 @@
-"""A Llama of 29,000 weights as a GGUF file, as `examples/real-model` reads one: a byte vocabulary, Q4_1 and float32."""
+"""A Llama of 31,000 weights as a GGUF file, as `examples/real-model` reads one: Q4_1 matrices, float32 norms.
+
+Its vocabulary is bytes and what an agent's replies are made of, so that these fit the agent's limit of tokens.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gguf
 import numpy as np
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from rolltap.engine.tiny.tasks import SUBMIT
 
 WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 32, 2, 4, 2, 64
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -29,13 +36,15 @@ def write(path: Path) -> dict[str, np.ndarray]:
     writer.add_rope_dimension_count(WIDTH // HEADS)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
-    tokens = [*SPECIAL, *_byte_symbols(), "he"]
+    tokens, merges = _vocabulary()
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL] * len(SPECIAL) + [gguf.TokenType.NORMAL] * 257)
-    writer.add_token_merges(["h e"])
+    writer.add_token_types(
+        [gguf.TokenType.CONTROL] * len(SPECIAL) + [gguf.TokenType.NORMAL] * (len(tokens) - len(SPECIAL))
+    )
+    writer.add_token_merges(merges)
     for add, name in (
         (writer.add_bos_token_id, "<|im_start|>"),
         (writer.add_eos_token_id, "<|im_end|>"),
@@ -80,9 +89,14 @@ def _shapes(vocabulary: int) -> dict[str, tuple[int, ...]]:
     return {"token_embd.weight": (vocabulary, WIDTH), "output_norm.weight": (WIDTH,), **blocks}
 
 
-def _byte_symbols() -> list[str]:
-    """GPT-2's printable symbol of each byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    symbols = {byte: chr(byte) for byte in printable} | {byte: chr(256 + at) for at, byte in enumerate(others)}
-    return [symbols[byte] for byte in range(256)]
+def _vocabulary() -> tuple[list[str], list[str]]:
+    """The tokens by their ids, and the merges."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(SPECIAL) + 256 + 64, special_tokens=list(SPECIAL), initial_alphabet=sorted(alphabet)
+    )
+    tokenizer.train_from_iterator([f"```bash\n{SUBMIT}\n```", "a.txt > b.txt"], trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    return sorted(model["vocab"], key=model["vocab"].get), [" ".join(pair) for pair in model["merges"]]

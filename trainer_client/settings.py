@@ -123,6 +123,9 @@ class PushSettings(TrainerSection):
         "disk",
         description="`disk`: engines load a folder; `distributed`: they receive the weights over a process group",
     )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of pushed weights; bfloat16 for engines that serve it: half the bytes. Not of adapters"
+    )
     address: str = Field("127.0.0.1", description="`distributed`: address of this machine, as engines reach it")
     port: int = Field(0, ge=0, le=65_535, description="`distributed`: port of the rendezvous; 0: any free port")
     backend: Literal["", "gloo", "nccl"] = Field("", description="`distributed`: empty is nccl on CUDA, else gloo")

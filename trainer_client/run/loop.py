@@ -99,6 +99,7 @@ class Trainer:
         self._pushes_adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
         distributed = settings.push.transfer == "distributed"
         self._sender = WeightSender(settings.push, ranks.device) if distributed else None
+        self._rounds = settings.push.dtype != "float32"  # then engines load another folder than the checkpoint
         lead = RankWorker(settings, ranks, saved)
         if settings.lora.rank:
             check_pushable(lead.learner.model, settings.model)
@@ -191,6 +192,8 @@ class Trainer:
         weights.check_tokenizer(policy, served.tokenizer_hash, self.settings.model)
         if self._pushes_adapters:
             self._save_adapters()
+        elif self._restored and self._rounds and self._sender is None:
+            self._save_weights()
         if self._pushes_adapters or served.version != self.version or served.paused is not None or served.weights:
             self._push_restored()
         self._take_over_control(served)
@@ -363,16 +366,26 @@ class Trainer:
         with self._clock.part("checkpoint"):
             if self.checkpoints.due(self.step, last):
                 state = self._checkpoint()
-            elif not self._pushes_adapters and self._sender is None:
-                self._served_folder = self.checkpoints.save_weights(self.step, self._model, self._workers.weights())
             if self._pushes_adapters:
                 self._save_adapters()
+            elif self._sender is None and (state is None or self._rounds):
+                self._save_weights(state)
         with self._clock.part("push"):
             self._push(state)
         self.checkpoints.prune(self.step)
 
     def _save_adapters(self) -> None:
         self._served_folder = self.checkpoints.save_adapters(self.step, self._workers.adapters(), self.settings.lora)
+
+    def _save_weights(self, state: dict[str, Any] | None = None) -> None:
+        self._served_folder = self.checkpoints.save_weights(self.step, self._model, self._pushed(state))
+
+    def _pushed(self, state: dict[str, Any] | None) -> dict[str, Any]:
+        """The weights as engines get them: `state`, or the current ones, in `push.dtype`."""
+        state = state or self._workers.weights()
+        if not self._rounds:
+            return state
+        return {name: one.bfloat16() if one.is_floating_point() else one for name, one in state.items()}
 
     def _checkpoint(self) -> dict[str, Any]:
         """Writes the step's checkpoint; returns its weights."""
@@ -387,7 +400,7 @@ class Trainer:
         if self._sender is None:
             push_folder(self.client, policy, self._served_folder, self.version, mode, adapter=self._pushes_adapters)
         else:
-            tensors = weights.sendable(self._model, state or self._workers.weights())
+            tensors = weights.sendable(self._model, self._pushed(state))
             self._sender.push(self.client, policy, tensors, self.version, mode)
 
     def _report(self, plan: StepPlan, norm: float, lr: float) -> StepReport:

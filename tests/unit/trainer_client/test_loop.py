@@ -22,6 +22,7 @@ from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.lease.holder import LeaseHolder
 from rolltap.trainer_client.lease.waiting import PrintLine
 from rolltap.trainer_client.model.ranks import Ranks
+from rolltap.trainer_client.model.weights import digest_of_folder
 from rolltap.trainer_client.run import loop
 from rolltap.trainer_client.run.loop import Trainer
 from rolltap.trainer_client.run.sinks import JsonLines
@@ -74,6 +75,28 @@ def test_every_step_is_acknowledged_checkpointed_and_pushed(plane: Plane, settin
     assert lines[0]["reward"] == pytest.approx(0.5)
     assert lines[0]["staleness"] == {"0": 2}
     assert lines[1]["staleness"] == {"1": 2}
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_weights_may_be_pushed_in_bfloat16_beside_a_checkpoint_in_float32(
+    plane: Plane, url: str, model: Path, tmp_path: Path, every: int
+) -> None:
+    """A resumed run pushes the same bytes again, which stand under their version's digest."""
+    offer(plane, 4)
+    settings = made(url, model, tmp_path, push={"dtype": "bfloat16"}, checkpoint_every=every)
+    trainer(settings).run()
+    pushed = settings.out / "weights" / "step-2"
+    assert plane.pushed == [(str(settings.out / "weights" / "step-1"), 1), (str(pushed), 2)]
+    assert [folder.name for folder in pushed.parent.iterdir()] == ["step-2"]
+    kept, served = weights(settings.out / "checkpoints" / "step-2"), weights(pushed)
+    assert {one.dtype for one in kept.values()} == {torch.float32}
+    assert same({name: one.bfloat16() for name, one in kept.items()}, served)
+    digest = digest_of_folder(pushed)
+    plane.pushed.clear()
+    plane.version = 0  # an engine that was restarted with its first weights
+    trainer(settings).run()
+    assert plane.pushed == [(str(pushed), 2)]
+    assert digest_of_folder(pushed) == digest
 
 
 def test_a_run_may_push_only_its_adapters(plane: Plane, url: str, model: Path, tmp_path: Path) -> None:
