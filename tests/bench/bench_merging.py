@@ -34,7 +34,7 @@ from rolltap.engine.requests import SamplingRequest, TokenDelta
 from rolltap.engine.sampling import SamplingOptions
 from rolltap.engine.scheduler import EngineLoop
 from rolltap.engine.tiny import FOLDER
-from rolltap.engine.tiny.tasks import MINI_SWE_AGENT
+from rolltap.engine.tiny.tasks import MINI_SWE_AGENT, SUBMIT
 from rolltap.harnesses.agents.command import AnyCommand
 from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.base import Harness
@@ -49,11 +49,13 @@ from rolltap.trainer_client.model.learner import Learner
 from rolltap.trainer_client.model.loss import PolicyLoss
 from rolltap.trainer_client.model.ranks import Ranks
 from rolltap.trainer_client.settings import load_trainer_settings
-from rolltap.types import Call
+from rolltap.types import Call, RolloutStatus
 
 from .bench_offline import RecordingStack, play
 
 REPORT = Path("reports") / "merging.json"
+LOOP = Path(__file__).with_name("forgetful_loop.py")
+HARNESSES = ("mini-swe-agent", "a loop that forgets")
 BUDGET = 4096
 GROUPS, ROLLOUTS = 8, 8
 POLAR = {"one row a call": (1185, 0.204), "merged": (218, 0.877)}
@@ -87,11 +89,16 @@ def record(name: str, folder: Path) -> list[list[Call]]:
     harness: Harness = MiniSweAgentInProcess(MINI_SWE_AGENT)
     runtime: Any = ThreadRuntime()
     if name != "mini-swe-agent":
-        harness = AnyCommand((sys.executable, "-m", "tests.bench.forgetful_loop", "{prompt}"))
+        harness = AnyCommand((sys.executable, str(LOOP), "{prompt}", SUBMIT))
         runtime = ProcessRuntime(folder / "workspaces")
     with RecordingStack(folder, FOLDER) as stack:
-        asyncio.run(play(stack, harness, runtime, GROUPS, ROLLOUTS))
-        return asyncio.run(_read(f"sqlite:///{stack.database.absolute()}"))
+        groups = asyncio.run(play(stack, harness, runtime, GROUPS, ROLLOUTS))
+        rollouts = asyncio.run(_read(f"sqlite:///{stack.database.absolute()}"))
+    if failed := [
+        one.reason for group in groups for one in group.rollouts if one.status is not RolloutStatus.SUCCEEDED
+    ]:
+        raise SystemExit(f"{name}: {len(failed)} rollouts did not succeed: {failed[0]}")
+    return rollouts
 
 
 async def _read(store: str) -> list[list[Call]]:
@@ -166,10 +173,10 @@ def _deliver(outbox: Sequence[tuple[Any, TokenDelta]]) -> None:
         sink(delta)
 
 
-def measure(times: int) -> list[Result]:
+def measure(harnesses: Sequence[str], times: int) -> list[Result]:
     torch.set_num_threads(1)
     results = []
-    for harness in ("mini-swe-agent", "a loop that forgets"):
+    for harness in harnesses:
         with tempfile.TemporaryDirectory() as name:
             rollouts = record(harness, Path(name) / "stack")
         sampling = sampling_seconds(rollouts)
@@ -184,8 +191,9 @@ def measure(times: int) -> list[Result]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=3, help="steps of which the fastest counts")
+    parser.add_argument("--harnesses", nargs="+", choices=HARNESSES, default=HARNESSES)
     given = parser.parse_args()
-    results = measure(given.times)
+    results = measure(given.harnesses, given.times)
     table = Table("harness", "rows are", "rows", "tokens", "trainer CPU s", "times less", "engine CPU s", "busy")
     for one in results:
         first = next(other for other in results if other.harness == one.harness)

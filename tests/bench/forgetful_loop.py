@@ -1,4 +1,7 @@
-"""An agent of one tool that shortens what it sends, as many harnesses do: only the last reply of a tool is kept."""
+"""An agent of one tool that shortens what it sends, as many harnesses do: only the last reply of a tool is kept.
+
+Its arguments are the instruction and the command that ends it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ import subprocess
 import sys
 import urllib.request
 from typing import Any
-
-from rolltap.engine.tiny.tasks import SUBMIT
 
 COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 TOOLS = [{"type": "function", "function": {"name": "bash", "description": "Runs a command", "parameters": COMMAND}}]
@@ -32,7 +33,7 @@ while True:
     messages.append(reply)
     for call in reply.get("tool_calls") or sys.exit("no call"):
         command = json.loads(call["function"]["arguments"])["command"]
-        if command == SUBMIT:
+        if command == sys.argv[2]:
             sys.exit(0)
         done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=10)
         for message in messages:

@@ -107,10 +107,11 @@ def _pushes(sizes: Sizes, stack: Stack, folder: Path, url: str) -> Iterator[Push
 
 
 async def _met_by(url: str, sizes: Sizes, way: str, push: Callable[[int], None], version: int, size: int) -> Push:
-    """A push while one call samples. The call is long enough to see its end; it is cancelled a little later."""
+    """A push while one call samples. The call is long enough to see its end; some tokens later it is cancelled."""
     arrivals: list[float] = []
     spans: list[dict[str, Any]] = []
-    pushed = 0.0
+    started = pushed = 0.0
+    left = 16
     pushing: asyncio.Task[None] | None = None
     body = {
         "token_ids": PROMPT,
@@ -133,7 +134,6 @@ async def _met_by(url: str, sizes: Sizes, way: str, push: Callable[[int], None],
             if pushing is not None and pushing.done() and not pushed:
                 pushing.result()
                 pushed = time.monotonic() - started
-                left = 16
             if pushed and (left := left - 1) == 0:
                 break
     if pushing is None:
