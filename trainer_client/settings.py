@@ -91,7 +91,9 @@ class ComputeSettings(TrainerSection):
 
     device: str = Field("", description="torch device; empty: CUDA if available, else the CPU")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="dtype of activations; auto: bfloat16 on CUDA, else float32. Weights are always float32"
+        "auto",
+        description="dtype of activations; auto: bfloat16 on CUDA, and on a CPU that has it from a hidden width of 512;"
+        " else float32. Weights are always float32",
     )
     token_budget: int = Field(16_384, ge=1, description="most tokens in one forward pass")
     share_prefixes: bool = Field(True, description="compute a prefix that several segments share only once")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -42,6 +43,20 @@ def learner(
         compute={"device": "cpu", "dtype": dtype, "gradient_checkpointing": spared},
     )  # fmt: skip
     return Learner(model, settings, ONE, recipe)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "widest", "has", "rounds"),
+    [("auto", 33, True, False), ("auto", 32, True, True), ("auto", 32, False, False), ("float32", 32, True, False)],
+)
+def test_a_cpu_computes_wide_models_in_bfloat16_if_it_can(
+    model: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, widest: int, has: bool, rounds: bool
+) -> None:
+    monkeypatch.setattr("rolltap.trainer_client.model.learner.WIDE", widest)
+    monkeypatch.setattr("rolltap.trainer_client.model.learner._has_bfloat16", lambda: has)
+    one = learner(model, dtype)
+    assert isinstance(one.network, FSDPModule) == rounds
+    assert next(one.model.parameters()).dtype is torch.float32
 
 
 def gradient(one: Learner, budget: int) -> tuple[float, torch.Tensor]:
