@@ -55,9 +55,10 @@ ERRS = 0.4
 
 
 def reply(prompt: Prompt) -> ScriptedReply:
-    """`ls`, the task's command or another one, `ls`, and the submission."""
-    command = "ls" if prompt.turn % 2 == 0 else SUBMIT
-    if prompt.turn == 1:
+    """`ls`, the task's command or another one, `ls`, and the submission, whatever became of the history."""
+    turn = prompt.text.count("<tool_response>")
+    command = "ls" if turn % 2 == 0 else SUBMIT
+    if turn == 1:
         kind, names = next(
             (kind, match.groupdict())
             for kind in KINDS

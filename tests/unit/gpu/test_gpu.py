@@ -35,6 +35,7 @@ def rows(name: str, tmp_path: Path) -> list[dict[str, Any]]:
 def test_ours_and_trl_are_measured_with_all_weights_and_with_adapters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """TRL's import alone takes some 8 CPU seconds."""
     monkeypatch.setattr("tests.gpu.update.timed", once)
     found = rows("update", tmp_path)
     assert [one["trainer"] for one in found] == ["rolltap", "trl", "rolltap, LoRA 4", "trl, LoRA 4"]
@@ -63,6 +64,7 @@ def test_engine_and_trainer_agree_in_float32_and_nearly_in_bfloat16(tmp_path: Pa
 
 @without_a_card
 def test_the_served_engine_takes_pushes_in_the_middle_of_a_call(tmp_path: Path) -> None:
+    """Some 12 CPU seconds: an engine, a proxy, and a process that sends weights start."""
     found = rows("serving", tmp_path)
     assert [one["at_once"] for one in found if one["what"] == "rate"] == list(WITHOUT_A_CARD.at_once)
     pushes = [one for one in found if one["what"] == "push"]
@@ -72,6 +74,7 @@ def test_the_served_engine_takes_pushes_in_the_middle_of_a_call(tmp_path: Path) 
 
 @without_a_card
 def test_the_demo_runs_and_pushes(tmp_path: Path) -> None:
+    """Some 20 CPU seconds: an engine, a proxy and a trainer start, and agents run."""
     (found,) = rows("demo", tmp_path)
     assert found["weight_versions"] >= 1
     assert found["kept_tokens"] > 0
