@@ -70,7 +70,7 @@ def demo(seconds: float, folder: Path) -> Iterator[Mapping[str, Any]]:
     names = ("success_before", "success_after", "seconds", "calls", "sampled_tokens", "kept_tokens", "weight_versions")
     yield {
         **{name: report[name] for name in names},
-        "trainer_seconds": {part: sum(step[f"seconds/{part}"] for step in played["steps"]) for part in parts},
+        "trainer_seconds": {part: sum(step["seconds"][part] for step in played["steps"]) for part in parts},
         "mismatch_mean": sum(mismatches) / len(mismatches) if mismatches else None,
     }
 
