@@ -38,8 +38,7 @@ def learning(results: Mapping[str, Any]) -> str:
     beaten = " ".join(
         said
         for said in (
-            open_
-            and f"Undecided, as 0 is in the interval: {open_}; fewer than {MORE_SEEDS} seeds are too few.",
+            open_ and f"Undecided, as 0 is in the interval: {open_}; fewer than {MORE_SEEDS} seeds are too few.",
             behind and f"Behind the control: {behind}.",
             "" if open_ or behind else "Each of these beats its control.",
         )
