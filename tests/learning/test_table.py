@@ -95,7 +95,9 @@ def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
     assert "| `files` | `grpo` | 3 | 0.20 | 0.80 | 0.20 | +0.60 ± 0.25 |  |" in text
     assert "| `files` | `ppo` | 3 | 0.20 | 0.70 | 0.20 | +0.50 ± 0.66, undecided | -0.10 ± 0.50, undecided |" in text
     assert "Undecided, as 0 is in the interval: `ppo` on `files` (3 seeds); fewer than 5 seeds are too few" in text
-    worse = [cell("ppo", shuffled, 0.2 + shuffled * (seed + 9) / 20, seed) for seed in range(3) for shuffled in (0, 1)]
+    worse = [
+        cell("ppo", shuffled, 0.2 + shuffled * (seed + 9) / 20, seed) for seed in range(3) for shuffled in (False, True)
+    ]
     assert "Behind the control: `ppo` on `files` (3 seeds)." in learning({**head, "cells": worse})
     assert "Each of these beats its control." in learning({**head, "cells": ran[:6]})
     assert "14 of 96 runs are measured" in text

@@ -13,7 +13,8 @@ from typing import Any
 import unsloth  # type: ignore[import-not-found]  # noqa: F401  # before TRL, which it changes
 from datasets import load_dataset
 from transformers import Qwen3Config, Qwen3ForCausalLM
-from trl import SFTConfig, SFTTrainer
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 from rolltap.reconstructor.exporters.consumers import layout
 

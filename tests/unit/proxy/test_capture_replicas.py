@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -40,7 +40,9 @@ def ingest(request: pytest.FixtureRequest) -> str | None:
 
 
 @pytest.fixture
-async def logs(postgres_url: str, ingest: str | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[CallLog]]:
+async def logs(
+    postgres_url: str, ingest: str | None, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Sequence[CallLog]]:
     opened = [open_call_log(postgres_url, ingest=ingest) for _ in range(PROXIES)]
     await asyncio.gather(*(log.start() for log in opened))
     everyone = asyncio.Barrier(PROXIES)
@@ -51,7 +53,7 @@ async def logs(postgres_url: str, ingest: str | None, monkeypatch: pytest.Monkey
 
 
 async def test_all_take_part_in_one_session(
-    logs: list[CallLog], tokenizer: HubTokenizer, caplog: pytest.LogCaptureFixture
+    logs: Sequence[CallLog], tokenizer: HubTokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     none = Session("none", "tiny", "none", 0.0, 0.0)
     planes = [serve(log, ToldEngine(tokenizer), none, LimitSettings()) for log in logs]  # type: ignore[arg-type]
