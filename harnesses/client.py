@@ -30,9 +30,10 @@ from rolltap.contract.admin import (
 )
 from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
+from rolltap.contract.request import Request, no_content, read_as
 from rolltap.decoding import convert
 from rolltap.harnesses.base import Endpoint
-from rolltap.http_client import AsyncHttpClient, Request, no_content, read_as
+from rolltap.http_client import AsyncHttpClient
 from rolltap.ids import new_id
 from rolltap.types import Group, Rollout, RolloutStatus, Task
 

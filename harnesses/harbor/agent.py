@@ -32,12 +32,12 @@ from harbor.models.trial.result import AgentInfo
 from harbor.utils.trajectory_utils import format_trajectory_json
 
 from rolltap import wire
+from rolltap.contract.request import Request
 from rolltap.decoding import convert
 from rolltap.errors import ConfigError, RuntimeFailed
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.harbor.environment import BubblewrapEnvironment
 from rolltap.harnesses.harbor.names import connection_to, harness_of
-from rolltap.http_client import Request
 from rolltap.reading.types import CallTurn
 from rolltap.reconstructor.exporters.base import trained_spans
 from rolltap.types import Segment, Trajectory

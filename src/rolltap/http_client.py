@@ -1,6 +1,6 @@
 """HTTP to a rolltap server, for everything that talks to its planes: trainers, runners and commands.
 
-A `Request` says what to send and how to read the reply; `HttpClient` (blocking) and `AsyncHttpClient` send it.
+`HttpClient` (blocking) and `AsyncHttpClient` send a `Request` and return the parsed reply.
 
 * An error reply is raised as the exception of its code (`rolltap.errors`).
 * A server that can't be reached, or whose store or engine can't, is asked again with growing pauses for `patience`
@@ -19,12 +19,9 @@ import logging
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from http.client import responses
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
-from urllib.parse import urlencode
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -39,7 +36,7 @@ from tenacity import (
     wait_exponential,
 )
 
-from rolltap.decoding import from_json
+from rolltap.contract.request import Request
 from rolltap.errors import BY_CODE, EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 from rolltap.network import server_url
 
@@ -61,60 +58,6 @@ UNREACHABLE = (OSError, http.client.HTTPException, aiohttp.ClientError)
 """What a failing connection raises: a time-out is an `OSError`."""
 
 
-def read_json(body: bytes) -> Any:
-    return msgspec.json.decode(body) if body else None
-
-
-def read_as(kind: type[T]) -> Callable[[bytes], T]:
-    """Reads a reply as `kind`, a dataclass of `rolltap.contract`. Fields that it does not have are ignored."""
-    return lambda body: from_json(body, kind)
-
-
-def no_content(_: bytes) -> None:
-    """Reads nothing: the reply says only that the request was carried out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request(Generic[T]):
-    """One call. `body` is sent as JSON; `parse` reads the reply's body.
-
-    `wait` is how many seconds the server may take on purpose, beyond the client's time-out.
-    """
-
-    method: str
-    path: str
-    body: Any = None
-    query: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    parse: Callable[[bytes], T] = read_json
-    wait: float = 0.0
-    once: bool = False
-
-    @property
-    def target(self) -> str:
-        return f"{self.path}?{urlencode(self.query, doseq=True)}" if self.query else self.path
-
-    @property
-    def content(self) -> bytes | None:
-        return None if self.body is None else msgspec.json.encode(self.body)
-
-    def read(self, body: bytes) -> T:
-        """The parsed reply; `RolltapError` if no rolltap server writes such a reply."""
-        try:
-            return self.parse(body)
-        except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
-            raise RolltapError(f"{self.method} {self.path}: the reply is not a rolltap server's: {error}") from error
-
-    def retrying(self, patience: float) -> dict[str, Any]:
-        """How tenacity repeats this call."""
-        enough = stop_all(stop_before_delay(patience), stop_after_attempt(2))
-        return {
-            "retry": retry_if_exception_type((*UNREACHABLE, *AWAY)),
-            "stop": stop_after_attempt(1) if self.once else enough,
-            "wait": wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
-            "reraise": True,
-        }
-
-
 class _Target:
     """A server's address and key, and how long to try. `ConfigError` for what is not an http(s) URL."""
 
@@ -134,7 +77,14 @@ class _Target:
                 failure = error if isinstance(error, RolltapError) else self.unreachable(error)
                 log.warning("%s; trying for %g s", failure.message, self.patience)
 
-        return {**request.retrying(self.patience), "before_sleep": log_first_failure}
+        enough = stop_all(stop_before_delay(self.patience), stop_after_attempt(2))
+        return {
+            "retry": retry_if_exception_type((*UNREACHABLE, *AWAY)),
+            "stop": stop_after_attempt(1) if request.once else enough,
+            "wait": wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
+            "before_sleep": log_first_failure,
+            "reraise": True,
+        }
 
     def unreachable(self, error: Exception) -> ServerUnreachable:
         cause = getattr(error, "os_error", None) or getattr(error, "reason", None) or error  # aiohttp's, urllib's

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from rolltap.contract.base import values_of
 from rolltap.contract.control import PolicyStatus, RolloutControl, SetControl
+from rolltap.contract.request import Request, no_content, read_as
 from rolltap.contract.trainer import (
     MAX_CALLS,
     MAX_TOKENS,
@@ -38,7 +39,6 @@ from rolltap.contract.trainer import (
     ScoreIds,
     Transfer,
 )
-from rolltap.http_client import Request, no_content, read_as
 from rolltap.wire import unpack
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rolltap.cli.screen import say
-from rolltap.cli.server_address import PlaneClient, kept_key
 from rolltap.contract.keys import Role
 from rolltap.errors import ConfigError, RolltapError
 from rolltap.settings import STORE_HELP, store_url
 
 if TYPE_CHECKING:
+    from rolltap.cli.server_address import PlaneClient
     from rolltap.settings import PlaneName, Settings
 
 
@@ -95,14 +95,15 @@ def connect(
     The address is `url`, else ROLLTAP_<PLANE>_URL, else `plane_url` of the settings in this folder. The key is
     ROLLTAP_<ROLE>_KEY, else the one in the settings, else the one that `serve` stores in its data folder.
     """
+    from rolltap.cli.server_address import PlaneClient, kept_key
+    from rolltap.settings import load_settings
+
     role = role or plane
     url = url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL")
     variable = f"ROLLTAP_{role.upper()}_KEY"
     key = os.environ.get(variable)
     if url and key:
         return PlaneClient(plane, url, key, f"that of {variable}")
-    from rolltap.settings import load_settings
-
     settings = load_settings(config_path(config))
     if key:
         origin = f"that of {variable}"

@@ -22,6 +22,7 @@ from rolltap.cli.harness import NOT_INSTALLED, TESTED_RELEASE, installed
 from rolltap.cli.screen import Screen
 from rolltap.cli.server_address import PlaneClient
 from rolltap.contract.admin import Diagnosis, Finding
+from rolltap.contract.request import Request, read_as
 from rolltap.errors import (
     ConfigError,
     DatabaseInUse,
@@ -37,7 +38,6 @@ from rolltap.harnesses.base import Harness
 from rolltap.harnesses.evaluators import registry
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.cgroup import limits_here, own_cgroup
-from rolltap.http_client import Request, read_as
 from rolltap.protocols.dialects import known_dialects
 from rolltap.proxy.call.engine_watch import tokenizer_difference
 from rolltap.proxy.engines.base import ChatEngine, Engine, EngineFacts, missing_model

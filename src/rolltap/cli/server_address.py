@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from rolltap.contract.operations import request_of
+from rolltap.contract.request import Request
 from rolltap.errors import ConfigError, Unauthenticated
-from rolltap.http_client import HttpClient, Request
+from rolltap.http_client import HttpClient
 from rolltap.settings import PlaneName
 
 P = ParamSpec("P")

@@ -30,8 +30,8 @@ from rolltap.cli.screen import Screen, json_text, say
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import tampering_lines
 from rolltap.contract.admin import ClosedSession
+from rolltap.contract.request import Request, read_as
 from rolltap.errors import ConfigError
-from rolltap.http_client import Request, read_as
 from rolltap.ids import ID_LENGTH
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import CallLine, SessionQuery, SessionSummary

@@ -16,8 +16,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_
 from urllib.parse import quote
 
 from rolltap.contract.keys import Role
+from rolltap.contract.request import Request
 from rolltap.decoding import from_json
-from rolltap.http_client import Request
 from rolltap.types import Trajectory
 from rolltap.wire import unpack
 

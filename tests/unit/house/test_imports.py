@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+
+import pytest
 
 from .product import sources
 
@@ -37,3 +40,16 @@ def test_the_kernels_types_and_the_reconstructor_need_only_numpy() -> None:
         if source.name.startswith(PURE) and not source.name.startswith(NOT_PURE):
             foreign = source.packages - set(sys.stdlib_module_names) - {"numpy", "rolltap"}
             assert foreign == set(), source.name
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("rolltap.proxy.reading_process.child", {"aiohttp", "tenacity", "fastapi", "torch"}),
+        ("rolltap.cli.main", {"aiohttp", "numpy", "sqlalchemy", "tenacity", "torch"}),
+    ],
+)
+def test_what_starts_often_starts_light(module: str, heavy: set[str]) -> None:
+    code = f"import {module}, sys; print(*({heavy!r} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from rolltap.contract.request import Request
 from rolltap.errors import NotFound, ServerUnreachable
-from rolltap.http_client import AsyncHttpClient, HttpClient, Request, error_of
+from rolltap.http_client import AsyncHttpClient, HttpClient, error_of
 
 HTML = b"<html><head><title>502 Bad Gateway</title></head><body><hr><center>nginx/1.22.1</center></body></html>"
 OWN = b'{"error": {"code": "not_found", "message": "no such thing"}}'

@@ -9,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from rolltap.contract.request import Request
 from rolltap.errors import RolltapError
-from rolltap.http_client import AsyncHttpClient, HttpClient, Request
+from rolltap.http_client import AsyncHttpClient, HttpClient
 
 
 @pytest.fixture

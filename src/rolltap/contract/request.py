@@ -1,0 +1,59 @@
+"""What a client sends to a plane, and how it reads the reply. `rolltap.http_client` sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from rolltap.decoding import from_json
+from rolltap.errors import RolltapError
+
+T = TypeVar("T")
+
+
+def read_json(body: bytes) -> Any:
+    return msgspec.json.decode(body) if body else None
+
+
+def read_as(kind: type[T]) -> Callable[[bytes], T]:
+    """Reads a reply as `kind`, a dataclass of `rolltap.contract`. Fields that it does not have are ignored."""
+    return lambda body: from_json(body, kind)
+
+
+def no_content(_: bytes) -> None:
+    """Reads nothing: the reply says only that the request was carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Generic[T]):
+    """One call. `body` is sent as JSON; `parse` reads the reply's body.
+
+    `wait` is how many seconds the server may take on purpose, beyond the client's time-out.
+    """
+
+    method: str
+    path: str
+    body: Any = None
+    query: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    parse: Callable[[bytes], T] = read_json
+    wait: float = 0.0
+    once: bool = False
+
+    @property
+    def target(self) -> str:
+        return f"{self.path}?{urlencode(self.query, doseq=True)}" if self.query else self.path
+
+    @property
+    def content(self) -> bytes | None:
+        return None if self.body is None else msgspec.json.encode(self.body)
+
+    def read(self, body: bytes) -> T:
+        """The parsed reply; `RolltapError` if no rolltap server writes such a reply."""
+        try:
+            return self.parse(body)
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+            raise RolltapError(f"{self.method} {self.path}: the reply is not a rolltap server's: {error}") from error
