@@ -149,4 +149,4 @@ class Trainers(RuleBasedStateMachine):
         return max((step for _, step in trainer.acknowledged), default=0)
 
     def groups(self) -> list[Group]:
-        return list(self.run(self.world.ledger.groups.list(limit=1000)))
+        return self.run(self.world.groups())

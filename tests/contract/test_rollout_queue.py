@@ -18,6 +18,7 @@ from rolltap.ids import new_id
 from rolltap.ledger import task_queue
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.ledger.unit_of_work import Tx
+from rolltap.ledger.views import seen_by_evaluators
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Task
 
 from ..unit.ledger.world import World, empty, key
@@ -181,8 +182,9 @@ async def test_what_the_evaluator_saw_is_kept(world: World) -> None:
         )
         for _ in range(2):  # the same ending again changes nothing
             await world.ledger.rollouts.finish(given.rollout_id, ending)
-    assert await world.ledger.rollouts.evaluation(seen.rollout_id) == text
-    assert await world.ledger.rollouts.evaluation(unseen.rollout_id) == ""
+    ids = [seen.rollout_id, unseen.rollout_id]
+    kept = await world.database.query(lambda connection: seen_by_evaluators(connection, ids))
+    assert kept == {seen.rollout_id: text}
 
 
 async def test_a_dead_nodes_rollout_goes_to_another_and_the_dead_ones_key_and_results_are_refused(world: World) -> None:

@@ -67,40 +67,20 @@ class Groups:
             if known is not None:
                 _check_same(known, spec)
                 return load_group(tx, id)
-            self._check_room(tx, spec.policy)
+            settings = self._uow.settings
+            if room(tx, spec.policy, settings.trainer_silence) == 0:
+                raise RateLimited(
+                    f"policy {spec.policy!r} has as many outstanding groups as its trainers can take; open this one "
+                    "later",
+                    retry_after=settings.open_retry_after,
+                )
             insert_group(tx, id, spec)
             return load_group(tx, id)
 
         return await self._uow.transact(work)
 
-    def _check_room(self, tx: Tx, policy: str) -> None:
-        if room(tx, policy, self._uow.settings.trainer_silence) == 0:
-            raise RateLimited(
-                f"policy {policy!r} has as many outstanding groups as its trainers can take; open this one later",
-                retry_after=self._uow.settings.open_retry_after,
-            )
-
     async def get(self, group_id: str) -> Group:
         return await self._uow.query(lambda tx: load_group(tx, group_id))
-
-    async def list(
-        self,
-        *,
-        status: GroupStatus | None = None,
-        policy: str | None = None,
-        task_id: str | None = None,
-        limit: int = 100,
-        before: str | None = None,
-    ) -> Sequence[Group]:
-        """A page of groups, the newest first. `before` is the last id of the previous page."""
-        ids = sa.select(groups.c.id).order_by(groups.c.created_at.desc(), groups.c.id.desc()).limit(limit)
-        for column, value in ((groups.c.status, status), (groups.c.policy, policy), (groups.c.task_id, task_id)):
-            if value is not None:
-                ids = ids.where(column == value)
-        if before is not None:
-            last = sa.select(groups.c.created_at).where(groups.c.id == before).scalar_subquery()
-            ids = ids.where(sa.tuple_(groups.c.created_at, groups.c.id) < sa.tuple_(last, sa.literal(before)))
-        return await self._uow.query(lambda tx: load_groups(tx, [row.id for row in tx.all(ids)]))
 
     async def cancel(self, group_id: str, reason: str = "cancelled") -> Group:
         """Drops an open group and cancels its rollouts that are not terminal. Cancelling it again has no effect.

@@ -281,7 +281,8 @@ class Audit:
             statement = statement.where(audit.c.key_id == key_id)
         if before is not None:
             statement = statement.where(audit.c.seq < before)
-        return await self._uow.query(lambda tx: _entries(tx, statement))
+        rows = await self._uow.query(lambda tx: tx.all(statement))
+        return [AuditEntry(row.seq, row.at, row.key_id, row.role, row.action, row.detail) for row in rows]
 
 
 def append(
@@ -290,10 +291,6 @@ def append(
     """Appends an entry in the current transaction."""
     values = {"at": at, "key_id": key_id, "role": role, "action": action, "detail": dict(detail)}
     connection.execute(audit.insert().values(values))
-
-
-def _entries(tx: Tx, statement: sa.Select[Any]) -> list[AuditEntry]:
-    return [AuditEntry(row.seq, row.at, row.key_id, row.role, row.action, row.detail) for row in tx.all(statement)]
 
 
 def note_prune(connection: sa.Connection, older_than: str, exported: Sequence[Path]) -> None:

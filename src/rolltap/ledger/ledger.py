@@ -138,7 +138,9 @@ class Events:
 
     async def since(self, seq: int, limit: int = PAGE) -> Sequence[Event]:
         """The first `limit` events after `seq`."""
-        return await self._uow.query(lambda tx: _page(tx, seq, limit))
+        statement = sa.select(events).where(events.c.seq > seq).order_by(events.c.seq).limit(limit)
+        rows = await self._uow.query(lambda tx: tx.all(statement))
+        return [Event(row.seq, row.at, row.kind, row.subject, row.data) for row in rows]
 
     async def last(self) -> int:
         """The greatest `seq` so far; 0 if there are no events."""
@@ -168,11 +170,6 @@ class Events:
         return await self._uow.transact(
             lambda tx: tx.run(old.where(events.c.at < tx.now - memory)), within_s=BULK_WITHIN_S
         )
-
-
-def _page(tx: Tx, seq: int, limit: int) -> list[Event]:
-    statement = sa.select(events).where(events.c.seq > seq).order_by(events.c.seq).limit(limit)
-    return [Event(row.seq, row.at, row.kind, row.subject, row.data) for row in tx.all(statement)]
 
 
 NODE_SILENCE_S = 60.0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -34,18 +33,19 @@ class Nodes:
         """Claims rollouts for the node: highest priority first, then the longest waiting."""
         silence = self._uow.settings.trainer_silence
         deadline = time.monotonic() + request.wait
-        ticket = self._uow.changed.ticket()
+        submission, ticket = request.submission, self._uow.changed.ticket()
         assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, silence, by))
         while not assigned and (remaining_s := deadline - time.monotonic()) > 0:
             await wait_for(ticket, min(remaining_s, self._uow.settings.poll))
             ticket = self._uow.changed.ticket()
-            if await self._uow.query(lambda tx: _may_claim(tx, request.submission)):
+            # Work that a curriculum holds back is not worth a write transaction.
+            if await self._uow.query(lambda tx: _has_free(tx, submission) or opens_any(tx, submission)):
                 assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, silence, by))
         return assigned
 
     async def has_work(self, submission: str | None = None) -> bool:
         """True while unclaimed work exists, including work blocked by backpressure or held back by a curriculum."""
-        return await self._uow.query(lambda tx: _has_work(tx, submission))
+        return await self._uow.query(lambda tx: _has_free(tx, submission) or has_queued(tx, submission))
 
     async def heartbeat(self, tokens: Collection[str], ttl: float, by: Caller = SERVER) -> Sequence[str]:
         """Extends the claims with `tokens` to `ttl` seconds from now; returns the rollouts that they still hold."""
@@ -85,15 +85,6 @@ def _waiting(submission: str | None) -> sa.ColumnElement[bool]:
 
 
 JOINED = rollouts.join(groups, groups.c.id == rollouts.c.group_id)
-
-
-def _has_work(tx: Tx, submission: str | None) -> bool:
-    return _has_free(tx, submission) or has_queued(tx, submission)
-
-
-def _may_claim(tx: Tx, submission: str | None) -> bool:
-    """Whether a claim might get anything: work that a curriculum holds back is not worth a write transaction."""
-    return _has_free(tx, submission) or opens_any(tx, submission)
 
 
 def _has_free(tx: Tx, submission: str | None) -> bool:
@@ -153,7 +144,17 @@ def _give_back(tx: Tx, which: sa.ColumnElement[bool], settings: LedgerSettings |
     rows = tx.all(claimed.order_by(rollouts.c.id))
     for row in rows:
         is_lost = settings is not None and row.infra_failures >= settings.infra_retries
-        values = _lost(tx, row) if is_lost else pending_again(row, failed=settings is not None)
+        values = pending_again(row, failed=settings is not None)
+        if is_lost:
+            values = {
+                **FREE,
+                "status": RolloutStatus.LOST,
+                "scoring": Scoring.UNSCORABLE,
+                "reason": f"{row.infra_failures + 1} nodes died under it, the last one was {row.node}",
+                "cause": Cause.INFRASTRUCTURE,
+                "infra_failures": row.infra_failures + 1,
+                "finished_at": tx.now,
+            }
         tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
         tx.end_session(row.session_id)
         kind = "rollout_finished" if is_lost else "rollout_returned"
@@ -162,12 +163,6 @@ def _give_back(tx: Tx, which: sa.ColumnElement[bool], settings: LedgerSettings |
         for group_id in dict.fromkeys(row.group_id for row in rows):
             settle(tx, locked[group_id], settings)
     return len(rows)
-
-
-def _lost(tx: Tx, row: Any) -> dict[str, Any]:
-    reason = f"{row.infra_failures + 1} nodes died under it, the last one was {row.node}"
-    ended = {"scoring": Scoring.UNSCORABLE, "reason": reason, "cause": Cause.INFRASTRUCTURE, "finished_at": tx.now}
-    return {**FREE, **ended, "status": RolloutStatus.LOST, "infra_failures": row.infra_failures + 1}
 
 
 FORGOTTEN_AFTER = 86_400.0

@@ -109,7 +109,11 @@ class LocalRebuilder:
         try:
             trajectories = dict(zip(session_ids, await self._trajectories(session_ids), strict=True))
             for group in groups:
-                _check_not_pruned(group, trajectories, trained)
+                for rollout in group.rollouts:
+                    trajectory = trajectories.get(rollout.session_id or "")
+                    if trained[rollout.id] and trajectory is not None and not trajectory.segments:
+                        pruned = f"rollout {rollout.id}: the calls of session {rollout.session_id} were removed"
+                        raise RecordCorrupt(pruned)
         except (RecordCorrupt, AlignmentError) as error:
             if len(groups) == 1:
                 broken[groups[0].id] = f"{error.code}: {error.message}"
@@ -148,14 +152,6 @@ def _score_tampered(group: Group, tampered: str) -> Group:
     return replace(group, rollouts=tuple(rollouts))
 
 
-def _check_not_pruned(group: Group, trajectories: Mapping[str, Trajectory], trained: TrainedCalls) -> None:
-    """Raises `RecordCorrupt` if the calls of a rollout with tokens to train were removed from the log."""
-    for rollout in group.rollouts:
-        trajectory = trajectories.get(rollout.session_id or "")
-        if trained[rollout.id] and trajectory is not None and not trajectory.segments:
-            raise RecordCorrupt(f"rollout {rollout.id}: the calls of session {rollout.session_id} were removed")
-
-
 def _leased_group(group: Group, task: Task, trajectories: Mapping[str, Trajectory], opened: OpenedLease) -> LeasedGroup:
     """The leased group. `trajectories` is by session id; an unscorable rollout gets an empty trajectory."""
     records = tuple(
@@ -186,8 +182,12 @@ LATE = "late"
 
 def without_stale(trajectory: Trajectory, history: VersionHistory, max_staleness: int) -> Trajectory:
     """The trajectory with loss only on tokens of staleness `max_staleness` or less, and not of abandoned versions."""
-    segments = tuple(_only_fresh(segment, history, max_staleness) for segment in trajectory.segments)
-    return replace(trajectory, segments=segments)
+    segments: list[Segment] = []
+    for segment in trajectory.segments:
+        versions = np.unique(segment.versions[segment.loss_mask]).tolist()
+        stale = [version for version in versions if not history.is_fresh(version, max_staleness)]
+        segments.append(_masked(segment, np.isin(segment.versions, stale)) if stale else segment)
+    return replace(trajectory, segments=tuple(segments))
 
 
 def without_late_calls(trajectory: Trajectory, known: Collection[str]) -> Trajectory:
@@ -210,12 +210,6 @@ def without_late_calls(trajectory: Trajectory, known: Collection[str]) -> Trajec
         replace(one, mask=LATE) if one.call_id in late else one for one in trajectory.classifications
     )
     return replace(trajectory, segments=segments, counts=counts, classifications=classifications)
-
-
-def _only_fresh(segment: Segment, history: VersionHistory, max_staleness: int) -> Segment:
-    versions = np.unique(segment.versions[segment.loss_mask]).tolist()
-    stale = [version for version in versions if not history.is_fresh(version, max_staleness)]
-    return _masked(segment, np.isin(segment.versions, stale)) if stale else segment
 
 
 def _only_known(segment: Segment, known: Collection[str]) -> Segment:

@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.calllog.codec import pack_bytes, unpack_bytes
+from rolltap.calllog.codec import pack_bytes
 from rolltap.contract.admin import NOTHING_SAMPLED, FinishRollout
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, NotFound, RecordCorrupt
@@ -25,7 +25,6 @@ from rolltap.ledger.rebuilding import Rebuilder, TrainedVersions
 from rolltap.ledger.rows import load_group, locked_group
 from rolltap.ledger.schema import attempts, evaluations, rollouts, tampering
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
-from rolltap.ledger.views import tampering_counts
 from rolltap.tampering import TamperingAct, TamperingKind, count_by_kind
 from rolltap.types import Cause, Group, GroupStatus, Rollout, RolloutStatus, Scoring
 
@@ -60,13 +59,6 @@ class Rollouts:
     async def get(self, rollout_id: str) -> Rollout:
         group = await self.group_of(rollout_id)
         return next(rollout for rollout in group.rollouts if rollout.id == rollout_id)
-
-    async def evaluation(self, rollout_id: str) -> str:
-        """The text that the rollout's evaluator saw; "" if there is none."""
-        packed = await self._uow.query(
-            lambda tx: tx.scalar(sa.select(evaluations.c.seen).where(evaluations.c.rollout_id == rollout_id))
-        )
-        return unpack_bytes(packed or b"").decode()
 
     async def group_of(self, rollout_id: str) -> Group:
         """The rollout's group."""
@@ -146,7 +138,10 @@ class Rollouts:
                 if row.session_id is not None:
                     append(tx, row.session_id, ending.tampering)
                 if _may_retry(row, group, ending, self._uow.settings):
-                    _give_back(tx, row, ending)
+                    values = pending_again(row, failed=True, reason=ending.reason)
+                    tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
+                    why = {"status": values["status"], "attempt": row.attempt, "reason": ending.reason}
+                    tx.note("rollout_returned", row.id, group_id=row.group_id, **why)
                     return
                 _end(tx, row, ending, trained)
                 settle(tx, group, self._uow.settings)
@@ -235,13 +230,6 @@ def _may_retry(row: Any, group: Any, ending: FinishRollout, settings: LedgerSett
     return waited_for and failed and blameless and row.infra_failures < settings.infra_retries
 
 
-def _give_back(tx: Tx, row: Any, ending: FinishRollout) -> None:
-    values = pending_again(row, failed=True, reason=ending.reason)
-    tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
-    why = {"status": values["status"], "attempt": row.attempt, "reason": ending.reason}
-    tx.note("rollout_returned", row.id, group_id=row.group_id, **why)
-
-
 def _end(tx: Tx, row: Any, ending: FinishRollout, trained: TrainedVersions) -> None:
     tx.run(
         sa.update(rollouts)
@@ -272,25 +260,15 @@ class Tampering:
     async def append(self, session_id: str, act: TamperingAct) -> None:
         await self._uow.transact(lambda tx: append(tx, session_id, [act]))
 
-    async def of(self, session_id: str) -> Sequence[TamperingAct]:
-        """A session's acts, in order."""
-        return await self._uow.query(lambda tx: acts_of(tx, session_id))
-
-    async def counts(self, session_ids: Sequence[str]) -> dict[str, int]:
-        """The number of acts by session. Sessions without any are left out."""
-        return await self._uow.query(lambda tx: tampering_counts(tx.connection, session_ids))
-
 
 def append(tx: Tx, session_id: str, acts: Iterable[TamperingAct]) -> None:
     rows = [{"at": tx.now, "session_id": session_id, "kind": each.kind.value, "detail": each.detail} for each in acts]
     tx.run(tampering.insert(), rows)
 
 
-def acts_of(tx: Tx, session_id: str) -> list[TamperingAct]:
-    mine = sa.select(tampering).where(tampering.c.session_id == session_id).order_by(tampering.c.seq)
-    return [TamperingAct(TamperingKind(row.kind), row.detail) for row in tx.all(mine)]
-
-
 def counted(tx: Tx, session_id: str | None) -> dict[str, int]:
     """The number of a session's acts by kind."""
-    return count_by_kind(acts_of(tx, session_id)) if session_id else {}
+    if session_id is None:
+        return {}
+    mine = sa.select(tampering).where(tampering.c.session_id == session_id).order_by(tampering.c.seq)
+    return count_by_kind(TamperingAct(TamperingKind(row.kind), row.detail) for row in tx.all(mine))

@@ -150,7 +150,12 @@ class Submissions:
                 change = sa.update(submissions).where(submissions.c.id == submission_id)
                 tx.run(change.values(cancelled_at=tx.now))
                 tx.note("submission_cancelled", submission_id, reason=reason)
-            _cancel_open(tx, submission_id, reason)
+            mine = groups.c.submission_id == submission_id, groups.c.status == GroupStatus.OPEN
+            still_open = sa.select(groups).where(*mine).order_by(groups.c.id).with_for_update(key_share=True)
+            for group in tx.all(still_open):
+                rows = tx.all(sa.select(rollouts).where(rollouts.c.group_id == group.id))
+                leave_out(tx, [each.id for each in rows], rows, reason)
+                drop(tx, group.id, reason)
             return _load(tx, submission_id, self._uow.settings)
 
         return await self._uow.transact(work, within_s=BULK_WITHIN_S)
@@ -173,14 +178,6 @@ def _insert(tx: Tx, id: str, spec: SubmissionSpec) -> None:
     rows = [{"submission_id": id, "position": at, "task_digest": digest} for at, digest in enumerate(digests)]
     tx.run(submitted.insert(), rows)
     tx.note("submitted", id, policy=spec.policy, tasks=len(spec.tasks), n=spec.n)
-
-
-def _cancel_open(tx: Tx, submission_id: str, reason: str) -> None:
-    still = sa.select(groups).where(groups.c.submission_id == submission_id, groups.c.status == GroupStatus.OPEN)
-    for group in tx.all(still.order_by(groups.c.id).with_for_update(key_share=True)):
-        rows = tx.all(sa.select(rollouts).where(rollouts.c.group_id == group.id))
-        leave_out(tx, [row.id for row in rows], rows, reason)
-        drop(tx, group.id, reason)
 
 
 def _load(tx: Tx, id: str, settings: LedgerSettings) -> Submission:

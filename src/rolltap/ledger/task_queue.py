@@ -86,7 +86,10 @@ class TaskQueue:
         full = [name for name in names if room(self._tx, name, self._silence) == 0]
         draws = any(control.curriculum for control in self._controls.values())
         row = self._drawn(full) if draws else self._head(full)
-        return None if row is None else QueuedTask(row, self._control_of(row))
+        if row is None:
+            return None
+        measures = MEASURING in row.tags
+        return QueuedTask(row, RolloutControl() if measures else self._controls.get(row.policy, RolloutControl()))
 
     def _head(self, full: Collection[str]) -> Any:
         """The locked row of the first task: the first one of the first submission that has any.
@@ -107,9 +110,6 @@ class TaskQueue:
             if (row := _locked(self._tx, own)) is not None:
                 return row
         return None
-
-    def _control_of(self, row: Any) -> RolloutControl:
-        return RolloutControl() if MEASURING in row.tags else self._controls.get(row.policy, RolloutControl())
 
     def _drawn(self, full: Collection[str]) -> Any:
         """The locked row of the first task, or of one that its policy's curriculum draws in its place."""
@@ -132,7 +132,8 @@ class TaskQueue:
             return [first]
         weights = list(self._controls[first.policy].curriculum.values())
         peers = [key for key in heads if key[:2] == first[:2] and key.place != NO_NAME]
-        return _shuffled({key: weights[key.place] for key in peers})
+        # In the order in which they are drawn, without replacement, each by its weight among the rest.
+        return sorted(peers, key=lambda key: -math.log(1 - random.random()) / weights[key.place])
 
     def _first_free(self, rows: deque[tuple[int, Any]]) -> Any:
         """The first of the rows that is still queued and not locked, locked; those before it are dropped."""
@@ -236,11 +237,6 @@ def _priority(tx: Tx, controls: Mapping[str, RolloutControl]) -> sa.ColumnElemen
     own = sa.cast(submissions.c.priority, sa.BigInteger)  # the sum may not fit into the column
     change = sa.case(changes, value=submissions.c.policy, else_=0)
     return own + sa.case((_has(tx, submissions.c.tags, MEASURING), 0), else_=change)
-
-
-def _shuffled(weights: Mapping[_Key, float]) -> Sequence[_Key]:
-    """The names in the order in which they are drawn, without replacement, each by its weight among the rest."""
-    return sorted(weights, key=lambda name: -math.log(1 - random.random()) / weights[name])
 
 
 def _place(tx: Tx, names: Sequence[str]) -> sa.ColumnElement[int | None]:

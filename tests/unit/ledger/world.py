@@ -26,6 +26,7 @@ from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.ledger.schema import audit, metadata, rewards
 from rolltap.ledger.unit_of_work import LedgerSettings
+from rolltap.ledger.views import all_groups
 from rolltap.types import NO_VERSION, CallSpan, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory
 
 KINDS = ("sqlite", "postgresql")
@@ -148,6 +149,9 @@ class World:
         if session_id in self.unstored:
             raise NotFound(f"no session {session_id!r}")
         self.closed.add(session_id)
+
+    async def groups(self) -> list[Group]:
+        return [group async for group, _ in all_groups(self.database)]
 
     async def open(self, n: int = 2, *, policy: str = "policy", tags: tuple[str, ...] = (), **rule: Any) -> Group:
         task = Task(f"task-{new_id()}", "list the files", {"files": {"a": "b"}}, ("easy",))
