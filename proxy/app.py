@@ -114,7 +114,10 @@ class Rolltap:
             http = await stack.enter_async_context(_http())
             spools = (spool or settings.data / "spool", *spools_beside)
             call_log, peers = await _started_log(settings, spools, stack)
-            app = _build(settings, call_log, peers, http, _started_spans(settings, stack))
+            spans = otlp(settings.tracing.otlp) if settings.tracing.otlp else None
+            if spans is not None:
+                stack.push_async_callback(asyncio.to_thread, spans.close)
+            app = _build(settings, call_log, peers, http, spans)
             if len(app.policies.tenants) > 1:
                 await call_log.database.query(check_separation)
             app.services.check_task = check_task
@@ -230,14 +233,6 @@ async def _started_log(
     peers = PeersCheck(call_log.database, mark)
     await peers.check_start()
     return call_log, peers
-
-
-def _started_spans(settings: Settings, stack: AsyncExitStack) -> CallTracer | None:
-    if not settings.tracing.otlp:
-        return None
-    spans = otlp(settings.tracing.otlp)
-    stack.push_async_callback(asyncio.to_thread, spans.close)
-    return spans
 
 
 def _build(

@@ -20,7 +20,7 @@ import numpy as np
 from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
 from rolltap.contract.tags import temperature_of
 from rolltap.errors import RolltapError
-from rolltap.protocols.conversation import ChatRequest, Choice, ReplyEnded, ReplyStarted, ToolChoice, Usage
+from rolltap.protocols.conversation import ChatRequest, ReplyEnded, ReplyStarted, ToolChoice, Usage
 from rolltap.protocols.thinking import asked_effort
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.policy import CallEvent, Policy
@@ -118,18 +118,23 @@ class InFlightRequest:
         logprobs = np.asarray(sampled.logprobs, np.float32)
         flaw = sampled.flaw(logprobs) or call.flaw
         counted = call.usage is not None or len(call.prompt) > 0
+        finish = Finish.ABORT if outcome is Outcome.ABORTED else Finish.ERROR
+        if outcome is Outcome.COMPLETED and choice is not None:
+            finish = Finish(choice.finish)
+        if call.unknown_finish and not problem:
+            problem = f"the engine gives {call.unknown_finish[:80]!r} as its reason for the end, which is taken as stop"
         return CallCompletion(
             call_id=call.id,
             finished_at=time.time(),
             outcome=outcome,
-            finish=_finish(outcome, choice),
+            finish=finish,
             output_ids=np.asarray(sampled.ids, np.int32),
             logprobs=logprobs if len(logprobs) == len(sampled.ids) and not sampled.missing else logprobs[:0],
             versions=sampled.versions or (),
             flaw=flaw,
             message=msgspec.json.encode(choice.message) if choice is not None else b"",
             usage=msgspec.to_builtins(self.usage) if counted else {},
-            error=problem or _remark(call),
+            error=problem,
             engine=self.policy.engine.name,
             logprobs_mode=self.policy.logprobs_mode,
             extras=sampled.aligned(),
@@ -193,19 +198,6 @@ def kind_of(session: Session, trainable: bool, request: ChatRequest) -> CallKind
     if not trainable:
         return CallKind.AUXILIARY
     return CallKind(request.hints.kind) if request.hints.kind in KINDS else CallKind.MAIN
-
-
-def _finish(outcome: Outcome, choice: Choice | None) -> Finish:
-    if outcome is Outcome.COMPLETED and choice is not None:
-        return Finish(choice.finish)
-    return Finish.ABORT if outcome is Outcome.ABORTED else Finish.ERROR
-
-
-def _remark(call: OpenCall) -> str:
-    """What is to be known of a reply that is complete; empty if nothing is."""
-    if not call.unknown_finish:
-        return ""
-    return f"the engine gives {call.unknown_finish[:80]!r} as its reason for the end, which is taken as stop"
 
 
 def _give_up(waiter: asyncio.Future[bool]) -> None:

@@ -214,10 +214,11 @@ class Forest:
         if firsts or len(turns.messages) != len(added) or not all(map(is_, turns.messages, added)):
             firsts = (firsts or tuple(range(end))) + tuple([start + first for first in turns.firsts])
             messages = outline.messages[:end] + tuple(turns.messages)
+        thoughts = ((place, thought) for place, (_, thought) in enumerate(digests, len(outline.links)) if thought)
         return replace(
             outline,
             links=outline.links + tuple(turns.links),
-            thoughts=outline.thoughts + _thoughts(digests, len(outline.links)),
+            thoughts=outline.thoughts + tuple(thoughts),
             messages=messages,
             firsts=firsts,
             count=len(request.messages),
@@ -363,11 +364,6 @@ def _prefix_keys(node: CallNode) -> Iterator[bytes]:
         link = links[offset : offset + DIGEST_BYTES]
         yield link + frame
         yield link
-
-
-def _thoughts(digests: Sequence[tuple[bytes, bytes]], first: int) -> tuple[Thought, ...]:
-    """The thoughts in a list of message digests, whose first message is number `first` of the conversation."""
-    return tuple((place, thought) for place, (_, thought) in enumerate(digests, first) if thought)
 
 
 def _begins_with(request: ChatRequest, known: ChatRequest) -> bool:

@@ -131,7 +131,9 @@ class GrowingObject:
         assert word is not None
         if word.end() == len(text) and word.end() > at:
             return at
-        self.over = not self._closers or not _is_scalar(word[0])
+        is_number = _NUMBER.fullmatch(word[0]) is not None
+        is_scalar = math.isfinite(float(word[0])) if is_number else word[0] in ("true", "false", "null")
+        self.over = not self._closers or not is_scalar
         self._expected = "comma"
         return at if self.over else word.end()
 
@@ -174,12 +176,6 @@ class GrowingCall:
             self.name = json.loads(f'"{match["name"]}"')
             more = self._before[match.end() :]
         return self._arguments.feed(more)
-
-
-def _is_scalar(word: str) -> bool:
-    """Whether `word` is a JSON scalar other than a string."""
-    is_number = _NUMBER.fullmatch(word) is not None
-    return math.isfinite(float(word)) if is_number else word in ("true", "false", "null")
 
 
 def is_arguments(text: str) -> bool:

@@ -481,15 +481,14 @@ class CallBeginnings:
         has_ids = bool(self._fitting.id_form)
         key = name, number if has_ids else 0
         if key not in self._known:
-            self._known[key] = () if self._renderer.opens_thinking else self._found(*key)
+            beginning: tuple[int, ...] = ()
+            if not self._renderer.opens_thinking:
+                blocks = [self._block(*key, arguments) for arguments in ARGUMENTS]
+                beginning = _common(blocks)
+                if self._renderer.tokenizer.decode(list(beginning)).endswith(name):  # another name might begin so
+                    beginning = _common(blocks[1:])
+            self._known[key] = beginning
         return self._known[key]
-
-    def _found(self, name: str, number: int) -> tuple[int, ...]:
-        blocks = [self._block(name, number, arguments) for arguments in ARGUMENTS]
-        beginning = _common(blocks)
-        if self._renderer.tokenizer.decode(list(beginning)).endswith(name):  # another name might begin so
-            beginning = _common(blocks[1:])
-        return beginning
 
     def _block(self, name: str, number: int, arguments: str) -> tuple[int, ...]:
         """The ids of such a call, with what the family writes before it; empty if it is not read as that call."""

@@ -219,7 +219,10 @@ class FamilyRenderer:
         specs = [template_tool(tool, self._guard) for tool in tools]
         declared = DeclaredTools(specs or None)
         if specs and not self._takes(declared):
-            others = (DeclaredTools(_with_objects(specs)), *([_as_json(specs)] if self.family == "kimi-k2.5" else []))
+            others = [DeclaredTools(_with_objects(specs))]
+            if self.family == "kimi-k2.5":  # its tokenizer writes JSON if it can't write a tool in TypeScript
+                text = json.dumps(specs, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+                others.append(DeclaredTools(None, ({"role": "tool_declare", "content": text},)))
             declared = next(filter(self._takes, others), declared)
         self._known_tools[id(tools)] = tools, declared  # keeping the tools prevents reuse of their id
         return declared
@@ -289,12 +292,6 @@ def _with_objects(value: Any) -> Any:
         else _with_objects(inner)
         for key, inner in value.items()
     }
-
-
-def _as_json(specs: list[Any]) -> DeclaredTools:
-    """As Kimi's own tokenizer declares tools of which it can't write one in TypeScript."""
-    text = json.dumps(specs, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
-    return DeclaredTools(None, ({"role": "tool_declare", "content": text},))
 
 
 def _make(family: str, tokenizer: HubTokenizer, *, thinking: bool, level: str) -> Any:

@@ -78,7 +78,11 @@ class Piecing:
         known = {part.text.strip() for part in self.thinking}
         self.thinking += [p for p in piece.parts if isinstance(p, Reasoning) and p.text.strip() not in known]
         texts = [part.text.strip() for part in piece.parts if isinstance(part, Text)]
-        return all(map(self._take_text, texts)) and self._take_calls(piece.tool_calls)
+        if not all(map(self._take_text, texts)):
+            return False
+        due = self.reply.tool_calls[len(self.calls) :]
+        self.calls += piece.tool_calls
+        return len(piece.tool_calls) <= len(due) and all(map(_is_same_call, piece.tool_calls, due))
 
     def message(self) -> Message:
         """The whole reply, with the client's handles and thinking."""
@@ -109,11 +113,6 @@ class Piecing:
         closing = f"</{opening['tag']}>"
         after = rest[len(thought) :].lstrip()
         return after[len(closing) :].lstrip() if rest.startswith(thought) and after.startswith(closing) else None
-
-    def _take_calls(self, calls: Sequence[ToolCall]) -> bool:
-        due = self.reply.tool_calls[len(self.calls) :]
-        self.calls += calls
-        return len(calls) <= len(due) and all(map(_is_same_call, calls, due))
 
 
 class TurnReader:
@@ -147,7 +146,9 @@ class TurnReader:
         """The turn that begins with message `at`, with the results that follow it; the number of the message after it;
         and whether it is a recorded reply."""
         first = messages[at]
-        results_end = _end_of_results(messages, at + 1)
+        results_end = at + 1
+        while results_end < len(messages) and messages[results_end].role == "tool":
+            results_end += 1
         name = _named_call(first)
         named = self._record.call(name) if name else None
         literal = self._is_reply(first, link, named)
@@ -232,13 +233,6 @@ def _is_same_call(call: ToolCall, recorded: ToolCall) -> bool:
     if call.kind == "function" == recorded.kind:
         return canonical_arguments(call.arguments) == canonical_arguments(recorded.arguments)
     return call.arguments.strip() == recorded.arguments.strip()
-
-
-def _end_of_results(messages: Sequence[Message], at: int) -> int:
-    """The number of the first message from `at` on that is no tool result."""
-    while at < len(messages) and messages[at].role == "tool":
-        at += 1
-    return at
 
 
 def _in_order(results: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:

@@ -82,7 +82,9 @@ def body_of(call: ChatCall, ids_by: IdsBy) -> dict[str, Any]:
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     if sampling.json_schema is not None:
-        body["response_format"] = _format(sampling.json_schema)
+        reply = {"name": "reply", "schema": sampling.json_schema, "strict": True}
+        of_schema = {"type": "json_schema", "json_schema": reply}
+        body["response_format"] = of_schema if sampling.json_schema else {"type": "json_object"}
     if sampling.effort is not None:
         body["reasoning_effort"] = sampling.effort
     if sampling.thinking is not None and ids_by != "none":
@@ -159,9 +161,3 @@ def _choice(choice: ToolChoice) -> dict[str, Any]:
     if not choice.parallel:
         fields["parallel_tool_calls"] = False
     return fields
-
-
-def _format(schema: dict[str, Any]) -> dict[str, Any]:
-    if not schema:
-        return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema, "strict": True}}

@@ -73,8 +73,11 @@ def decoder(kind: type[T]) -> Callable[[bytes], T]:
             return strict.decode(data)
         except msgspec.ValidationError as error:
             raise EngineProtocolError(f"the engine sent an event of another shape: {error}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return _lenient(data, kind, error)
+        except (msgspec.DecodeError, UnicodeDecodeError) as strict_error:
+            try:
+                return convert(json.loads(data, object_hook=_raw_fields), kind)
+            except (ValueError, RecursionError) as error:
+                raise EngineProtocolError(f"the engine sent an event that is not JSON: {strict_error}") from error
 
     return read
 
@@ -95,13 +98,6 @@ def event_reader(kind: type[T]) -> Callable[[Sequence[bytes]], Iterator[T]]:
         return map(read_one, events)
 
     return read
-
-
-def _lenient(data: bytes, kind: type[T], cause: Exception) -> T:
-    try:
-        return convert(json.loads(data, object_hook=_raw_fields), kind)
-    except (ValueError, RecursionError) as error:
-        raise EngineProtocolError(f"the engine sent an event that is not JSON: {cause}") from error
 
 
 def _raw_fields(fields: dict[str, Any]) -> dict[str, Any]:
@@ -304,13 +300,11 @@ def scores_of(
             raise EngineProtocolError(f"engine {name} gave {value} as the log-prob of the id at index {place}")
     if not request.top_logprobs:
         return TokenScores(list(values))  # type: ignore[arg-type]
-    tops = [_likeliest(name, each, request.top_logprobs) for each in candidates]
+    wanted, tops = request.top_logprobs, []
+    for each in candidates:
+        finite = [(token, value) for token, value in each.items() if value is not None and math.isfinite(value)]
+        if len(finite) < wanted:
+            raise EngineProtocolError(f"engine {name} named {len(finite)} candidates of an id; {wanted} were asked for")
+        tops.append(sorted(finite, key=lambda pair: -pair[1])[:wanted])
     ids, logprobs = ([[pair[part] for pair in top] for top in tops] for part in (0, 1))
     return TokenScores(list(values), ids, logprobs)  # type: ignore[arg-type]
-
-
-def _likeliest(name: str, candidates: Mapping[int, float | None], count: int) -> list[tuple[int, float]]:
-    finite = [(token, value) for token, value in candidates.items() if value is not None and math.isfinite(value)]
-    if len(finite) < count:
-        raise EngineProtocolError(f"engine {name} named {len(finite)} candidates of an id; {count} were asked for")
-    return sorted(finite, key=lambda pair: -pair[1])[:count]

@@ -177,8 +177,11 @@ class EngineHttp:
                     await _reach_end(response)
                     return True
             events, done = _until_done(parser.last())
-            if any(not _is_json(event) for event in events):
-                raise EngineProtocolError(f"engine {self.name}: the stream ended inside an event")
+            for event in events:
+                try:
+                    msgspec.json.decode(event)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    raise EngineProtocolError(f"engine {self.name}: the stream ended inside an event") from None
             if events:
                 await take(events)
             return done
@@ -245,10 +248,7 @@ class EngineHttp:
             text = (await response.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
         finally:
             response.release()
-        raise self._failure(path, response, text)
-
-    def _failure(self, path: str, response: Response, text: str) -> RolltapError:
-        return failure(self.name, path, response.status, error_text(text), response.headers.get("retry-after"))
+        raise failure(self.name, path, response.status, error_text(text), response.headers.get("retry-after"))
 
     def _lost(self, error: ConnectionBroken) -> EngineUnavailable:
         return EngineUnavailable(f"engine {self.name} at {self.base} can't be reached or broke off: {error}")
@@ -313,14 +313,6 @@ def _until_done(events: list[bytes]) -> tuple[list[bytes], bool]:
         if event:
             kept.append(event)
     return kept, False
-
-
-def _is_json(event: bytes) -> bool:
-    try:
-        msgspec.json.decode(event)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    return True
 
 
 async def _reach_end(response: Response) -> None:

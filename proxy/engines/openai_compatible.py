@@ -54,7 +54,9 @@ class OpenAiCompatibleEngine(FixedWeights):
                 chunks.append(chunk)
                 return True
 
-            await self.chat(_probe_call(models[0].id), take)
+            model = models[0].id
+            chat = ChatRequest("probe", model, (Message("user", (Text("hi"),)),))
+            await self.chat(ChatCall(f"probe-{new_id()}", model, chat, Sampling(max_tokens=1)), take)
             if not chunks or not chunks[-1].complete:
                 notes.append("no token ids with its replies: its calls are recorded as text and can't be trained")
             else:
@@ -211,8 +213,3 @@ def _about_extras(error: EngineRefused, way: wire.IdsBy) -> bool:
     """Whether a refusal is about the fields that only this way of requesting ids sends."""
     words = ("return_token", "unrecognized", "extra", "unknown", "chat_template_kwargs", "logprobs")
     return way != "none" and error.http_status in (400, 422) and any(word in error.message.lower() for word in words)
-
-
-def _probe_call(model: str) -> ChatCall:
-    chat = ChatRequest("probe", model, (Message("user", (Text("hi"),)),))
-    return ChatCall(f"probe-{new_id()}", model, chat, Sampling(max_tokens=1))

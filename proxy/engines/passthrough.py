@@ -153,7 +153,9 @@ class PassthroughUpstream(FixedWeights):
         """
         response = await self._open(request)
         timeout = IdleTimeout(response.content.readany, response.close, self._idle_s)
-        reply = NativeReply(response.status, _kept(response), _nothing())
+        names = ((name.decode("latin-1").lower(), value) for name, value in response.raw_headers)  # keeps every byte
+        headers = {name: value.decode("latin-1") for name, value in names if name not in HOP_BY_HOP}
+        reply = NativeReply(response.status, headers, _nothing())
         reply.chunks = self._chunks(request, timeout, reply)
         try:
             yield reply
@@ -208,18 +210,18 @@ class PassthroughUpstream(FixedWeights):
 
     def _headers(self, request: NativeRequest) -> dict[str, str]:
         """The request's known headers, with its key in the same field. Asks for an uncompressed reply."""
-        headers = {name: value for name, value in request.headers.items() if self._passes(name)}
+        dropped = ACCOUNT_PREFIXES if self._key else ()
+        headers = {
+            name: value
+            for name, value in request.headers.items()
+            if (name in SENT or name.startswith(SENT_PREFIXES)) and not name.startswith(dropped)
+        }
         headers["accept-encoding"] = "identity"
         if self._key:
             key_headers = [name for name in KEY_HEADERS if name in headers] or ["authorization"]
             for name in key_headers:
                 headers[name] = f"Bearer {self._key}" if name == "authorization" else self._key
         return headers
-
-    def _passes(self, header: str) -> bool:
-        if self._key and header.startswith(ACCOUNT_PREFIXES):
-            return False
-        return header in SENT or header.startswith(SENT_PREFIXES)
 
 
 async def _nothing() -> AsyncIterator[bytes]:
@@ -230,9 +232,3 @@ async def _nothing() -> AsyncIterator[bytes]:
 def _words(error: aiohttp.ClientError, request: NativeRequest) -> str:
     """The message of a client error, without the request's URL, which may contain the key."""
     return request.without_key(error.message if isinstance(error, aiohttp.ClientResponseError) else str(error))
-
-
-def _kept(response: aiohttp.ClientResponse) -> dict[str, str]:
-    """The headers to send to the client, decoded as Latin-1 so that every byte is kept."""
-    names = ((name.decode("latin-1").lower(), value) for name, value in response.raw_headers)
-    return {name: value.decode("latin-1") for name, value in names if name not in HOP_BY_HOP}

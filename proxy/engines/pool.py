@@ -144,17 +144,15 @@ class EnginePool:
         if former is not None and not former.ejected and former not in tried:
             return former
         fresh = [replica for replica in serving if replica not in tried] or serving
-        replica_of_call = min(
-            fresh, key=lambda replica: (replica.running, _rank(session, self.replicas.all.index(replica)))
-        )
+
+        def rank(replica: Replica) -> tuple[int, int]:
+            """Ties are broken the same way in every proxy, and differently for every session."""
+            return replica.running, zlib.crc32(f"{session}/{self.replicas.all.index(replica)}".encode())
+
+        replica_of_call = min(fresh, key=rank)
         if session:
             self._by_session[session] = replica_of_call
         return replica_of_call
-
-
-def _rank(session: str, index: int) -> int:
-    """Breaks ties the same way in every proxy, and differently for every session."""
-    return zlib.crc32(f"{session}/{index}".encode())
 
 
 def _common(answers: Sequence[EngineFacts], replicas: int) -> EngineFacts:

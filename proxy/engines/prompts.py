@@ -70,15 +70,11 @@ class Prompts:
             json = former.json[:-1] + b"," + _encoded(ids[size:])[1:] if size < len(ids) else former.json
             prompt = EncodedPrompt(ids, json)
         else:
-            prompt = self._first(ids)
+            digest = blake2b(np.ascontiguousarray(ids).data, digest_size=DIGEST_BYTES).digest()
+            prompt = self._first_by_digest.get(digest)
+            if prompt is None:
+                prompt = self._first_by_digest[digest] = EncodedPrompt(ids, _encoded(ids))
         self.kept.put(call_id, prompt)
-        return prompt
-
-    def _first(self, ids: Int32) -> EncodedPrompt:
-        digest = blake2b(np.ascontiguousarray(ids).data, digest_size=DIGEST_BYTES).digest()
-        prompt = self._first_by_digest.get(digest)
-        if prompt is None:
-            prompt = self._first_by_digest[digest] = EncodedPrompt(ids, _encoded(ids))
         return prompt
 
     def release(self, call_ids: Iterable[str]) -> None:

@@ -49,7 +49,6 @@ from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
 from rolltap.proxy.engines.receivers import SglangReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
 from rolltap.settings import EngineSettings
-from rolltap.types import VersionSpan
 
 PATH = "/generate"
 
@@ -266,7 +265,8 @@ class SglangOutput(Output[SglangEvent]):
             logprobs=logprobs,
             finish=finish,
             unknown_finish=unknown_finish,
-            versions=_versions(meta, total) if finish else None,
+            # A single version is not used: it is the one at the end.
+            versions=spans(meta.weight_versions, total) if finish and meta.weight_versions is not None else None,
             prompt_ids=echoed_ids(event.prompt_token_ids, self.request.prompt_ids) if first else None,
             extras=extras,
             whole=_routed_experts(meta.routed_experts, len(self.request.prompt_ids), total) if finish else {},
@@ -311,11 +311,6 @@ def _newest(rows: list[Any] | None, new: int, total: int) -> list[Any] | None:
     if rows is None or len(rows) not in (new, total):
         return None
     return rows[len(rows) - new :]
-
-
-def _versions(meta: Meta, count: int) -> tuple[VersionSpan, ...] | None:
-    """The server's version spans, if it returns them. A single version is not used: it is the one at the end."""
-    return None if meta.weight_versions is None else spans(meta.weight_versions, count)
 
 
 def _routed_experts(encoded: str | None, prompt: int, count: int) -> dict[str, np.ndarray]:

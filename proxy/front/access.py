@@ -259,16 +259,13 @@ class TamperingCounter:
             session = await self._log.session_by_key(hashed)
             if session is None or session.closed_at is not None:
                 return
-            self._count(hashed, kind)
+            self._noted.setdefault(hashed, Counter())[kind] += 1
             with acting_for(tenant_of(session.tags)):
                 await self._append(session.id, TamperingAct.at(kind, detail))
         except StoreError as error:
             log.warning("an act of tampering (%s) could not be counted: %s", kind.value, error.message)
         finally:
             self._under_way -= 1
-
-    def _count(self, hashed: str, kind: TamperingKind) -> None:
-        self._noted.setdefault(hashed, Counter())[kind] += 1
 
 
 def presented_key(headers: Any) -> str:

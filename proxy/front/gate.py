@@ -50,7 +50,9 @@ class Gate:
         except ClientGone:
             return
         except RolltapError as error:
-            await _refuse(http, error)
+            reason = {"code": error.code, "message": error.message, "param": error.param}
+            body = msgspec.json.encode({"error": reason})
+            await http.refuse(WireReply(error.status, body, {"content-type": "application/json"}))
             return
         await self.app(scope, _Whole(body, receive), send)
 
@@ -76,8 +78,3 @@ def _key(headers: Any) -> str:
             scheme, _, key = value.decode("latin-1").partition(" ")
             return key.strip() if scheme.lower() == "bearer" else ""
     return ""
-
-
-async def _refuse(http: HttpExchange, error: RolltapError) -> None:
-    body = msgspec.json.encode({"error": {"code": error.code, "message": error.message, "param": error.param}})
-    await http.refuse(WireReply(error.status, body, {"content-type": "application/json"}))

@@ -7,7 +7,7 @@ call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,9 @@ def attributes(intent: CallIntent, completion: CallCompletion, outcome: str) -> 
     yield "gen_ai.response.finish_reasons", [completion.finish.value]
     if intent.agent:
         yield "gen_ai.agent.id", intent.agent
-    yield from _requested(intent.sampling_sent)
+    for name in REQUESTED:
+        if isinstance(value := intent.sampling_sent.get(name), int | float):
+            yield f"gen_ai.request.{name}", value
     if completion.usage:
         yield "gen_ai.usage.input_tokens", completion.usage["prompt"]
         yield "gen_ai.usage.output_tokens", completion.usage["output"]
@@ -86,12 +88,6 @@ def attributes(intent: CallIntent, completion: CallCompletion, outcome: str) -> 
         yield "rolltap.break", intent.break_.reason.value
     if completion.versions:
         yield "rolltap.version", completion.versions[-1].version
-
-
-def _requested(sampling: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name in REQUESTED:
-        if isinstance(value := sampling.get(name), int | float):
-            yield f"gen_ai.request.{name}", value
 
 
 def otlp(url: str) -> CallTracer:

@@ -33,7 +33,6 @@ from rolltap.contract.keys import Caller
 from rolltap.contract.tags import TEMPERATURE, TURNS, main_role, role_tags
 from rolltap.errors import EngineUnavailable, Forbidden, InvalidRequest, LedgerError
 from rolltap.ledger.groups import GroupSpec
-from rolltap.ledger.ledger import Event
 from rolltap.ledger.submissions import Submission, SubmissionSpec
 from rolltap.proxy.front.access import By
 from rolltap.proxy.planes import answers
@@ -201,7 +200,7 @@ async def _sse_events(services: Services, first: Submission, start: int) -> Asyn
         return
     known: dict[str, bool] = {}
     async for event in ledger.events.follow(start):
-        group_id = _group_of(event)
+        group_id = event.subject if event.kind.startswith("group_") else event.data.get("group_id")
         if event.subject != first.id:
             if group_id is None:
                 continue
@@ -216,11 +215,6 @@ async def _sse_events(services: Services, first: Submission, start: int) -> Asyn
             if now.ended:
                 yield sse_event("ended", asdict(now))
                 return
-
-
-def _group_of(event: Event) -> str | None:
-    """The group that the event is about."""
-    return event.subject if event.kind.startswith("group_") else event.data.get("group_id")
 
 
 def sse_event(kind: str, data: Any, id: int | None = None) -> bytes:

@@ -16,8 +16,7 @@ from rolltap.proxy.call.budget import cap_of
 from rolltap.proxy.front.access import By
 from rolltap.proxy.planes.bodies import sliced
 from rolltap.proxy.planes.services import Services
-from rolltap.proxy.reading_process.questions import P, Question
-from rolltap.proxy.reading_process.session_views import SessionViews
+from rolltap.proxy.reading_process.questions import P, Question, SessionEnds
 from rolltap.types import UNCHECKED, LogCheck, Session
 
 
@@ -59,7 +58,7 @@ def router(services: Services) -> APIRouter:
         else:
             await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
         await services.sessions.close(session_id)
-        ended = await _ask_json(services, SessionViews.ended, session_id, cap_of(session) > 0)
+        ended = await _ask_json(services, SessionEnds.ended, session_id, cap_of(session) > 0)
         return {"session_id": session_id, **ended}
 
     @routes.post("/sessions/{session_id}/log")
@@ -80,7 +79,7 @@ async def _checked(services: Services, session: Session, log: HarnessLog) -> Log
     if session.rollout_id is not None and (await services.ledger.rollouts.get(session.rollout_id)).status.terminal:
         # What is trained was settled when the rollout ended.
         raise LedgerError(f"rollout {session.rollout_id} has ended; its harness's log is compared before")
-    check = await _ask_json(services, SessionViews.compared, session.id, asdict(log))
+    check = await _ask_json(services, SessionEnds.compared, session.id, asdict(log))
     return await services.call_log.set_log_check(session.id, convert(check, LogCheck))
 
 

@@ -26,8 +26,7 @@ from starlette.responses import Response
 from rolltap.decoding import convert
 from rolltap.errors import NotFound, RolltapError, StoreUnavailable
 from rolltap.ledger.rebuilding import LocalRebuilder
-from rolltap.proxy.reading_process.questions import TENANT_HEADER, encode, names_of
-from rolltap.proxy.reading_process.session_views import SessionViews
+from rolltap.proxy.reading_process.questions import TENANT_HEADER, SessionEnds, encode, names_of
 from rolltap.proxy.viewer.listing import Selections
 from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
@@ -191,9 +190,9 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
 
         def make_answering() -> QuestionApp:
             reader, database = readers.own(), readers.log.database
-            views, rebuilder = SessionViews(readers.log, trajectories), LocalRebuilder(database, trajectories)
+            ends, rebuilder = SessionEnds(readers.log, trajectories), LocalRebuilder(database, trajectories)
             pages, saved, selections = Pages(reader, database.name), SavedPages(reader), Selections(reader)
-            return QuestionApp(reader, pages, saved, selections, views, rebuilder)
+            return QuestionApp(reader, pages, saved, selections, ends, rebuilder)
 
         await _serve(TenantRouter(make_answering), socket_fd, stop)
 

@@ -1,6 +1,6 @@
 """Questions about the record, answered in this process or in the reading process.
 
-A question is a method of one of the objects that answer (`RecordReader`, `Pages`, `SessionViews`, `LocalRebuilder`)
+A question is a method of one of the objects that answer (`RecordReader`, `Pages`, `SessionEnds`, `LocalRebuilder`)
 with its arguments, which are plain values. An answer is bytes: a page as HTML, a folder as a zip, arrays in the wire
 form, all else as JSON.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
 from inspect import isfunction
 from typing import Any, Concatenate, ParamSpec, Protocol
 
@@ -16,10 +17,21 @@ import msgspec
 from starlette.responses import StreamingResponse
 
 from rolltap import wire
+from rolltap.calllog.facts import CallLog
+from rolltap.contract.admin import HarnessLog
 from rolltap.contract.trainer import Lease, LeaseRequest
-from rolltap.decoding import from_json
-from rolltap.ledger.rebuilding import BrokenGroups, LocalRebuilder, OpenedLease, TrainedVersions
-from rolltap.types import Trajectory
+from rolltap.decoding import convert, from_json
+from rolltap.ledger.rebuilding import (
+    BrokenGroups,
+    LocalRebuilder,
+    OpenedLease,
+    TrainedVersions,
+    TrajectoriesOf,
+    answered,
+)
+from rolltap.proxy.call.budget import REACHED
+from rolltap.reading.log_check import compare, recorded_replies
+from rolltap.types import LogCheck, Trajectory
 
 P = ParamSpec("P")
 Question = Callable[Concatenate[Any, P], Awaitable[Any]]
@@ -114,3 +126,29 @@ class RemoteRebuilder:
         if answer.media_type == wire.CONTENT_TYPE:
             return answer
         return from_json(await answer.read(), BrokenGroups)
+
+
+class SessionEnds:
+    """What the admin plane asks of a session that ends: how it ended, and whether its harness's log agrees.
+
+    Every method takes the id of an existing session. `findings`: what is wrong or odd, the worst first.
+    """
+
+    def __init__(self, call_log: CallLog, trajectories: TrajectoriesOf) -> None:
+        self._log = call_log
+        self._trajectories = trajectories
+
+    async def ended(self, session_id: str, has_cap: bool) -> dict[str, Any]:
+        """Returns whether the session's turn cap, if it has one, refused calls; if a model answered; the findings."""
+        rows = await self._log.rows(session_id) if has_cap else ()
+        capped = any(REACHED in row.completion.error for row in rows if row.completion)
+        (trajectory,) = await self._trajectories([session_id])
+        findings = [asdict(finding) for finding in trajectory.findings]
+        return {"capped": capped, "answered": answered(trajectory), "findings": findings}
+
+    async def compared(self, session_id: str, log: dict[str, Any]) -> LogCheck:
+        """Returns whether `log`, the fields of a `HarnessLog`, agrees with the record."""
+        rows = await self._log.rows(session_id)
+        (trajectory,) = await self._trajectories([session_id])
+        harness_log = convert(log, HarnessLog)
+        return await asyncio.to_thread(lambda: compare(harness_log, recorded_replies(rows, trajectory)))

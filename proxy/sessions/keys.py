@@ -55,7 +55,13 @@ class Keyring:
         """The caller with this key; None if the key is unknown, expired or revoked."""
         if (root := self.root(key)) is not None:
             return root
-        return await self._minted_caller(key_hash(key)) if key.startswith(MINTED) else None
+        if not key.startswith(MINTED):
+            return None
+        hashed, now = key_hash(key), time.monotonic()
+        if now >= self._trusted_until or (hashed not in self._working and now >= self._asked_at + AGAIN_S):
+            await self._read(now)
+        caller, ends_at = self._working.get(hashed, (None, 0.0))
+        return caller if time.monotonic() < ends_at else None
 
     async def works(self, key_id: str) -> bool:
         """Whether the key with this id is still valid."""
@@ -85,13 +91,6 @@ class Keyring:
         """Reads the minted keys again, after a change through this process."""
         self._asked_at = self._trusted_until = -math.inf
         await self._read(time.monotonic())
-
-    async def _minted_caller(self, hashed: str) -> Caller | None:
-        now = time.monotonic()
-        if now >= self._trusted_until or (hashed not in self._working and now >= self._asked_at + AGAIN_S):
-            await self._read(now)
-        caller, ends_at = self._working.get(hashed, (None, 0.0))
-        return caller if time.monotonic() < ends_at else None
 
     def _has(self, key_id: str) -> bool:
         now = time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rolltap.calllog.facts import CallCompletion, CallLog, CallRow
+from rolltap.calllog.facts import CallCompletion, CallLog
 from rolltap.decoding import convert, from_json
 from rolltap.errors import NotFound
 from rolltap.protocols.base import Dialect, RecordedCall
@@ -57,7 +57,10 @@ class ResponseStore:
         self, dialect: Dialect, live: LiveSession, handle: str
     ) -> tuple[ChatRequest, ReplyStarted, ReplyEnded]:
         """The request and reply of a completed call. Raises `NotFound` if its client asked not to store it."""
-        row = await self._row(live, self._handles.read(handle))
+        call_id = self._handles.read(handle)
+        known = live.forest.completed - {call_id}  # rows that this process knows already are not read
+        rows = await self._log.rows(live.session.id, known=known) if call_id is not None else ()
+        row = next((row for row in rows if row.intent.id == call_id), None)
         intent, done = (row.intent, row.completion) if row is not None else (None, None)
         if intent is None or done is None or done.outcome is not Outcome.COMPLETED or intent.dialect != dialect.name:
             raise NotFound(f"no completed reply {handle!r} is on record in this session")
@@ -68,13 +71,6 @@ class ResponseStore:
         usage = convert(done.usage, Usage)
         started = ReplyStarted(intent.id, int(intent.created_at), request.model, usage.prompt, name)
         return request, started, ReplyEnded((self._choice(intent.policy, done, request),), usage)
-
-    async def _row(self, live: LiveSession, call_id: str | None) -> CallRow | None:
-        """The call's row if it belongs to the session. Rows that this process knows already are not read."""
-        if call_id is None:
-            return None
-        rows = await self._log.rows(live.session.id, known=live.forest.completed - {call_id})
-        return next((row for row in rows if row.intent.id == call_id), None)
 
     def _choice(self, policy_name: str, done: CallCompletion, request: ChatRequest) -> Choice:
         logprobs = None

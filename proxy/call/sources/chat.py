@@ -263,7 +263,11 @@ class ChatReplyParser:
                 followed = len(self._waiting) > 1 and is_object(part.arguments)
                 if not (ended or followed):
                     break
-                events += self._close(part)
+                part.closed = True
+                made = self._tool_call(part)
+                if made.kind == "custom":
+                    events.append(ToolCallDelta(part.position, made.arguments, self._index))
+                events.append(ToolCallEnded(part.position, self._index))
             self._waiting.popleft()
         return events
 
@@ -278,12 +282,6 @@ class ChatReplyParser:
             events += [ToolCallDelta(call.position, piece, self._index) for piece in call.pieces[call.sent :]]
             call.sent = len(call.pieces)
         return events
-
-    def _close(self, call: UpstreamCall) -> list[ReplyEvent]:
-        call.closed = True
-        made = self._tool_call(call)
-        whole = [ToolCallDelta(call.position, made.arguments, self._index)] if made.kind == "custom" else []
-        return [*whole, ToolCallEnded(call.position, self._index)]
 
     def _tool_call(self, call: UpstreamCall) -> ToolCall:
         is_custom = call.name in self._custom

@@ -138,16 +138,13 @@ class TokenSource:
         return (*unapplied_fields, *request.remarks, *sorted(marks_of(request)))
 
     def _thinking_is_unapplied(self, request: ChatRequest) -> bool:
-        prompted = self._prompted_thinking(request)
+        """Whether the prompt asks for other thinking than the request; a template without a switch leaves it open."""
+        renderer = self.continuation.renderer
+        prompted = True if renderer.efforts.levels else None
+        if renderer.switches_thinking:
+            prompted = thinks(self.settings, request)
         is_closed = prompted is False and wants_thinking(self.settings, request.sampling)
         return is_closed or request.sampling.thinking not in (None, prompted)
-
-    def _prompted_thinking(self, request: ChatRequest) -> bool | None:
-        """Whether the prompt asks the model to think; None if the template has no switch: the model decides."""
-        renderer = self.continuation.renderer
-        if renderer.switches_thinking:
-            return thinks(self.settings, request)
-        return True if renderer.efforts.levels else None
 
     def effort(self, request: ChatRequest) -> str:
         level = self.settings.pin.effort or asked_effort(request.sampling)
