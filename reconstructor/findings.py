@@ -82,8 +82,11 @@ def findings_of(
     kinds = {one.call_id: one.kind for one in classifications}
     agents = [call for call in calls if kinds[call.id] is CallKind.MAIN and call.outcome is not Outcome.REFUSED]
     replied = [call for call in agents if call.outcome is Outcome.COMPLETED]
-    findings = [
-        *_outside(log_check, len(calls)),
+    findings: list[SessionFinding] = []
+    if log_check.verdict is LogVerdict.MISMATCH:
+        text = f"calls of a session that its harness's own log does not confirm: {log_check.text}"
+        findings.append(SessionFinding("log_mismatch", Grade.FATAL, len(calls), text))
+    findings += [
         *_whole(replied, calls, trained=any(not each.mask for each in classifications)),
         *_endings(replied),
         *_last_reply(calls, classifications),
@@ -95,13 +98,6 @@ def findings_of(
     ]
     order = list(Grade)
     return tuple(sorted(findings, key=lambda finding: order.index(finding.grade)))
-
-
-def _outside(log_check: LogCheck, calls: int) -> Iterable[SessionFinding]:
-    """Differences between the harness's own log and the record."""
-    if log_check.verdict is LogVerdict.MISMATCH:
-        text = f"calls of a session that its harness's own log does not confirm: {log_check.text}"
-        yield SessionFinding("log_mismatch", Grade.FATAL, calls, text)
 
 
 def _whole(replied: Sequence[Call], calls: Sequence[Call], *, trained: bool) -> Iterable[SessionFinding]:

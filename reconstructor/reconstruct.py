@@ -57,7 +57,16 @@ def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules) -> Trajecto
         for node in kept.nodes
     }
     segments = tuple(build_segment(plan, spans, purposes) for plan in plans)
-    classifications = tuple(_classification(node.id, kept) for node in forest)
+    classifications = tuple(
+        Classification(
+            node.id,
+            purposes[node.id].kind,
+            purposes[node.id].rule,
+            purposes[node.id].agent,
+            mask="" if kept.reasons[node.id] is MaskReason.TRAINED else kept.reasons[node.id].value,
+        )
+        for node in forest
+    )
     found_breaks = tuple(breaks.values())
     findings = findings_of([node.call for node in forest], classifications, found_breaks, rules.log_check)
     return Trajectory(
@@ -71,12 +80,6 @@ def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules) -> Trajecto
         findings=findings,
         log_check=rules.log_check,
     )
-
-
-def _classification(call_id: str, kept: KeptCalls) -> Classification:
-    purpose, reason = kept.purposes.by_call[call_id], kept.reasons[call_id]
-    mask = "" if reason is MaskReason.TRAINED else reason.value
-    return Classification(call_id, purpose.kind, purpose.rule, purpose.agent, mask)
 
 
 def _check(plans: Sequence[SegmentPlan], kept: KeptCalls) -> None:

@@ -106,7 +106,10 @@ class Rules:
 
     def train(self, *reasons: MaskReason | str) -> Rules:
         """A copy of these rules with the named ones switched off."""
-        return replace(self, mask=self.mask - {_named(reason) for reason in reasons})
+        for reason in reasons:
+            if reason not in set(SWITCHABLE):
+                raise ConfigError(f"no rule {str(reason)!r}; switchable: {', '.join(sorted(SWITCHABLE))}")
+        return replace(self, mask=self.mask - {MaskReason(reason) for reason in reasons})
 
     def mask_reason(self, call: Call, kind: CallKind, *, abandoned: bool) -> MaskReason:
         """The first reason why `call` of kind `kind` carries no loss, or `TRAINED`."""
@@ -158,9 +161,3 @@ def unusable(call: Call) -> MaskReason | None:
     if call.delivered is False:
         return MaskReason.UNDELIVERED
     return None
-
-
-def _named(reason: MaskReason | str) -> MaskReason:
-    if reason not in set(SWITCHABLE):
-        raise ConfigError(f"no rule {str(reason)!r}; switchable: {', '.join(sorted(SWITCHABLE))}")
-    return MaskReason(reason)

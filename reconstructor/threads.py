@@ -180,7 +180,10 @@ def abandoned_calls(forest: TokenForest) -> set[str]:
         if not any(ranks.values()):
             ranks.update(_ranks_by_content(rivals, [later for node in siblings for later in named.get(node.id, ())]))
         best = max(ranks.values())
-        kept = _latest(rivals) if best == 0 else {node.id for node in rivals if ranks[node.id] == best}
+        if best == 0:  # the samples of the latest request
+            kept = {node.id for node in rivals[-max(1, rivals[-1].call.shape.choices) :]}
+        else:
+            kept = {node.id for node in rivals if ranks[node.id] == best}
         abandoned |= ranks.keys() - kept
     return abandoned
 
@@ -246,8 +249,3 @@ def _windows(ids: Int32, window: int) -> np.ndarray:
         column = stretches[:, offset].astype(np.uint64) + np.uint64(1)
         hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + column
     return hashes
-
-
-def _latest(rivals: Sequence[PrefixNode]) -> set[str]:
-    """The samples of the latest request."""
-    return {node.id for node in rivals[-max(1, rivals[-1].call.shape.choices) :]}

@@ -174,19 +174,15 @@ def _codex_entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[LogEntry]:
             if item.get("type") in CALLS:
                 reply.calls.append(text(item.get("call_id")))
             continue
-        entry = _other(item)
+        entry = LogEntry("user") if item.get("role") == "user" else None
+        if item.get("type") in RESULTS:
+            entry = LogEntry("tool", text(item.get("call_id")))
         if entry is not None and reply is not None:
             reply.following.append(entry)
         elif entry is not None:
             yield entry
     if reply is not None:
         yield from reply.entries()
-
-
-def _other(item: Mapping[str, Any]) -> LogEntry | None:
-    if item.get("type") in RESULTS:
-        return LogEntry("tool", text(item.get("call_id")))
-    return LogEntry("user") if item.get("role") == "user" else None
 
 
 GEMINI_CLI_FOLDER = ".gemini/tmp"

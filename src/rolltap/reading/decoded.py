@@ -159,13 +159,13 @@ def parse_call(intent: CallIntent, request: RequestParts, known: Collection[str]
     if chat is None or (chat.previous is None and not chat.recalls):
         return chat
     previous = (_known_name(chat.previous, known) or intent.parent_id) if chat.previous is not None else None
-    messages = tuple(_naming(message, known) if message.recall else message for message in chat.messages)
-    return msgspec.structs.replace(chat, messages=messages, previous=previous)
-
-
-def _naming(message: Message, known: Collection[str]) -> Message:
-    call_id = _known_name(message.handle, known)
-    return msgspec.structs.replace(message, handle=call_id, recall=call_id is not None)
+    messages: list[Message] = []
+    for message in chat.messages:
+        if message.recall:
+            handle = _known_name(message.handle, known)
+            message = msgspec.structs.replace(message, handle=handle, recall=handle is not None)
+        messages.append(message)
+    return msgspec.structs.replace(chat, messages=tuple(messages), previous=previous)
 
 
 def _known_name(handle: str | None, known: Collection[str]) -> str | None:

@@ -469,7 +469,10 @@ def facets_of(connection: sqlite3.Connection, where: str, values: Sequence[Any])
     rows = connection.execute(
         f"SELECT {columns}, count(*) FROM sessions WHERE {where} GROUP BY {places}", values
     ).fetchall()
-    facets = [_of_field(name, [(row[at], row[-1]) for row in rows]) for at, name in enumerate(_FIELDS)]
+    facets: list[Facet] = []
+    for at, name in enumerate(_FIELDS):
+        counted = _counted((row[at], row[-1]) for row in rows).most_common()
+        facets.append(_facet(name, [(name, text, count) for text, count in counted if text]))
     rewards = _counted((row[len(_FIELDS)], row[-1]) for row in rows)
     facets.append(
         Facet("reward", tuple(FacetValue(text, rewards[text], _REWARDS[text]) for text in _REWARDS if rewards[text]))
@@ -487,10 +490,6 @@ def condition(field: str, value: str) -> str | None:
     if _PLAIN.fullmatch(value):
         return f"{field}={value}"
     return f'{field}="{value}"' if '"' not in value and value.isprintable() else None
-
-
-def _of_field(name: str, rows: list[tuple[str | None, int]]) -> Facet:
-    return _facet(name, [(name, text, count) for text, count in _counted(rows).most_common() if text])
 
 
 def _counted(rows: Any) -> Counter[Any]:

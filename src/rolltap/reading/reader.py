@@ -220,7 +220,9 @@ class RecordReader(ReadPlane):
         messages, tools, readable = await self._messages(decoded, call_id)
         shared = 0
         if (parent := row.intent.parent_id) is not None:
-            shared = common_prefix(messages, await self._conversation(decoded, parent))
+            before, _, _ = await self._messages(decoded, parent)
+            reply = decoded.reply(parent)
+            shared = common_prefix(messages, [*before, *([reply] if reply is not None else [])])
         notes = await self._notes(decoded.session.id)
         by_call = await self._query(lambda connection: annotations_of(connection, decoded.session.id))
         return CallDetail(
@@ -251,12 +253,6 @@ class RecordReader(ReadPlane):
         """Returns a call's session id, and the sampling parameters that the engine got. Reads no messages."""
         decoded = await self._decode_of(call_id)
         return decoded.session.id, plain(decoded.rows[call_id].intent.sampling_sent)
-
-    async def _conversation(self, decoded: DecodedSession, call_id: str) -> list[MessageView]:
-        """Returns the call's messages and its reply."""
-        messages, _, _ = await self._messages(decoded, call_id)
-        reply = decoded.reply(call_id)
-        return [*messages, *([reply] if reply is not None else [])]
 
     async def _messages(
         self, decoded: DecodedSession, call_id: str

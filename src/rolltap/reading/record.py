@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +28,6 @@ from rolltap.reading import folder_vocabulary, opened_reader
 from rolltap.reading.index import FIELDS, session_value
 from rolltap.reading.operations import ReadPlane, RecordPlane
 from rolltap.reading.reader import NO_FILES
-from rolltap.reading.source import ServerSource
 from rolltap.reading.steps import StepFiles, step_files
 from rolltap.reading.tables import AsyncTable, LoopThread, Portion, Table, session_html
 from rolltap.reading.types import (
@@ -48,6 +48,25 @@ from rolltap.wording import counted
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+ASK_AGAIN_S = 0.3
+
+
+class ServerSource(ReadPlane):
+    """A running server as the source of a record: its admin plane, with an admin's or viewer's key."""
+
+    def __init__(self, client: AsyncHttpClient) -> None:
+        self._client = client
+
+    async def perform(self, operation: Operation, arguments: Sequence[Any]) -> Any:
+        return await self._client.send(operation.request(arguments))
+
+    async def settle(self, *, texts: bool = False, show: Callable[[float], None] = lambda share: None) -> None:
+        query = SessionQuery(search="a" if texts else "", limit=1)
+        while (share := (await self.sessions(query)).indexed) < 1.0:
+            show(share)
+            await asyncio.sleep(ASK_AGAIN_S)
+        show(1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, variance
@@ -229,7 +228,10 @@ def compared(
     policy: str, sides: Mapping[VersionRange, Sequence[ComparedRollout]], first: VersionRange, second: VersionRange
 ) -> VersionComparison:
     """Compares two ranges; `sides` are the rollouts of both."""
-    by_task = [_by_task(sides[versions]) for versions in (first, second)]
+    by_task: list[dict[str, list[ComparedRollout]]] = [{}, {}]
+    for tasks_of_side, versions in zip(by_task, (first, second), strict=True):
+        for rollout in sides[versions]:
+            tasks_of_side.setdefault(rollout.task_id, []).append(rollout)
     common = by_task[0].keys() & by_task[1].keys()
     tasks = [_task(task_id, by_task[0][task_id], by_task[1][task_id]) for task_id in common]
     tasks.sort(key=lambda task: (-task.difference, task.task_id))
@@ -256,13 +258,6 @@ def within(
         first, last = sampled.get(rollout.session_id, (NO_VERSION, NO_VERSION))
         rollout = replace(rollout, first_version=first, last_version=last)
     return rollout if versions.first <= rollout.first_version <= rollout.last_version <= versions.last else None
-
-
-def _by_task(rollouts: Sequence[ComparedRollout]) -> dict[str, list[ComparedRollout]]:
-    by_task: defaultdict[str, list[ComparedRollout]] = defaultdict(list)
-    for rollout in rollouts:
-        by_task[rollout.task_id].append(rollout)
-    return dict(by_task)
 
 
 def _task(task_id: str, first: Sequence[ComparedRollout], second: Sequence[ComparedRollout]) -> ComparedTask:

@@ -49,7 +49,10 @@ class Context:
 
 def views(context: Context, start: int, end: int, vocabulary: Vocabulary | None) -> tuple[TokenView, ...]:
     """Returns tokens `[start, end)` of the context."""
-    texts = _texts(context.ids, start, end, vocabulary)
+    texts = [""] * (end - start)
+    if vocabulary is not None:
+        first = max(0, start - SPREAD)
+        texts = vocabulary.pieces(context.ids[first:end])[start - first :]
     prompt = context.prompt_tokens
     return tuple(
         TokenView(
@@ -119,13 +122,6 @@ def _common_prefix(first: Int32, second: Int32) -> int:
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
     return int(differs.argmax()) if differs.any() else length
-
-
-def _texts(ids: Int32, start: int, end: int, vocabulary: Vocabulary | None) -> list[str]:
-    if vocabulary is None:
-        return [""] * (end - start)
-    first = max(0, start - SPREAD)
-    return vocabulary.pieces(ids[first:end])[start - first :]
 
 
 def _top(context: Context, position: int, vocabulary: Vocabulary | None) -> tuple[TopToken, ...]:
