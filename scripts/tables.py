@@ -1,4 +1,4 @@
-"""Writes the tables of README.md, docs/ and tests/families/matrix.md from reports/*.json, between their markers."""
+"""Writes the tables of README.md, docs/, examples/ and tests/ from reports/*.json, between their markers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rolltap.cli.demo import plot, share
@@ -204,6 +205,69 @@ def bench_scale(report: dict[str, Any]) -> str:
     return f"{table}\n{_machine(report)}"
 
 
+def real_model(results: dict[str, Any]) -> str:
+    """What each of the models of examples/real-model can do, and the curves of GRPO and its control."""
+    sft, trained, n = (
+        results["sft"],
+        {name: results[name] for name in ("grpo", "control")},
+        results["sizes"]["held_out"],
+    )
+    rows = [
+        ("SmolLM2-135M-Instruct as it is", results["zero"]["success"], results["zero"]["kinds"]),
+        (
+            f"after TRL on {results['record']['right']['tasks']} right episodes",
+            sft["right"]["success"],
+            sft["right"]["kinds"],
+        ),
+        (
+            f"after TRL on {results['record']['errs']['tasks']} episodes of the erring teacher",
+            sft["errs"]["success"],
+            sft["errs"]["kinds"],
+        ),
+        *(
+            (text, trained[name]["success_after"], {kind: ends[1] for kind, ends in trained[name]["kinds"].items()})
+            for name, text in (("grpo", "then GRPO"), ("control", "then GRPO with shuffled rewards"))
+        ),
+    ]
+    plot_trained(
+        {"GRPO": trained["grpo"], "shuffled rewards": trained["control"]}, ROOT / "docs" / "images" / "real-model.png"
+    )
+    table = "".join(
+        f"| {text} | {share(success, n)} | {', '.join(kind for kind, rate in sorted(kinds.items()) if rate >= 0.5) or 'none'} |\n"
+        for text, success, kinds in rows
+    )
+    minutes = ", ".join(
+        f"`{stage}` {results[stage]['stage_seconds'] / 60:.0f}"
+        for stage in ("zero", "record", "sft", "grpo", "control")
+    )
+    steps = trained["grpo"]["steps"]
+    tokens = sum(step["trained_tokens"] for step in steps)
+    return (
+        f"| model | held-out success of {n} tasks (95% interval) | kinds with at least half right |\n|---|---|---|\n{table}\n"
+        f"{len(steps)} steps trained {tokens:,} sampled tokens; the engine's and the trainer's log-probs differed by "
+        f"{sum(step['mismatch_mean'] for step in steps) / len(steps):.3f} in the mean. Minutes: {minutes}. {results['machine']}\n\n"
+        "![reward by training step, with GRPO and with shuffled rewards](../../docs/images/real-model.png)"
+    )
+
+
+def plot_trained(results: dict[str, dict[str, Any]], path: Path) -> None:
+    """Success on training tasks, a mean of four steps, and on the held-out tasks before and after."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for name, result in results.items():
+        curve = [fmean(result["curve"][max(0, at - 3) : at + 1]) for at in range(len(result["curve"]))]
+        (line,) = axes.plot(range(1, len(curve) + 1), curve, label=name, linewidth=1.5)
+        ends = [result["success_before"], result["success_after"]]
+        axes.plot([0, len(curve) + 1], ends, "o", color=line.get_color(), markersize=7)
+    axes.set(xlabel="training step", ylabel="success", ylim=(-0.02, 1.02))
+    axes.set_title("SmolLM2-135M: success on training tasks (mean of 4 steps); dots: held-out tasks", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
 def _machine(report: dict[str, Any]) -> str:
     day = time.strftime("%Y-%m-%d", time.gmtime(report["time"]))
     return (
@@ -251,6 +315,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "bench_scale": ("bench_scale", bench_scale),
     "trainers": ("trainers", trainers),
     "rollouts": ("rollouts", rollouts),
+    "real_model": ("../examples/real-model/results", real_model),
 }
 """Marker → the report it is made from, and how."""
 
@@ -273,7 +338,12 @@ def read_report(source: str) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    pages = [ROOT / "README.md", ROOT / "tests" / "families" / "matrix.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [
+        ROOT / "README.md",
+        ROOT / "tests" / "families" / "matrix.md",
+        ROOT / "examples" / "real-model" / "README.md",
+    ]
+    pages += sorted((ROOT / "docs").rglob("*.md"))
     for name, (source, table) in TABLES.items():
         report = read_report(source)
         if report is None:

@@ -15,11 +15,15 @@ import argparse
 import asyncio
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +38,16 @@ from rolltap.harnesses.client import AdminClient
 
 STAGES = ("zero", "record", "sft", "grpo", "control")
 TEACHERS = {"right": 0.0, "errs": 0.4}
+"""Share of wrong commands. The first one's pupil is a result by itself, the second one's is where GRPO starts."""
 TEACHER = "teacher"
 ENGINE = ("--context", "1024", "--slots", "64")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is done; the defaults take about an hour on two cores."""
+    """How much is done. `episodes`: those of each teacher, in the order of `TEACHERS`."""
 
-    episodes: int = 128
+    episodes: tuple[int, int] = (192, 128)
     held_out: int = 128
     steps: int = 40
     groups: int = 8
@@ -51,7 +56,20 @@ class Sizes:
     sft_lr: float = 1e-4
 
 
-SMALL = Sizes(episodes=8, held_out=4, steps=2, groups=2, rollouts=4, batch=2)
+KEPT = (
+    "step",
+    "version",
+    "reward",
+    "groups_without_variance",
+    "trained_tokens",
+    "entropy",
+    "mismatch_mean",
+    "grad_norm",
+    "seconds",
+)
+"""What `results.json` has of a step; all of it is in the stage's `train/metrics.jsonl`."""
+
+SMALL = Sizes(episodes=(8, 8), held_out=4, steps=2, groups=2, rollouts=4, batch=2)
 """For a test of the script."""
 
 
@@ -94,7 +112,10 @@ class RealModel:
         return self._measured(self.model, "zero")
 
     def record(self) -> dict[str, Any]:
-        return {name: self._record(name, errs) for name, errs in TEACHERS.items()}
+        return {
+            name: self._record(name, errs, episodes)
+            for (name, errs), episodes in zip(TEACHERS.items(), self.sizes.episodes, strict=True)
+        }
 
     def sft(self) -> dict[str, Any]:
         results = {}
@@ -104,7 +125,9 @@ class RealModel:
             store = self.out / f"record-{name}" / "data" / "rolltap.db"
             command = ["export", str(data), "--store", f"sqlite:///{store}", "--format", "sft-tokens", *where]
             subprocess.run([sys.executable, "-m", "rolltap", *command], check=True)
-            seconds = fine_tune(self.model, data, self.out / f"sft-{name}", self.sizes)
+            # In a process of its own, whose gigabytes are free again while the next stages run.
+            with ProcessPoolExecutor(1, get_context("spawn")) as worker:
+                seconds = worker.submit(fine_tune, self.model, data, self.out / f"sft-{name}", self.sizes).result()
             results[name] = {"seconds": seconds, **self._measured(self.out / f"sft-{name}", f"sft-{name}")}
         return results
 
@@ -114,11 +137,11 @@ class RealModel:
     def control(self) -> dict[str, Any]:
         return self._trained("control", ShuffledRewards(0))
 
-    def _record(self, name: str, errs: float) -> dict[str, Any]:
+    def _record(self, name: str, errs: float, episodes: int) -> dict[str, Any]:
         folder = self._folder(f"record-{name}")
         with TeacherStack(folder, self.model, family="", errs=errs) as stack:
             runner = SeedRunner(stack, grpo(self.sizes), 0, None, note, TASKS)
-            tasks = make_tasks(0, self.sizes.episodes, "train", TASKS.kinds)
+            tasks = make_tasks(0, episodes, "train", TASKS.kinds)
 
             async def play() -> dict[str, list[float]]:
                 async with AdminClient(stack.admin_url, stack.keys["admin"]) as client:
@@ -141,7 +164,8 @@ class RealModel:
         folder = self._folder(name)
         with Stack(folder, self.out / "sft-errs", POLICIES, family="", engine_options=ENGINE) as stack:
             runner = SeedRunner(stack, grpo(self.sizes), 0, shuffled, note, TASKS)
-            return asdict(asyncio.run(runner.run()))
+            result = asdict(asyncio.run(runner.run()))
+        return {**result, "steps": [{key: step[key] for key in KEPT} for step in result["steps"]]}
 
     def _folder(self, name: str) -> Path:
         folder = self.out / name
@@ -153,6 +177,15 @@ def rates(by_kind: dict[str, list[float]]) -> dict[str, Any]:
     everything = [reward for rewards in by_kind.values() for reward in rewards]
     kinds = {kind: sum(rewards) / len(rewards) for kind, rewards in sorted(by_kind.items())}
     return {"success": sum(everything) / len(everything), "tasks": len(everything), "kinds": kinds}
+
+
+def figures(result: dict[str, Any], before: str = "") -> Iterator[str]:
+    """The numbers of a stage, without those by kind."""
+    for name, value in result.items():
+        if isinstance(value, dict) and name != "kinds":
+            yield from figures(value, f"{name} ")
+        elif isinstance(value, (int, float)):
+            yield f"{before}{name} {value:g}"
 
 
 def fine_tune(model: Path, data: Path, out: Path, sizes: Sizes) -> float:
@@ -207,6 +240,8 @@ def main() -> None:
     run = RealModel(out, given.model or fetch(out / "smollm2"), sizes)
     path = out / "results.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"sizes": asdict(sizes)}
+    machine = f"({os.cpu_count()} cores, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}.)"
+    results.setdefault("machine", machine)
     for stage in STAGES:
         if stage in given.stages and stage not in results:
             print(stage, flush=True)
@@ -214,8 +249,9 @@ def main() -> None:
             results[stage] = getattr(run, stage)()
             results[stage]["stage_seconds"] = round(time.monotonic() - started)
             path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    for stage, result in results.items():
-        print(stage, json.dumps({key: value for key, value in result.items() if isinstance(value, (int, float))}))
+    for stage in STAGES:
+        if stage in results:
+            print(stage, ", ".join(figures(results[stage])))
 
 
 if __name__ == "__main__":

@@ -187,7 +187,7 @@ def _plain(text: str) -> str:
         at += step
     if quote or document[1]:
         raise ValueError("an open quotation")
-    return re.sub(r"&>>?", ">", re.sub(r"\d*>&[\d-]", " ", "".join(plain)))
+    return re.sub(r"&>>?", ">", re.sub(r"(?<!\d)\d*>&[\d-]", " ", "".join(plain)))
 
 
 def _commands(text: str) -> Iterator[list[str]]:

@@ -176,7 +176,7 @@ def test_a_bad_option_is_named(file: Path, options: dict[str, object], message: 
     [
         ("x = 1", "has to define one class that derives from Recipe; it has: none"),
         ("import nothing_of_this_name", "can't be loaded: ModuleNotFoundError"),
-        (None, "can't be loaded: FileNotFoundError"),
+        (None, "can't be loaded: there is no such file"),
     ],
 )
 def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str | None, message: str) -> None:
