@@ -139,7 +139,7 @@ async def test_a_wrong_clock_of_this_machine_is_told_and_expires_nothing(
     assert abs(log.database.time() - right) < 60  # type: ignore[attr-defined]
     assert (await log.condition()).clock_is_off
     async with asyncio.timeout(20):
-        while "clock is +10" not in caplog.text:
+        while "clock is +10" not in caplog.text:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     monkeypatch.undo()
     await log.close()
