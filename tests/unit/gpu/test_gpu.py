@@ -73,6 +73,7 @@ def test_the_served_engine_takes_pushes_in_the_middle_of_a_call(tmp_path: Path) 
 
 
 @without_a_card
+@pytest.mark.acceptance
 def test_the_demo_runs_and_pushes(tmp_path: Path) -> None:
     """Some 20 CPU seconds: an engine, a proxy and a trainer start, and agents run."""
     (found,) = rows("demo", tmp_path)
