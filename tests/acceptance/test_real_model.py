@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 from .. import tiny_gguf
@@ -18,6 +19,7 @@ CONVERT = (
 )
 
 
+@pytest.mark.timeout(900)
 def test_a_converted_model_is_recorded_fine_tuned_and_trained(tmp_path: Path) -> None:
     """Takes some 80 CPU seconds: seven stacks of engine and proxy, TRL, and a trainer."""
     tiny_gguf.write(tmp_path / "tiny.gguf")

@@ -177,7 +177,8 @@ def test_one_engine_that_refuses_serves_the_old_weights(alone: Stack, sender: We
     with pytest.raises(EngineError, match=message) as raised:
         sender.push(client, POLICY, state, version + 1, "keep")
     assert not isinstance(raised.value, WeightsLost)
-    assert sampled(alone, "engine")[0] == before
+    # Rounding depends on how an answer's steps are cut and what stands in the cache: other weights differ by far more.
+    assert sampled(alone, "engine")[0] == pytest.approx(before, abs=1e-4)
     assert (client.policy(POLICY).version, client.policy(POLICY).paused) == (version, None)
     sender.push(client, POLICY, changed(1.0 + version), version + 2, "keep")
     stands(alone, client, version + 2)

@@ -72,7 +72,7 @@ class Service:
     async def run(self, *arguments: str) -> tuple[int, str]:
         """A `rolltap` command brought to its end: its exit status and what it printed."""
         log = f"run-{len(list(self.folder.iterdir()))}.log"
-        status = await asyncio.to_thread(self.command(*arguments, log=log).wait, 100)
+        status = await asyncio.to_thread(self.command(*arguments, log=log).wait, 250)
         return status, (self.folder / log).read_text()
 
     async def kill(self) -> None:

@@ -44,7 +44,7 @@ def repository(folder: Path) -> str:
 
 
 @pytest.mark.acceptance
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_an_instance_becomes_a_trained_step(tmp_path: Path) -> None:
     """12 CPU seconds: four runs of a real agent, their tests, and a trainer, each in processes of its own."""
     instance = {
