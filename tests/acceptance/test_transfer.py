@@ -254,7 +254,9 @@ def test_a_trainer_killed_in_mid_broadcast(
     # its next start pushes what it has, since the policy is paused
     sender.push(client, POLICY, changed(1.0), version, "keep")
     stands(stack, client, version)
-    assert [sampled(stack, engine)[0] for engine in stack.engine_names] == [pytest.approx(one, abs=1e-4) for one in before]
+    assert [sampled(stack, engine)[0] for engine in stack.engine_names] == [
+        pytest.approx(one, abs=1e-4) for one in before
+    ]
 
 
 def test_a_replica_killed_in_mid_broadcast(
