@@ -1,5 +1,7 @@
 """Takes the pictures of docs/viewer.md, in a real browser: `python -m tests.pictures STORE`.
 
+`python -m tests.pictures STORE TOKENIZER` takes those of examples/real-model: STORE is its grpo/data/rolltap.db.
+
 STORE is what `rolltap demo` left (demo-out/data/rolltap.db): lists, groups, runs and comparisons are of it, and so are
 a trainer's numbers, where it ran with ROLLTAP_TRAINER__REPORT__ANNOTATE=true. The conversation with thinking, tools,
 a side call, a subagent and an edited history is held here, against the scripted engine.
@@ -20,6 +22,7 @@ from typing import Any
 import aiohttp
 from selenium.webdriver.common.keys import Keys
 
+import rolltap
 from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
 from rolltap.engine.tiny import FOLDER
 
@@ -106,9 +109,9 @@ async def converse(home: House) -> str:
 
 
 @contextmanager
-def viewing(store: Path) -> Iterator[str]:
+def viewing(store: Path, tokenizer: Path = FOLDER) -> Iterator[str]:
     """`rolltap view STORE`, with its trainer's steps if it is a demo's; the link that lets a browser in."""
-    command = [sys.executable, "-m", "rolltap", "view", str(store), "--no-browser", "--tokenizer", str(FOLDER)]
+    command = [sys.executable, "-m", "rolltap", "view", str(store), "--no-browser", "--tokenizer", str(tokenizer)]
     steps = store.parent.parent / "train" / "metrics.jsonl"
     command += ["--metrics", f"tiny={steps}"] if steps.exists() else []
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -120,7 +123,7 @@ def viewing(store: Path) -> Iterator[str]:
         server.wait()
 
 
-def take(browser: Browser, name: str, show: str = "") -> None:
+def take(browser: Browser, name: str, show: str = "", kind: str = "viewer") -> None:
     """A picture of the page as it stands; `show` is brought to the top."""
     browser.wait("h1")
     browser.run("document.querySelector('.where').style.visibility = 'hidden'")  # a temporary folder's name
@@ -131,7 +134,7 @@ def take(browser: Browser, name: str, show: str = "") -> None:
         )
     corner = {"type": "mouseMoved", "x": 1, "y": 1}  # where nothing has a tooltip
     browser.driver.execute_cdp_cmd("Input.dispatchMouseEvent", corner)
-    browser.driver.save_screenshot(str(IMAGES / f"viewer-{name}.png"))
+    browser.driver.save_screenshot(str(IMAGES / f"{kind}-{name}.png"))
 
 
 def resize(browser: Browser, height: int) -> None:
@@ -197,6 +200,33 @@ def run_pictures(browser: Browser, clipped: list[str]) -> None:
     take(browser, "label")
 
 
+def real_model_pictures(browser: Browser, session_id: str) -> None:
+    resize(browser, 1200)
+    browser.open("/view/runs/tiny")
+    browser.wait("#charts canvas")
+    take(browser, "run", kind="real-model")
+    resize(browser, 700)
+    browser.open("/view/runs/tiny-frozen/compare")
+    take(browser, "compare", kind="real-model")
+    browser.open(f"/view/sessions/{session_id}")
+    browser.open(browser.attributes("[data-tokens]", "data-tokens")[0] or "")
+    browser.wait("#flow .tok.s")
+    take(browser, "tokens", "#tokens", kind="real-model")
+
+
+def pictures_of_real_model(store: Path, tokenizer: Path) -> None:
+    right = rolltap.open(store).sessions(where="policy=tiny and reward>=1")
+    first = min(right, key=lambda session: session.created_at)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        chromium(Path(folder) / "profile") as driver,
+        viewing(store, tokenizer) as link,
+    ):
+        browser = Browser(driver, link.partition("/view/")[0])
+        browser.open(link.removeprefix(browser.admin))
+        real_model_pictures(browser, first.id)
+
+
 async def main(store: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, chromium(Path(folder) / "profile") as driver:
         async with house(SCRIPT, Path(folder), top_logprobs=5) as home:
@@ -211,4 +241,7 @@ async def main(store: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))
+    if len(sys.argv) > 2:
+        pictures_of_real_model(Path(sys.argv[1]), Path(sys.argv[2]))
+    else:
+        asyncio.run(main(Path(sys.argv[1])))
