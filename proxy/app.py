@@ -257,7 +257,7 @@ def _build(
     recorder = Recorder(call_log, spans)
     sessions = SessionService(call_log, lambda: policies.names, settings.limits, closed=live.forget, clock=clock)
 
-    reading = ReadingProcess(settings, call_log.settled)
+    reading = ReadingProcess(settings, call_log.settled, lambda: call_log.database.timeline)
     ledger = Ledger(
         call_log.database,
         rebuilder=RemoteRebuilder(reading),

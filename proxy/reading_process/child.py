@@ -26,7 +26,7 @@ from starlette.responses import Response
 from rolltap.decoding import convert
 from rolltap.errors import NotFound, RolltapError, StoreUnavailable
 from rolltap.ledger.rebuilding import LocalRebuilder
-from rolltap.proxy.reading_process.questions import TENANT_HEADER, SessionEnds, encode, names_of
+from rolltap.proxy.reading_process.questions import TENANT_HEADER, TIMELINE_HEADER, SessionEnds, encode, names_of
 from rolltap.proxy.viewer.listing import Selections
 from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
@@ -96,14 +96,20 @@ class QuestionApp:
 
 
 class TenantRouter:
-    """Sends each tenant's questions to its own objects: nothing that they keep in memory is shown to another tenant."""
+    """Sends each tenant's questions to its own objects: nothing that they keep in memory is shown to another tenant.
 
-    def __init__(self, make: Callable[[], QuestionApp]) -> None:
+    `expect` gets the timeline that each question comes with: see `Database.expect`.
+    """
+
+    def __init__(self, make: Callable[[], QuestionApp], expect: Callable[[int], None]) -> None:
         self._make = make
+        self._expect = expect
         self._of_tenant: dict[str, QuestionApp] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        tenant = dict(scope["headers"])[TENANT_HEADER.encode()].decode()
+        headers = dict(scope["headers"])
+        self._expect(int(headers[TIMELINE_HEADER.encode()]))
+        tenant = headers[TENANT_HEADER.encode()].decode()
         with acting_for(tenant):
             if tenant not in self._of_tenant:
                 self._of_tenant[tenant] = self._make()
@@ -194,7 +200,7 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
             pages, saved, selections = Pages(reader, database.name), SavedPages(reader), Selections(reader)
             return QuestionApp(reader, pages, saved, selections, ends, rebuilder)
 
-        await _serve(TenantRouter(make_answering), socket_fd, stop)
+        await _serve(TenantRouter(make_answering, readers.log.database.expect), socket_fd, stop)
 
 
 async def _serve(application: Any, socket_fd: int, stop: asyncio.Event) -> None:

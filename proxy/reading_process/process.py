@@ -32,7 +32,7 @@ from rolltap import errors
 from rolltap.decoding import from_json
 from rolltap.errors import RolltapError, StoreUnavailable
 from rolltap.proxy.reading_process.child import ERROR_STATUS, WireError
-from rolltap.proxy.reading_process.questions import TENANT_HEADER, Answer, P, Question, name_of
+from rolltap.proxy.reading_process.questions import TENANT_HEADER, TIMELINE_HEADER, Answer, P, Question, name_of
 from rolltap.settings import KeySettings, Settings
 from rolltap.tenants import current_tenant
 
@@ -47,11 +47,13 @@ END_NOTICED_WITHIN_S = 1.0
 
 
 class ReadingProcess:
-    """An `AskRecord`. `settled` returns when all that was written can be read from the store."""
+    """An `AskRecord`. `settled` returns when all that was written can be read from the store, whose newest timeline
+    `timeline` gives."""
 
-    def __init__(self, settings: Settings, settled: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, settings: Settings, settled: Callable[[], Awaitable[None]], timeline: Callable[[], int]) -> None:
         self._settings = settings.model_copy(update={"keys": KeySettings()})
         self._settled = settled
+        self._timeline = timeline
         self._starting = asyncio.Lock()
         self._child: Subprocess | None = None
         self._folder: SocketFolder | None = None
@@ -89,7 +91,8 @@ class ReadingProcess:
         return await self._post(await self._started(), name, body)
 
     async def _post(self, http: aiohttp.ClientSession, name: str, body: bytes) -> aiohttp.ClientResponse:
-        return await http.post(f"http://reading/{name}", data=body, headers={TENANT_HEADER: current_tenant()})
+        headers = {TENANT_HEADER: current_tenant(), TIMELINE_HEADER: str(self._timeline())}
+        return await http.post(f"http://reading/{name}", data=body, headers=headers)
 
     async def _parts(self, reply: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:

@@ -39,6 +39,9 @@ Question = Callable[Concatenate[Any, P], Awaitable[Any]]
 TENANT_HEADER = "rolltap-tenant"
 """Header of a question to another process: the tenant that asks."""
 
+TIMELINE_HEADER = "rolltap-timeline"
+"""Header of a question to another process: `Database.timeline` of the process that asks."""
+
 JSON, HTML, ZIP = "application/json", "text/html; charset=utf-8", "application/zip"
 
 

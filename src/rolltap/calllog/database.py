@@ -146,6 +146,16 @@ class Database:
         return self._backend.time()
 
     @property
+    def timeline(self) -> int:
+        """The newest timeline of a Postgres server that this process knows of; 0 on SQLite. A promotion adds one."""
+        return self._backend.timeline
+
+    def expect(self, timeline: int) -> None:
+        """From now on, uses no server of an older timeline: another process knows of this one. A replaced primary that
+        is still alive answers, but lacks what was written since."""
+        self._backend.expect(timeline)
+
+    @property
     def clock_ahead_s(self) -> float:
         """How far this machine's clock is ahead of the database's, in seconds."""
         return time.time() - self.time()

@@ -291,6 +291,13 @@ class PostgresBackend:
     def time(self) -> float:
         return self._check.time()
 
+    @property
+    def timeline(self) -> int:
+        return self._check.timeline
+
+    def expect(self, timeline: int) -> None:
+        self._check.expect(timeline)
+
     async def check(self) -> None:
         self._check.doubt()
         token = _probing.set(True)
@@ -404,7 +411,7 @@ class ServerCheck:
         self._name = name
         self._writes = self._needs_primary = writable
         self._cluster: int | None = None
-        self._timeline = 0
+        self.timeline = 0
         self._timelines: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # by connection
         self._doubted_at = 0.0
         self._clock: tuple[float, float] | None = None  # the server's time, and the monotonic time of that answer
@@ -466,15 +473,19 @@ class ServerCheck:
             wrong = "the server is read-only (default_transaction_read_only)"
         elif self._writes and server.forgetful:
             wrong = FORGETFUL
-        elif self._needs_primary and server.timeline < self._timeline:
-            wrong = f"another server was promoted since: timeline {server.timeline}, and {self._timeline} was seen"
+        elif self._needs_primary and server.timeline < self.timeline:
+            wrong = f"another server was promoted since: timeline {server.timeline}, and {self.timeline} was seen"
         if wrong:
             raise StoreUnavailable(f"{self._name}: {wrong}", retry_after=RETRY_AFTER_S)
-        if server.timeline > self._timeline:
-            self._timeline = server.timeline
-            # Connections to servers of older timelines end, also in a statement: a commit may wait for ever there.
-            for driver, timeline in list(self._timelines.items()):
-                if timeline < self._timeline:
+        self.expect(server.timeline)
+
+    def expect(self, timeline: int) -> None:
+        """From now on, refuses servers of an older timeline. Connections to such servers end, also in a statement: a
+        commit may wait for ever there."""
+        if timeline > self.timeline:
+            self.timeline = timeline
+            for driver, older in list(self._timelines.items()):
+                if older < timeline:
                     driver.terminate()
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -114,6 +115,27 @@ def test_a_wrong_server_is_refused_in_words(state: ServerState, words: str):
     check.judge(replace(PRIMARY, timeline=4))
     with pytest.raises(StoreUnavailable, match="promoted"):
         check.judge(PRIMARY)
+
+
+def test_a_promotion_that_another_process_saw_ends_the_connections_to_the_old_server():
+    check = ServerCheck("store", writable=False)
+    check.judge(PRIMARY)
+    ended: list[str] = []
+
+    class Driver:
+        def __init__(self, name: str) -> None:
+            self.terminate = partial(ended.append, name)
+
+    old, new = Driver("old"), Driver("new")
+    check._timelines[old], check._timelines[new] = PRIMARY.timeline, PRIMARY.timeline + 1
+    check.expect(PRIMARY.timeline)
+    assert not ended
+    check.expect(PRIMARY.timeline + 1)
+    assert ended == ["old"]
+    with pytest.raises(StoreUnavailable, match="promoted"):
+        check.judge(PRIMARY)
+    check.expect(PRIMARY.timeline)  # a process that is behind
+    assert check.timeline == PRIMARY.timeline + 1
 
 
 def test_who_only_reads_may_read_a_standby_unless_it_began_with_a_primary():

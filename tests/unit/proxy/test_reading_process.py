@@ -15,6 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from rolltap.calllog import open_call_log
 from rolltap.errors import NotFound, RolltapError, StoreUnavailable
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.reading_process.child import ERROR_STATUS, QuestionApp
@@ -178,7 +179,7 @@ async def waiting(tmp_path: Path) -> AsyncIterator[ReadingProcess]:
 
     postgres = await asyncio.start_server(starting_up, "127.0.0.1", 0)
     url = f"postgresql://rolltap@127.0.0.1:{postgres.sockets[0].getsockname()[1]}/record"
-    reading = ReadingProcess(Settings(data=tmp_path, store=StoreSettings(url=url)), settled)
+    reading = ReadingProcess(Settings(data=tmp_path, store=StoreSettings(url=url)), settled, lambda: 0)
     async with postgres:
         yield reading
         await reading.close()
@@ -205,6 +206,24 @@ async def test_a_record_that_is_away_is_said_where_the_process_that_refused_is_s
         with pytest.raises(StoreUnavailable, match="the database system is starting up"):
             await waiting(RecordReader.policies)
         await asyncio.sleep(pause)
+
+
+async def test_it_reads_from_no_server_that_was_replaced_as_the_process_that_asks_knows(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    """It has connections of its own: to a primary that lives on behind a promoted standby it would stay unawares."""
+    log = open_call_log(postgres_url)
+    await log.start()
+    known = [log.database.timeline]
+    reading = ReadingProcess(
+        Settings(data=tmp_path, store=StoreSettings(url=postgres_url)), log.settled, lambda: known[-1]
+    )
+    await (await reading(RecordReader.policies)).read()
+    known.append(known[0] + 1)
+    with pytest.raises(StoreUnavailable, match="another server was promoted since"):
+        await (await reading(RecordReader.policies)).read()
+    await reading.close()
+    await log.close()
 
 
 async def test_its_socket_is_this_users_and_it_knows_no_key(app: Rolltap) -> None:
