@@ -27,8 +27,15 @@ TOOLS = frozenset(
     )
 )
 """They run no other program, but for the options in `RUNS_A_FILE`."""
-RUNS_A_FILE = re.compile(r"(awk|sed|jq) (-[a-zA-Z]*f|--f)|find -(exec|ok)|awk .*system|sort --comp")
-"""A tool and the beginning of one of its arguments."""
+RUNS_A_FILE = re.compile(
+    r"(awk|sed|jq) (-[a-zA-Z]*f|--f)|find -(exec|ok)|awk .*(system|\|)|sort --comp|split --fi", re.DOTALL
+)
+"""A tool and the beginning of one of its arguments, by which it runs a program, or what a file says."""
+SED_RUNS = re.compile(r"(?:^|[;{}$,!\s/|#@:])[gpiImM\d]*e[gpiImM\d]*(?=\s|;|\}|$)")
+"""The command or flag `e` of sed."""
+WRITES = frozenset(("cp", "mv", "ln", "tee", "split"))
+LOADS = re.compile(r"\w*PATH|LD_\w+|PYTHON\w+|PERL\w+|RUBY\w+|NODE_\w+|LUA_\w+|JULIA_\w+|R_\w+|BASH_ENV|ENV|IFS")
+"""Variables that say what a program loads, or which program a name is."""
 ENDS = frozenset(("}", "done", "fi", "esac"))
 BEFORE = frozenset(("!", "if", "then", "elif", "else", "while", "until", "do", "{", "time", "exec", "command", "nohup"))
 WRAPPER = re.compile(r"(env|nice|timeout)")
@@ -38,7 +45,9 @@ SHELL = re.compile(r"(/usr)?(/bin/)?(bash|dash|ksh|zsh|sh)")
 LANGUAGE = re.compile(r"(/usr)?(/local)?(/bin/)?(python|pypy|node|deno|bun|ruby|perl|php|lua|Rscript|julia)[\d.]*")
 INLINE = re.compile(r"-[a-zA-Z]*[ce]|--eval|-")
 STARTS_MORE = re.compile(
-    r"exec|eval|import_module|__import__|runpy|subprocess|system|popen|spawn|sys\.path|require|`", re.I
+    r"exec|eval|import_module|__import__|runpy|subprocess|system|popen|spawn|sys\.path|require|`|import\s*[('\"]"
+    r"|from\s*['\"]|(?<![.\w])(load|do|dofile|loadfile|source|include)\s*[('\"]",
+    re.I,
 )
 """In a judge's inline program: it could run other files."""
 REDIRECTION = re.compile(r"(\d*[<>]+)(.*)", re.DOTALL)
@@ -58,11 +67,16 @@ class JudgeText:
     programs: set[str] = field(default_factory=set)
     unknown: str = ""
     _functions: set[str] = field(default_factory=set)
+    _started: set[str] = field(default_factory=set)  # the top folders of programs outside the working copy
+    _written: set[str] = field(default_factory=set)  # those that the text writes to: what lies there may be the agent's
 
     @classmethod
     def of(cls, text: str, files: Collection[str]) -> JudgeText:
         judge = cls(files)
         judge._read(text)
+        judge._written.update(re.findall(r">\s*['\"]?(/[^/\s'\"]*)", text))
+        if both := (judge._started & judge._written) - {""}:
+            judge._note(f"programs below {min(both)}, where it writes")
         return judge
 
     def _read(self, text: str) -> None:
@@ -79,6 +93,7 @@ class JudgeText:
         if words[0] == DEFINES:
             self._functions.add(words[1])
             return
+        self._read_variables(words)
         for word in words:
             for inner in SUBSTITUTION.findall(word):
                 self._read(inner)
@@ -88,8 +103,8 @@ class JudgeText:
         while rest and (rest[0] in BEFORE or ASSIGNMENT.fullmatch(rest[0]) or WRAPPER.fullmatch(rest[0])):
             wrapped = WRAPPER.fullmatch(rest.pop(0))
             while wrapped and rest and OPTION.fullmatch(rest[0]):
-                if rest.pop(0).startswith(("-S", "--split")):
-                    self._note("env -S")
+                if (option := rest.pop(0)).startswith(("-S", "--split", "-i", "--ig", "-u", "--u")):
+                    self._note(f"env {option}")
         if not rest or rest[0] in ENDS or rest[0] in self._functions or rest[0] == "for":
             return
         head, arguments = rest[0], rest[1:]
@@ -97,14 +112,26 @@ class JudgeText:
             return
         if head in TOOLS:
             for each in arguments:
-                if RUNS_A_FILE.match(f"{head} {each}"):
+                if RUNS_A_FILE.match(f"{head} {each}") or (head == "sed" and SED_RUNS.search(each)):
                     self._note(f"{head} {each}")
+            if head in WRITES and arguments:
+                to_a_folder = any(each.startswith(("-t", "--target")) for each in arguments)
+                self._written |= {_top(each) for each in (arguments if to_a_folder else arguments[-1:])}
         elif SHELL.fullmatch(head) or head in ("source", "."):
             self._read_shell(head, arguments)
         elif LANGUAGE.fullmatch(head):
             self._read_language(head, arguments)
         else:
             self._start(head)
+
+    def _read_variables(self, words: list[str]) -> None:
+        for word in words:
+            name, _, value = word.partition("=")
+            if LOADS.fullmatch(name.removesuffix("+")) and ("=" in word or words[0] == "unset"):
+                parts = value.split(":")
+                if words[0] == "unset" or not all(each == f"${name}" or _is_outside(each) for each in parts):
+                    self._note(word)
+                self._started |= {_top(each) for each in parts}
 
     def _read_shell(self, head: str, arguments: list[str]) -> None:
         options = [each for each in arguments if each.startswith("-")]
@@ -122,6 +149,8 @@ class JudgeText:
             self._start(f"./{module[0].replace('.', '/')}.py" if module else head)
             return
         for place, each in enumerate(arguments):
+            if re.match(r"-[a-zA-Z]*E", each) and "I" not in each:  # without PYTHONSAFEPATH
+                self._note(f"{head} {each}")
             if INLINE.fullmatch(each):
                 if STARTS_MORE.search(" ".join(arguments[place + 1 :])):
                     self._note(f"{head} {each}")
@@ -136,10 +165,21 @@ class JudgeText:
         path = program.removeprefix("$PWD/").removeprefix("/workspace/").removeprefix("./")
         own = {each for each in self.files if f"/{each}".endswith(f"/{path}")}
         self.programs |= own
-        is_outside = path.startswith("/") and not set(path) & set("$*?[~") and ".." not in path
-        is_outside = is_outside and not path.startswith(("/proc/", "/dev/"))
-        if not is_outside and not ("/" in program and path in own) and path not in self.files:
+        if _is_outside(path):
+            self._started.add(_top(path))
+        elif not ("/" in program and path in own) and path not in self.files:
             self._note(program)
+
+
+def _is_outside(path: str) -> bool:
+    """Whether a path leads out of the working copy, and is written out."""
+    written_out = path.startswith("/") and not set(path) & set("$*?[~") and ".." not in path
+    return written_out and not f"{path}/".startswith(("/workspace/", "/proc/", "/dev/"))
+
+
+def _top(path: str) -> str:
+    """The first folder of an absolute path; "" for others."""
+    return "/" + path.split("/")[1] if path.startswith("/") else ""
 
 
 def _plain(text: str) -> str:

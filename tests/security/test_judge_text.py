@@ -42,6 +42,21 @@ NEW = (
     "./n*w",
 )
 
+LOADERS = (
+    *("PATH=.:$PATH cat x", "export PATH=$PWD/node_modules/.bin:$PATH", "env PATH=/workspace ls", "PATH+=:. ls", "PATH= ls"),
+    *("PYTHONPATH=. python3 -c 'import calc'", "PYTHONPATH=/tests:/workspace/src python3 /tests/check.py", "local PATH=x"),
+    *("PYTHONSAFEPATH= python3 -c 'import calc'", "unset PYTHONSAFEPATH; python3 -c 'import calc'", "unset A PATH"),
+    *("env -u PYTHONSAFEPATH python3 -c 'import calc'", "env -i python3 -c 'import calc'", "python3 -E -c 'import calc'"),
+    *("LD_PRELOAD=./x.so cat y", "LD_LIBRARY_PATH=lib cat y", "BASH_ENV=./x bash -c true", "NODE_OPTIONS='-r ./x' node -e 1"),
+    *("PERL5OPT=-Mx perl -e 1", "RUBYOPT=-r./x ruby -e 1", "node -e 'import(\"./calc.mjs\")'", "node -e 'import \"./x\"'"),
+    *("node --input-type=module -e 'import x from \"./calc.mjs\"'", "ruby -e 'load \"./x.rb\"'", "perl -e 'do \"./x\"'"),
+    *("lua -e 'dofile(\"x\")'", "awk '{print | \"sh\"}' x", "awk '{\"./new\" | getline}' x", "sed e x", "sed '1e ./new' x"),
+    *("sed 's/.*/x/e' x", "sed -n 's|a|b|ge' x", "split --filter=sh x", "cp new /tmp/x; /tmp/x", "ln -s $PWD/new /tests/new; "
+      "bash /tests/new", "cat new > /tmp/x; sh /tmp/x", "cp -t /opt/t new; python3 /opt/t/new", "tee /var/x < new; . /var/x"),
+    "cp new /opt/bin/ls; PATH=/opt/bin:$PATH ls",
+)  # fmt: skip
+"""Each makes a tool, or a program of the judge's own, load or run what the agent wrote."""
+
 KNOWN = (
     "$ROLLTAP_SANDBOXED python3 solution.py < /tests/input.txt > /tmp/answer.txt || true",
     "diff -q /tmp/answer.txt /tests/expected.txt && echo 1 > /logs/reward.txt || echo 0 > /logs/reward.txt",
@@ -57,6 +72,8 @@ KNOWN = (
     "passes() { grep -q 'x$' a.txt; }\npasses && echo 1",
     "while read line; do echo $line; done < /tests/x",
     "find . -name '*.txt' | sort | head -3",
+    "PATH=/usr/local/bin:$PATH; PYTHONPATH=/tests/lib python3 -I -c 'import sys; print(1)'",
+    "sed -n 's/one/the/gp; /done/p' a.txt; sed 's|/e|e/|' x; awk -F: '{print $1}' x; cp /tests/expected.txt out/e",
 )
 
 
@@ -70,6 +87,13 @@ def test_what_may_be_the_agents_is_not_known(way: str) -> None:
         random.shuffle(parts)
         text = "\n".join(parts)
         assert JudgeText.of(text, FILES).unknown, text
+
+
+@pytest.mark.parametrize("text", LOADERS)
+def test_what_loads_or_runs_the_agents_is_not_known(text: str) -> None:
+    parts = [*random.choices(KNOWN, k=random.randrange(3)), text]
+    random.shuffle(parts)
+    assert JudgeText.of("\n".join(parts), FILES).unknown, parts
 
 
 @pytest.mark.parametrize("text", KNOWN)
