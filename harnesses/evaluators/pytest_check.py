@@ -202,10 +202,10 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
 
         Raises `EvaluatorFailed` if the agent's code leaves no result of a decoy.
         """
-        outcomes = await self._outcomes(evidence, results)
+        outcomes = await self._outcomes(evidence.anew(), results)
         odd = {function for function, outcome in outcomes.items() if outcome is not False}
         if odd:  # is it the tests' own doing?
-            own = await self._outcomes(evidence, dict.fromkeys(odd), of_agent=False)
+            own = await self._outcomes(evidence.anew(), dict.fromkeys(odd), of_agent=False)
             odd -= {function for function in odd if own.get(function) == outcomes[function]}
         if passing := sorted(function for function in odd if outcomes[function]):
             return passing

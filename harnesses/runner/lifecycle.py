@@ -207,8 +207,13 @@ class RolloutRunner(AttemptRunner[Assignment]):
             seen=state.seen,
         )
         try:
-            async with asyncio.timeout(limits.evaluate_s + ENDING_S):
-                return await assignment.evaluator.evaluate(evidence)
+            async with asyncio.timeout(None) as limit:
+
+                def extend() -> None:
+                    limit.reschedule(asyncio.get_running_loop().time() + limits.evaluate_s + ENDING_S)
+
+                extend()
+                return await assignment.evaluator.evaluate(replace(evidence, extend=extend))
         except TimeoutError:
             raise EvaluatorFailed(f"the evaluation ran past {limits.evaluate_s:g} s") from None
 

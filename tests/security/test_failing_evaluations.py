@@ -6,6 +6,7 @@ Each case is a whole rollout. `BREAKERS` have what an agent leaves for evaluator
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from rolltap.harnesses.base import Command, Job, Launch, Limits
 from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.evaluators.registry import parse_evaluator
 from rolltap.harnesses.runner.attempts import run_groups
 from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
@@ -89,18 +91,37 @@ async def server() -> AsyncIterator[Stub]:
         yield stub
 
 
-async def ended(server: Stub, table: dict[str, Any], command: str, folder: Path) -> tuple[dict[str, Any], list[float]]:
+async def ended(
+    server: Stub,
+    table: dict[str, Any],
+    command: str,
+    folder: Path,
+    start: Mapping[str, str] = START,
+    evaluate_s: float = 60,
+) -> tuple[dict[str, Any], list[float]]:
     """The report of a rollout whose agent runs `command`, and its rewards."""
     Files({"checks.py": CHECKS, "tests/test.sh": TEST_SH})(folder / "task")
-    limits = Limits(agent_s=60, evaluate_s=5 if "sleep" in str(table) or "matches" in str(table) else 60, memory_mb=600)
-    runtime = BubblewrapRuntime(folder / "places")
+    is_slow = "sleep" in str(table) or "matches" in str(table)
+    limits = Limits(agent_s=60, evaluate_s=5 if is_slow else evaluate_s, memory_mb=600)
+    shown = PytestCheck(("t",), python=sys.executable).needs if table["kind"] == "pytest" else ()
+    runtime = BubblewrapRuntime(folder / "places", shown=tuple(shown))
     async with AdminClient(server.url, "admin") as client:
         evaluator = parse_evaluator(table).resolve_paths(folder / "task").build(client)
-        job = Assignment(Task("t", "Write 42."), Files(START), Shell(command), runtime, evaluator, limits)
+        job = Assignment(Task("t", "Write 42."), Files(start), Shell(command), runtime, evaluator, limits)
         await run_groups(RolloutRunner(client), [job], policy="p", n=1)
     assert list((folder / "places").iterdir()) == []
     (body,) = server.finished.values()
     return body, [reward["value"] for reward in server.rewards]
+
+
+async def test_honest_work_whose_tests_take_most_of_the_time_is_paid(server: Stub, tmp_path: Path) -> None:
+    """Its tests run twice, the second time as decoys."""
+    tests = "import time, calc\n\ndef test_add():\n    time.sleep(10)\n    assert calc.add(1, 2) == 3\n"
+    task = {"calc.py": "def add(a, b): return 0\n", "test_calc.py": tests}
+    table = {"kind": "pytest", "must_pass": ["test_calc.py"], "python": sys.executable}
+    command = "echo 'def add(a, b): return a + b' > calc.py"
+    body, rewards = await ended(server, table, command, tmp_path, task, evaluate_s=17)
+    assert (body["status"], rewards, body.get("tampering") or []) == ("succeeded", [1.0], []), body
 
 
 @pytest.mark.parametrize("name", BREAKERS)
