@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 def demo(report: dict[str, Any]) -> str:
     runs = report["runs"]
     kept = report["kept_tokens"] / report["sampled_tokens"]
-    plot({run["seed"]: run["curve"] for run in runs}, runs, ROOT / "docs" / "demo.png")
+    plot({f"seed {run['seed']}": run["curve"] for run in runs}, runs, ROOT / "docs" / "demo.png")
     before, after = (sorted(run[name] for run in runs) for name in ("success_before", "success_after"))
     seconds = sorted(run["cpu_seconds"] for run in runs)
     return (
@@ -229,9 +229,13 @@ def real_model(results: dict[str, Any]) -> str:
             for name, text in (("grpo", "then GRPO"), ("control", "then GRPO with shuffled rewards"))
         ),
     ]
-    plot_trained(
-        {"GRPO": trained["grpo"], "shuffled rewards": trained["control"]}, ROOT / "docs" / "images" / "real-model.png"
-    )
+    runs = {"GRPO": trained["grpo"], "shuffled rewards": trained["control"]}
+    means = {
+        label: [fmean(run["curve"][max(0, at - 3) : at + 1]) for at in range(len(run["curve"]))]
+        for label, run in runs.items()
+    }
+    title = "SmolLM2-135M: success on training tasks (mean of 4 steps); dots: held-out tasks"
+    plot(means, list(runs.values()), ROOT / "docs" / "images" / "real-model.png", title)
     table = "".join(
         f"| {text} | {share(success, n)} | {', '.join(kind for kind, rate in sorted(kinds.items()) if rate >= 0.5) or 'none'} |\n"
         for text, success, kinds in rows
@@ -248,24 +252,6 @@ def real_model(results: dict[str, Any]) -> str:
         f"{sum(step['mismatch_mean'] for step in steps) / len(steps):.3f} in the mean. Minutes: {minutes}. {results['machine']}\n\n"
         "![reward by training step, with GRPO and with shuffled rewards](../../docs/images/real-model.png)"
     )
-
-
-def plot_trained(results: dict[str, dict[str, Any]], path: Path) -> None:
-    """Success on training tasks, a mean of four steps, and on the held-out tasks before and after."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for name, result in results.items():
-        curve = [fmean(result["curve"][max(0, at - 3) : at + 1]) for at in range(len(result["curve"]))]
-        (line,) = axes.plot(range(1, len(curve) + 1), curve, label=name, linewidth=1.5)
-        ends = [result["success_before"], result["success_after"]]
-        axes.plot([0, len(curve) + 1], ends, "o", color=line.get_color(), markersize=7)
-    axes.set(xlabel="training step", ylabel="success", ylim=(-0.02, 1.02))
-    axes.set_title("SmolLM2-135M: success on training tasks (mean of 4 steps); dots: held-out tasks", fontsize=10)
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", frameon=False)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
 
 
 def _machine(report: dict[str, Any]) -> str:

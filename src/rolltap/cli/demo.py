@@ -12,7 +12,7 @@ import resource
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -72,7 +72,7 @@ def run(*, seeds: list[int], out: Path, recipe: DemoRecipe, shuffle_rewards: boo
         results.append(result)
         records.append(_record(console, folder))
     figures = _report(recipe, results, records, shuffle_rewards)
-    plot({result.seed: result.curve for result in results}, figures["runs"], out / "reward.png")
+    plot({f"seed {result.seed}": result.curve for result in results}, figures["runs"], out / "reward.png")
     report = report or out / "report.json"
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(json.dumps(figures, indent=2), encoding="utf-8")
@@ -216,20 +216,26 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     return "".join(BLOCKS[min(len(BLOCKS) - 1, int(mean * len(BLOCKS)))] for mean in means)
 
 
-def plot(curves: dict[int, Sequence[float]], results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plots each seed's mean reward by training step, and its held-out success before and after."""
+def plot(
+    curves: Mapping[str, Sequence[float]],
+    results: Sequence[Mapping[str, Any]],
+    path: Path,
+    title: str = "Success on training tasks by step; dots: held-out tasks, before and after",
+) -> None:
+    """Plots the mean reward of each run, by its label, along the training steps; and its held-out success before and
+    after, from `results`."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for (seed, curve), result in zip(curves.items(), results, strict=True):
-        (line,) = axes.plot(range(1, len(curve) + 1), curve, label=f"seed {seed}", linewidth=1.5)
+    for (label, curve), result in zip(curves.items(), results, strict=True):
+        (line,) = axes.plot(range(1, len(curve) + 1), curve, label=label, linewidth=1.5)
         ends = [result["success_before"], result["success_after"]]
         axes.plot([0, len(curve) + 1], ends, "o", color=line.get_color(), markersize=7)
     axes.set(xlabel="training step", ylabel="success", ylim=(-0.02, 1.02))
-    axes.set_title("Success on training tasks by step; dots: held-out tasks, before and after", fontsize=10)
+    axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     figure.savefig(path, dpi=130)
