@@ -7,8 +7,10 @@ unreachable (`rolltap.http_client`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import msgspec
 
 from rolltap.contract.admin import (
     AssignedRollouts,
@@ -124,7 +126,7 @@ class AdminClient(AsyncHttpClient):
 
     async def reward(self, reward: NewReward) -> None:
         """Appends a reward. A reward for an earlier attempt is refused."""
-        await self._post_only("/rewards", reward if reward.id else replace(reward, id=new_id()))
+        await self._post_only("/rewards", reward if reward.id else msgspec.structs.replace(reward, id=new_id()))
 
     async def set_control(self, policy: str, control: RolloutControl) -> None:
         """Sets what holds for the policy's rollouts to come, in place of all that was set before."""
@@ -139,7 +141,9 @@ class AdminClient(AsyncHttpClient):
 
     async def submit(self, work: SubmitTasks) -> dict[str, Any]:
         """Queues `work.n` rollouts of each task for nodes. The same `work.id` again has no effect."""
-        return await self._post("/tasks", work if work.id else replace(work, id=new_id()), dict[str, Any])
+        return await self._post(
+            "/tasks", work if work.id else msgspec.structs.replace(work, id=new_id()), dict[str, Any]
+        )
 
     async def submission_groups(self, submission_id: str) -> list[dict[str, Any]]:
         """A submission's groups with their rollouts and rewards, in the order in which they were opened."""

@@ -32,7 +32,6 @@ from hypothesis import HealthCheck, settings
 
 from .durations import Durations
 from .forked_readers import forked_readers
-from .kept_schemas import keep_schemas
 
 ROOT = Path(__file__).parents[1]
 
@@ -347,7 +346,6 @@ class RedisServer:
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_once_a_process() -> Iterator[None]:
-    keep_schemas()
     with forked_readers():
         yield
 

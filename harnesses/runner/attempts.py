@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
+import msgspec
+
 from rolltap.contract.admin import NOTHING_SAMPLED, FinishRollout, NewReward, PolicyOrRoles
 from rolltap.errors import (
     EvaluatorFailed,
@@ -291,7 +293,7 @@ class AttemptRunner(ABC, Generic[W]):
         except InvalidRequest as error:
             log.warning("rollout %s: its report was refused: %s", state.claim.rollout_id, error.message)
             reason = f"the report was refused: {storable(error.message)}"
-            alone = replace(end, reason=reason, evaluation="", tampering=())
+            alone = msgspec.structs.replace(end, reason=reason, evaluation="", tampering=())
             return await self.client.finish_rollout(state.claim.rollout_id, alone)
 
     async def _reward(self, state: RolloutState[W], verdict: Verdict | None) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
+import msgspec
 from fastapi import Request
 
+from rolltap.contract.base import RequestBody
 from rolltap.errors import InvalidRequest
 from rolltap.proxy.front.access import By
+from rolltap.proxy.planes.bodies import body_of
 from rolltap.proxy.planes.services import Services
 
 
@@ -22,6 +25,14 @@ def limit_to_policies(services: Services) -> Callable[..., Awaitable[None]]:
     return dependency
 
 
+class NamedPolicies(RequestBody, forbid_unknown_fields=False):
+    """What a body says about policies. The route reads all of it later."""
+
+    policy: str = ""
+    trainer: str = ""
+    versions: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+
 async def _concerned(services: Services, request: Request) -> Collection[str]:
     """The policies that the request reads or changes."""
     trainers = services.ledger.trainers
@@ -29,14 +40,12 @@ async def _concerned(services: Services, request: Request) -> Collection[str]:
         case ["policies", *_], {"name": name}:
             return {name}
         case ["leases"], _:
-            body = await _body(request)
-            return {str(body.get("policy")), *await trainers.policies_of_trainer(str(body.get("trainer")))}
+            body = await body_of(NamedPolicies)(request)
+            return {body.policy, *await trainers.policies_of_trainer(body.trainer)}
         case ["leases", *_], {"lease_id": lease_id}:
             return await trainers.policies_of_lease(lease_id)
         case ["trainers", *_], {"name": name}:
-            versions = (await _body(request)).get("versions")
-            named = versions if isinstance(versions, dict) else ()
-            return {*named, *await trainers.policies_of_trainer(name)}
+            return {*(await body_of(NamedPolicies)(request)).versions, *await trainers.policies_of_trainer(name)}
         case ["dead-letters"], _ if (policy := request.query_params.get("policy")) is not None:
             return {policy}
         case ["dead-letters"], _:
@@ -45,12 +54,3 @@ async def _concerned(services: Services, request: Request) -> Collection[str]:
             return {(await services.ledger.groups.get(group_id)).policy}
         case path, _:
             raise AssertionError(f"say which policies {path} concerns")
-
-
-async def _body(request: Request) -> dict[str, Any]:
-    """The body if it is a JSON object, else {}. The route validates it later."""
-    try:
-        body = await request.json()
-    except (ValueError, RecursionError):
-        return {}
-    return body if isinstance(body, dict) else {}

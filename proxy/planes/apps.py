@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -17,35 +17,30 @@ from rolltap.proxy.front.access import guard
 from rolltap.proxy.front.policy_limits import limit_to_policies
 from rolltap.proxy.planes import health, keys, leases, policies, read, rollouts, sessions
 from rolltap.proxy.planes.answers import ErrorAnswer
-from rolltap.proxy.planes.bodies import check_values
+from rolltap.proxy.planes.bodies import check_parameters
 from rolltap.proxy.planes.health import diagnosis_router, metrics_router
 from rolltap.proxy.planes.keys import audit_router
 from rolltap.proxy.planes.policies import score_router, transfer_router
 from rolltap.proxy.planes.rollouts import event_router, node_router, task_router
+from rolltap.proxy.planes.router import PlaneRouter, answer, describe
 from rolltap.proxy.planes.services import Services
 from rolltap.proxy.sessions.keys import Keyring
 
 NOT_FOUND = 404
-PROBLEMS: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorAnswer, "description": "what went wrong"}}
+PROBLEMS: dict[int | str, dict[str, Any]] = {"default": answer("what went wrong", ErrorAnswer)}
 
 
 def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
     """Leases, trajectories and weights."""
-    app = _app("trainer plane")
+    routers = (leases.router, policies.trainer_router, score_router, transfer_router)
     own = Depends(limit_to_policies(services))
-    guards = [Depends(_guard(services, keyring, access.TRAINER_PLANE)), own, Depends(check_values)]
-    own_routes = (leases.router, policies.trainer_router, score_router, transfer_router)
-    for routes in (router(services) for router in own_routes):
-        app.include_router(routes, dependencies=guards)
-    app.include_router(health.router(services))
-    return app
+    guards = [Depends(_guard(services, keyring, access.TRAINER_PLANE)), own, Depends(check_parameters)]
+    return _app("trainer plane", [router(services) for router in routers], guards, health.router(services))
 
 
 def admin_app(services: Services, keyring: Keyring) -> FastAPI:
     """Sessions, tasks, rollouts, rewards and keys."""
-    app = _app("admin plane")
-    guards = [Depends(_guard(services, keyring, access.ADMIN_PLANE)), Depends(check_values)]
-    for router in (
+    routers = (
         audit_router,
         sessions.router,
         task_router,
@@ -56,23 +51,27 @@ def admin_app(services: Services, keyring: Keyring) -> FastAPI:
         diagnosis_router,
         read.router,
         policies.admin_router,
-    ):
-        app.include_router(router(services), dependencies=guards)
-    app.include_router(keys.router(services, keyring), dependencies=guards)
-    app.include_router(health.router(services))
-    return app
+    )
+    guards = [Depends(_guard(services, keyring, access.ADMIN_PLANE)), Depends(check_parameters)]
+    guarded = [*(router(services) for router in routers), keys.router(services, keyring)]
+    return _app("admin plane", guarded, guards, health.router(services))
 
 
 def _guard(services: Services, keyring: Keyring, table: access.Table) -> Any:
     return guard(keyring, services.ledger.audit, table, services.count_tampering)
 
 
-def _app(title: str) -> FastAPI:
+def _app(title: str, guarded: Sequence[PlaneRouter], guards: Sequence[Any], unguarded: PlaneRouter) -> FastAPI:
     app = FastAPI(title=f"rolltap {title}", version=__version__, openapi_url=None, responses=PROBLEMS)
     app.router.redirect_slashes = False  # a redirect would name whatever host the client sent
     app.add_exception_handler(RolltapError, _rolltap_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error(title))
+    for router in guarded:
+        app.include_router(router, dependencies=guards)
+    app.include_router(unguarded)
+    kinds = [ErrorAnswer, *(kind for router in (*guarded, unguarded) for kind in router.kinds)]
+    app.openapi = lambda: describe(app, kinds)  # type: ignore[method-assign]
     return app
 
 
@@ -89,12 +88,8 @@ async def _rolltap_error(_: Request, error: Exception) -> JSONResponse:
 async def _validation_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
-    unknown = first["type"] == "unexpected_keyword_argument"  # bodies are dataclasses; no client knows keywords
-    problem = "Extra inputs are not permitted" if unknown else first["msg"]
-    if first["loc"] == ("body",) and first["type"] != "value_error":
-        problem = "the body must be a JSON object, sent with Content-Type: application/json"
-    return JSONResponse(_body("invalid_request", f"{where}: {problem}" if where else problem, where or None), 400)
+    where = ".".join(map(str, first["loc"]))
+    return JSONResponse(_body("invalid_request", f"{where}: {first['msg']}", where), 400)
 
 
 def _http_error(plane: str) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:

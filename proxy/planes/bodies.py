@@ -1,363 +1,185 @@
-"""Request bodies of the trainer and admin planes: long ones are read in slices, and values that a database can't store
-or JSON can't round-trip are refused.
+"""Request bodies of the trainer and admin planes: read as the types of `rolltap.contract`, and refused in one shape.
 
-Decoding and checking 8 MB of JSON at once blocks the event loop for more than half a second. Here a long body is cut
-in small steps, and its fields and list items are decoded, checked and validated one by one; agents' calls run in
-between. The route sees the same body and gives the same errors: an invalid item is left as it is and refused with the
-whole body. A single field or item that would take long to decode is refused, because any caller with a known key gets
-this far.
+Reading a body blocks the event loop. So a long one is read in pieces, each item of its lists of structs (tasks, calls,
+entries) by itself, and agents' calls run in between. A piece that would take long is refused, because any caller with a
+known key gets this far.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 import time
-from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import cache
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
-from fastapi import Query, Request, Response
-from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
+import msgspec
+from fastapi import Query, Request
+from msgspec.inspect import EnumType, LiteralType, UnionType, type_info
 
+from rolltap.contract.base import MAX_DEPTH, RequestBody
+from rolltap.decoding import convert, from_json, parse_json
 from rolltap.errors import BodyTooLarge, InvalidRequest
 from rolltap.protocols.cache_space import values_in
 
 T = TypeVar("T")
+B = TypeVar("B", bound=RequestBody)
 
 LONG_BODY = 16 << 10
 """Shorter bodies are read whole."""
 PIECE_BYTES = 8 << 20
-PIECE_VALUES = 500_000
-"""Limits of a piece that is decoded at once: bytes, and values (values take the time, text does not)."""
-PARTS = 100_000
-"""Limit of fields and items in a long body."""
+"""Limit of a piece that is read in one go; types have a limit of values, which take the time, besides."""
+MOST_VALUES = 1_000_000
+"""Limit of the values of a body that is read in pieces."""
 
 SLICE_S = 0.002
 """About how long the event loop is blocked at a time, and how long it is then free for others."""
 
+Limit = Annotated[int, Query(ge=1)]
+"""Maximum number of rows in a page."""
 
-def sliced(items: Mapping[str, Any]) -> type[APIRoute]:
-    """A route class; `items` has the type of an item by the name of the list."""
-    adapters = {name: TypeAdapter(kind) for name, kind in items.items()}
-
-    class SlicedRoute(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            handle = super().get_route_handler()
-
-            async def handler(request: Request) -> Response:
-                raw = await request.body()
-                if len(raw) > LONG_BODY:
-                    body = await _read(raw, adapters)
-                    if body is not None:
-                        request._json = body
-                        setattr(request.state, VALUES_CHECKED, True)
-                    else:
-                        _check_piece(raw, "the body")
-                return await handle(request)
-
-            return handler
-
-    return SlicedRoute
+NO_OBJECT = "the body must be a JSON object, sent with Content-Type: application/json"
+NUL = re.compile(r"(?<!\\)(?:\\\\)*+\\u0000")
+PROBLEM = re.compile(r"(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+FIELD = re.compile(r"Object (?P<problem>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
+NAMES = {int: "int", float: "float", str: "str", bool: "bool", type(None): "null", list: "array", dict: "object"}
+FIELD_PROBLEMS = {"missing required": "this field is required", "contains unknown": "there is no such field"}
 
 
-async def pausing(items: Iterable[T], each: Callable[[T], Any]) -> None:
-    """Calls `each` with every item, and lets others run now and then."""
+async def check_parameters(request: Request) -> None:
+    """A dependency that refuses text of the path and the query that a database can't store."""
+    for name, text in [*request.path_params.items(), *request.query_params.items()]:
+        if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+            raise InvalidRequest(f"{name}: text with a NUL character or a lone surrogate", param=name)
+
+
+def body_of(kind: type[B]) -> Callable[[Request], Coroutine[Any, Any, B]]:
+    """A dependency that reads the body as `kind`. It raises `InvalidRequest` or `BodyTooLarge`."""
+
+    async def body(request: Request) -> B:
+        raw = await request.body()
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if not raw or not (media_type == "application/json" or media_type.endswith("+json")):
+            raise InvalidRequest(NO_OBJECT)
+        return await read_body(raw, kind)
+
+    return body
+
+
+async def read_body(raw: bytes, kind: type[B]) -> B:
+    """The body as `kind`."""
+    if len(raw) <= LONG_BODY or (head := _head_of(kind)) is None:
+        return _read(raw, kind)
+    if values_in(raw) > MOST_VALUES:
+        raise BodyTooLarge(f"the body has over {MOST_VALUES:,} values; send fewer at a time")
+    try:
+        pieces = from_json(raw, head)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(error, head, "") from None
+    values: dict[str, Any] = {}
+    for field in msgspec.structs.fields(kind):
+        name, piece, item = field.name, getattr(pieces, field.name), _item_of(field.type)
+        if item is not None and piece is not msgspec.UNSET:
+            values[name] = [_read(bytes(one), item, f"{name}.{at}") async for at, one in paused(enumerate(piece))]
+        elif piece is not msgspec.UNSET:
+            values[name] = _read(bytes(piece), field.type, name)
+    return kind(**values)
+
+
+async def paused(items: Iterable[T]) -> AsyncIterator[T]:
+    """Yields the items, and lets others run now and then."""
     began = time.perf_counter()
     for item in items:
-        each(item)
+        yield item
         if time.perf_counter() - began > SLICE_S:
             await asyncio.sleep(SLICE_S)
             began = time.perf_counter()
 
 
-async def _read(raw: bytes, adapters: Mapping[str, TypeAdapter[Any]]) -> dict[str, Any] | None:
-    """The body as `Request.json` returns it, except that valid items are objects of their type.
-
-    None if the body must be read as a whole, because it is not a JSON object or contains a refused value. A list with a
-    refused item ends with that item.
-    """
-    fields = _Fields(raw, adapters)
-    try:
-        await pausing(cut(raw, fields.lists), fields.take)
-    except BodyTooLarge:
-        raise
-    except (ValueError, RecursionError, InvalidRequest):
+@cache
+def _head_of(kind: type[RequestBody]) -> type[msgspec.Struct] | None:
+    """`kind` with raw JSON in the place of its fields and of the items of its lists of bodies; None if it has none."""
+    fields = []
+    for field in msgspec.structs.fields(kind):
+        limits = field.type.__metadata__ if get_origin(field.type) is Annotated else (msgspec.Meta(),)
+        raw: Any = msgspec.Raw if _item_of(field.type) is None else Annotated[(list[msgspec.Raw], *limits)]
+        fields.append((field.name, raw) if field.required else (field.name, raw, msgspec.UNSET))
+    if not any(_item_of(field.type) for field in msgspec.structs.fields(kind)):
         return None
-    return fields.body
+    return msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True, kw_only=True)
 
 
-class _Fields:
-    """Takes the parts of a body into `body`."""
-
-    def __init__(self, raw: bytes, adapters: Mapping[str, TypeAdapter[Any]]) -> None:
-        self.body: dict[str, Any] = {}
-        self.lists = {json.dumps(name).encode(): adapter for name, adapter in adapters.items()}
-        self._raw = raw
-        self._count = 0
-        self._ended: set[bytes] = set()
-        """The lists that have a refused item."""
-
-    def take(self, part: Part | None) -> None:
-        if part is None:
-            return
-        self._count += 1
-        if self._count > PARTS:
-            raise BodyTooLarge(f"the body has over {PARTS:,} fields and items; send fewer at a time")
-        if part.name in self._ended:
-            return
-        name = json.loads(part.name.decode())
-        if part.is_item and part.start == part.end:
-            self.body[name] = []
-            return
-        raw = self._raw[part.start : part.end]
-        _check_piece(raw, name)
-        value = json.loads(raw.decode())
-        check_item(raw, value, name)
-        if not part.is_item:
-            self.body[name] = value
-            return
-        try:
-            self.body[name].append(self.lists[part.name].validate_python(value))
-        except (ValidationError, InvalidRequest):
-            self.body[name].append(value)
-            self._ended.add(part.name)
+def _item_of(kind: Any) -> type[RequestBody] | None:
+    """The type of a list's items, if they are bodies."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    item = get_args(kind)[0] if get_origin(kind) in (list, Sequence) else None
+    return item if isinstance(item, type) and issubclass(item, RequestBody) else None
 
 
-def _check_piece(raw: bytes, name: str) -> None:
-    """Refuses a piece that would block the event loop for long. `name` is the field or, for an item, its list."""
-    if len(raw) > LONG_BODY and (len(raw) > PIECE_BYTES or values_in(raw) > PIECE_VALUES):
-        raise BodyTooLarge(
-            f"{name}: at most {PIECE_BYTES >> 20} MiB and {PIECE_VALUES:,} values in one piece; send less at a time"
+def _read(raw: bytes, kind: Any, name: str = "") -> Any:
+    """One piece: the body, or its field or item `name`."""
+    most = getattr(kind, "MOST_VALUES", RequestBody.MOST_VALUES)
+    if len(raw) > LONG_BODY and (len(raw) > PIECE_BYTES or values_in(raw) > most):
+        limits = f"at most {PIECE_BYTES >> 20} MiB and {most:,} values in one piece"
+        raise BodyTooLarge(f"{name or 'the body'}: {limits}; send less at a time")
+    value = None
+    try:
+        value = parse_json(raw)
+        if b"\\u0000" in raw:
+            _check_text(value, name)
+        return convert(value, kind, strict=False)
+    except ValueError as error:
+        raise _refusal(error, kind, name, value) from None
+
+
+def _check_text(value: Any, name: str) -> None:
+    for field, part in value.items() if isinstance(value, dict) and not name else [(name, value)]:
+        if NUL.search(json.dumps({field: part})) is not None:
+            raise InvalidRequest(f"{field}: text with a NUL character", param=field)
+
+
+def _refusal(error: Exception, kind: Any, name: str, value: Any = None) -> InvalidRequest:
+    """What msgspec says of a piece of the body, with the names of the whole body. `value` is the parsed piece."""
+    found = PROBLEM.fullmatch(str(error))
+    assert found is not None
+    problem, path = found["problem"], re.findall(r"[^.\[\]]+|\.\.\.", found["path"] or "")
+    if not isinstance(error, msgspec.ValidationError):
+        deep = f"nested deeper than {MAX_DEPTH} levels"
+        return InvalidRequest(
+            f"the body is {deep if 'recursion' in problem else f'not JSON (which has no NaN): {problem}'}"
         )
+    if (field := FIELD.fullmatch(problem)) is not None:
+        problem, path = FIELD_PROBLEMS[field["problem"]], [*path, field["name"]]
+    elif choices := _choices(type_info(kind), path):
+        problem += f"; known: {', '.join(choices)}"
+    where = ".".join([*([name] if name else []), *_named(path, problem, value)])
+    if not where:
+        return InvalidRequest(NO_OBJECT)
+    return InvalidRequest(f"{where}: {problem}", param=where)
 
 
-STEP_BYTES = 64 << 10
-STEP_MARKS = 256
-"""After this many bytes of one search, or quotes and brackets of one value, other tasks may run."""
-
-SPACE = re.compile(rb"[ \t\r\n]*+")
-SCALAR = re.compile(rb'[^ \t\r\n,:"\[\]{}]*+')
-MARK = re.compile(rb'"[^"\\]*+"|["\[\]{}]')
-"""Text without an escape is one mark."""
-TEXT_MARK = re.compile(rb'["\\]')
-QUOTE, BACKSLASH, LIST, OBJECT = b'"\\[{'
+def _named(path: list[str], problem: str, value: Any) -> Iterator[str]:
+    """The steps of a path in the parsed `value`. msgspec says `...` for a key: the first with such a value is meant."""
+    for step in path:
+        if step == "..." and isinstance(value, dict):
+            step = next((key for key, each in value.items() if problem.endswith(f"got `{NAMES[type(each)]}`")), "*")
+        yield step
+        value = value.get(step) if isinstance(value, dict) else value[int(step)] if isinstance(value, list) else None
 
 
-class Part(NamedTuple):
-    """Position of a field's value or, with `is_item`, of an item of its list. An empty item marks the list's start."""
-
-    name: bytes  # the field's, as JSON
-    start: int
-    end: int
-    is_item: bool = False
-
-
-class MalformedBody(ValueError):
-    """The body is not a JSON object, or is malformed."""
-
-
-Steps = Generator[Part | None, None, int]
-"""Yields parts, and None after each step. Returns the end position."""
-
-
-def cut(body: bytes, lists: Collection[bytes]) -> Steps:
-    """Cuts a body of JSON into its parts, in order and without parsing them. `lists`: the names (as JSON) of the fields
-    that are cut into items.
-
-    Only the characters between the parts are checked. If all parts are valid JSON, so is the body: the caller must
-    decode each part strictly.
-    """
-    at = yield from _space(body, 0)
-    if body[at : at + 1] != b"{":
-        raise MalformedBody
-    at = yield from _members(body, at + 1, b"}", lists)
-    at = yield from _space(body, at)
-    if at < len(body):
-        raise MalformedBody
-    return at
-
-
-def _members(body: bytes, at: int, closing: bytes, lists: Collection[bytes], name: bytes = b"") -> Steps:
-    """The fields of the object that starts before `at` or, with `name`, the items of the list."""
-    at = yield from _space(body, at)
-    if body[at : at + 1] == closing:
-        return at + 1
-    while True:
-        if name:
-            start, at = at, (yield from _value(body, at))
-            yield Part(name, start, at, is_item=True)
-        else:
-            at = yield from _field(body, at, lists)
-        at = yield from _space(body, at)
-        after, at = body[at : at + 1], at + 1
-        if after == closing:
-            return at
-        if after != b",":
-            raise MalformedBody
-        at = yield from _space(body, at)
-
-
-def _field(body: bytes, at: int, lists: Collection[bytes]) -> Steps:
-    start, at = at, (yield from _value(body, at))
-    name = body[start:at]
-    at = yield from _space(body, at)
-    if not name.startswith(b'"') or body[at : at + 1] != b":":
-        raise MalformedBody
-    at = yield from _space(body, at + 1)
-    if name in lists and body[at : at + 1] == b"[":
-        yield Part(name, at, at, is_item=True)
-        return (yield from _members(body, at + 1, b"]", lists, name))
-    start, at = at, (yield from _value(body, at))
-    yield Part(name, start, at)
-    return at
-
-
-def _value(body: bytes, at: int) -> Steps:
-    """Skips one value: a string, a scalar, or an object or list up to its closing bracket."""
-    first = body[at : at + 1]
-    if first not in (b'"', b"[", b"{"):
-        match = SCALAR.match(body, at, at + STEP_BYTES)
-        if match is None or not 0 < match.end() - at < STEP_BYTES:
-            raise MalformedBody
-        return match.end()
-    depth, marks, in_text = 0, 0, False
-    while at < len(body):
-        match = (TEXT_MARK if in_text else MARK).search(body, at, at + STEP_BYTES)
-        marks += 1
-        if match is None:
-            at, marks = at + STEP_BYTES, STEP_MARKS
-        else:
-            mark, at = body[match.start()], match.end()
-            if mark == BACKSLASH:
-                at += 1
-            elif mark == QUOTE:
-                in_text = not in_text and match.end() == match.start() + 1
-            else:
-                depth += 1 if mark in (LIST, OBJECT) else -1
-            if not depth and not in_text:
-                return at
-        if marks >= STEP_MARKS:
-            marks = 0
-            yield None
-    raise MalformedBody
-
-
-def _space(body: bytes, at: int) -> Steps:
-    while True:
-        match = SPACE.match(body, at, at + STEP_BYTES)
-        end = match.end() if match else at
-        if end < at + STEP_BYTES:
-            return end
-        at = end
-        yield None
-
-
-MAX_DEPTH = 64
-"""Maximum nesting of a body, because later readers recurse."""
-
-SUSPECT_TEXT = (b"\\u0000", b"\\ud", b"\\uD", b"\xed", b"\0", b"NaN", b"Infinity")
-SUSPECT_NUMBER = re.compile(rb"[0-9](?:[0-9]{18}|[eE]\+?[0-9]{3})")
-"""One of these is in every body with a value to refuse, and in few others: NUL, surrogates, encodings that have NUL
-bytes, long integers, infinities."""
-
-INTEGERS = range(-(2**63), 2**63)
-
-VALUES_CHECKED = "values_checked"
-"""Request state: the body was already checked while it was read (`rolltap.proxy.planes.bodies`)."""
-
-Limit = Annotated[int, Query(ge=1)]
-"""Maximum number of rows in a page."""
-
-
-async def check_values(request: Request) -> None:
-    """A dependency that refuses integers over 64 bits, NaN and infinities, text with NUL or lone surrogates, and bodies
-    nested deeper than `MAX_DEPTH`. The route itself checks that the body is JSON."""
-    for name, text in [*request.path_params.items(), *request.query_params.items()]:
-        _check(text, name)
-    if getattr(request.state, VALUES_CHECKED, False):
-        return
-    raw = await request.body()
-    try:
-        body = await request.json()
-    except RecursionError:
-        raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels") from None
-    except ValueError:
-        return
-    check_body(raw, body)
-
-
-def check_body(raw: bytes, body: Any) -> None:
-    if is_suspect(raw):
-        _check_inside(body)
-    else:
-        _check_depth(body)
-
-
-def check_item(raw: bytes, item: Any, name: str) -> None:
-    """Like `check_body`, for a part of a body: field `name`, or one item of that list."""
-    check_body(raw, {name: [item]})
-
-
-def is_suspect(body: bytes) -> bool:
-    """Whether every value of a JSON body must be checked."""
-    return any(text in body for text in SUSPECT_TEXT) or SUSPECT_NUMBER.search(body) is not None
-
-
-def _check_depth(body: Any) -> None:
-    """Only looks at objects and lists, not at every value: agents' calls wait meanwhile."""
-    level = [body]
-    for _ in range(MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if type(outer) is dict else outer if type(outer) is list else ())
-            if type(inner) is dict or type(inner) is list
-        ]
-        if not level:
-            return
-    raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels")
-
-
-def _check_inside(body: Any) -> None:
-    """Looks at every value, and at the names of objects."""
-    level = [("", body)]
-    for _ in range(MAX_DEPTH):
-        level = [inner for name, value in level for inner in _inside(name, value)]
-        if not level:
-            return
-        for name, value in level:
-            _check(value, name)
-    raise InvalidRequest(f"the body is nested deeper than {MAX_DEPTH} levels", param=level[0][0])
-
-
-def _inside(name: str, value: Any) -> list[tuple[str, Any]]:
-    """What an object or a list holds, by the name of the body's field that it is in; an object's names among it."""
-    if isinstance(value, dict):
-        return [(name or key, part) for key, inner in value.items() for part in (key, inner)]
-    return [(name, inner) for inner in value] if isinstance(value, list) else []
-
-
-def _check(value: Any, name: str) -> None:
-    problem = None
-    if isinstance(value, str):
-        problem = _text_problem(value)
-    elif isinstance(value, int) and value not in INTEGERS:
-        problem = "an integer of more than 64 bits"
-    elif isinstance(value, float) and not math.isfinite(value):
-        problem = "not a finite number"
-    if problem is not None:
-        param = name.encode("ascii", "replace").decode()
-        raise InvalidRequest(f"{param}: {problem}", param=param)
-
-
-def _text_problem(text: str) -> str | None:
-    if "\0" in text:
-        return "text with a NUL character"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return "text with a lone surrogate"
-    return None
+def _choices(info: Any, path: list[str]) -> list[str]:
+    """The values of the enumeration at a path of `info`, a type."""
+    if isinstance(info, UnionType):
+        return [choice for each in info.types for choice in _choices(each, path)]
+    if isinstance(info, LiteralType):
+        return list(map(str, info.values))
+    if isinstance(info, EnumType):
+        return [str(each.value) for each in info.cls]
+    if not path:
+        return []
+    fields = {field.encode_name: field.type for field in getattr(info, "fields", ())}
+    inner = fields.get(path[0]) or getattr(info, "item_type", None) or getattr(info, "value_type", None)
+    return _choices(inner, path[1:])

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from fastapi import APIRouter, Response
+import msgspec
+from fastapi import Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rolltap.contract.admin import Diagnosis
@@ -21,25 +22,25 @@ from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.diagnosis import ServerDiagnosis
 from rolltap.proxy.metrics.scrape_state import StateCollector, engines_up, registry_of
 from rolltap.proxy.planes.answers import Alive, Readiness, content_of
+from rolltap.proxy.planes.router import PlaneRouter, answer
 from rolltap.proxy.planes.services import Services
 
 SPOOL: dict[bool | None, Literal["ok", "full", "none"]] = {None: "none", True: "ok", False: "full"}
 
 
-def router(services: Services) -> APIRouter:
-    routes = APIRouter()
+def router(services: Services) -> PlaneRouter:
+    routes = PlaneRouter()
 
     @routes.get("/health")
     async def health() -> Alive:
         return Alive()
 
-    @routes.get("/ready", responses={503: {"model": Readiness, "description": "no new call could be taken"}})
-    async def ready(response: Response) -> Readiness:
+    @routes.get("/ready", responses={503: answer("no new call could be taken", Readiness)}, response_model=Readiness)
+    async def ready() -> Response:
         condition = await services.call_log.condition()
         engines = all(any(up for _, up in engines_up(policy)) for policy in services.policies.all)
         takes_calls = condition.takes_calls and engines and not services.stopping
-        response.status_code = 200 if takes_calls else 503
-        return Readiness(
+        state = Readiness(
             status="stopping" if services.stopping else "ready" if takes_calls else "not ready",
             store="ok" if condition.store else "away",
             spool=SPOOL[condition.spool],
@@ -50,6 +51,7 @@ def router(services: Services) -> APIRouter:
             clock="off" if condition.clock_is_off else "ok",
             proxies="differ" if services.peers.differences else "same",
         )
+        return Response(msgspec.json.encode(state), 200 if takes_calls else 503, media_type="application/json")
 
     return routes
 
@@ -61,8 +63,8 @@ def _models(policies: Sequence[Policy]) -> Literal["served", "missing", "unknown
     return "served" if all(policy.up for policy in policies) else "unknown"
 
 
-def metrics_router(services: Services) -> APIRouter:
-    routes = APIRouter(tags=["metrics"])
+def metrics_router(services: Services) -> PlaneRouter:
+    routes = PlaneRouter(tags=["metrics"])
     collector = StateCollector(services)
 
     @routes.get("/metrics", response_class=Response, responses=content_of("text/plain", "Prometheus' text format"))
@@ -74,8 +76,8 @@ def metrics_router(services: Services) -> APIRouter:
     return routes
 
 
-def diagnosis_router(services: Services) -> APIRouter:
-    routes = APIRouter(tags=["metrics"])
+def diagnosis_router(services: Services) -> PlaneRouter:
+    routes = PlaneRouter(tags=["metrics"])
 
     @routes.get("/diagnosis")
     async def diagnosis() -> Diagnosis:

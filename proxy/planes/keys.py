@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from rolltap.contract.keys import MintKey, RotateKey
 from rolltap.proxy.front.access import By
 from rolltap.proxy.planes.answers import AuditPage, KeyList, KeyWithSecret, RevokedKeys, fields_of
-from rolltap.proxy.planes.bodies import Limit, sliced
+from rolltap.proxy.planes.bodies import Limit
 from rolltap.proxy.planes.policies import policy_of
+from rolltap.proxy.planes.router import PlaneRouter
 from rolltap.proxy.planes.services import Services
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.tenants import acting_for
 
 
-def router(services: Services, keyring: Keyring) -> APIRouter:
-    routes = APIRouter(tags=["keys"], route_class=sliced({}))
+def router(services: Services, keyring: Keyring) -> PlaneRouter:
+    routes = PlaneRouter(tags=["keys"])
     keys = services.ledger.keys
 
     @routes.get("/keys")
@@ -58,8 +59,8 @@ def router(services: Services, keyring: Keyring) -> APIRouter:
     return routes
 
 
-def audit_router(services: Services) -> APIRouter:
-    routes = APIRouter(tags=["keys"])
+def audit_router(services: Services) -> PlaneRouter:
+    routes = PlaneRouter(tags=["keys"])
 
     @routes.get("/audit")
     async def read_audit(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from rolltap.contract.trainer import (
     AckLease,
     AnnotateLease,
-    CallAnnotation,
     ExtendLease,
     LeaseAcknowledged,
     LeaseAnnotated,
@@ -22,16 +21,17 @@ from rolltap.contract.trainer import (
 )
 from rolltap.ledger.leases import LeaseKey
 from rolltap.proxy.planes.answers import DeadLetterList, GroupRevived, packed
-from rolltap.proxy.planes.bodies import Limit, sliced
+from rolltap.proxy.planes.bodies import Limit
 from rolltap.proxy.planes.policies import policy_of
+from rolltap.proxy.planes.router import PlaneRouter
 from rolltap.proxy.planes.services import Services
 from rolltap.proxy.reading_process.questions import RemoteRebuilder
 
 LEASE = packed("a `Lease`") | {204: {"description": "no group was ready within `wait` seconds"}}
 
 
-def router(services: Services) -> APIRouter:
-    routes = APIRouter(tags=["leases"], route_class=sliced({"calls": CallAnnotation}))
+def router(services: Services) -> PlaneRouter:
+    routes = PlaneRouter(tags=["leases"])
     trainers, packed = services.ledger.trainers, RemoteRebuilder(services.ask).packed_lease
 
     @routes.post("/leases", response_class=Response, responses=LEASE)

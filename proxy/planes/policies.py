@@ -6,8 +6,6 @@ import asyncio
 import posixpath
 from collections.abc import Sequence
 
-from fastapi import APIRouter
-
 from rolltap.contract.control import PolicyList, PolicyStatus, RolloutControl, SetControl
 from rolltap.contract.trainer import (
     LOST,
@@ -19,7 +17,6 @@ from rolltap.contract.trainer import (
     PolicyResumed,
     PolicyScores,
     PushWeights,
-    ScoredIds,
     ScoreIds,
     ServedVersion,
     TokenScores,
@@ -40,15 +37,15 @@ from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.engines.base import Scorer, ScoreRequest
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.planes.answers import fields_of
-from rolltap.proxy.planes.bodies import sliced
+from rolltap.proxy.planes.router import PlaneRouter
 from rolltap.proxy.planes.services import Services
 
 SYSTEM_FOLDERS = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 
 
-def admin_router(services: Services) -> APIRouter:
+def admin_router(services: Services) -> PlaneRouter:
     """The policies with their versions and counts, and their controls without a trainer."""
-    routes = APIRouter(tags=["policies"], route_class=sliced({}))
+    routes = PlaneRouter(tags=["policies"])
 
     @routes.get("/policies")
     async def list_policies() -> PolicyList:
@@ -66,13 +63,13 @@ def admin_router(services: Services) -> APIRouter:
     return routes
 
 
-def trainer_router(services: Services) -> APIRouter:
+def trainer_router(services: Services) -> PlaneRouter:
     """Weight updates: begin, push (or receive: `transfer_router`), finish; by the trainer that owns the policy.
 
     A failed push leaves the old weights and the old version. After a transfer that broke off in the middle the policy
     serves nothing (`paused` is `lost`) until a whole push.
     """
-    routes = APIRouter(tags=["policies"], route_class=sliced({}))
+    routes = PlaneRouter(tags=["policies"])
     policies = services.ledger.policies
 
     @routes.get("/policies/{name}")
@@ -204,9 +201,9 @@ def check_temperature(policy: Policy, temperature: float) -> None:
         raise InvalidRequest(f"temperature {temperature} for policy {policy.name!r}: {problem}", param="temperature")
 
 
-def transfer_router(services: Services) -> APIRouter:
+def transfer_router(services: Services) -> PlaneRouter:
     """Weights that a trainer sends to a process group. Replaces the push between `begin_update` and `finish_update`."""
-    routes = APIRouter(tags=["policies"], route_class=sliced({}))
+    routes = PlaneRouter(tags=["policies"])
     policies = services.ledger.policies
 
     @routes.get("/policies/{name}/ranks")
@@ -247,12 +244,12 @@ AT_ONCE = 16
 """Sequences of a request that an engine is asked for at a time."""
 
 
-def score_router(services: Services) -> APIRouter:
+def score_router(services: Services) -> PlaneRouter:
     """What a teacher or judge says of tokens that another policy sampled, or nobody.
 
     Nothing is sampled, so nothing of it is in the call log; it has counters of its own.
     """
-    routes = APIRouter(tags=["policies"], route_class=sliced({"sequences": ScoredIds}))
+    routes = PlaneRouter(tags=["policies"])
     policies = services.ledger.policies
 
     @routes.post("/policies/{name}/score")

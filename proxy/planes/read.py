@@ -7,12 +7,11 @@ process and passed on as they come: a call may have 100,000 tokens.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from inspect import Parameter, Signature
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 
 from rolltap.calllog.notes import append_note
 from rolltap.contract.admin import NewNote
@@ -20,15 +19,15 @@ from rolltap.contract.keys import Caller
 from rolltap.contract.operations import Operation, operations_of
 from rolltap.proxy.front.access import By
 from rolltap.proxy.planes.answers import packed
-from rolltap.proxy.planes.bodies import sliced
+from rolltap.proxy.planes.router import PlaneRouter
 from rolltap.proxy.planes.services import Services
 from rolltap.reading import RecordReader
 from rolltap.reading.operations import ReadPlane
 from rolltap.types import Trajectory
 
 
-def router(services: Services) -> APIRouter:
-    routes = APIRouter(tags=["reading"], route_class=sliced({}))
+def router(services: Services) -> PlaneRouter:
+    routes = PlaneRouter(tags=["reading"])
     for operation in operations_of(ReadPlane):
         add = _note(services) if operation.name == "note" else _question(services, operation)
         add.__name__, add.__doc__ = operation.title, operation.about
@@ -76,7 +75,7 @@ def _note(services: Services) -> Callable[..., Awaitable[Response]]:
     """Returns the endpoint that appends a note: this process writes the record."""
 
     async def endpoint(body: NewNote, by: By) -> Response:
-        note = await append_note(services.call_log.database, replace(body, author=body.author or by.id))
+        note = await append_note(services.call_log.database, msgspec.structs.replace(body, author=body.author or by.id))
         return Response(msgspec.json.encode(note), media_type="application/json")
 
     return endpoint

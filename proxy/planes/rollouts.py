@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import StreamingResponse
 
 from rolltap.contract.admin import (
@@ -21,12 +21,12 @@ from rolltap.contract.admin import (
     Heartbeat,
     HeldRollouts,
     NewReward,
-    NewTask,
     OpenGroup,
     ReleasedRollouts,
     StartRollout,
     SubmitTasks,
     WorkWaits,
+    task_of,
 )
 from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
@@ -37,17 +37,18 @@ from rolltap.ledger.submissions import Submission, SubmissionSpec
 from rolltap.proxy.front.access import By
 from rolltap.proxy.planes import answers
 from rolltap.proxy.planes.answers import GroupList, SubmissionList
-from rolltap.proxy.planes.bodies import Limit, pausing, sliced
+from rolltap.proxy.planes.bodies import Limit, paused
 from rolltap.proxy.planes.policies import check_temperature, policy_of
+from rolltap.proxy.planes.router import PlaneRouter
 from rolltap.proxy.planes.services import Services
-from rolltap.types import EVALUATION, PURPOSE_TAG, Group, Reward, Rollout
+from rolltap.types import EVALUATION, PURPOSE_TAG, Group, Reward, Rollout, Task
 
 log = logging.getLogger(__name__)
 
 
-def router(services: Services) -> APIRouter:
+def router(services: Services) -> PlaneRouter:
     """Groups, rollouts and rewards."""
-    routes = APIRouter(tags=["rollouts"], route_class=sliced({}))
+    routes = PlaneRouter(tags=["rollouts"])
     _serve_groups(routes, services)
     _serve_rollouts(routes, services)
 
@@ -59,14 +60,14 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-def _serve_groups(routes: APIRouter, services: Services) -> None:
+def _serve_groups(routes: PlaneRouter, services: Services) -> None:
     groups = services.ledger.groups
 
     @routes.post("/groups")
     async def open_group(body: OpenGroup) -> Group:
         """Opens a group of `n` rollouts of a task. Idempotent by `id`. 429 while too many groups are outstanding."""
         policy, roles = services.resolve_roles(body.policy)
-        spec = GroupSpec(policy, body.n, body.task, tuple(body.tags), body.rule, body.priority, roles)
+        spec = GroupSpec(policy, body.n, task_of(body.task), tuple(body.tags), body.rule, body.priority, roles)
         return await groups.open(spec, group_id=body.id)
 
     @routes.post("/groups/{group_id}/cancel")
@@ -74,7 +75,7 @@ def _serve_groups(routes: APIRouter, services: Services) -> None:
         return await groups.cancel(group_id)
 
 
-def _serve_rollouts(routes: APIRouter, services: Services) -> None:
+def _serve_rollouts(routes: PlaneRouter, services: Services) -> None:
     rollouts = services.ledger.rollouts
 
     @routes.post("/rollouts/{rollout_id}/start")
@@ -146,16 +147,19 @@ def _can_train_at(services: Services, policy: str, temperature: float) -> bool:
 PAGE = 100
 
 
-def task_router(services: Services) -> APIRouter:
-    routes = APIRouter(tags=["tasks"], route_class=sliced({"tasks": NewTask}))
+def task_router(services: Services) -> PlaneRouter:
+    routes = PlaneRouter(tags=["tasks"])
     ledger = services.ledger
 
     @routes.post("/tasks")
     async def submit(body: SubmitTasks) -> Submission:
         """Queues `n` rollouts of each task. Idempotent by `id`. Refuses a task that no node could run."""
         policy, roles = services.resolve_roles(body.policy)
-        await pausing(body.tasks, lambda task: services.check_task(task, services.policies.names))
-        spec = SubmissionSpec(policy, body.n, tuple(body.tasks), tuple(body.tags), body.rule, body.priority, roles)
+        tasks: list[Task] = []
+        async for task in paused(task_of(submitted) for submitted in body.tasks):
+            services.check_task(task, services.policies.names)
+            tasks.append(task)
+        spec = SubmissionSpec(policy, body.n, tuple(tasks), tuple(body.tags), body.rule, body.priority, roles)
         return await ledger.submissions.submit(spec, submission_id=body.id)
 
     @routes.get("/tasks")
@@ -223,8 +227,8 @@ def sse_event(kind: str, data: Any, id: int | None = None) -> bytes:
     return f"{numbered}event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def event_router(services: Services) -> APIRouter:
-    routes = APIRouter(tags=["events"])
+def event_router(services: Services) -> PlaneRouter:
+    routes = PlaneRouter(tags=["events"])
     ledger = services.ledger
 
     @routes.get("/events", response_class=StreamingResponse, responses=answers.events("what happens, as `Event`"))
@@ -241,8 +245,8 @@ def event_router(services: Services) -> APIRouter:
     return routes
 
 
-def node_router(services: Services) -> APIRouter:
-    routes = APIRouter(tags=["nodes"], route_class=sliced({}))
+def node_router(services: Services) -> PlaneRouter:
+    routes = PlaneRouter(tags=["nodes"])
     nodes = services.ledger.nodes
 
     @routes.get("/nodes/waiting")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
 
-from rolltap.contract.admin import ClosedSession, HarnessLog, LogEntry, OpenSession, SessionKey
+from rolltap.contract.admin import ClosedSession, HarnessLog, OpenSession, SessionKey
 from rolltap.decoding import convert
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
 from rolltap.proxy.call.budget import cap_of
 from rolltap.proxy.front.access import By
-from rolltap.proxy.planes.bodies import sliced
+from rolltap.proxy.planes.router import PlaneRouter
 from rolltap.proxy.planes.services import Services
 from rolltap.proxy.reading_process.questions import P, Question, SessionEnds
 from rolltap.types import UNCHECKED, LogCheck, Session
@@ -25,8 +23,8 @@ def judged_rollout(tags: Mapping[str, str]) -> str:
     return tags.get("rollout", "") if tags.get("kind") == "judge" else ""
 
 
-def router(services: Services) -> APIRouter:
-    routes = APIRouter(tags=["sessions"], route_class=sliced({"entries": LogEntry}))
+def router(services: Services) -> PlaneRouter:
+    routes = PlaneRouter(tags=["sessions"])
 
     @routes.post("/sessions")
     async def open_session(body: OpenSession, by: By) -> SessionKey:
@@ -79,7 +77,7 @@ async def _checked(services: Services, session: Session, log: HarnessLog) -> Log
     if session.rollout_id is not None and (await services.ledger.rollouts.get(session.rollout_id)).status.terminal:
         # What is trained was settled when the rollout ended.
         raise LedgerError(f"rollout {session.rollout_id} has ended; its harness's log is compared before")
-    check = await _ask_json(services, SessionEnds.compared, session.id, asdict(log))
+    check = await _ask_json(services, SessionEnds.compared, session.id, msgspec.to_builtins(log))
     return await services.call_log.set_log_check(session.id, convert(check, LogCheck))
 
 

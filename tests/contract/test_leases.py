@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from rolltap.contract.trainer import Lease, LeaseRequest, Replay, Rewind
@@ -356,9 +356,9 @@ async def test_a_replay_of_some_age_has_no_tokens_of_abandoned_weights(world: Wo
     now = (await world.ledger.trainers.rewind("another", Rewind(5, {"policy": 5}, "run"))).incarnation
     await world.ledger.policies.set_version("policy", 9)
     wanted = LeaseRequest("another", "policy", 2, incarnation=now)
-    replay = await world.ledger.trainers.lease(replace(wanted, replay=Replay(max_age=1)))
+    replay = await world.ledger.trainers.lease(msgspec.structs.replace(wanted, replay=Replay(max_age=1)))
     assert [(one.group.id, one.staleness) for one in replay.groups] == [(kept.id, 0)]
-    everything = await world.ledger.trainers.lease(replace(wanted, replay=Replay()))
+    everything = await world.ledger.trainers.lease(msgspec.structs.replace(wanted, replay=Replay()))
     assert {one.group.id for one in everything.groups} == {kept.id, abandoned.id}
 
 
@@ -391,7 +391,7 @@ async def test_stale_tokens_may_lose_their_loss_instead_of_the_group(world: Worl
         assert [turn.trained for turn in segment.turns] == [True]
     assert await status(world, old.id) is GroupStatus.STALE
     await world.ledger.trainers.release(key(lease, now))
-    whole = await world.ledger.trainers.lease(replace(wanted, max_staleness=None))
+    whole = await world.ledger.trainers.lease(msgspec.structs.replace(wanted, max_staleness=None))
     assert whole.groups[0].oldest_version == 0
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rolltap.contract.admin import HarnessLog
@@ -113,4 +114,4 @@ async def test_a_log_that_lost_a_turn_is_a_mismatch(release: Callable[[str], Ins
 
 def without_second_reply(log: HarnessLog) -> HarnessLog:
     replies = [at for at, entry in enumerate(log.entries) if entry.role == "assistant"]
-    return replace(log, entries=[entry for at, entry in enumerate(log.entries) if at != replies[1]])
+    return msgspec.structs.replace(log, entries=[entry for at, entry in enumerate(log.entries) if at != replies[1]])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rolltap.contract.admin import HarnessLog
@@ -133,7 +133,7 @@ async def through(
             else:
                 run.exits.append(await launched)
         log = read_log(harness.name, workspace.home_folder, workspace.folder)
-        run.log = change(replace(log, complete=not scenario.kill)) if log is not None else None
+        run.log = change(msgspec.structs.replace(log, complete=not scenario.kill)) if log is not None else None
         run.files = {
             path: (workspace.folder / path).read_text() for path in scenario.makes if (workspace.folder / path).exists()
         }

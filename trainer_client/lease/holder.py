@@ -10,7 +10,8 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+import msgspec
 
 from rolltap.contract.trainer import CallAnnotation, Lease, LeasedGroup, LeaseOptions, Replay
 from rolltap.errors import AlignmentError, LeaseLost, RolltapError, ServerUnreachable, StoreUnavailable, TrainerFenced
@@ -84,7 +85,7 @@ class LeaseHolder:
         while (missing := count - self._usable()) > 0 and len(self.groups) < MOST_LEASED * count:
             if stopping():
                 return False
-            options = replace(self._options, at_least=missing, batch=count + self._extra_groups())
+            options = msgspec.structs.replace(self._options, at_least=missing, batch=count + self._extra_groups())
             lease = self.client.lease(self._policy, groups=missing, options=options)
             if lease is None:
                 waiting(missing)
@@ -95,7 +96,7 @@ class LeaseHolder:
 
     def gather_replayed(self, count: int, replay: Replay) -> None:
         """Leases up to `count` groups that were trained before, in addition to the fresh ones. It does not wait."""
-        options = replace(self._options, replay=replay, wait=0.0, at_least=1)
+        options = msgspec.structs.replace(self._options, replay=replay, wait=0.0, at_least=1)
         lease = self.client.lease(self._policy, groups=count, options=options)
         if lease is not None and self._can_train(lease):
             with self._lock:

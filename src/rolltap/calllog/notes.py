@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
-from pydantic import TypeAdapter
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.schema import call_intents, notes, sessions
 from rolltap.contract.admin import NewNote, NoteKind, NoteValue
+from rolltap.decoding import convert
 from rolltap.errors import ConfigError, NotFound, StoreUnavailable
 from rolltap.ids import new_id
 
 log = logging.getLogger("rolltap.calllog")
-_NEW_NOTE = TypeAdapter(NewNote)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def check_note_row(row: Sequence[Any]) -> None:
     of_call = columns["call_id"] is not None
     fields = {name: columns[name] for name in ("kind", "name", "author")}
     owner = {"call_id": columns["call_id"]} if of_call else {"session_id": columns["session_id"]}
-    _NEW_NOTE.validate_python({**fields, **owner, "value": json.loads(columns["value"])})
+    convert({**fields, **owner, "value": json.loads(columns["value"])}, NewNote)
 
 
 def tags_after(tags: Mapping[str, str], newer: Iterable[Note]) -> dict[str, str]:

@@ -9,11 +9,12 @@ import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, GetPydanticSchema
+import msgspec
+from msgspec import Meta
 
-from rolltap.contract.base import Integer, RequestBody, check_ttl
+from rolltap.contract.base import Count, Integer, Long, RequestBody, Seconds, check_free_form, check_ttl
 from rolltap.errors import InvalidRequest
 from rolltap.tampering import DETAIL_CHARS, MOST_ACTS, TamperingAct
 from rolltap.types import Cause, RolloutStatus, Scoring, SessionFinding, Task
@@ -32,7 +33,6 @@ EVALUATION_CHARS = 8 << 20
 """How much of an evaluator's output is stored. Our runner sends at most 1 MiB for each step."""
 
 
-@dataclass(frozen=True, slots=True)
 class GroupRule(RequestBody):
     """How many rollouts a group needs, and until when.
 
@@ -43,11 +43,11 @@ class GroupRule(RequestBody):
     is counted and, by `zero_variance`, kept, dropped, or replaced by a new group of the same task.
     """
 
-    usable: int | None = None
-    spares: int = 0
+    usable: Long | None = None
+    spares: Long = 0
     deadline: float | None = None
     late: Literal["drop", "partial"] = "drop"
-    min_usable: int = 1
+    min_usable: Long = 1
     zero_variance: Literal["keep", "drop", "replace"] = "keep"
     scopes: tuple[str, ...] = ("rollout",)
 
@@ -74,26 +74,37 @@ class GroupRule(RequestBody):
             raise InvalidRequest(f"rule.min_usable is 1 to {self.usable or n}", param="rule.min_usable")
 
 
-@dataclass(frozen=True, slots=True)
-class SubmittedTask(RequestBody, Task):
-    """A task whose id is short enough for every store."""
-
-    id: Annotated[str, Field(min_length=1, max_length=256)]
+GivenId = Annotated[str, Meta(min_length=1, max_length=256)]
+"""Of a task, group or submission; short enough for every store."""
 
 
-GivenId = Annotated[str, Field(min_length=1, max_length=256)]
-"""Of a group or submission; short enough for every store."""
+class SubmittedTask(RequestBody):
+    """A `Task` as it arrives over HTTP."""
 
-NewTask = Annotated[Task, GetPydanticSchema(lambda _, handler: handler(SubmittedTask))]
-"""Any `Task` to Python; a `SubmittedTask` where it arrives over HTTP."""
+    id: GivenId
+    instruction: str
+    spec: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_free_form(self.spec, "task.spec")
 
 
-@dataclass(frozen=True, slots=True)
+if TYPE_CHECKING:
+    NewTask = Task | SubmittedTask
+else:
+    NewTask = SubmittedTask  # what is read; a client may give a `Task`, which is written the same
+
+
+def task_of(new: NewTask) -> Task:
+    return Task(new.id, new.instruction, new.spec, new.tags)
+
+
 class OpenGroup(RequestBody):
     """A group of `n` rollouts of `task`. A greater `priority` is run and trained first."""
 
     policy: PolicyOrRoles
-    n: int
+    n: Long
     task: NewTask
     tags: Sequence[str] = ()
     rule: GroupRule = GroupRule()
@@ -101,12 +112,11 @@ class OpenGroup(RequestBody):
     id: GivenId | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class SubmitTasks(RequestBody):
     """Queues `n` rollouts of each task."""
 
     policy: PolicyOrRoles
-    n: int
+    n: Long
     tasks: Sequence[NewTask]
     tags: Sequence[str] = ()
     rule: GroupRule = GroupRule()
@@ -114,24 +124,22 @@ class SubmitTasks(RequestBody):
     id: GivenId | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class OpenSession(RequestBody):
     policy: str | None = None
     rollout_id: str | None = None
-    ttl: Annotated[float, Field(gt=0)] | None = None
-    tags: dict[str, str] = field(default_factory=dict)
+    ttl: Seconds | None = None
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
 class StartRollout(RequestBody):
     """`node_token` is the claim of the node that runs it, "" where its own runner opened the group; `turns` is the
     task's cap of turns, 0 for none.
     """
 
-    ttl: Annotated[float, Field(gt=0)] | None = None
+    ttl: Seconds | None = None
     runner: str = ""
     node_token: str = ""
-    turns: Annotated[Integer, Field(ge=0)] = 0
+    turns: Count = 0
 
 
 DEFAULT_SCORING = {
@@ -155,7 +163,6 @@ NOTHING_SAMPLED = "nothing_sampled: no model answered"
 """How the reason of a rollout begins in which nothing was sampled."""
 
 
-@dataclass(frozen=True, slots=True)
 class FinishRollout(RequestBody):
     """How attempt `attempt` ended; attempt 0 ends a rollout that was never started.
 
@@ -171,8 +178,8 @@ class FinishRollout(RequestBody):
     scoring: Scoring | None = None
     node_token: str = ""
     cause: Cause | None = None
-    evaluation: Annotated[str, Field(max_length=EVALUATION_CHARS)] = ""
-    tampering: Annotated[Sequence[TamperingAct], Field(max_length=MOST_ACTS)] = ()
+    evaluation: Annotated[str, Meta(max_length=EVALUATION_CHARS)] = ""
+    tampering: Annotated[Sequence[TamperingAct], Meta(max_length=MOST_ACTS)] = ()
 
     def __post_init__(self) -> None:
         if not self.status.terminal:
@@ -206,7 +213,6 @@ DETAIL_BYTES = 64 << 10
 LARGEST_REWARD = 1e9
 
 
-@dataclass(frozen=True, slots=True)
 class NewReward(RequestBody):
     """A reward to append; scopes as in `rolltap.types.Reward`. `attempt` None stands for the current one. The same `id`
     with the same content again changes nothing. An attempt has one reward of each scope.
@@ -215,8 +221,8 @@ class NewReward(RequestBody):
     rollout_id: str
     value: float
     scope: str = "rollout"
-    source: Annotated[str, Field(max_length=SOURCE_CHARS)] = ""
-    detail: dict[str, Any] = field(default_factory=dict)
+    source: Annotated[str, Meta(max_length=SOURCE_CHARS)] = ""
+    detail: dict[str, Any] = msgspec.field(default_factory=dict)
     attempt: Integer | None = None
     id: str | None = None
 
@@ -227,6 +233,7 @@ class NewReward(RequestBody):
             )
         if self.id is not None and not REWARD_ID.fullmatch(self.id):
             raise InvalidRequest("id: 1 to 128 letters, digits, . : @ / - _", param="id")
+        check_free_form(self.detail, "detail")
         try:
             size = len(json.dumps(self.detail, allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -243,15 +250,14 @@ class NewReward(RequestBody):
             raise InvalidRequest(f"the span of scope {self.scope!r} is empty", param="scope")
 
 
-@dataclass(frozen=True, slots=True)
 class ClaimRollouts(RequestBody):
     """A node asks for up to `capacity` rollouts (of one `submission` only, if given) and waits up to `wait` seconds for
     the first. They are the node's for `ttl` seconds after its last heartbeat.
     """
 
-    capacity: int
+    capacity: Long
     ttl: float = 15.0
-    wait: Annotated[float, Field(ge=0, le=50)] = 0.0
+    wait: Annotated[float, Meta(ge=0, le=50)] = 0.0
     submission: str | None = None
 
     def __post_init__(self) -> None:
@@ -270,12 +276,11 @@ class AssignedRollout:
     task: Task
 
 
-@dataclass(frozen=True, slots=True)
 class Heartbeat(RequestBody):
     """Extends the claims of `tokens` by `ttl` seconds."""
 
     ttl: float = 15.0
-    tokens: Annotated[Sequence[str], Field(max_length=4096)] = ()
+    tokens: Annotated[Sequence[str], Meta(max_length=4096)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,16 +359,15 @@ NoteValue = float | str | None
 NOTE_CHARS = 65_536
 
 
-@dataclass(frozen=True, slots=True)
 class NewNote(RequestBody):
     """A note to append, on the session `session_id` or on one call. `author` says whose it is."""
 
     kind: NoteKind
-    name: Annotated[str, Field(max_length=256)] = ""
-    value: float | Annotated[str, Field(max_length=NOTE_CHARS)] | None = None
+    name: Annotated[str, Meta(max_length=256)] = ""
+    value: float | Annotated[str, Meta(max_length=NOTE_CHARS)] | None = None
     session_id: str | None = None
     call_id: str | None = None
-    author: Annotated[str, Field(max_length=256)] = ""
+    author: Annotated[str, Meta(max_length=256)] = ""
 
     def __post_init__(self) -> None:
         if (self.session_id is None) == (self.call_id is None):
@@ -386,10 +390,9 @@ ID_CHARS = 256
 PROBLEM_CHARS = 500
 TOOL_CALLS = 1024
 
-Id = Annotated[str, Field(max_length=ID_CHARS)]
+Id = Annotated[str, Meta(max_length=ID_CHARS)]
 
 
-@dataclass(frozen=True, slots=True)
 class LogEntry(RequestBody):
     """A message of the log. The id is that of a reply as the server named it, or of the call that a tool answers.
 
@@ -399,18 +402,17 @@ class LogEntry(RequestBody):
     role: Literal["user", "assistant", "tool"]
     id: Id = ""
     tokens: Integer | None = None
-    tool_calls: Annotated[Sequence[Id], Field(max_length=TOOL_CALLS)] = ()
+    tool_calls: Annotated[Sequence[Id], Meta(max_length=TOOL_CALLS)] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class HarnessLog(RequestBody):
     """The main conversation of a harness's own log, in order. Subagents and side calls may be missing.
 
     `problem` says why there is none. `complete`: the harness ended by itself, so its last replies must be here.
     """
 
-    entries: Annotated[Sequence[LogEntry], Field(max_length=MAX_ENTRIES)] = ()
-    problem: Annotated[str, Field(max_length=PROBLEM_CHARS)] = ""
+    entries: Annotated[Sequence[LogEntry], Meta(max_length=MAX_ENTRIES)] = ()
+    problem: Annotated[str, Meta(max_length=PROBLEM_CHARS)] = ""
     complete: bool = True
 
 

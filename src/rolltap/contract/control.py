@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from rolltap.contract.admin import MAX_ROLLOUTS
 from rolltap.contract.base import Integer, RequestBody
@@ -25,7 +27,6 @@ NAME_CHARS = 256
 WEIGHTS = (1e-6, 1e6)
 
 
-@dataclass(frozen=True, slots=True)
 class RolloutControl(RequestBody):
     """Replaces all that was set before: a field that is left out is not set, and the task's or policy's own holds.
 
@@ -50,7 +51,7 @@ class RolloutControl(RequestBody):
     temperature: float | None = None
     n: Integer | None = None
     priority: Integer | None = None
-    curriculum: dict[str, float] = field(default_factory=dict)
+    curriculum: dict[str, float] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_between("max_turns", self.max_turns, 1, MOST_TURNS)
@@ -87,8 +88,7 @@ def _check_curriculum(weights: Mapping[str, float]) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetControl(OwnerRequest):
+class SetControl(OwnerRequest, kw_only=True):
     """`control` for the policy that the trainer owns."""
 
     control: RolloutControl

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import Field
+from msgspec import Meta
 
-from rolltap.contract.base import RequestBody
+from rolltap.contract.base import RequestBody, Seconds
 from rolltap.errors import Forbidden, InvalidRequest
 from rolltap.tenants import DEFAULT_TENANT
 
@@ -41,17 +41,16 @@ MOST = 10**15
 """The largest budget: sums of it fit every store's integers."""
 
 
-@dataclass(frozen=True, slots=True)
 class KeyBudget(RequestBody):
     """What a project's key may use, all its sessions together; None: any amount. Its secrets share it.
 
     `tokens` are of prompts and outputs, `mb` of request bodies; `per_minute` are calls.
     """
 
-    calls: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    tokens: Annotated[int, Field(ge=1, le=MOST)] | None = None
-    mb: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    per_minute: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    calls: Annotated[int, Meta(ge=1, le=MOST)] | None = None
+    tokens: Annotated[int, Meta(ge=1, le=MOST)] | None = None
+    mb: Annotated[float, Meta(gt=0, le=1e9)] | None = None
+    per_minute: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Caller:
     policies: frozenset[str] | None = None
     expires_at: float | None = None
     tenant: str = DEFAULT_TENANT
-    budget: KeyBudget = KeyBudget()
+    budget: KeyBudget = field(default_factory=KeyBudget)
 
     @property
     def is_root(self) -> bool:
@@ -115,7 +114,6 @@ SERVER = Caller("server", "admin")
 """The server itself, for what no request asked for."""
 
 
-@dataclass(frozen=True, slots=True)
 class MintKey(RequestBody):
     """A new key. `ttl` is its life in seconds, None for no end; `policies` limit a trainer's key, `budget` a project's.
 
@@ -124,7 +122,7 @@ class MintKey(RequestBody):
 
     role: Role
     name: str
-    ttl: Annotated[float, Field(gt=0)] | None = None
+    ttl: Seconds | None = None
     policies: Sequence[str] | None = None
     tenant: str | None = None
     budget: KeyBudget | None = None
@@ -138,12 +136,11 @@ class MintKey(RequestBody):
             raise InvalidRequest("budget: for keys of role project only; others make no model calls", param="budget")
 
 
-@dataclass(frozen=True, slots=True)
 class RotateKey(RequestBody):
     """A new secret for a key; the old ones work for `overlap` seconds more. `ttl` gives the key a new end."""
 
-    overlap: Annotated[float, Field(ge=0, le=MAX_OVERLAP_S)] = 3600.0
-    ttl: Annotated[float, Field(gt=0)] | None = None
+    overlap: Annotated[float, Meta(ge=0, le=MAX_OVERLAP_S)] = 3600.0
+    ttl: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)

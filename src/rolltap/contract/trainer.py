@@ -5,20 +5,19 @@ their weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from msgspec import Meta
 
-from rolltap.contract.base import Integer, RequestBody, check_ttl
+from rolltap.contract.base import Count, Integer, Long, Number, RequestBody, Seconds, check_ttl
 from rolltap.errors import InvalidRequest
 from rolltap.types import Float32, Group, Rollout, Task, Trajectory
 
 MAX_GROUPS = 4096
 
 
-@dataclass(frozen=True, slots=True)
 class Replay(RequestBody):
     """Selects acknowledged groups to lease again: by age in versions of the oldest trained token, by mean reward, and
     by tags (a group has all of them). With `max_age`, groups with tokens of abandoned weights are left out.
@@ -26,8 +25,8 @@ class Replay(RequestBody):
 
     min_age: Integer = 0
     max_age: Integer | None = None
-    min_reward: float | None = None
-    max_reward: float | None = None
+    min_reward: Number | None = None
+    max_reward: Number | None = None
     tags: tuple[str, ...] = ()
     order: Literal["newest", "random"] = "newest"
 
@@ -36,8 +35,7 @@ class Replay(RequestBody):
             raise InvalidRequest("replay.min_age is at least 0, and max_age at least min_age", param="replay.min_age")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseOptions(RequestBody):
+class LeaseTerms(RequestBody, kw_only=True):
     """How a lease is taken.
 
     `max_staleness` is how many weight versions the oldest trained token of a group may be behind the policy (None:
@@ -52,16 +50,22 @@ class LeaseOptions(RequestBody):
 
     max_staleness: Integer | None = None
     stale: Literal["drop", "keep", "mask"] = "drop"
-    wait: Annotated[float, Field(ge=0, le=300)] = 30.0
-    at_least: Annotated[int, Field(ge=1)] | None = 1
-    ttl: Annotated[float, Field(gt=0)] = 600.0
+    wait: Annotated[float, Meta(ge=0, le=300)] = 0.0
+    at_least: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    ttl: Seconds = 600.0
     batch: Integer | None = None
     replay: Replay | None = None
     tampered: Literal["keep", "drop", "mask"] = "keep"
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseRequest(LeaseOptions):
+class LeaseOptions(LeaseTerms, kw_only=True):
+    """The terms of a client's lease, which waits for one group unless it is told otherwise."""
+
+    wait: Annotated[float, Meta(ge=0, le=300)] = 30.0
+    at_least: Annotated[int, Meta(ge=1, lt=2**31)] | None = 1
+
+
+class LeaseRequest(LeaseTerms):
     """Asks for up to `groups` whole groups of `policy`. A body that leaves `wait` out does not wait.
 
     `incarnation`, here and of every body below, is what the trainer's last rewind answered; 0 for one that never
@@ -70,10 +74,8 @@ class LeaseRequest(LeaseOptions):
 
     trainer: str
     policy: str
-    groups: int
-    incarnation: Integer = field(default=0, kw_only=True)
-    wait: Annotated[float, Field(ge=0, le=300)] = field(default=0.0, kw_only=True)
-    at_least: Annotated[int, Field(ge=1)] | None = field(default=None, kw_only=True)
+    groups: Long
+    incarnation: Integer = 0
 
     def __post_init__(self) -> None:
         if not self.trainer:
@@ -91,11 +93,12 @@ MAX_SCORED = 256
 MAX_CANDIDATES = 20
 
 
-@dataclass(frozen=True, slots=True)
 class ScoredIds(RequestBody):
     """A sequence of token ids whose log-probs are wanted from index `start` on; what stands before is given."""
 
-    token_ids: Annotated[Sequence[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=2)]
+    MOST_VALUES: ClassVar[int] = 500_000
+
+    token_ids: Annotated[Sequence[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(min_length=2)]
     start: Integer
 
     def __post_init__(self) -> None:
@@ -104,15 +107,14 @@ class ScoredIds(RequestBody):
             raise InvalidRequest(f"sequences.start is 1 to {last} here, not {self.start}", param="sequences.start")
 
 
-@dataclass(frozen=True, slots=True)
 class ScoreIds(RequestBody):
     """Asks for the log-probs of given ids by the policy's weights, at temperature 1 and cut by nothing.
 
     `top_logprobs` asks for as many of the likeliest candidates of each.
     """
 
-    sequences: Annotated[Sequence[ScoredIds], Field(min_length=1, max_length=MAX_SCORED)]
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_CANDIDATES)] = 0
+    sequences: Annotated[Sequence[ScoredIds], Meta(min_length=1, max_length=MAX_SCORED)]
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_CANDIDATES)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,37 +135,33 @@ class PolicyScores:
     sequences: Sequence[TokenScores]
 
 
-@dataclass(frozen=True, slots=True)
 class ExtendLease(RequestBody):
     """`token` is the lease's fencing token; `ttl` None stands for the ledger's default."""
 
-    token: int
-    ttl: float | None = None
+    token: Long
+    ttl: Number | None = None
     incarnation: Integer = 0
 
 
-@dataclass(frozen=True, slots=True)
 class AckLease(RequestBody):
     """The lease's groups are part of the trainer's step `step`."""
 
-    token: int
-    step: int
+    token: Long
+    step: Long
     incarnation: Integer = 0
 
 
-@dataclass(frozen=True, slots=True)
 class NackLease(RequestBody):
     """The lease's groups can't be trained; the groups `blamed` (default: all) count a failure."""
 
-    token: int
+    token: Long
     reason: str
     blamed: Sequence[str] = ()
     incarnation: Integer = 0
 
 
-@dataclass(frozen=True, slots=True)
 class ReleaseLease(RequestBody):
-    token: int
+    token: Long
     incarnation: Integer = 0
 
 
@@ -195,7 +193,6 @@ class LeaseReleased:
     lease_id: str
 
 
-@dataclass(frozen=True, slots=True)
 class Rewind(RequestBody):
     """The trainer restored its checkpoint of `step`; `versions` are the weight versions in it, by policy.
 
@@ -203,9 +200,9 @@ class Rewind(RequestBody):
     policies that are another trainer's, and a name that is another run's.
     """
 
-    step: int
+    step: Long
     versions: dict[str, Integer]
-    run: Annotated[str, Field(min_length=1, max_length=200)]
+    run: Annotated[str, Meta(min_length=1, max_length=200)]
     take_over: bool = False
 
     def __post_init__(self) -> None:
@@ -254,47 +251,43 @@ class PolicyState:
     owned_since: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerRequest(RequestBody):
+class OwnerRequest(RequestBody, kw_only=True):
     """Changes a policy's weights: from the trainer that owns it, in the incarnation that its last rewind gave it."""
 
     trainer: str
     incarnation: Integer
 
 
-@dataclass(frozen=True, slots=True)
 class BeginUpdate(OwnerRequest):
     mode: PauseMode = "keep"
 
 
-@dataclass(frozen=True, slots=True)
 class FinishUpdate(OwnerRequest):
     """The engines go on."""
 
 
-@dataclass(frozen=True, slots=True)
 class PushWeights(OwnerRequest):
     """The engines load the safetensors folder `path`, as they see it, and serve it as `version`.
 
     `digest` identifies the weights: a version is never pushed again with another one.
     """
 
-    path: Annotated[str, Field(min_length=1)]
-    version: Annotated[Integer, Field(ge=0)]
-    digest: Annotated[str, Field(min_length=1, max_length=200)]
-    adapter: Annotated[bool, Field(description="`path` holds a peft adapter for the policy's model name")] = False
+    path: Annotated[str, Meta(min_length=1)]
+    version: Count
+    digest: Annotated[str, Meta(min_length=1, max_length=200)]
+    adapter: Annotated[bool, Meta(description="`path` holds a peft adapter for the policy's model name")] = False
 
 
-@dataclass(frozen=True, slots=True)
 class Bucket(RequestBody):
     """Tensors that an engine receives and then loads together, in this order. `dtypes` are torch's names."""
 
-    names: Annotated[list[str], Field(min_length=1)]
+    MOST_VALUES: ClassVar[int] = 500_000
+
+    names: Annotated[list[str], Meta(min_length=1)]
     dtypes: list[str]
-    shapes: list[list[Annotated[Integer, Field(ge=0)]]]
+    shapes: list[list[Count]]
 
 
-@dataclass(frozen=True, slots=True)
 class Transfer(OwnerRequest):
     """Weights that the trainer sends as rank 0 of a process group (`rolltap.weight_group`), in the buckets' order.
 
@@ -302,15 +295,15 @@ class Transfer(OwnerRequest):
     any rank waits for the others. `digest` is as in a push.
     """
 
-    version: Annotated[Integer, Field(ge=0)]
-    digest: Annotated[str, Field(min_length=1, max_length=200)]
-    address: Annotated[str, Field(min_length=1)]
-    port: Annotated[Integer, Field(ge=1, le=65_535)]
-    group: Annotated[str, Field(min_length=1)]
-    world_size: Annotated[Integer, Field(ge=2)]
+    version: Count
+    digest: Annotated[str, Meta(min_length=1, max_length=200)]
+    address: Annotated[str, Meta(min_length=1)]
+    port: Annotated[int, Meta(ge=1, le=65_535)]
+    group: Annotated[str, Meta(min_length=1)]
+    world_size: Annotated[int, Meta(ge=2, lt=2**31)]
     backend: Literal["gloo", "nccl"]
-    timeout_s: Annotated[float, Field(gt=0, le=86_400)]
-    buckets: Annotated[list[Bucket], Field(min_length=1)]
+    timeout_s: Annotated[float, Meta(gt=0, le=86_400)]
+    buckets: Annotated[list[Bucket], Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,11 +344,10 @@ MAX_TOKENS = 1 << 18
 ROUNDING = 1e-3
 """How far a log-prob may be over 0, and an entropy under it."""
 
-Numbers = Annotated[Sequence[float | None], Field(max_length=MAX_TOKENS)]
-Flags = Annotated[Sequence[bool | None], Field(max_length=MAX_TOKENS)]
+Numbers = Annotated[Sequence[float | None], Meta(max_length=MAX_TOKENS)]
+Flags = Annotated[Sequence[bool | None], Meta(max_length=MAX_TOKENS)]
 
 
-@dataclass(frozen=True, slots=True)
 class CallAnnotation(RequestBody):
     """A value for each sampled token of a call, in their order; None where there is none (masked tokens), never 0.
 
@@ -363,7 +355,9 @@ class CallAnnotation(RequestBody):
     took a token's gradient. An empty stream was not reported; the others are equally long.
     """
 
-    call_id: Annotated[str, Field(min_length=1, max_length=64)]
+    MOST_VALUES: ClassVar[int] = 3 * MAX_TOKENS + 100
+
+    call_id: Annotated[str, Meta(min_length=1, max_length=64)]
     logprobs: Numbers = ()
     entropy: Numbers = ()
     clipped: Flags = ()
@@ -414,15 +408,14 @@ def _numbers(call_id: str, name: str, values: Sequence[float | None]) -> Float32
     return stored
 
 
-@dataclass(frozen=True, slots=True)
 class AnnotateLease(RequestBody):
     """Annotations of calls of a lease that is held or acknowledged. `token` is the lease's fencing token, `version`
     the weight version that the log-probs are of. The same again changes nothing.
     """
 
-    token: int
-    version: Annotated[Integer, Field(ge=0)]
-    calls: Annotated[Sequence[CallAnnotation], Field(min_length=1, max_length=MAX_CALLS)]
+    token: Long
+    version: Count
+    calls: Annotated[Sequence[CallAnnotation], Meta(min_length=1, max_length=MAX_CALLS)]
     incarnation: Integer = 0
 
     def __post_init__(self) -> None:

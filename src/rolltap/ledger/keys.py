@@ -22,10 +22,11 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from rolltap.calllog.backend import database_clock
@@ -68,7 +69,7 @@ class Keys:
                 "policies": None if body.policies is None else sorted(set(body.policies)),
                 "minted_by": by.id,
                 "tenant": tenant,
-                "budget": None if body.budget is None else asdict(body.budget),
+                "budget": None if body.budget is None else msgspec.structs.asdict(body.budget),
                 "created_at": tx.now,
                 "expires_at": _end(tx, by.expires_at if body.ttl is None else tx.now + body.ttl, by),
             }

@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from rolltap.contract.admin import GroupRule
@@ -71,7 +71,7 @@ def rule_of(row: Any) -> GroupRule:
 
 
 def rule_json(rule: GroupRule) -> dict[str, Any]:
-    return asdict(rule)
+    return msgspec.structs.asdict(rule)
 
 
 def task_digest(task: Task) -> str:

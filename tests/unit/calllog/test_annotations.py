@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import sqlalchemy as sa
@@ -103,7 +104,7 @@ async def test_the_same_again_changes_nothing_and_other_values_are_refused(train
     assert await trained.post(lease, said) == [], "a retry, even after the acknowledgement"
     other = CallAnnotation(second, logprobs=[-0.2] * 4)
     with pytest.raises(LedgerError, match="other values"):
-        await trained.post(lease, other, replace(said, logprobs=[-0.3] * 4))
+        await trained.post(lease, other, msgspec.structs.replace(said, logprobs=[-0.3] * 4))
     assert await trained.rows() == 1, "all or nothing"
     assert await trained.post(lease, said, other) == [second]
 
@@ -171,7 +172,7 @@ def test_values_that_can_not_be_are_refused(streams: dict[str, list[float]], say
 def test_a_request_is_bounded():
     half = CallAnnotation("a", logprobs=[-1.0] * (MAX_TOKENS // 2 + 1))
     with pytest.raises(InvalidRequest, match="split it"):
-        AnnotateLease(1, 0, (half, replace(half, call_id="b")))
+        AnnotateLease(1, 0, (half, msgspec.structs.replace(half, call_id="b")))
     with pytest.raises(InvalidRequest, match="twice"):
         AnnotateLease(1, 0, (CallAnnotation("a", logprobs=[-1.0]), CallAnnotation("a", logprobs=[-1.0])))
 

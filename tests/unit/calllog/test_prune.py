@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
@@ -132,7 +132,7 @@ async def test_a_group_must_be_acknowledged_long_ago_and_not_be_leased_again(sql
     assert (await reasons(sql_log, before=late, **held))[first] == Reason.WAITING
     await world.ledger.trainers.acknowledge(key(lease), 1)
     assert (await reasons(sql_log, before=100.0, **held))[first] == Reason.ACKNOWLEDGED_RECENTLY
-    again = await world.ledger.trainers.lease(replace(wanted, replay=Replay()))
+    again = await world.ledger.trainers.lease(msgspec.structs.replace(wanted, replay=Replay()))
     assert (await reasons(sql_log, before=late, **held))[first] == Reason.REPLAYED
     await world.ledger.trainers.release(key(again))
     assert (await reasons(sql_log, before=late, **held))[first] == Reason.ACKNOWLEDGED

@@ -15,13 +15,13 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
+from rolltap.contract.base import RequestBody
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.keys import ROLES
 from rolltap.contract.trainer import FinishUpdate, Rewind
 from rolltap.engine.scripted import say
 from rolltap.protocols.base import WireReply
 from rolltap.proxy.front import access
-from rolltap.proxy.planes.bodies import PIECE_VALUES
 from rolltap.types import Task
 
 from ...harnesses.house import POLICY, House, house
@@ -281,18 +281,18 @@ async def test_a_fenced_trainer_sets_no_control(home: House, wall: Wall) -> None
 CONTROLS = "POST /policies/{}/control"
 BAD = [
     ({"max_turns": 0}, "max_turns is 1 to"),
-    ({"max_turns": 10**30}, "an integer of more than 64 bits"),
+    ({"max_turns": 10**30}, "max_turns: Expected `int` <= 2147483647"),
     ({"max_turns": 2**40}, "less than"),
     ({"turns": 3}, "turns"),
     ({"temperature": 0}, "temperature is 0.1 to 2.0, not 0"),
     ({"temperature": -0.5}, "temperature is 0.1 to 2.0"),
     ({"temperature": 1e300}, "temperature is 0.1 to 2.0"),
-    ({"temperature": float("nan")}, "not a finite number"),
+    ({"temperature": float("nan")}, "not JSON (which has no NaN"),
     ({"n": 0}, "n is 1 to 1,024"),
     ({"n": 5000}, "n is 1 to 1,024"),
     ({"priority": 2_000_000}, "priority is -1,000,000 to 1,000,000"),
     ({"curriculum": {"easy": -1}}, "the weight of 'easy' is 1e-06 to 1e+06, not -1"),
-    ({"curriculum": {"easy": float("inf")}}, "not a finite number"),
+    ({"curriculum": {"easy": float("inf")}}, "not JSON (which has no NaN"),
     ({"curriculum": {"easy": 0}}, "leave a name out to open none of its tasks"),
     ({"curriculum": {"": 1}}, "neither a task's id nor a tag"),
     ({"curriculum": {"a\nb": 1}}, "neither a task's id nor a tag"),
@@ -418,16 +418,17 @@ async def test_a_reward_names_its_key(home: House, wall: Wall) -> None:
 
 
 @pytest.mark.parametrize("plane", TABLES)
-async def test_no_route_reads_much_in_one_piece_for_a_known_key(plane: str, wall_of_all: Wall) -> None:
-    """Agents' calls would wait meanwhile."""
-    large = b'{"surprise": [' + b"{}," * PIECE_VALUES + b"{}]}"
-    headers = {"authorization": f"Bearer {wall_of_all.keys['viewer']}", "content-type": "application/json"}
-    transport = httpx.ASGITransport(wall_of_all.planes[plane])
-    async with httpx.AsyncClient(transport=transport, base_url="http://proxy", headers=headers) as client:
-        for row in sorted(TABLES[plane]):
-            method, path = row.split(" ", 1)
-            if method == "POST":
-                assert (await client.post(path, content=large)).status_code == 413, row
+async def test_no_route_reads_much_in_one_piece(plane: str, wall_of_all: Wall) -> None:
+    """Agents' calls would wait meanwhile. The body of a key without the route's role isn't read."""
+    large = b'{"surprise": [' + b"{}," * RequestBody.MOST_VALUES + b"{}]}"
+    app = wall_of_all.planes[plane]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy") as client:
+        for path, methods in app.app.openapi()["paths"].items():
+            if "requestBody" in methods.get("post", {}):
+                for key, expected in (("viewer", {403}), (plane, {400, 413})):
+                    headers = {"authorization": f"Bearer {wall_of_all.keys[key]}", "content-type": "application/json"}
+                    answer = await client.post(path, content=large, headers=headers)
+                    assert answer.status_code in expected, (path, answer.text)
 
 
 async def test_a_runners_key_opens_sessions_of_judges_of_its_own_rollouts_only(home: House, wall: Wall) -> None:

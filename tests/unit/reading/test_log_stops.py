@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rolltap.contract.admin import HarnessLog, LogEntry
@@ -175,7 +176,7 @@ def test_a_reply_that_is_missing_made_up_or_altered_is_noticed(
     changed = {
         "missing": [],
         "made up": [entry, LogEntry("assistant", tokens=4)],
-        "altered": [replace(entry, tokens=(entry.tokens or 0) + 1)],
+        "altered": [msgspec.structs.replace(entry, tokens=(entry.tokens or 0) + 1)],
     }[change]
     for complete in (True, False) if name in NAMED else (True,):
         log = HarnessLog([*entries[:at], *changed, *entries[at + 1 :]], complete=complete)
