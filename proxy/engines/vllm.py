@@ -8,7 +8,13 @@ Source: vLLM 0.32, `vllm/entrypoints/`.
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
+import msgspec
+
 from rolltap.contract.trainer import TokenScores
+from rolltap.decoding import convert
 from rolltap.errors import EngineRefused, EngineUnavailable
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleRequest, ScoreRequest, Take
 from rolltap.proxy.engines.http import EngineHttp
@@ -27,6 +33,20 @@ from rolltap.settings import EngineSettings
 
 PAUSE_MODES: dict[PauseMode, str] = {"keep": "keep", "drain": "wait", "abort": "abort"}
 CLOSED = (403, 404, 405)
+
+
+class DeviceConfig(msgspec.Struct):
+    device: str = ""
+
+
+class VllmConfig(msgspec.Struct):
+    device_config: DeviceConfig
+
+
+class ServerInfo(msgspec.Struct):
+    """`/server_info?config_format=json`, a development route as those for weights are."""
+
+    vllm_config: VllmConfig
 
 
 class VllmEngine:
@@ -103,10 +123,32 @@ class VllmEngine:
         if adapter:
             await self._load_adapter(path, adapter)
         else:
+            await self._check_reload(path)
             body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
             await self._http.json("POST", "/collective_rpc", body)
         await self._http.optional("POST", "/reset_prefix_cache?reset_running_requests=true")
         await self._http.json("POST", "/update_weight_version", {"new_version": str(version)})
+
+    async def _check_reload(self, path: str) -> None:
+        """Raises `EngineRefused` where vLLM would reload wrongly without an error: on a CPU its head is packed at the
+        start, and a head that shares the embedding's weights is not packed again. `path` may not be readable here; then
+        nothing is known of it."""
+        try:
+            config = msgspec.json.decode(await asyncio.to_thread(Path(path, "config.json").read_bytes))
+        except (OSError, msgspec.DecodeError):
+            return
+        if not isinstance(config, dict) or config.get("tie_word_embeddings") is not True:
+            return
+        info = await self._http.optional("GET", "/server_info?config_format=json")
+        try:
+            on_a_cpu = convert(info, ServerInfo).vllm_config.device_config.device == "cpu"
+        except msgspec.ValidationError:  # another release's
+            return
+        if on_a_cpu:
+            raise EngineRefused(
+                f"engine {self.name}: a CPU build of vLLM reloads tied embeddings wrongly; start it with a folder "
+                "whose config.json has tie_word_embeddings: false and whose weights have the head"
+            )
 
     async def _load_adapter(self, path: str, name: str) -> None:
         body = {"lora_name": name, "lora_path": path, "load_inplace": True}

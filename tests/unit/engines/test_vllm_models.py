@@ -1,6 +1,9 @@
-"""What is said of a model that a vLLM server lacks, or can't load."""
+"""What is said of a model that a vLLM server lacks, or can't load, or would load wrongly."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -49,3 +52,26 @@ async def test_an_adapter_that_the_server_fails_to_load_is_not_a_server_that_is_
             await engine.load_weights("folder", 1, "policy")
     assert type(raised.value) is error
     assert ("serves as before" in str(raised.value)) == (error is EngineRefused)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("tied", [True, False])
+async def test_tied_embeddings_are_not_reloaded_on_a_cpu(device: str, tied: bool, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        # As vLLM 0.32 dumps its configuration.
+        return web.json_response({"vllm_config": {"device_config": {"device": device}}, "vllm_env": {}})
+
+    (tmp_path / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        engine = VllmEngine("main", EngineSettings(kind="vllm", url=str(server.make_url("/"))))
+        if tied and device == "cpu":
+            with pytest.raises(EngineRefused, match="tie_word_embeddings: false"):
+                await engine.load_weights(str(tmp_path), 1)
+        else:
+            await engine.load_weights(str(tmp_path), 1)
+    assert ("/collective_rpc" in asked) == (not tied or device != "cpu")
