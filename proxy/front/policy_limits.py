@@ -25,7 +25,7 @@ def limit_to_policies(services: Services) -> Callable[..., Awaitable[None]]:
     return dependency
 
 
-class NamedPolicies(RequestBody, forbid_unknown_fields=False):
+class NamedPolicies(RequestBody, frozen=True, forbid_unknown_fields=False):
     """What a body says about policies. The route reads all of it later."""
 
     policy: str = ""

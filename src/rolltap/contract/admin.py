@@ -33,7 +33,7 @@ EVALUATION_CHARS = 8 << 20
 """How much of an evaluator's output is stored. Our runner sends at most 1 MiB for each step."""
 
 
-class GroupRule(RequestBody):
+class GroupRule(RequestBody, frozen=True):
     """How many rollouts a group needs, and until when.
 
     By default a group waits for all of them. With `usable`, that many usable ones complete the group at once: the rest
@@ -78,7 +78,7 @@ GivenId = Annotated[str, Meta(min_length=1, max_length=256)]
 """Of a task, group or submission; short enough for every store."""
 
 
-class SubmittedTask(RequestBody):
+class SubmittedTask(RequestBody, frozen=True):
     """A `Task` as it arrives over HTTP."""
 
     id: GivenId
@@ -100,7 +100,7 @@ def task_of(new: NewTask) -> Task:
     return Task(new.id, new.instruction, new.spec, new.tags)
 
 
-class OpenGroup(RequestBody):
+class OpenGroup(RequestBody, frozen=True):
     """A group of `n` rollouts of `task`. A greater `priority` is run and trained first."""
 
     policy: PolicyOrRoles
@@ -112,7 +112,7 @@ class OpenGroup(RequestBody):
     id: GivenId | None = None
 
 
-class SubmitTasks(RequestBody):
+class SubmitTasks(RequestBody, frozen=True):
     """Queues `n` rollouts of each task."""
 
     policy: PolicyOrRoles
@@ -124,14 +124,14 @@ class SubmitTasks(RequestBody):
     id: GivenId | None = None
 
 
-class OpenSession(RequestBody):
+class OpenSession(RequestBody, frozen=True):
     policy: str | None = None
     rollout_id: str | None = None
     ttl: Seconds | None = None
     tags: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class StartRollout(RequestBody):
+class StartRollout(RequestBody, frozen=True):
     """`node_token` is the claim of the node that runs it, "" where its own runner opened the group; `turns` is the
     task's cap of turns, 0 for none.
     """
@@ -163,7 +163,7 @@ NOTHING_SAMPLED = "nothing_sampled: no model answered"
 """How the reason of a rollout begins in which nothing was sampled."""
 
 
-class FinishRollout(RequestBody):
+class FinishRollout(RequestBody, frozen=True):
     """How attempt `attempt` ended; attempt 0 ends a rollout that was never started.
 
     An end that the agent did not cause says nothing about the policy: by default it is unscorable. After a failure or
@@ -213,7 +213,7 @@ DETAIL_BYTES = 64 << 10
 LARGEST_REWARD = 1e9
 
 
-class NewReward(RequestBody):
+class NewReward(RequestBody, frozen=True):
     """A reward to append; scopes as in `rolltap.types.Reward`. `attempt` None stands for the current one. The same `id`
     with the same content again changes nothing. An attempt has one reward of each scope.
     """
@@ -250,7 +250,7 @@ class NewReward(RequestBody):
             raise InvalidRequest(f"the span of scope {self.scope!r} is empty", param="scope")
 
 
-class ClaimRollouts(RequestBody):
+class ClaimRollouts(RequestBody, frozen=True):
     """A node asks for up to `capacity` rollouts (of one `submission` only, if given) and waits up to `wait` seconds for
     the first. They are the node's for `ttl` seconds after its last heartbeat.
     """
@@ -276,7 +276,7 @@ class AssignedRollout:
     task: Task
 
 
-class Heartbeat(RequestBody):
+class Heartbeat(RequestBody, frozen=True):
     """Extends the claims of `tokens` by `ttl` seconds."""
 
     ttl: float = 15.0
@@ -359,7 +359,7 @@ NoteValue = float | str | None
 NOTE_CHARS = 65_536
 
 
-class NewNote(RequestBody):
+class NewNote(RequestBody, frozen=True):
     """A note to append, on the session `session_id` or on one call. `author` says whose it is."""
 
     kind: NoteKind
@@ -393,7 +393,7 @@ TOOL_CALLS = 1024
 Id = Annotated[str, Meta(max_length=ID_CHARS)]
 
 
-class LogEntry(RequestBody):
+class LogEntry(RequestBody, frozen=True):
     """A message of the log. The id is that of a reply as the server named it, or of the call that a tool answers.
 
     `tokens` is what the log says that a reply has; None or "" where it does not say.
@@ -405,7 +405,7 @@ class LogEntry(RequestBody):
     tool_calls: Annotated[Sequence[Id], Meta(max_length=TOOL_CALLS)] = ()
 
 
-class HarnessLog(RequestBody):
+class HarnessLog(RequestBody, frozen=True):
     """The main conversation of a harness's own log, in order. Subagents and side calls may be missing.
 
     `problem` says why there is none. `complete`: the harness ended by itself, so its last replies must be here.

@@ -27,7 +27,7 @@ NAME_CHARS = 256
 WEIGHTS = (1e-6, 1e6)
 
 
-class RolloutControl(RequestBody):
+class RolloutControl(RequestBody, frozen=True):
     """Replaces all that was set before: a field that is left out is not set, and the task's or policy's own holds.
 
     An attempt that begins from now on has
@@ -88,7 +88,7 @@ def _check_curriculum(weights: Mapping[str, float]) -> None:
             )
 
 
-class SetControl(OwnerRequest, kw_only=True):
+class SetControl(OwnerRequest, frozen=True, kw_only=True):
     """`control` for the policy that the trainer owns."""
 
     control: RolloutControl

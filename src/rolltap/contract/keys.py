@@ -41,7 +41,7 @@ MOST = 10**15
 """The largest budget: sums of it fit every store's integers."""
 
 
-class KeyBudget(RequestBody):
+class KeyBudget(RequestBody, frozen=True):
     """What a project's key may use, all its sessions together; None: any amount. Its secrets share it.
 
     `tokens` are of prompts and outputs, `mb` of request bodies; `per_minute` are calls.
@@ -114,7 +114,7 @@ SERVER = Caller("server", "admin")
 """The server itself, for what no request asked for."""
 
 
-class MintKey(RequestBody):
+class MintKey(RequestBody, frozen=True):
     """A new key. `ttl` is its life in seconds, None for no end; `policies` limit a trainer's key, `budget` a project's.
 
     `tenant` None: that of the key which mints it.
@@ -136,7 +136,7 @@ class MintKey(RequestBody):
             raise InvalidRequest("budget: for keys of role project only; others make no model calls", param="budget")
 
 
-class RotateKey(RequestBody):
+class RotateKey(RequestBody, frozen=True):
     """A new secret for a key; the old ones work for `overlap` seconds more. `ttl` gives the key a new end."""
 
     overlap: Annotated[float, Meta(ge=0, le=MAX_OVERLAP_S)] = 3600.0

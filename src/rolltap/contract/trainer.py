@@ -18,7 +18,7 @@ from rolltap.types import Float32, Group, Rollout, Task, Trajectory
 MAX_GROUPS = 4096
 
 
-class Replay(RequestBody):
+class Replay(RequestBody, frozen=True):
     """Selects acknowledged groups to lease again: by age in versions of the oldest trained token, by mean reward, and
     by tags (a group has all of them). With `max_age`, groups with tokens of abandoned weights are left out.
     """
@@ -35,7 +35,7 @@ class Replay(RequestBody):
             raise InvalidRequest("replay.min_age is at least 0, and max_age at least min_age", param="replay.min_age")
 
 
-class LeaseTerms(RequestBody, kw_only=True):
+class LeaseTerms(RequestBody, frozen=True, kw_only=True):
     """How a lease is taken.
 
     `max_staleness` is how many weight versions the oldest trained token of a group may be behind the policy (None:
@@ -58,14 +58,14 @@ class LeaseTerms(RequestBody, kw_only=True):
     tampered: Literal["keep", "drop", "mask"] = "keep"
 
 
-class LeaseOptions(LeaseTerms, kw_only=True):
+class LeaseOptions(LeaseTerms, frozen=True, kw_only=True):
     """The terms of a client's lease, which waits for one group unless it is told otherwise."""
 
     wait: Annotated[float, Meta(ge=0, le=300)] = 30.0
     at_least: Annotated[int, Meta(ge=1, lt=2**31)] | None = 1
 
 
-class LeaseRequest(LeaseTerms):
+class LeaseRequest(LeaseTerms, frozen=True):
     """Asks for up to `groups` whole groups of `policy`. A body that leaves `wait` out does not wait.
 
     `incarnation`, here and of every body below, is what the trainer's last rewind answered; 0 for one that never
@@ -93,7 +93,7 @@ MAX_SCORED = 256
 MAX_CANDIDATES = 20
 
 
-class ScoredIds(RequestBody):
+class ScoredIds(RequestBody, frozen=True):
     """A sequence of token ids whose log-probs are wanted from index `start` on; what stands before is given."""
 
     MOST_VALUES: ClassVar[int] = 500_000
@@ -107,7 +107,7 @@ class ScoredIds(RequestBody):
             raise InvalidRequest(f"sequences.start is 1 to {last} here, not {self.start}", param="sequences.start")
 
 
-class ScoreIds(RequestBody):
+class ScoreIds(RequestBody, frozen=True):
     """Asks for the log-probs of given ids by the policy's weights, at temperature 1 and cut by nothing.
 
     `top_logprobs` asks for as many of the likeliest candidates of each.
@@ -135,7 +135,7 @@ class PolicyScores:
     sequences: Sequence[TokenScores]
 
 
-class ExtendLease(RequestBody):
+class ExtendLease(RequestBody, frozen=True):
     """`token` is the lease's fencing token; `ttl` None stands for the ledger's default."""
 
     token: Long
@@ -143,7 +143,7 @@ class ExtendLease(RequestBody):
     incarnation: Integer = 0
 
 
-class AckLease(RequestBody):
+class AckLease(RequestBody, frozen=True):
     """The lease's groups are part of the trainer's step `step`."""
 
     token: Long
@@ -151,7 +151,7 @@ class AckLease(RequestBody):
     incarnation: Integer = 0
 
 
-class NackLease(RequestBody):
+class NackLease(RequestBody, frozen=True):
     """The lease's groups can't be trained; the groups `blamed` (default: all) count a failure."""
 
     token: Long
@@ -160,7 +160,7 @@ class NackLease(RequestBody):
     incarnation: Integer = 0
 
 
-class ReleaseLease(RequestBody):
+class ReleaseLease(RequestBody, frozen=True):
     token: Long
     incarnation: Integer = 0
 
@@ -193,7 +193,7 @@ class LeaseReleased:
     lease_id: str
 
 
-class Rewind(RequestBody):
+class Rewind(RequestBody, frozen=True):
     """The trainer restored its checkpoint of `step`; `versions` are the weight versions in it, by policy.
 
     `run` is an id of the trainer's folder of checkpoints, the same at every start. With `take_over` the trainer gets
@@ -251,22 +251,22 @@ class PolicyState:
     owned_since: float | None = None
 
 
-class OwnerRequest(RequestBody, kw_only=True):
+class OwnerRequest(RequestBody, frozen=True, kw_only=True):
     """Changes a policy's weights: from the trainer that owns it, in the incarnation that its last rewind gave it."""
 
     trainer: str
     incarnation: Integer
 
 
-class BeginUpdate(OwnerRequest):
+class BeginUpdate(OwnerRequest, frozen=True):
     mode: PauseMode = "keep"
 
 
-class FinishUpdate(OwnerRequest):
+class FinishUpdate(OwnerRequest, frozen=True):
     """The engines go on."""
 
 
-class PushWeights(OwnerRequest):
+class PushWeights(OwnerRequest, frozen=True):
     """The engines load the safetensors folder `path`, as they see it, and serve it as `version`.
 
     `digest` identifies the weights: a version is never pushed again with another one.
@@ -278,7 +278,7 @@ class PushWeights(OwnerRequest):
     adapter: Annotated[bool, Meta(description="`path` holds a peft adapter for the policy's model name")] = False
 
 
-class Bucket(RequestBody):
+class Bucket(RequestBody, frozen=True):
     """Tensors that an engine receives and then loads together, in this order. `dtypes` are torch's names."""
 
     MOST_VALUES: ClassVar[int] = 500_000
@@ -288,7 +288,7 @@ class Bucket(RequestBody):
     shapes: list[list[Count]]
 
 
-class Transfer(OwnerRequest):
+class Transfer(OwnerRequest, frozen=True):
     """Weights that the trainer sends as rank 0 of a process group (`rolltap.weight_group`), in the buckets' order.
 
     `world_size` counts all ranks: the trainer, and the engine processes that `ranks` counts. `timeout_s` is how long
@@ -348,7 +348,7 @@ Numbers = Annotated[Sequence[float | None], Meta(max_length=MAX_TOKENS)]
 Flags = Annotated[Sequence[bool | None], Meta(max_length=MAX_TOKENS)]
 
 
-class CallAnnotation(RequestBody):
+class CallAnnotation(RequestBody, frozen=True):
     """A value for each sampled token of a call, in their order; None where there is none (masked tokens), never 0.
 
     `logprobs` are the trainer's, as natural logarithms; `entropy` is in nats; `clipped` says whether the loss's clip
@@ -408,7 +408,7 @@ def _numbers(call_id: str, name: str, values: Sequence[float | None]) -> Float32
     return stored
 
 
-class AnnotateLease(RequestBody):
+class AnnotateLease(RequestBody, frozen=True):
     """Annotations of calls of a lease that is held or acknowledged. `token` is the lease's fencing token, `version`
     the weight version that the log-probs are of. The same again changes nothing.
     """

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from rolltap.calllog.codec import pack_bytes
@@ -128,7 +129,7 @@ class Rollouts:
         trained, ending = await self._trained(rollout, ending)
         if late:
             log.warning("rollout %s ends while %d proxies can't reach the store", rollout_id, len(late))
-            ending = replace(ending, reason="; ".join(filter(None, (LATE, ending.reason))))
+            ending = msgspec.structs.replace(ending, reason="; ".join(filter(None, (LATE, ending.reason))))
 
         def work(tx: Tx) -> None:
             row, group = locked_group(tx, rollout_id)
@@ -162,12 +163,12 @@ class Rollouts:
         except (RecordCorrupt, AlignmentError) as error:
             reason = f"{ending.reason}; " if ending.reason else ""
             reason += f"{error.code}: {error.message}"
-            return TrainedVersions(), replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
+            return TrainedVersions(), msgspec.structs.replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
 
 
 def _unanswered(ending: FinishRollout) -> FinishRollout:
     reason = f"{NOTHING_SAMPLED}; {ending.reason}" if ending.reason else NOTHING_SAMPLED
-    return replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
+    return msgspec.structs.replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
 
 
 def _check_ending(rollout: Any, ending: FinishRollout) -> bool:

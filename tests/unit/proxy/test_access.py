@@ -282,7 +282,7 @@ CONTROLS = "POST /policies/{}/control"
 BAD = [
     ({"max_turns": 0}, "max_turns is 1 to"),
     ({"max_turns": 10**30}, "max_turns: Expected `int` <= 2147483647"),
-    ({"max_turns": 2**40}, "less than"),
+    ({"max_turns": 2**40}, "max_turns: Expected `int` <= 2147483647"),
     ({"turns": 3}, "turns"),
     ({"temperature": 0}, "temperature is 0.1 to 2.0, not 0"),
     ({"temperature": -0.5}, "temperature is 0.1 to 2.0"),
