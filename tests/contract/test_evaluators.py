@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -27,6 +26,7 @@ from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import Task
 
+from ..plain_python import plain_python
 from ..unit.harnesses.environments import signed
 from ..unit.harnesses.stub import Stub, running
 
@@ -135,4 +135,4 @@ async def test_an_evaluation_without_time_fails_in_one_line_or_needs_none(
 
 def python_of(kind: str) -> dict[str, str]:
     """The interpreter that has pytest."""
-    return {"python": sys.executable} if kind == "pytest" else {}
+    return {"python": plain_python()} if kind == "pytest" else {}

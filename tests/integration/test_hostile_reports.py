@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -22,10 +21,11 @@ from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import Task
 
 from ..harnesses.house import POLICY, House, house
+from ..plain_python import plain_python
 from .test_runner import CURL
 
 FAILS = CommandCheck(command="cat out 2>/dev/null; false")
-TESTS = PytestCheck(must_pass=("test_x.py",), python=sys.executable)
+TESTS = PytestCheck(must_pass=("test_x.py",), python=plain_python())
 NUL = "printf 'x\\0y\\n'"
 BAD_NAME = "touch \"$(printf 'x\\377')\""
 MANY_TESTS = "for n in $(seq 1200); do : > test_of_the_agent_that_nobody_asked_for_and_that_has_a_long_name_$n.py; done"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rolltap.engine.tiny import FOLDER
 
+from ..plain_python import plain_python
 from .service import POLICY, service
 
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ async def test_an_instance_becomes_a_trained_step(tmp_path: Path) -> None:
         "test_patch": TEST_PATCH,
         "FAIL_TO_PASS": json.dumps(["test_calc.py::test_add"]),
         "PASS_TO_PASS": json.dumps(["test_calc.py::test_zero"]),
-        "python": sys.executable,
+        "python": plain_python(),
     }
     instances = tmp_path / "instances.jsonl"
     instances.write_text(json.dumps(instance))

@@ -7,7 +7,6 @@ compared with the table that docs/security.md and `rolltap doctor` show (`harnes
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from rolltap.harnesses.runtimes.sources import Files
 from rolltap.harnesses.runtimes.thread import ThreadWorkspace
 from rolltap.types import UNPROTECTED, Task
 
+from ..plain_python import plain_python
 from ..unit.harnesses.environments import signed
 from ..unit.harnesses.stub import Stub, running
 
@@ -56,7 +56,7 @@ os._exit(0)
 JUDGE = "$ROLLTAP_SANDBOXED {python} attack.py; test -s {file} || echo 0 > {file}\n"
 TABLES: dict[str, dict[str, Any]] = {
     "command": {"command": JUDGE.format(python="python3", file="out/reward.txt"), "reward_file": "out/reward.txt"},
-    "pytest": {"must_pass": ["tests/test_calc.py"], "python": sys.executable},
+    "pytest": {"must_pass": ["tests/test_calc.py"], "python": plain_python()},
     "harbor": {"tests": "tests"},
     "python": {"callable": "check.py:check"},
 }

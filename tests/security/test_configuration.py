@@ -24,6 +24,8 @@ from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.sources import Empty, Files
 from rolltap.types import Task
 
+from ..plain_python import plain_python
+
 FORGE = "echo 1 > /workspace/reward.txt; echo 1 > /logs/verifier/reward.txt; kill -9 $PPID"
 PYTHON_FORGE = f"import os\nos.system({FORGE!r})\nos._exit(0)\n"
 PASS_ALL = (
@@ -86,7 +88,7 @@ MODULE = {"node_modules/x/index.js": f"require('child_process').execSync({FORGE!
 
 TRAPS: Mapping[str, tuple[str, Trap]] = {
     "git": ("git check", _git),
-    "pytest": (f"{sys.executable} -m pytest -q", _pytest),
+    "pytest": (f"{plain_python()} -m pytest -q", _pytest),
     "npm": ("npm test --offline", lambda chance: {**PACKAGE_JSON, ".npmrc": chance.choice(SETTINGS_OF_NPM)}),
     "node": ("node -e \"import('x')\"", lambda _: MODULE),
     "make": ("make", _make),
@@ -137,7 +139,7 @@ def evaluators(tool: str, place: str, tests: Path) -> dict[str, Evaluator]:
         "harbor, takes": HarborCheck(str(tests), takes=("calc.py",)),
         "command, beside": CommandCheck(looks.format(helped), "reward.txt"),
         "harbor, beside": HarborCheck(str(tests / "helped")),
-        "pytest": PytestCheck(("tests/test_calc.py",), python=sys.executable),
+        "pytest": PytestCheck(("tests/test_calc.py",), python=plain_python()),
     }
 
 
@@ -148,7 +150,8 @@ async def reward(
     plant: Source = EMPTY,
     project: dict[str, str] = PROJECT,
 ) -> tuple[float, str]:
-    runtime = BubblewrapRuntime(folder, shown=tuple(PytestCheck(("t",), python=sys.executable).needs))
+    needs = PytestCheck(("t",), python=plain_python()).needs
+    runtime = BubblewrapRuntime(folder, shown=(*needs, Path(sys.prefix)))
     made: list[Workspace] = []
 
     async def prepare() -> Workspace:
@@ -260,7 +263,7 @@ async def test_bytecode_that_an_agent_made_is_not_what_is_tested(tmp_path: Path)
     (source := tmp_path / "calc.py").write_text(FIXED["calc.py"])
     unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
     made = str(py_compile.compile(str(source), doraise=True, invalidation_mode=unchecked))
-    check = PytestCheck(("tests/test_calc.py",), python=sys.executable)
+    check = PytestCheck(("tests/test_calc.py",), python=plain_python())
 
     def plant(folder: Path) -> None:
         (folder / cached).parent.mkdir()
@@ -271,9 +274,10 @@ async def test_bytecode_that_an_agent_made_is_not_what_is_tested(tmp_path: Path)
 
 async def test_a_new_module_takes_no_installed_ones_place(tmp_path: Path) -> None:
     """Of what the tests import themselves, too: else it could say that they passed."""
-    tests = {"tests/test_calc.py": "import hypothesis\n\ndef test_it():\n    assert hasattr(hypothesis, 'given')\n"}
-    check = PytestCheck(("tests/test_calc.py",), python=sys.executable)
-    for path in ("hypothesis.py", "hypothesis/__init__.py", "src/hypothesis.py"):
+    text = "import sys\nassert 'packaging' not in sys.modules\n\nimport packaging\n\n"
+    tests = {"tests/test_calc.py": f"{text}def test_it():\n    assert hasattr(packaging, '__version__')\n"}
+    check = PytestCheck(("tests/test_calc.py",), python=plain_python())
+    for path in ("packaging.py", "packaging/__init__.py", "src/packaging.py"):
         value, seen = await reward(check, {path: ""}, tmp_path, project={**PROJECT, **tests})
         assert value == 1.0, seen
 
@@ -297,7 +301,7 @@ async def test_no_package_stands_before_a_file_of_the_tests(name: str, tmp_path:
         "helpers/__init__.py": "def right(value): return value == 2\n",
     }
     for takes in ((), ("*",)):
-        check = PytestCheck(("test_calc.py",), python=sys.executable, takes=takes)
+        check = PytestCheck(("test_calc.py",), python=plain_python(), takes=takes)
         stem = name.partition("/")[0].partition(".")[0]
         forged = f"import os\n__file__ = os.path.join(os.getcwd(), {name!r})\n{SHADOWED[name]}"
         for path in {f"{stem}/__init__.py", f"{stem}.py"} - project.keys():

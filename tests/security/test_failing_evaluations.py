@@ -6,7 +6,6 @@ Each case is a whole rollout. `BREAKERS` have what an agent leaves for evaluator
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import Task
 
+from ..plain_python import plain_python
 from ..unit.harnesses.stub import Stub, running, tool_call
 
 START = {"answer.txt": "0\n", "grade": "#!/bin/sh\ntest $(cat answer.txt) -eq 42\n", "data.json": '{"answer": 0}'}
@@ -103,7 +103,7 @@ async def ended(
     Files({"checks.py": CHECKS, "tests/test.sh": TEST_SH})(folder / "task")
     is_slow = "sleep" in str(table) or "matches" in str(table)
     limits = Limits(agent_s=60, evaluate_s=5 if is_slow else evaluate_s, memory_mb=600)
-    shown = PytestCheck(("t",), python=sys.executable).needs if table["kind"] == "pytest" else ()
+    shown = PytestCheck(("t",), python=plain_python()).needs if table["kind"] == "pytest" else ()
     runtime = BubblewrapRuntime(folder / "places", shown=tuple(shown))
     async with AdminClient(server.url, "admin") as client:
         evaluator = parse_evaluator(table).resolve_paths(folder / "task").build(client)
@@ -118,7 +118,7 @@ async def test_honest_work_whose_tests_take_most_of_the_time_is_paid(server: Stu
     """Its tests run twice, the second time as decoys."""
     tests = "import time, calc\n\ndef test_add():\n    time.sleep(10)\n    assert calc.add(1, 2) == 3\n"
     task = {"calc.py": "def add(a, b): return 0\n", "test_calc.py": tests}
-    table = {"kind": "pytest", "must_pass": ["test_calc.py"], "python": sys.executable}
+    table = {"kind": "pytest", "must_pass": ["test_calc.py"], "python": plain_python()}
     command = "echo 'def add(a, b): return a + b' > calc.py"
     body, rewards = await ended(server, table, command, tmp_path, task, evaluate_s=17)
     assert (body["status"], rewards, body.get("tampering") or []) == ("succeeded", [1.0], []), body

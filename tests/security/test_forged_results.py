@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,6 +20,8 @@ from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import UNPROTECTED, Task
+
+from ..plain_python import plain_python
 
 WRONG = "def add(a, b): return a - b\ndef halve(a): return a\n"
 RIGHT = """\
@@ -164,10 +165,7 @@ def drawn(styles: tuple[str, ...]) -> tuple[str, list[str]]:
 
 
 async def judged(calc: str, tests: str, folder: Path, *, decoys: bool = True) -> tuple[Verdict, str]:
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTEST_DISABLE_PLUGIN_AUTOLOAD=1 exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    check = PytestCheck(("tests/test_calc.py",), python=str(python), decoys=decoys)
+    check = PytestCheck(("tests/test_calc.py",), python=plain_python(), decoys=decoys)
     runtime, made = ProcessRuntime(folder / "places"), list[Workspace]()
 
     async def prepare() -> Workspace:

@@ -15,7 +15,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -55,6 +54,7 @@ from rolltap.reading.types import RolloutDetail
 from rolltap.types import Task
 
 from ..harnesses.house import POLICY, House, house
+from ..plain_python import plain_python
 from . import agent
 from .agent import CASES, HostileCase
 
@@ -74,7 +74,7 @@ READS = "import sys; sys.exit('a + b' not in open('calc.py').read())"
 LOOKS = f"git status; git check && false; python3 -c \"{READS}\" && grep -q 'a + b' calc.py"
 TABLES: Mapping[str, Mapping[str, Any]] = {
     "command": {"command": f"{LOOKS} && echo 1 > reward.txt || echo 0 > reward.txt", "reward_file": "reward.txt"},
-    "pytest": {"must_pass": ["tests/test_calc.py"], "python": sys.executable},
+    "pytest": {"must_pass": ["tests/test_calc.py"], "python": plain_python()},
     "harbor": {"tests": "tests"},
     "python": {"callable": "check.py:check"},
     "llm_judge": {"policy": POLICY},

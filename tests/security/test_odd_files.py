@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import random
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from rolltap.harnesses.runtimes.registry import runtime_class
 from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import Task
 
+from ..plain_python import plain_python
 from ..unit.harnesses.stub import Stub, running, tool_call
 from . import odd_files
 from .test_left_files import LATE_S, Pulse
@@ -59,7 +59,7 @@ def evaluators(folder: Path) -> dict[str, Evaluator]:
         "command": CommandCheck(f"set +o pipefail; {LOOKS.format('out/reward.txt')}", "out/reward.txt"),
         "exit code": CommandCheck("grep -qs 'a + b' calc.py", reads_only=True),
         "takes": CommandCheck("grep -qs 'a + b' calc.py", takes=("calc.py", "tests/*", "a/*", "out/*")),
-        "pytest": PytestCheck(("tests/test_calc.py",), python=sys.executable),
+        "pytest": PytestCheck(("tests/test_calc.py",), python=plain_python()),
         "harbor": HarborCheck(str(folder)),
         "python": PythonCheck(lambda work: float("a + b" in (work / "calc.py").read_text())),
     }
@@ -81,7 +81,7 @@ async def test_odd_files_gain_nothing_and_break_nothing(name: str, runtime: str,
     secret.write_text(SECRET)
     evaluator = evaluators(tmp_path / "tests")[name]
     seed, places = random.randrange(10**9), tmp_path / "places"
-    needs = PytestCheck(("t",), python=sys.executable).needs
+    needs = PytestCheck(("t",), python=plain_python()).needs
     made = runtime_class(runtime).create(RuntimeOptions(places, needs=needs))
     agent, limits = OddAgent(seed, secret), Limits(agent_s=60, evaluate_s=20)
     job = Assignment(Task("t", "Work."), Files(PROJECT), agent, made, evaluator, limits)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -39,6 +38,7 @@ from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Empty, Files
 from rolltap.types import Task
 
+from ...plain_python import plain_python
 from .stub import Stub, running, tool_call
 
 PROJECT = {
@@ -100,7 +100,7 @@ async def judged(
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Runtime:
-    return ProcessRuntime(tmp_path, (Path(sys.executable).parent,))
+    return ProcessRuntime(tmp_path, (Path(plain_python()).parent,))
 
 
 CHECK = PytestCheck(

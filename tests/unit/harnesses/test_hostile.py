@@ -27,6 +27,8 @@ from rolltap.harnesses.runtimes.sources import Files
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.types import Task
 
+from ...plain_python import plain_python
+
 PROJECT = {
     "calc.py": "def add(a, b):\n    return a - b\n",
     "tests/test_calc.py": "from calc import add\n\ndef test_two():\n    assert add(1, 1) == 2\n",
@@ -170,7 +172,8 @@ PLANTED = {
 
 @pytest.mark.parametrize("planted", PLANTED)
 async def test_what_an_agent_plants_in_its_copy_forges_no_test(planted: str, tmp_path: Path) -> None:
-    check = PytestCheck(("tests/test_calc.py",), python=sys.executable)
+    python = sys.executable if planted == "a plugin's name" else plain_python()  # which has no plug-in
+    check = PytestCheck(("tests/test_calc.py",), python=python)
     runtime = ProcessRuntime(tmp_path / "workspaces")
     value, dropped = await reward(check, runtime, PLANTED[planted], HOMES["usercustomize"])
     assert value == 0.0
@@ -187,7 +190,7 @@ async def test_a_plugin_of_the_repository_itself_is_named(tmp_path: Path) -> Non
     async def prepared() -> Workspace:
         return clean
 
-    check = PytestCheck(("tests/test_calc.py",), python=sys.executable)
+    check = PytestCheck(("tests/test_calc.py",), python=plain_python())
     done = Exit(Ending.DONE, 1.0, 0, "")
     with pytest.raises(EvaluatorFailed, match="load a plugin, 'ours', that is not installed"):
         await check.evaluate(Evidence(Task("t", "Fix add."), done, workspace, prepared, Limits()))
