@@ -20,6 +20,7 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.client import AdminClient
 
 from ..conftest import free_port
+from ..fork_server import ForkedProcess
 
 POLICY = "tiny"
 SCRIPT = 'otherwise = { say = "Hello." }\n'
@@ -41,7 +42,10 @@ def rolltap(*arguments: str, env: Mapping[str, str], log: Path) -> subprocess.Po
         )
 
 
-async def end(process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> int:
+Process = subprocess.Popen[bytes] | ForkedProcess
+
+
+async def end(process: Process, number: int = signal.SIGTERM) -> int:
     """Signals the process, if it still runs, and waits for it."""
     if process.poll() is None:
         process.send_signal(number)
@@ -63,11 +67,12 @@ class Service:
     trainer_url: str
     env: dict[str, str]
     config: Path
-    server: subprocess.Popen[bytes]
+    start: Callable[..., Process]
+    server: Process
 
-    def command(self, *arguments: str, log: str = "command.log") -> subprocess.Popen[bytes]:
+    def command(self, *arguments: str, log: str = "command.log") -> Process:
         """A `rolltap` command that finds this server."""
-        return rolltap(*arguments, env=self.env, log=self.folder / log)
+        return self.start(*arguments, env=self.env, log=self.folder / log)
 
     async def run(self, *arguments: str) -> tuple[int, str]:
         """A `rolltap` command brought to its end: its exit status and what it printed."""
@@ -78,7 +83,7 @@ class Service:
     async def kill(self) -> None:
         """SIGKILL for the server; then it starts again at the same addresses."""
         await end(self.server, signal.SIGKILL)
-        self.server = _serve(self.config)
+        self.server = _serve(self.start, self.config)
         await _until_up(self.admin_url, self.server)
 
     def client(self) -> AdminClient:
@@ -86,10 +91,12 @@ class Service:
 
 
 @asynccontextmanager
-async def service(folder: Path, script: Path | None = None, settings: str = "") -> AsyncIterator[Service]:
+async def service(
+    folder: Path, script: Path | None = None, settings: str = "", start: Callable[..., Process] = rolltap
+) -> AsyncIterator[Service]:
     """A server on SQLite in `folder`, with an engine that follows `script` or always says hello.
 
-    `settings` are further sections of its settings file.
+    `settings` are further sections of its settings file. `start`: as `rolltap`; it starts all commands.
     """
     engine_port, agent_port, admin_port, trainer_port = (free_port() for _ in range(4))
     if script is None:
@@ -103,11 +110,10 @@ async def service(folder: Path, script: Path | None = None, settings: str = "") 
         f'[policies.{POLICY}]\nengine = "main"\nmodel = "scripted"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
         + settings
     )
-    engine = rolltap("engine", "--script", str(script), "--port", str(engine_port), env={}, log=folder / "engine.log")
+    engine = start("engine", "--script", str(script), "--port", str(engine_port), env={}, log=folder / "engine.log")
     url = f"http://127.0.0.1:{admin_port}"
-    running = Service(
-        folder, url, f"http://127.0.0.1:{trainer_port}", {"ROLLTAP_ADMIN_URL": url}, config, _serve(config)
-    )
+    trainer_url, env = f"http://127.0.0.1:{trainer_port}", {"ROLLTAP_ADMIN_URL": url}
+    running = Service(folder, url, trainer_url, env, config, start, _serve(start, config))
     try:
         await _until_up(f"http://127.0.0.1:{engine_port}", engine)
         await _until_up(url, running.server)
@@ -119,11 +125,11 @@ async def service(folder: Path, script: Path | None = None, settings: str = "") 
         await asyncio.gather(end(running.server), end(engine))
 
 
-def _serve(config: Path) -> subprocess.Popen[bytes]:
-    return rolltap("serve", "--config", str(config), env={}, log=config.with_name("serve.log"))
+def _serve(start: Callable[..., Process], config: Path) -> Process:
+    return start("serve", "--config", str(config), env={}, log=config.with_name("serve.log"))
 
 
-async def _until_up(url: str, process: subprocess.Popen[bytes]) -> None:
+async def _until_up(url: str, process: Process) -> None:
     async with aiohttp.ClientSession() as http:
         while process.poll() is None:
             try:
@@ -131,4 +137,4 @@ async def _until_up(url: str, process: subprocess.Popen[bytes]) -> None:
                     return
             except aiohttp.ClientConnectionError:
                 await asyncio.sleep(0.1)
-    raise AssertionError(f"{process.args} ended with {process.returncode}")
+    raise AssertionError(f"what was to serve {url} ended with {process.returncode}")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from ..forked_commands import forked_rolltap
 from .service import Service, end, service, until
 
 AGENT = "echo made > made.txt; echo printed before; while [ ! -e go ]; do sleep 0.1; done; echo printed after"
@@ -23,7 +24,7 @@ async def test_a_run_whose_server_is_gone_at_its_end_loses_nothing(
     """9 CPU seconds: servers and commands are processes, and one server starts twice."""
     work = tmp_path / "work"
     work.mkdir()
-    async with service(tmp_path) as server:
+    async with service(tmp_path, start=forked_rolltap) as server:
         monkeypatch.chdir(work)
         run = server.command("run", "command", "--", "sh", "-c", AGENT)
 
@@ -53,7 +54,7 @@ async def test_a_run_whose_server_is_gone_at_its_end_loses_nothing(
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
     """For tests that leave the server as it is."""
-    async with service(tmp_path_factory.mktemp("service")) as server:
+    async with service(tmp_path_factory.mktemp("service"), start=forked_rolltap) as server:
         yield server
 
 

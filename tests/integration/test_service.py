@@ -19,6 +19,7 @@ from rolltap.contract.admin import SubmitTasks
 from rolltap.errors import LedgerError, NotFound, TaskInvalid
 from rolltap.types import Task
 
+from ..forked_commands import forked_rolltap
 from .service import ASK, POLICY, Service, end, service, until
 
 PYTHON = "/usr/bin/python3"
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    async with service(tmp_path_factory.mktemp("service")) as running:
+    async with service(tmp_path_factory.mktemp("service"), start=forked_rolltap) as running:
         yield running
 
 

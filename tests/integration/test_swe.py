@@ -10,6 +10,7 @@ import pytest
 
 from rolltap.engine.tiny import FOLDER
 
+from ..forked_commands import forked_rolltap
 from ..plain_python import plain_python
 from .service import POLICY, service
 
@@ -60,7 +61,7 @@ async def test_an_instance_becomes_a_trained_step(tmp_path: Path) -> None:
     instances = tmp_path / "instances.jsonl"
     instances.write_text(json.dumps(instance))
     repositories = str(tmp_path / "repositories")
-    async with service(tmp_path, HERE / "swe_script.py") as home:
+    async with service(tmp_path, HERE / "swe_script.py", start=forked_rolltap) as home:
         words = ("--harness", "mini-swe-agent", "--n", "4", "--repositories", repositories, "--id", "swe")
         status, told = await home.run("run", str(instances), *words)
         assert status == 0, told
