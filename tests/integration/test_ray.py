@@ -25,7 +25,7 @@ import ray
 from rolltap.contract.admin import SubmitTasks
 from rolltap.types import Task
 
-from .service import ASK, POLICY, Service, end, service, until
+from .service import ASK, POLICY, Process, Service, end, service, until
 
 ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "reports" / "ray_kill.json"
@@ -96,9 +96,7 @@ async def progress(home: Service) -> dict[str, Any]:
         return await client.get(f"/tasks/{SUBMISSION}")
 
 
-async def kill_at_random(
-    home: Service, cluster: RayCluster, up: subprocess.Popen[bytes], kills: int, every: float
-) -> None:
+async def kill_at_random(home: Service, cluster: RayCluster, up: Process, kills: int, every: float) -> None:
     """Once every node has rollouts, kills one every so many seconds, and starts another in its place."""
     chance = random.Random(0)
 
