@@ -32,6 +32,7 @@ from hypothesis import HealthCheck, settings
 
 from .durations import Durations
 from .forked_readers import forked_readers
+from .kept_starts import keep_starts
 
 ROOT = Path(__file__).parents[1]
 
@@ -346,6 +347,7 @@ class RedisServer:
 
 @pytest.fixture(scope="session", autouse=True)
 def _made_once_a_process() -> Iterator[None]:
+    keep_starts()
     with forked_readers():
         yield
 

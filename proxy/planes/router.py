@@ -5,7 +5,7 @@ the ledger's own types, which msgspec reads, writes and describes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from inspect import signature
 from typing import Annotated, Any, get_type_hints
 
@@ -47,7 +47,8 @@ def answer(meaning: str, kind: Any) -> dict[str, Any]:
     return {"description": meaning, "content": {"application/json": {"schema": schema_of(kind)}}}
 
 
-def schema_of(kind: Any) -> dict[str, Any]:
+@cache
+def schema_of(kind: Any) -> Mapping[str, Any]:
     (schema,), _ = msgspec.json.schema_components([kind], ref_template=REFERENCE)
     return schema
 
