@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import importlib
-import importlib.util
 import json
 import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import msgspec
 
@@ -22,17 +18,15 @@ from rolltap.errors import EvaluatorFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict, last_line
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
+from rolltap.harnesses.evaluators.python_child import Check, load_check, values_of
 from rolltap.harnesses.left_files import LeftFiles
 from rolltap.harnesses.runtimes.folders import remove_traps
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Empty, located
 
-RUN = "import sys; from rolltap.harnesses.evaluators.python_check import run_check; run_check(*sys.argv[1:])"
+RUN = "import sys; from rolltap.harnesses.evaluators.python_child import run_check; run_check(*sys.argv[1:])"
 RESULT = "result.json"
 """In the HOME of the check's process, which no agent had."""
-
-Check = Callable[[Path], float | Mapping[str, float]]
-"""Gets the working copy; returns a number, or numbers by scope: `{"rollout": 1.0, "role:critic": 0.5}`."""
 
 
 class PythonTable(EvaluatorTable, tag="python", frozen=True):
@@ -63,28 +57,12 @@ class PythonTable(EvaluatorTable, tag="python", frozen=True):
 
     def build(self, client: AdminClient) -> PythonProgram:
         try:
-            self.load()
+            load_check(self.callable)
         except Exception as error:  # foreign code: its import may raise anything
             raise TaskInvalid(
                 f"no callable {self.callable!r} (module:function or FILE.py:function): {error}", param="evaluator"
             ) from error
         return PythonProgram(self)
-
-    def load(self) -> Check:
-        return getattr(self._module(), self._function)
-
-    def _module(self) -> ModuleType:
-        if not self._file:
-            return importlib.import_module(self.callable.partition(":")[0])
-        path = Path(self._file)
-        name = f"check_{path.stem}_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:16]}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses look their module up by its name
-        spec.loader.exec_module(module)
-        return module
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,23 +117,6 @@ class PythonProgram:
         if "error" in answer:
             raise EvaluatorFailed(f"the check raised {answer['error']}")
         return _verdict(answer["values"], self.table.callable.rpartition(":")[2])
-
-
-def run_check(callable_: str, folder: str, result: str) -> None:
-    """Writes to `result`, as JSON, the `values` that a check returns, or its `error`; prints its traceback."""
-    table = PythonTable(callable_)
-    try:
-        answer: dict[str, object] = {"values": values_of(table.load()(Path(folder)))}
-    except Exception as error:  # noqa: BLE001 - the task's own code may raise anything
-        traceback.print_exc()
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    Path(result).write_text(json.dumps(answer), encoding="utf-8")
-
-
-def values_of(result: float | Mapping[str, float]) -> dict[str, float]:
-    """What a check returned, by scope."""
-    scopes = result if isinstance(result, Mapping) else {"rollout": result}
-    return {scope: float(value) for scope, value in scopes.items()}
 
 
 def _verdict(values: Mapping[str, float], check: str) -> Verdict:

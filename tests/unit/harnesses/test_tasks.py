@@ -15,6 +15,7 @@ from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.harbor import HarborCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.evaluators.python_check import PythonProgram, PythonTable
+from rolltap.harnesses.evaluators.python_child import load_check
 from rolltap.harnesses.runner.specs import Defaults, LimitsSpec, build, resolve_paths
 from rolltap.harnesses.runner.tasks import read_tasks
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
@@ -110,7 +111,7 @@ def test_a_python_check_lies_beside_its_task_file(tmp_path: Path) -> None:
     assert submitted.spec["evaluator"]["callable"] == f"{tmp_path}/checks.py:half"
     check = build(submitted, Defaults(), CLIENT).evaluator
     assert isinstance(check, PythonProgram)
-    assert check.table.load()(tmp_path) == 0.5
+    assert load_check(check.table.callable)(tmp_path) == 0.5
     (outside,) = read_tasks(lines(tmp_path, {**GOOD, "evaluator": {**evaluator, "callable": "../checks.py:half"}}))
     with pytest.raises(TaskInvalid, match="leaves the task's folder"):
         resolve_paths(outside, Defaults(base=tmp_path))
@@ -124,7 +125,7 @@ def test_python_checks_of_one_name_in_two_folders_may_declare_dataclasses(tmp_pa
         part = f"@dataclass\nclass Part:\n    weight: float = {number}.0\n"
         head = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
         file.write_text(f"{head}{part}def check(folder):\n    return Part().weight\n")
-        values.append(PythonTable(f"{file}:check").build(CLIENT).table.load()(tmp_path))
+        values.append(load_check(PythonTable(f"{file}:check").build(CLIENT).table.callable)(tmp_path))
     assert values == [1.0, 2.0]
 
 

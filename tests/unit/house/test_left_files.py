@@ -40,7 +40,7 @@ ALLOWED = {
     "pytest_check.py:_write_decoys": "a new file in place of one of the task, which `LeftFiles` read and removed",
     "pytest_check.py:find_configuration": "a clean workspace before the agent's changes",
     "python_check.py:PythonProgram.evaluate": "a file in the HOME of the check's own process",
-    "python_check.py:run_check": "the same",
+    "python_child.py:run_check": "the same",
     "tampering.py:_walk": "lists folders, no links to folders",
 }
 """Where something else is done, and why it can be: `module:function`."""
