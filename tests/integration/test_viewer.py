@@ -14,7 +14,7 @@ import pytest_asyncio
 from selenium import webdriver
 from selenium.webdriver.common.keys import Keys
 
-from rolltap.contract.admin import FinishRollout, NewReward
+from rolltap.contract.admin import FinishRollout, NewNote, NewReward
 from rolltap.contract.trainer import AnnotateLease, CallAnnotation, LeaseRequest
 from rolltap.engine.scripted import say
 from rolltap.harnesses.client import ClaimedRollout
@@ -33,6 +33,15 @@ MIDDLE = """
 const box = document.querySelector('.u-over').getBoundingClientRect()
 return arguments[0] === 'left' ? box.left + box.width / 2 : box.top + box.height / 2
 """
+CUT = """
+return [...document.querySelectorAll('.scroll')].flatMap((region) => {
+  const edge = region.getBoundingClientRect().right
+  const past = (each) => each.checkVisibility() && each.getBoundingClientRect().right > edge + 0.5
+  return [...region.querySelectorAll('th, td')].filter(past).map((each) => each.innerText)
+})
+"""
+"""The cells of tables that go on past their region's right edge."""
+
 TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -81,9 +90,9 @@ async def talk(url: str, key: str) -> None:
         await ask(edited)
 
 
-async def a_group(home: House) -> tuple[str, str]:
-    """A group of two rollouts with rewards, and the session of the first."""
-    task = Task("count", f"Count the files. {HOSTILE}", {}, ())
+async def a_group(home: House, name: str = "count") -> tuple[str, str]:
+    """A group of two rollouts of a task of that name with rewards, and the session of the first."""
+    task = Task(name, f"Count the files. {HOSTILE}", {}, ())
     group = await home.client.open_group(task, policy="tiny", n=2)
     for reward, rollout_id in enumerate(group.rollout_ids):
         session = await home.client.start_rollout(ClaimedRollout(rollout_id, ""), ttl=60)
@@ -337,6 +346,24 @@ async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(driver
                 )
         assert not browser.seen(".outline a"), "a call's page: the outline is folded"
     await asyncio.to_thread(browser.until, lambda: browser.seen(".outline a"))
+
+
+async def test_a_laptops_screen_shows_every_column_whatever_is_recorded(driver: webdriver.Chrome, own_home: House):
+    """Long names, several labels and scores, breaks and flaws: no list scrolls sideways."""
+    _, session_id = await a_group(own_home, "a-task-of-another-package__with-a-name-of-its-own-1234567890")
+    tags = {"harness": "mini-swe-agent-inprocess", "team": "somebody-with-a-long-name", "purpose": "eval"}
+    session = await own_home.client.open_session(policy="tiny", tags=tags)
+    await talk(own_home.urls["agent"], session.endpoint.key)
+    for target in (session_id, session.session_id):
+        for name, value in (("faithful-to-the-task", 0.25), ("taste", 1.0)):
+            await own_home.reader.note(NewNote("score", name, value, session_id=target, author="a"))
+        for name in ("good", "look-at-this-one-again", "another-label"):
+            await own_home.reader.note(NewNote("label", name, session_id=target, author="a"))
+    browser = await visit(driver, own_home)
+    for path in ("/", "/groups", "/runs", "/?where=policy%3Dtiny&sort=output_tokens"):
+        await asyncio.to_thread(browser.open, f"/view{path}")
+        await asyncio.to_thread(browser.wait, "tbody tr")
+        assert await asyncio.to_thread(browser.run, CUT) == [], path
 
 
 async def test_one_file_works_without_a_server(driver: webdriver.Chrome, home: House, tmp_path: Path):
