@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import gc
 import logging
 import math
@@ -64,13 +65,22 @@ def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"can't listen on {host}:{port}: {error.strerror}; stop what listens there (another `rolltap serve`?), "
-            "or take another port: --agent-port and the like, or [listen] in rolltap.toml"
-        ) from error
+        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror}; {_way_out(error)}") from error
     listener.listen(2048)
     listener.setblocking(False)
     return listener
+
+
+def _way_out(error: OSError) -> str:
+    """What to do about an address that can't be bound."""
+    if error.errno == errno.EADDRINUSE:
+        return (
+            "stop what listens there (another `rolltap serve`?), or take another port: --agent-port and the like, or "
+            "[listen] in rolltap.toml"
+        )
+    if error.errno == errno.EACCES:
+        return "take a port from 1024 on: --agent-port and the like, or [listen] in rolltap.toml"
+    return "name an address of this machine: --host, or [listen] in rolltap.toml; 0.0.0.0 is all of them"
 
 
 def settle_memory() -> None:

@@ -16,6 +16,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from rolltap.errors import ConfigError
 from rolltap.extras import page
 from rolltap.settings import check_environment, check_file, read_settings_file
+from rolltap.wording import setting_problem
 
 PAGE = page("trainer")
 
@@ -213,7 +214,7 @@ class TrainerSettings(BaseSettings):
     )
     checkpoint_every: int = Field(1, ge=1, description="steps between checkpoints")
     checkpoints_kept: int = Field(2, ge=1, description="how many checkpoints are kept")
-    seed: int = Field(0, description="seed of minibatches and adapters")
+    seed: int = Field(0, ge=0, le=2**32 - 1, description="seed of minibatches and adapters")
     loss: LossSettings = LossSettings()  # type: ignore[call-arg]
     optimiser: OptimiserSettings = OptimiserSettings()  # type: ignore[call-arg]
     router: RouterSettings = RouterSettings()  # type: ignore[call-arg]
@@ -268,9 +269,7 @@ def load_trainer_settings(path: Path | None = None, **overrides: Any) -> Trainer
     try:
         return TrainerSettings(**_merged(table, overrides))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in ("trainer", *first["loc"]))
-        raise ConfigError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
+        raise ConfigError(setting_problem(error.errors()[0], "trainer")) from error
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

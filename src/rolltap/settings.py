@@ -16,14 +16,15 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
-from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from rolltap.errors import ConfigError
 from rolltap.extras import page
+from rolltap.network import server_url
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME
+from rolltap.wording import setting_problem
 
 
 class Section(BaseModel):
@@ -39,9 +40,11 @@ class ListenSettings(Section):
     """Where the three planes listen. Port 0 takes a free one."""
 
     host: str = Field(default="127.0.0.1", description="address of the planes; anything but loopback needs keys")
-    agent_port: int = Field(default=8710, description="model calls, by session key")
-    trainer_port: int = Field(default=8711, description="leases and weights, by trainer key")
-    admin_port: int = Field(default=8712, description="sessions, tasks, rewards, metrics, by admin key")
+    agent_port: int = Field(default=8710, ge=0, le=65_535, description="model calls, by session key")
+    trainer_port: int = Field(default=8711, ge=0, le=65_535, description="leases and weights, by trainer key")
+    admin_port: int = Field(
+        default=8712, ge=0, le=65_535, description="sessions, tasks, rewards, metrics, by admin key"
+    )
     agent_host: str = Field(default="", description="address of the agent plane, if it is another")
     trainer_host: str = Field(default="", description="address of the trainer plane, if it is another")
     admin_host: str = Field(default="", description="address of the admin plane, if it is another")
@@ -358,7 +361,9 @@ def read_settings_file(path: Path | None) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"can't read {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text in UTF-8: {error.reason} at byte {error.start}") from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
 
 
@@ -370,10 +375,10 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
     check_environment(Settings, "ROLLTAP_", PAGE, other_sections=("trainer",))
     try:
         settings = Settings(**{**values, **overrides})
+    except SettingsError as error:
+        raise ConfigError(f"settings: {error}: a section's variable holds JSON") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ConfigError(f"settings: {where}: {first['msg']}") from error
+        raise ConfigError(f"settings: {setting_problem(error.errors()[0])}") from error
     for name, policy in settings.policies.items():
         if policy.engine not in settings.engines:
             known = ", ".join(settings.engines) or "none"
@@ -385,8 +390,11 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
                         f"settings: policies.{name}.{own}: passthrough relays requests unchanged; leave it out"
                     )
     _check_tenants(settings)
+    if settings.listen.public_url:
+        server_url(settings.listen.public_url, "settings: listen.public_url")
     for name, engine in settings.engines.items():
-        if any("@" in urlsplit(url.strip()).netloc for url in engine.url.split(",")):  # it would be in logs and records
+        hosts = [url.partition("://")[2].partition("/")[0] for url in engine.url.split(",")]
+        if any("@" in host for host in hosts):  # it would be in logs and records
             raise ConfigError(f"settings: engines.{name}.url: leave out what is before the @; a key goes into api_key")
         if engine.dialects and engine.kind != "passthrough":
             raise ConfigError(f"settings: engines.{name}.dialects: only kind passthrough takes this; leave it out")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 
 def counted(number: int, noun: str) -> str:
@@ -17,6 +18,35 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean codex?` for a name that is near a known one, else nothing."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+WANTED = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+    **dict.fromkeys(("string_type", "path_type"), "a text"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "dataclass_type"), "a table"),
+    **dict.fromkeys(("list_type", "tuple_type", "set_type"), "a list"),
+}
+"""What a setting has to be, by pydantic's type of the error."""
+
+SHOWN_CHARS = 40
+
+
+def setting_problem(error: Mapping[str, Any], *section: str) -> str:
+    """One of pydantic's errors: the key, `section` in front, and what its value has to be, in the words of TOML.
+
+    A value is shown only where a number is wanted: elsewhere it may be a secret in the wrong place.
+    """
+    key = ".".join([*section, *map(str, error["loc"])])
+    kind, message = error["type"], str(error["msg"])
+    if kind == "missing":
+        return f"{key}: is missing"
+    wanted = WANTED.get(kind)
+    if wanted is None:
+        return f"{key}: {message.removeprefix('Value error, ').replace('Input should be', 'has to be', 1)}"
+    shown = f", not {str(error['input'])[:SHOWN_CHARS]!r}" if "number" in wanted else ""
+    return f"{key}: has to be {wanted}{shown}"
 
 
 LATEST = 253_370_764_800.0

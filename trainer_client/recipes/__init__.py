@@ -64,6 +64,7 @@ from rolltap.trainer_client.recipes.papers.tcod import TCOD
 from rolltap.trainer_client.recipes.papers.tt_opd import TTOPD
 from rolltap.trainer_client.recipes.papers.turn_grpo import TurnGRPO
 from rolltap.trainer_client.recipes.papers.webagent_r1 import WebAgentR1
+from rolltap.wording import setting_problem
 
 RECIPES: dict[str, type[Recipe]] = {
     "aem": AEM,
@@ -134,8 +135,7 @@ def make_recipe(name: str, options: Mapping[str, Any]) -> Recipe:
     try:
         return TypeAdapter(recipe).validate_python(dict(options))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"trainer.options.{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise ConfigError(setting_problem(error.errors()[0], "trainer", "options")) from error
 
 
 def fingerprint(name: str, recipe: Recipe) -> dict[str, Any]:

@@ -58,6 +58,9 @@ def run(*, seeds: list[int], out: Path, recipe: DemoRecipe, shuffle_rewards: boo
     """Runs every seed and prints the results. `report` defaults to `report.json` in `out`."""
     console = Screen()
     check_installation()
+    from rolltap.trainer_client.recipes import recipe_class
+
+    recipe_class(recipe.recipe)  # a typo is told before anything is made
     prepare_folder(out)
     for name in ("rolltap", "litellm_model"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -35,10 +35,12 @@ def mint(
     ttl: Annotated[str, typer.Option(help=TTL_HELP)] = "",
     policy: Annotated[list[str] | None, typer.Option(help="trainer: only these policies; several times")] = None,
     tenant: Annotated[str, typer.Option(help="of this tenant; default: that of the key you mint with")] = "",
-    calls: Annotated[float | None, typer.Option(help="project: calls in all, as 1000 or 1e6")] = None,
-    tokens: Annotated[float | None, typer.Option(help="project: prompt and output tokens in all, as 1e9")] = None,
-    mb: Annotated[float | None, typer.Option(help="project: request bodies in all, in MB")] = None,
-    per_minute: Annotated[int | None, typer.Option(help="project: calls within a minute")] = None,
+    calls: Annotated[float | None, typer.Option(min=0, help="project: calls in all, as 1000 or 1e6")] = None,
+    tokens: Annotated[
+        float | None, typer.Option(min=0, help="project: prompt and output tokens in all, as 1e9")
+    ] = None,
+    mb: Annotated[float | None, typer.Option(min=0, help="project: request bodies in all, in MB")] = None,
+    per_minute: Annotated[int | None, typer.Option(min=0, help="project: calls within a minute")] = None,
     as_json: JsonOption = False,
     url: UrlOption = None,
     config: ConfigOption = None,

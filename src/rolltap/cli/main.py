@@ -148,14 +148,14 @@ def engine(
     model: Annotated[Path | None, typer.Option(help="model folder (safetensors); default our tiny one")] = None,
     script: Annotated[Path | None, typer.Option(help="answer from this script instead of a model")] = None,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port; 0 takes a free one")] = 8720,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port; 0 takes a free one")] = 8720,
     key: Annotated[
         str,
         typer.Option(
             help="key that clients send; required unless the address is loopback", envvar="ROLLTAP_ENGINE_KEY"
         ),
     ] = "",
-    context: Annotated[int, typer.Option(help="longest sequence in tokens; 0: the model's")] = 0,
+    context: Annotated[int, typer.Option(min=0, help="longest sequence in tokens; 0: the model's")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or mps; auto: a CUDA card where there is one")] = "auto",
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16; auto: bfloat16 on a card")] = "auto",
 ) -> None:
@@ -206,10 +206,10 @@ def doctor(
 @app.command(rich_help_panel=START)
 @one_line_errors
 def demo(
-    seed: Annotated[list[int] | None, typer.Option(help="seed to run; repeat for several")] = None,
+    seed: Annotated[list[int] | None, typer.Option(min=0, help="seed to run; repeat for several")] = None,
     out: Annotated[Path, typer.Option(help="folder to write; an earlier demo's output is replaced")] = Path("demo-out"),
-    steps: Annotated[int, typer.Option(help="training steps; 0: the default")] = 0,
-    held_out: Annotated[int, typer.Option(help="tasks to measure on before and after; 0: the default")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="training steps; 0: the default")] = 0,
+    held_out: Annotated[int, typer.Option(min=0, help="tasks to measure on before and after; 0: the default")] = 0,
     recipe: Annotated[str, typer.Option(help=f"method: a name of {page('recipes')}, or FILE.py")] = "grpo",
     shuffle_rewards: Annotated[bool, typer.Option(help="the control experiment: rewards are shuffled")] = False,
     report: Annotated[Path | None, typer.Option(help="file of the figures; default report.json in --out")] = None,

@@ -81,7 +81,9 @@ def run(
     python: Annotated[str, typer.Option(help="environments: the Python that has their package")] = "",
     arg: Annotated[list[str] | None, typer.Option(help="a setting of the environment, NAME=VALUE")] = None,
     take: Annotated[int, typer.Option(min=0, help="environments: how many of their tasks; 0: all")] = 0,
-    usable: Annotated[int | None, typer.Option(help="tasks: enough usable rollouts to end a group early")] = None,
+    usable: Annotated[
+        int | None, typer.Option(min=1, help="tasks: enough usable rollouts to end a group early")
+    ] = None,
     priority: Annotated[int, typer.Option(help="tasks: priority; higher runs first")] = 0,
     id: Annotated[str, typer.Option(help="tasks: the submission's id; a known id resumes that submission")] = "",
     nodes: Annotated[bool, typer.Option("--nodes", help="tasks: nodes run it; show progress")] = False,

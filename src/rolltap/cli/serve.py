@@ -6,6 +6,7 @@ import asyncio
 import logging
 import shlex
 import signal
+import ssl
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -94,14 +95,29 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
 
 
 def check_start(settings: Settings, *, shared: bool) -> None:
-    """`ConfigError` if a tokenizer can't be read or a port is taken, before keys, store and spool are created."""
+    """`ConfigError` if a tokenizer or the TLS certificate can't be read, or a port is taken.
+
+    Nothing is created before: no keys, store or spool.
+    """
     from rolltap.proxy.call.open_policies import check_tokenizers
     from rolltap.proxy.server import bind
 
     check_tokenizers(settings)
+    listen = settings.listen
+    if listen.tls_certificate:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(listen.tls_certificate, listen.tls_key or None)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ConfigError(f"listen.tls_certificate, tls_key: can't be read as PEM files: {reason}") from error
+    taken: dict[tuple[str, int], PlaneName] = {}
+    for plane, port in _ports(settings).items():
+        other = taken.setdefault((listen.host_of(plane), port), plane)
+        if port and other != plane:
+            raise ConfigError(f"the {other} and the {plane} plane both have port {port}: each needs one of its own")
     with ExitStack() as held:
         for plane, port in _ports(settings).items():
-            held.enter_context(bind(settings.listen.host_of(plane), port, shared=shared))
+            held.enter_context(bind(listen.host_of(plane), port, shared=shared))
 
 
 def _ports(settings: Settings) -> dict[PlaneName, int]:

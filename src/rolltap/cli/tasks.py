@@ -354,7 +354,7 @@ dead_letters = typer.Typer(help="List and revive groups that trainers refused to
 @one_line_errors
 def list_dead_letters(
     policy: Annotated[str | None, typer.Option(help="only groups of this policy")] = None,
-    limit: Annotated[int, typer.Option(help="maximum number of groups")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="maximum number of groups")] = 100,
     as_json: JsonOption = False,
     url: TrainerUrlOption = None,
     config: ConfigOption = None,

@@ -29,15 +29,19 @@ def train(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="take the policy from another trainer, or the name from another run")
     ] = False,
-    steps: Annotated[int | None, typer.Option(help="step to train to, counted from the start of the run")] = None,
-    groups: Annotated[int | None, typer.Option(help="groups a step")] = None,
-    max_staleness: Annotated[int | None, typer.Option(help="maximum staleness of a group, in weight versions")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="step to train to, counted from the start of the run")
+    ] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help="groups a step")] = None,
+    max_staleness: Annotated[
+        int | None, typer.Option(min=0, help="maximum staleness of a group, in weight versions")
+    ] = None,
     recipe: Annotated[str | None, typer.Option(help=f"method: a name of {page('recipes')}, or FILE.py [grpo]")] = None,
-    lr: Annotated[float | None, typer.Option(help="learning rate")] = None,
-    epochs: Annotated[int | None, typer.Option(help="passes over a step's tokens")] = None,
-    token_budget: Annotated[int | None, typer.Option(help="tokens of one forward pass")] = None,
-    threads: Annotated[int | None, typer.Option(help="torch threads; 0: torch's default")] = None,
-    seed: Annotated[int | None, typer.Option(help="seed")] = None,
+    lr: Annotated[float | None, typer.Option(min=0, help="learning rate")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="passes over a step's tokens")] = None,
+    token_budget: Annotated[int | None, typer.Option(min=1, help="tokens of one forward pass")] = None,
+    threads: Annotated[int | None, typer.Option(min=0, help="torch threads; 0: torch's default")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="seed")] = None,
     sink: Annotated[list[str] | None, typer.Option(help="jsonl, tensorboard, wandb, mlflow; several times")] = None,
 ) -> None:
     """Trains a policy on leased groups, pushing each step's weights. Started again on the same --out, it resumes.
@@ -97,7 +101,7 @@ def tinker(
     config: ConfigOption = None,
     name: Annotated[str, typer.Option(help="the base model's name for clients; empty: the folder's path")] = "",
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="port; 0 takes a free one")] = 8730,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port; 0 takes a free one")] = 8730,
     key: Annotated[
         str,
         typer.Option(help="key that clients send, tml-...; empty: one is made in --out", envvar="ROLLTAP_TINKER_KEY"),

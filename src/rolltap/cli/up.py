@@ -59,7 +59,7 @@ def up(
     ] = None,
     no_redis: Annotated[bool, typer.Option("--no-redis", help="--local: on Postgres alone")] = False,
     slots: SlotsOption = 4,
-    cpus: Annotated[float, typer.Option(help="--ray: CPUs declared for each node's actor")] = 1.0,
+    cpus: Annotated[float, typer.Option(min=0, help="--ray: CPUs declared for each node's actor")] = 1.0,
     harness: HarnessOption = "",
     runtime: RuntimeOption = "auto",
     workspaces: WorkspacesOption = None,

@@ -36,7 +36,9 @@ def view(
         list[str] | None,
         typer.Option(help="POLICY=FILE, or FILE for all: a trainer's metrics.jsonl; default the settings' files"),
     ] = None,
-    port: Annotated[int, typer.Option(help="with a store: the port; 0: the store's usual or any free one")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="with a store: the port; 0: the store's usual or any free one")
+    ] = 0,
     browser: Annotated[bool, typer.Option(help="open the page in a browser")] = True,
     url: UrlOption = None,
     config: ConfigOption = None,

@@ -163,7 +163,7 @@ def test_a_file_is_a_recipe_with_options_and_settings_of_its_own(file: Path) -> 
     ("options", "message"),
     [
         ({"faktor": 1}, "trainer.options.faktor: recipe .* has no such option; its options: factor"),
-        ({"factor": "much"}, "trainer.options.factor: Input should be a valid number"),
+        ({"factor": "much"}, "trainer.options.factor: has to be a number, not 'much'"),
     ],
 )
 def test_a_bad_option_is_named(file: Path, options: dict[str, object], message: str) -> None:

@@ -56,7 +56,7 @@ def test_a_recipes_settings_are_below_the_users_and_are_checked_with_them(
     ("settings", "message"),
     [
         ({"loss": {"clip_hi": 0.3}}, "own.py: settings.loss.clip_hi: no such key; did you mean loss.clip_high?"),
-        ({"loss": {"kl": -1}}, "trainer.loss.kl: Input should be greater than or equal to 0"),
+        ({"loss": {"kl": -1}}, "trainer.loss.kl: has to be greater than or equal to 0"),
     ],
 )
 def test_a_recipes_bad_setting_is_named(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -73,8 +73,8 @@ def test_a_recipes_bad_setting_is_named(settings: dict[str, Any], message: str, 
         ("[trainer]\nstepz = 7", "trainer.stepz: no such key; did you mean steps?"),
         ("[trainer.optimizer]\nlr = 1", "trainer.optimizer: no such key; did you mean optimiser?"),
         ("[trainer]\nlr = 1", "trainer.lr: no such key; did you mean optimiser.lr?"),
-        ("[trainer.loss]\nratio = 'turn'", "trainer.loss.ratio: Input should be 'token' or 'sequence'"),
-        ("[trainer]\nsteps = 0", "trainer.steps: Input should be greater than or equal to 1"),
+        ("[trainer.loss]\nratio = 'turn'", "trainer.loss.ratio: has to be 'token' or 'sequence'"),
+        ("[trainer]\nsteps = 0", "trainer.steps: has to be greater than or equal to 1"),
         (
             "[trainer]\nlora = {rank = 4, push = 'adapter'}\npush = {transfer = 'distributed'}",
             "trainer: push.transfer = 'distributed' sends whole weights",
