@@ -24,6 +24,7 @@ from rolltap.harnesses.evaluators.llm_judge import LlmJudgeTable
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.evaluators.python_check import PythonTable
 from rolltap.harnesses.runtimes.registry import RUNTIMES
+from rolltap.wording import value_problem
 
 
 class SessionCompleted(EvaluatorTable, tag="session_completed", frozen=True):
@@ -61,7 +62,7 @@ def parse_evaluator(table: Any) -> EvaluatorTable:
     try:
         return convert(table, settings)
     except msgspec.ValidationError as error:
-        message = f"the task's evaluator is wrong: {error}; for example {settings.example}"
+        message = f"the task's evaluator is wrong: {value_problem(str(error))}; for example {settings.example}"
         raise TaskInvalid(message, param="evaluator") from error
 
 

@@ -28,7 +28,7 @@ from rolltap.harnesses.runner.lifecycle import Assignment
 from rolltap.harnesses.runtimes.registry import check_runtime, runtime_for
 from rolltap.harnesses.runtimes.sources import Empty, Files, Folder, GitCommit, located
 from rolltap.types import Task
-from rolltap.wording import did_you_mean
+from rolltap.wording import did_you_mean, value_problem
 
 SAMPLE_JOB = Job(Endpoint("http://127.0.0.1:1/s/sample", "key", "model"), "sample", Path("/w"), Path("/h"))
 
@@ -138,7 +138,7 @@ def parse_spec(spec: Mapping[str, Any]) -> TaskSpec:
     try:
         return msgspec.structs.replace(convert(table, TaskSpec), evaluator=evaluator)
     except msgspec.ValidationError as error:
-        raise TaskInvalid(f"the task can't be used: {error}") from error
+        raise TaskInvalid(f"the task can't be used: {value_problem(str(error))}") from error
 
 
 def check(task: Task, policies: Collection[str]) -> None:

@@ -46,7 +46,7 @@ from rolltap.proxy.viewer.session import (
 from rolltap.proxy.viewer.templating import render_page
 from rolltap.proxy.viewer.tokens import AROUND, CHUNK, call_json, chunk_json, sides_of
 from rolltap.reading import RecordReader
-from rolltap.reading.runs import version_range
+from rolltap.reading.runs import VersionRange, version_range
 from rolltap.reading.types import (
     CallTokens,
     CallTurn,
@@ -398,6 +398,7 @@ class Pages:
     async def compare(self, policy: str, first: str, second: str, task: str) -> str:
         """Compares two ranges of weight versions (`0-3`, `10`) on the same tasks. With `task`, lists its rollouts."""
         problem, comparison, sides = "", None, []
+        ranges: Sequence[VersionRange] = ()
         offered = await self.reader.comparable(policy)
         if not (first and second) and offered is not None:
             first, second = map(str, offered)
@@ -408,8 +409,8 @@ class Pages:
             comparison = await self.reader.compare(policy, first, second)
             if task:
                 sides = [
-                    (f"{task} under versions {text}", await self.reader.rollouts_of(policy, versions, task))
-                    for text, versions in zip((first, second), ranges, strict=True)
+                    (f"{task} under {versions.named}", await self.reader.rollouts_of(policy, versions, task))
+                    for versions in ranges
                 ]
         except InvalidRequest as error:
             problem = error.message
@@ -420,6 +421,7 @@ class Pages:
             policy=policy,
             first=first,
             second=second,
+            ranges=ranges,
             problem=problem,
             offered=offered and tuple(map(str, offered)),
             c=comparison,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -20,11 +21,56 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
+_SIZE = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<sign><=|>=) (?P<length>\d+)")
+_LENGTH = re.compile(r"of length (?P<sign><=|>=) ")
+_RANGE = re.compile(r"(?<=` )(?P<sign><=|>=) ")
+_SIGNS = {"<=": "at most", ">=": "at least"}
+_KIND = r"(?:int|float|str|bool|object|array|null)"
+_TYPE = re.compile(rf"`(?P<kinds>{_KIND}(?: \| {_KIND})*)`")
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+    "null": "null",
+}
+_FIELD = re.compile(r"^object (?P<state>missing required|contains unknown) field (?P<name>`.*`)$", re.DOTALL)
+_STATES = {"missing required": "missing", "contains unknown": "unknown"}
+_ENUM = "Invalid enum value "
+
+
+def reason_and_path(text: str) -> tuple[str, str]:
+    """The parts of msgspec's message ``REASON - at `$.PATH` ``; an empty path for the whole value."""
+    reason, _, path = text.partition(" - at `$")
+    return (reason, path[:-1].removeprefix(".")) if path.endswith("`") else (text, "")
+
+
+def in_words(reason: str) -> str:
+    """A validator's reason in the words of JSON: `object` for a dict, a number for a float, and ranges in words."""
+    if (size := _SIZE.fullmatch(reason)) and size["sign"] == "<=" and size["length"] == "0":
+        return f"not supported here: leave it out, or send an empty {size['kind']}"
+    if reason.startswith(_ENUM):
+        return f"{reason.removeprefix(_ENUM)} is not one of its values"
+    text = _LENGTH.sub(lambda found: f"of length {_SIGNS[found['sign']]} ", reason)
+    text = _RANGE.sub(lambda found: f"{_SIGNS[found['sign']]} ", text)
+    text = _TYPE.sub(lambda found: " or ".join(_WORDS[kind] for kind in found["kinds"].split(" | ")), text)
+    return text[0].lower() + text[1:]
+
+
+def value_problem(text: str) -> str:
+    """Msgspec's message in words: `limits.agent_s: expected a number, got a text`."""
+    reason, path = reason_and_path(text)
+    words = _FIELD.sub(lambda found: f"the field {found['name']} is {_STATES[found['state']]}", in_words(reason))
+    return f"{path}: {words}" if path else words
+
+
 WANTED = {
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "a number"),
     **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
-    **dict.fromkeys(("string_type", "path_type"), "a text"),
+    **dict.fromkeys(("string_type", "string_unicode", "path_type"), "a text"),
     **dict.fromkeys(("dict_type", "model_type", "model_attributes_type", "dataclass_type"), "a table"),
     **dict.fromkeys(("list_type", "tuple_type", "set_type"), "a list"),
 }

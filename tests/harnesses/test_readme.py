@@ -184,6 +184,67 @@ def test_without_a_gpu_a_script_plays_the_model(shell: Newcomer, name: str) -> N
     assert (row["harness"], row["calls"], row["breaks"]) == (name, 3, 0)
 
 
+OWN_KEY = "sk-a-persons-own-key-123"
+AT_WORK = {
+    "codex": "{line} exec -m scripted --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox 'Write hello'",
+    "claude-code": "{line}; claude -p 'Write hello.txt.' --allowedTools Bash",
+}
+"""How people start their own harness, behind the line of it that `serve --capture` prints."""
+
+
+@contextmanager
+def vendor(shell: Newcomer) -> Iterator[None]:
+    """A vendor of both protocols that takes `OWN_KEY`: another rolltap, which the file of settings here names."""
+    engine, ports = free_port(), [free_port() for _ in range(3)]
+    folder = shell.folder / "vendor"
+    folder.mkdir()
+    (folder / "rolltap.toml").write_text(
+        f'data = "{folder}/data"\n[keys]\nproject = "{OWN_KEY}"\n[engines.script]\nkind = "rolltap"\n'
+        f'url = "http://127.0.0.1:{engine}"\n[policies.theirs]\nengine = "script"\ntokenizer = "{FOLDER}"\n'
+        'aliases = ["*"]\n'
+    )
+    (shell.folder / "rolltap.toml").write_text(
+        "".join(
+            f'[engines.{name}]\nkind = "passthrough"\nurl = "http://127.0.0.1:{ports[0]}{path}"\n'
+            f'dialects = ["{dialect}"]\n[policies.{name}]\nengine = "{name}"\n'
+            for name, dialect, path in (("openai", "openai_responses", "/v1"), ("anthropic", "anthropic", ""))
+        )
+    )
+    planes = dict(zip(("agent", "trainer", "admin"), ports, strict=True))
+    serve = f"rolltap serve --config {folder}/rolltap.toml " + " ".join(
+        f"--{plane}-port {port}" for plane, port in planes.items()
+    )
+    script = ROOT / "examples" / "no-gpu" / "engine.toml"
+    with ExitStack() as started:
+        url = f"http://127.0.0.1:{engine}"
+        started.callback(shell.starts(f"rolltap engine --script {script} --port {engine}", url).stop)
+        started.callback(shell.starts(serve, f"http://127.0.0.1:{planes['admin']}").stop)
+        yield
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", AT_WORK)
+def test_capture_records_a_harness_at_work_under_its_own_key(shell: Newcomer, name: str) -> None:
+    """A person copies one line that `serve --capture` prints, and works as ever; nothing else is set up."""
+    serve = "rolltap serve --capture"
+    assert f"`{serve}`" in README
+    shell.environment |= {"ANTHROPIC_API_KEY": OWN_KEY, "CODEX_API_KEY": OWN_KEY}
+    with vendor(shell), ExitStack() as started:
+        admin = f"http://127.0.0.1:{shell.environment['ROLLTAP_LISTEN__ADMIN_PORT']}"
+        proxy = shell.starts(serve, admin)
+        started.callback(proxy.stop)
+        printed = "codex -c " if name == "codex" else "export ANTHROPIC_BASE_URL="
+        (copied,) = (each for each in proxy.log.read_text().splitlines() if each.startswith(printed))
+        work = AT_WORK[name].format(line=copied.partition("  #")[0])
+        assert "I wrote hello.txt." in shell.types(work)
+        (row,) = (row for row in shell.sessions() if row["calls"] == 3)
+    assert (shell.folder / "hello.txt").read_text() == "hello\n"
+    kept = b"".join(path.read_bytes() for path in (shell.folder / "rolltap-data").rglob("*") if path.is_file())
+    assert OWN_KEY.encode() not in kept
+    assert row["policy"] == ("openai" if name == "codex" else "anthropic")
+
+
 @pytest.mark.harness
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", KNOWN)

@@ -96,9 +96,12 @@ def connect(
     ROLLTAP_<ROLE>_KEY, else the one in the settings, else the one that `serve` stores in its data folder.
     """
     from rolltap.cli.server_address import PlaneClient, kept_key
+    from rolltap.network import server_url
     from rolltap.settings import load_settings
 
     role = role or plane
+    if url:
+        server_url(url, "--url")  # a typo is told before a key that is missing
     url = url or os.environ.get(f"ROLLTAP_{plane.upper()}_URL")
     variable = f"ROLLTAP_{role.upper()}_KEY"
     key = os.environ.get(variable)

@@ -157,6 +157,7 @@ async def run(settings: Settings, listening: Listening, *, capture: bool, worker
                 console.print(line, soft_wrap=True, highlight=False)
         planes = {plane: (app.planes[plane], socket) for plane, socket in sockets.items()}
         await serve(planes, asyncio.Event(), Front(settings.limits, listen), Calls(app.begin_stop, app.cut_calls))
+    console.print(f"stopped; the record stays: {hide_password(settings.store_url)}", soft_wrap=True, highlight=False)
 
 
 def _banner(app: Any, urls: Mapping[PlaneName, str]) -> Table:

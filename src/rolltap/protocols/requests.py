@@ -22,6 +22,7 @@ import msgspec
 from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest
 from rolltap.protocols.conversation import MAX_DEPTH
+from rolltap.wording import in_words, reason_and_path
 
 T = TypeVar("T")
 
@@ -36,22 +37,6 @@ ABSENT = (b"null", b"false", b"{}")
 """Values of a large field (messages, tools, system text) that count as absent."""
 
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<field>.*)`$", re.DOTALL)
-_SIZE = re.compile(r"Expected `(?P<kind>\w+)` of length (?P<sign><=|>=) (?P<length>\d+)")
-_LENGTH = re.compile(r"of length (?P<sign><=|>=) ")
-_RANGE = re.compile(r"(?<=` )(?P<sign><=|>=) ")
-_SIGNS = {"<=": "at most", ">=": "at least"}
-_KIND = r"(?:int|float|str|bool|object|array|null)"
-_TYPE = re.compile(rf"`(?P<kinds>{_KIND}(?: \| {_KIND})*)`")
-_WORDS = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a text",
-    "bool": "true or false",
-    "object": "an object",
-    "array": "a list",
-    "null": "null",
-}
-_ENUM = "Invalid enum value "
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$", re.DOTALL)
 _IMAGE = re.compile(r"^data:image/(?:png|jpeg|jpg|gif|webp)(?:;[\w-]+=[^;,]*)*;base64,", re.IGNORECASE)
 
@@ -92,7 +77,7 @@ def decode(data: bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
             raise invalid(where, f"not valid UTF-8: {error.reason}") from None
         except RecursionError:
             raise invalid(where, "the JSON is nested too deep") from None
-        reason, path = _reason_and_path(text)
+        reason, path = reason_and_path(text)
         unknown = _UNKNOWN.match(reason)
         rest = without(data, path, unknown["field"] if unknown else None)
         if rest is None or left_out == min(MAX_LEFT_OUT, LEFT_OUT_BYTES // len(rest) + 1):
@@ -100,31 +85,13 @@ def decode(data: bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
         data, left_out = rest, left_out + 1
 
 
-def _reason_and_path(text: str) -> tuple[str, str]:
-    """Of msgspec's message: ``REASON - at `$.PATH` ``, the latter if the place is not the whole."""
-    reason, _, path = text.partition(" - at `$")
-    return (reason, path[:-1].removeprefix(".")) if path.endswith("`") else (text, "")
-
-
 def _field_error(text: str, where: str) -> InvalidRequest:
-    reason, path = _reason_and_path(text)
+    reason, path = reason_and_path(text)
     if unknown := _UNKNOWN.match(reason):
         return invalid(join(where, path, unknown["field"]), "this field is not supported; leave it out")
     if missing := _MISSING.match(reason):
         return invalid(join(where, path, missing["field"]), "this field is required")
     return invalid(join(where, path), in_words(reason))
-
-
-def in_words(reason: str) -> str:
-    """A validator's reason in the words of JSON: `object` for a dict, a number for a float, and ranges in words."""
-    if (size := _SIZE.fullmatch(reason)) and size["sign"] == "<=" and size["length"] == "0":
-        return f"not supported here: leave it out, or send an empty {size['kind']}"
-    if reason.startswith(_ENUM):
-        return f"{reason.removeprefix(_ENUM)} is not one of its values"
-    text = _LENGTH.sub(lambda found: f"of length {_SIGNS[found['sign']]} ", reason)
-    text = _RANGE.sub(lambda found: f"{_SIGNS[found['sign']]} ", text)
-    text = _TYPE.sub(lambda found: " or ".join(_WORDS[kind] for kind in found["kinds"].split(" | ")), text)
-    return text[0].lower() + text[1:]
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,10 @@ class VersionRange:
     def __str__(self) -> str:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
+    @property
+    def named(self) -> str:
+        return f"version {self}" if self.first == self.last else f"versions {self}"
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedRollout:

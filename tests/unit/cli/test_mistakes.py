@@ -438,6 +438,21 @@ TRAINED = ["--policy", "p", "--model", str(FOLDER), "--out", "run", "--key", "k"
             "typo.jsonl:1: the task can't be used: unknown field `instrution`; ",
         ),
         (["train", *TRAINED, "--recipe", "mine.py"], "the recipe mine.py can't be loaded: there is no such file"),
+        (
+            ["sessions", "list", "--url", "127.0.0.1:8712"],
+            "--url: '127.0.0.1:8712' is not an http(s) URL; write http://1",
+        ),
+        (["serve", "--capture", "--host", "no.such.invalid"], "name an address of this machine: --host"),
+        (
+            ["serve", "--capture", "--trainer-port", "8099", "--admin-port", "8099"],
+            "trainer and the admin plane both have",
+        ),
+        (["serve", "--capture", "--config", "tls.toml"], "listen.tls_certificate, tls_key: can't be read as PEM files"),
+        (
+            ["serve", "--engine", "http://[", "--tokenizer", str(FOLDER)],
+            "engines.main.url: 'http://[' is not an http(s)",
+        ),
+        (["demo", "--recipe", "grpoo"], "did you mean grpo?"),
         (["view", "file.jsonl"], "file.jsonl is another file than a store's, or a damaged one: restore that from a b"),
     ],
 )
@@ -447,8 +462,10 @@ def test_a_typo_is_told_before_what_is_missing(
     """No server runs, and no tokenizer is named."""
     monkeypatch.chdir(tmp_path)
     Path("file.jsonl").write_text("a line\n" * 200)
+    Path("tls.toml").write_text("[listen]\ntls_certificate = 'file.jsonl'\n")
     Path("typo.jsonl").write_text('{"id": "t", "instrution": "Go."}\n')
-    assert named in said(*arguments, *(PORTS if arguments[0] == "serve" else ()))
+    ports = PORTS if arguments[0] == "serve" and "--admin-port" not in arguments else ()
+    assert named in said(*arguments, *ports)
 
 
 def test_where_no_terminal_reads_it_the_start_shows_no_key_and_no_link(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rolltap.protocols.requests import in_words
+from rolltap.wording import in_words, value_problem
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,11 @@ from rolltap.protocols.requests import in_words
 )
 def test_no_type_of_the_validator_is_named(reason: str, words: str) -> None:
     assert in_words(reason) == words
+
+
+def test_a_value_of_a_file_is_named_with_its_place() -> None:
+    assert value_problem("Expected `float`, got `str` - at `$.limits.agent_s`") == (
+        "limits.agent_s: expected a number, got a text"
+    )
+    assert value_problem("Object missing required field `id`") == "the field `id` is missing"
+    assert value_problem("Object contains unknown field `x` - at `$.a`") == "a: the field `x` is unknown"

@@ -74,7 +74,7 @@ def test_a_script_in_python(tmp_path: Path):
         ("a.toml", "[[rules]]\nturns = [{ fault = { kind = 'explode' } }]", "explode"),
         ("a.toml", "not toml", "is not toml"),
         ("a.json", "{", "is not json"),
-        ("a.json", "[]", "Expected `object`"),
+        ("a.json", "[]", "expected an object, got a list"),
         ("a.py", "x = 1", "neither SCRIPT nor a function"),
         ("a.py", "x =", "is not py"),
         ("a.yaml", "", "one of .toml, .json, .py"),

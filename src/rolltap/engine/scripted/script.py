@@ -28,6 +28,7 @@ from msgspec import Struct
 
 from rolltap.decoding import convert
 from rolltap.errors import ConfigError
+from rolltap.wording import value_problem
 
 
 class ToolUse(Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,7 +169,7 @@ def load_script(path: Path) -> Script | ReplyFunction:
     try:
         return convert(loaded, Script)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {value_problem(str(error))}") from error
 
 
 def _toml(path: Path) -> Any:
