@@ -242,6 +242,7 @@ def test_capture_records_a_harness_at_work_under_its_own_key(shell: Newcomer, na
     assert (shell.folder / "hello.txt").read_text() == "hello\n"
     kept = b"".join(path.read_bytes() for path in (shell.folder / "rolltap-data").rglob("*") if path.is_file())
     assert OWN_KEY.encode() not in kept
+    assert "stopped; the record stays: sqlite:///" in proxy.log.read_text()
     assert row["policy"] == ("openai" if name == "codex" else "anthropic")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -53,9 +54,12 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         except RolltapError as error:
             problem = error.message
         except OSError as error:
-            if error.filename is None:  # not about a path: a bug, so show the traceback
+            if error.filename is not None:
+                problem = f"can't use {os.fsdecode(error.filename)}: {error.strerror}"
+            elif error.errno in (errno.ENOSPC, errno.EDQUOT):  # also of standard output
+                problem = f"can't write: {error.strerror}"
+            else:  # not about a path: a bug, so show the traceback
                 raise
-            problem = f"can't use {os.fsdecode(error.filename)}: {error.strerror}"
         say(f"rolltap: {problem}", style="red", err=True)
         raise typer.Exit(1)
 

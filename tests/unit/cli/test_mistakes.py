@@ -483,3 +483,10 @@ def test_where_no_terminal_reads_it_the_start_shows_no_key_and_no_link(tmp_path:
     line = next(line for line in lines if line.startswith("export OPENAI_BASE_URL"))
     shown = subprocess.run(["sh", "-c", f"{line}; env"], capture_output=True, text=True, check=True).stdout
     assert "=rt-project-x\n" in shown
+
+
+def test_a_full_disk_is_told_in_a_line() -> None:
+    """Also where it is behind standard output."""
+    command = f"{sys.executable} -m rolltap harness show codex > /dev/full"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "rolltap: can't write: No space left on device\n")
