@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 
@@ -56,6 +57,30 @@ DEFINES = "\0"
 """The first of two words, in place of the definition of a function with the second's name."""
 SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
 SEPARATORS = ";|&()\n"
+LITERAL, BARE = "\1", "\2"
+"""In place of a `$` that bash doesn't expand, and of one that it expands outside quotation marks. The latter's value is
+split into words, and may be patterns, options and operators: `test $x = 42` holds for an x of `1 -o 1`."""
+DOCUMENT = "\3"
+"""Before the text of a here document."""
+AS_WRITTEN = str.maketrans({LITERAL: "$", BARE: "$", DOCUMENT: ""})
+OWN_VALUES = re.compile(rf"[${BARE}](\{{?({VARIABLE}|PWD|HOME)\b\}}?|[?#!$0])")
+"""Expansions whose value no file of the agent's decides."""
+EXPANDS = re.compile(rf"[${BARE}]([\w({{\[@*]|\Z)|`")
+COMPUTES = re.compile(rf"[${BARE}](\[|\{{!|\{{\w+(\[(?![\d@*]+\])|:(?![-=?+]|[\d: ]*\}})))")
+"""Bash computes what stands there, which may run commands: `${a[$i]}`, `${x:$i}`."""
+COMPARES_NUMBERS = frozenset(("-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-v", "-R"))
+"""In `[[ ]]`, bash computes the texts on both sides: `a[$(COMMAND)]` runs the command."""
+TAKES_A_PATTERN = frozenset(("=", "==", "!=", "=~"))
+NAMES_VARIABLES = frozenset(("export", "local", "read", "unset", "printf", "wait"))
+OF_PROGRAMS = {
+    "awk": {"-v": 1, "-F": 1},
+    "jq": {"--arg": 2, "--argjson": 2},
+    "sed": {},
+    "find": {},
+    "sort": {},
+    "split": {},
+}
+"""Tools whose arguments can be programs, or name some; and how many values some of their options take."""
 
 
 @dataclass(slots=True)
@@ -82,7 +107,8 @@ class JudgeText:
     def _read(self, text: str) -> None:
         try:
             for words in _commands(_plain(text.replace("\\\n", ""))):
-                self._read_command(words)
+                self._read_expansions(words)
+                self._read_command([word.translate(AS_WRITTEN) for word in words])
         except ValueError as error:
             self._note(str(error))
 
@@ -123,6 +149,35 @@ class JudgeText:
             self._read_language(head, arguments)
         else:
             self._start(head)
+
+    def _read_expansions(self, words: list[str]) -> None:
+        """Notes a command in which a value would become a program, an option or an operator. `words`: as `_plain`
+        marks them; an unquoted `$(` ends the last one."""
+        while words and (words[0] in BEFORE or ASSIGNMENT.fullmatch(words[0])):
+            words = words[1:]
+        head, arguments = ("", []) if not words else (words[0], [OWN_VALUES.sub("", each) for each in words[1:]])
+        bare = [each for each in arguments if BARE in each]
+        expanded = [each for each in arguments if EXPANDS.search(each)]
+        if head == "[[":
+            risky = expanded if COMPARES_NUMBERS & set(arguments) else [each for each in bare if each.endswith(BARE)]
+            risky += [two for one, two in pairwise(arguments) if one in TAKES_A_PATTERN and two in bare]
+        elif head in ("test", "["):
+            risky = expanded if {"-v", "-R"} & set(arguments) else bare
+        elif head in OF_PROGRAMS:
+            risky = bare + [each for each in _programs(arguments, OF_PROGRAMS[head]) if each in expanded]
+        elif head in NAMES_VARIABLES:
+            risky = [each for each in expanded if head != "printf" or arguments[0] == "-v"]
+            risky = [each for each in risky if EXPANDS.search(each.partition("=")[0])]
+        elif SHELL.fullmatch(head) or LANGUAGE.fullmatch(head):
+            risky = [
+                two for one, two in pairwise(arguments) if one != "-" and INLINE.fullmatch(one) and two in expanded
+            ]
+            risky += [each for each in expanded if each.startswith(DOCUMENT)]
+        else:
+            risky = []
+        risky += [word for word in words if COMPUTES.search(OWN_VALUES.sub("", word))]
+        if risky:
+            self._note(f"{head} {risky[0]}".translate(AS_WRITTEN))
 
     def _read_variables(self, words: list[str]) -> None:
         for word in words:
@@ -177,6 +232,20 @@ def _is_outside(path: str) -> bool:
     return written_out and not f"{path}/".startswith(("/workspace/", "/proc/", "/dev/"))
 
 
+def _programs(arguments: Sequence[str], values_of: Mapping[str, int]) -> list[str]:
+    """The arguments of a tool that may be programs: all before its first file."""
+    programs, waiting = list[str](), iter(arguments)
+    for each in waiting:
+        for _ in range(values_of.get(each, 0)):
+            next(waiting, None)
+        if each in values_of:
+            continue
+        programs.append(each)
+        if not each.startswith("-"):
+            break
+    return programs
+
+
 def _top(path: str) -> str:
     """The first folder of an absolute path; "" for others."""
     return "/" + path.split("/")[1] if path.startswith("/") else ""
@@ -189,21 +258,26 @@ def _plain(text: str) -> str:
         char, step = text[at], 1
         if quote == "'":
             quote = "" if char == "'" else quote
+            char = LITERAL if char == "$" else char
+        elif text.startswith("\\$", at):
+            char, step = LITERAL, 2
         elif char == "\\":
-            step = 2
+            char, step = text[at : at + 2], 2
         elif quote:
             quote = "" if char == quote else quote
             if text.startswith("$(", at) and set("'\"\\") & set(text[at : text.find(")", at)]):
                 raise ValueError("a quotation in a quotation")
         elif char in "'\"":
-            if plain[-1:] == ["$"]:
+            if plain[-1:] == [BARE]:
                 raise ValueError(f"${char}")
             quote = char
         elif char == "#" and (not plain or plain[-1][-1] in f" \t{SEPARATORS}"):
             at = (at + text[at:].find("\n")) if "\n" in text[at:] else len(text)
             continue
+        elif char == "$":
+            char = BARE if EXPANDS.match(text[at : at + 2]) or text[at + 1 : at + 2] in set("#?!$-'\"") else LITERAL
         elif text.startswith("<<<", at):
-            step = 3
+            char, step = "<<<", 3
         elif text.startswith("<<", at):
             found = HERE_DOCUMENT.match(text, at)
             start = text.find("\n", at)
@@ -214,7 +288,8 @@ def _plain(text: str) -> str:
             body = text[start : end.start()]
             if not found["quote"] and re.search(r"\$\(|`", body):
                 raise ValueError("a command in a here document")
-            plain.append(f" - {shlex.quote(body)} ")
+            body = body.replace("$", LITERAL) if found["quote"] else body
+            plain.append(f" - {shlex.quote(DOCUMENT + body)} ")
             at = found.end()
             continue
         elif char == "\n" and document[1]:
@@ -223,7 +298,7 @@ def _plain(text: str) -> str:
             at, document = document[1], (0, 0)
             plain.append("\n")
             continue
-        plain.append(text[at : at + step])
+        plain.append(char)
         at += step
     if quote or document[1]:
         raise ValueError("an open quotation")

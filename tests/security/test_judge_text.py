@@ -57,7 +57,24 @@ LOADERS = (
 )  # fmt: skip
 """Each makes a tool, or a program of the judge's own, load or run what the agent wrote."""
 
+VALUES = ("$(cat out.txt)", "$x", "${x}", "$1", "$line", "${x%%.*}", "$(tail -n 1 a | tr -d x)", "${a[0]}")
+"""What the agent wrote, as bash puts it into a command."""
+INJECTED = (
+    *('[[ "{0}" -eq 42 ]]', "[[ 42 -le {0} ]]", '[[ -v "{0}" ]]', "[[ 42 == {0} ]]", "[[ abc =~ {0} ]]", "test {0} = 42"),
+    *("[ {0} -eq 42 ]", 'test -v "{0}"', "if [ -n {0} ]; then :; fi", "[ ! {0} = 1 ]", "x=$((1 + {0}))", 'x="$(({0}))"'),
+    *('python3 -c "print({0} == 42)"', 'python3 -c "{0}"', 'node -e "assert({0} == 1)"', "python3 -c {0}", 'bash -c "[ {0} ]"'),
+    *("python3 - <<E\nassert {0} == 42\nE", "python3 <<E\nassert {0} == 42\nE", "bash <<E\ntest {0} = 1\nE", 'sh -ec "{0}"'),
+    *('sed "s/x/{0}/" y', "sed -n {0}p y", 'awk "BEGIN {{ print {0} }}"', "awk -v a=1 {0} y", 'sed -e "{0}" y', "find {0}"),
+    *("find . -name {0}", "sort {0}", 'jq "{0}" y', "jq --arg a b {0}", "split {0}", 'perl -e "{0} == 1"', "cat ${{y:{0}:1}}"),
+    *('echo "${{y[{0}]}}"', 'echo "${{!x}}"', "echo $[{0}]", 'export "{0}"', 'printf -v "{0}" 1', 'read "{0}"', "local {0}=1"),
+)  # fmt: skip
+"""In each, a value is a program, a pattern, an option or an operator: the agent's text says what the judge does."""
+
 KNOWN = (
+    'test "$(cat a.txt)" = 42 && [ "$x" -eq 3 ] && [ $? -eq 0 ] && [ $# -gt 1 ] && [[ "$x" == "$y" ]]',
+    '[[ "$(cat a.txt)" == 42 ]]; [[ $x =~ ^[0-9]+$ ]]; printf \'%s\\n\' "$x"; export A="$x"; echo $x ${x:-none} ${x:0:3} ${a[@]}',
+    'awk \'{ print $1 + $2 }\' "$x"; awk -v a="$x" \'{ print a }\' y; jq --arg a "$x" \'.[$a]\' y; sed -n \'$p\' "$x"; grep -qx "$x" y',
+    "python3 -c 'import sys; print(sys.argv[1])' \"$x\"; bash -c \"$ROLLTAP_SANDBOXED cat a\"; python3 - \"$x\" <<'E'\nprint('$5')\nE",
     "$ROLLTAP_SANDBOXED python3 solution.py < /tests/input.txt > /tmp/answer.txt || true",
     "diff -q /tmp/answer.txt /tests/expected.txt && echo 1 > /logs/reward.txt || echo 0 > /logs/reward.txt",
     "set -e; cd /workspace  # don't",
@@ -94,6 +111,14 @@ def test_what_loads_or_runs_the_agents_is_not_known(text: str) -> None:
     parts = [*random.choices(KNOWN, k=random.randrange(3)), text]
     random.shuffle(parts)
     assert JudgeText.of("\n".join(parts), FILES).unknown, parts
+
+
+@pytest.mark.parametrize("form", INJECTED)
+def test_what_makes_a_program_of_the_agents_text_is_not_known(form: str) -> None:
+    for value in VALUES:
+        parts = [*random.choices(KNOWN, k=random.randrange(3)), form.format(value)]
+        random.shuffle(parts)
+        assert JudgeText.of("\n".join(parts), FILES).unknown, parts
 
 
 @pytest.mark.parametrize("text", KNOWN)
