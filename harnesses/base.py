@@ -347,6 +347,11 @@ class Workspace(Protocol):
         ...
 
     @property
+    def places(self) -> Mapping[Path, Path]:
+        """The working copy, or its folders, by the paths that the agent sees."""
+        ...
+
+    @property
     def is_sandboxed(self) -> bool:
         """Whether each command runs in a sandbox of its own."""
         ...

@@ -59,7 +59,7 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
             await asyncio.to_thread(_clear, workspace.folder, self.reward_file)
         launch = Command(("/bin/bash", "-c", RUN, "bash", self.command))
         step = "the evaluator's command"
-        end = await run_program(evidence, place, step, launch, starts_code=not self.reads_only)
+        end = await run_program(evidence, place, step, launch)
         exit_ = end.exit
         detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds, **about, **end.detail}
         with end.blamed():

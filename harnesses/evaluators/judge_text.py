@@ -8,12 +8,14 @@ this module can't parse: it knows less of shells than bash, never more. Programs
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from rolltap.harnesses.base import Workspace
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 
 TOOLS = frozenset(
@@ -85,19 +87,29 @@ OF_PROGRAMS = {
 
 @dataclass(slots=True)
 class JudgeText:
-    """`files`: of the task. `programs`: those that the text starts. `unknown`: what it starts that may be the agent's,
-    or why its text can't be parsed; "" if nothing."""
+    """`files`: of the task, below the working copy. `roots`: where its folders are in the judge's sandbox; `workdir`:
+    the folder of these that the text begins in. `programs`: those files that the text starts. `unknown`: what it
+    starts that may be the agent's, or why its text can't be parsed; "" if nothing. `only_tools`: it starts only tools
+    that read and write."""
 
     files: Collection[str]
+    roots: Mapping[str, str]
+    workdir: str
     programs: set[str] = field(default_factory=set)
     unknown: str = ""
+    only_tools: bool = True
     _functions: set[str] = field(default_factory=set)
     _started: set[str] = field(default_factory=set)  # the top folders of programs outside the working copy
     _written: set[str] = field(default_factory=set)  # those that the text writes to: what lies there may be the agent's
 
     @classmethod
-    def of(cls, text: str, files: Collection[str]) -> JudgeText:
-        judge = cls(files)
+    def of(cls, text: str, files: Collection[str], workspace: Workspace) -> JudgeText:
+        roots = {
+            str(place): "" if folder == workspace.folder else folder.name for place, folder in workspace.places.items()
+        }
+        root = next((each for each in roots if workspace.workdir.is_relative_to(each)), "/")
+        workdir = os.path.normpath(os.path.join(roots.get(root, ""), os.path.relpath(workspace.workdir, root)))
+        judge = cls(files, roots, "" if workdir == "." else f"{workdir}/")
         judge._read(text)
         judge._written.update(re.findall(r">\s*['\"]?(/[^/\s'\"]*)", text))
         if both := (judge._started & judge._written) - {""}:
@@ -113,6 +125,7 @@ class JudgeText:
             self._note(str(error))
 
     def _note(self, what: str) -> None:
+        self.only_tools = False
         self.unknown = self.unknown or what[:100]
 
     def _read_command(self, words: list[str]) -> None:
@@ -134,6 +147,7 @@ class JudgeText:
         if not rest or rest[0] in ENDS or rest[0] in self._functions or rest[0] == "for":
             return
         head, arguments = rest[0], rest[1:]
+        self.only_tools = self.only_tools and head in TOOLS
         if head in (f"${VARIABLE}", f"${{{VARIABLE}}}"):
             return
         if head in TOOLS:
@@ -184,7 +198,7 @@ class JudgeText:
             name, _, value = word.partition("=")
             if LOADS.fullmatch(name.removesuffix("+")) and ("=" in word or words[0] == "unset"):
                 parts = value.split(":")
-                if words[0] == "unset" or not all(each == f"${name}" or _is_outside(each) for each in parts):
+                if words[0] == "unset" or not all(each == f"${name}" or self._is_outside(each) for each in parts):
                     self._note(word)
                 self._started |= {_top(each) for each in parts}
 
@@ -217,19 +231,22 @@ class JudgeText:
 
     def _start(self, program: str) -> None:
         """A program by its path: of the task, or outside the working copy."""
-        path = program.removeprefix("$PWD/").removeprefix("/workspace/").removeprefix("./")
-        own = {each for each in self.files if f"/{each}".endswith(f"/{path}")}
+        path = program.removeprefix("$PWD/").removeprefix("./")
+        root = next((each for each in self.roots if path.startswith(f"{each}/")), "")
+        if root:
+            path = os.path.join(self.roots[root], path.removeprefix(f"{root}/"))
+        name = path.removeprefix(self.workdir)
+        own = {each for each in self.files if f"/{each}".endswith(f"/{name}")}
         self.programs |= own
-        if _is_outside(path):
+        if self._is_outside(path):
             self._started.add(_top(path))
-        elif not ("/" in program and path in own) and path not in self.files:
+        elif not own & {path, f"{self.workdir}{path}"}:
             self._note(program)
 
-
-def _is_outside(path: str) -> bool:
-    """Whether a path leads out of the working copy, and is written out."""
-    written_out = path.startswith("/") and not set(path) & set("$*?[~") and ".." not in path
-    return written_out and not f"{path}/".startswith(("/workspace/", "/proc/", "/dev/"))
+    def _is_outside(self, path: str) -> bool:
+        """Whether a path leads out of the working copy, and is written out."""
+        written_out = path.startswith("/") and not set(path) & set("$*?[~") and ".." not in path
+        return written_out and not f"{path}/".startswith(("/proc/", "/dev/", *(f"{each}/" for each in self.roots)))
 
 
 def _programs(arguments: Sequence[str], values_of: Mapping[str, int]) -> list[str]:

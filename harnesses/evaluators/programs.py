@@ -114,14 +114,15 @@ class JudgesCopy:
 
 @dataclass(frozen=True, slots=True)
 class JudgesPlace:
-    """Where a judge runs. `copy` None: among the agent's own files, or a copy that is taken once (`takes`). `unknown`:
-    as in `JudgeText`."""
+    """Where a judge runs. `copy` None: among the agent's own files, or a copy that is taken once (`takes`). `unknown`
+    and `only_tools`: as in `JudgeText`."""
 
     workspace: Workspace
     agents: Workspace
     copy: JudgesCopy | None = None
     is_clean: bool = False
     unknown: str = ""
+    only_tools: bool = False
 
     @property
     def mixed(self) -> str:
@@ -138,15 +139,16 @@ async def place_of(
     that only the judge writes."""
     agents = evidence.workspace
     if not takes and (reads_only or VARIABLE not in source or not agents.is_sandboxed):
-        return JudgesPlace(agents, agents), {}
+        return JudgesPlace(agents, agents, only_tools=reads_only or JudgeText.of(source, (), agents).only_tools), {}
     clean = await evidence.clean_workspace()
     start = await asyncio.to_thread(StartingState.of, clean.folder)
-    text = JudgeText.of(source, start.files)
+    text = JudgeText.of(source, start.files, clean)
     copy = JudgesCopy(clean.folder, agents.folder, Intake(start, takes, {*hidden, *text.programs}))
     await asyncio.to_thread(copy.begin)
     evidence.seen.add("the agent's changes", "\n".join(listed(copy.every, copy.left_out)))
     about = {"changed": len(copy.every), "left_out": [change.path for change in copy.left_out[:NAMED]]}
-    return JudgesPlace(clean, agents, None if takes else copy, is_clean=True, unknown=text.unknown), about
+    only_tools = reads_only or text.only_tools
+    return JudgesPlace(clean, agents, None if takes else copy, True, text.unknown, only_tools), about
 
 
 def listed(every: Iterable[Change], left_out: Iterable[Change]) -> list[str]:
@@ -155,13 +157,8 @@ def listed(every: Iterable[Change], left_out: Iterable[Change]) -> list[str]:
     return [f"{each.kind.value} {each.path}{' (dropped)' if each in dropped else ''}" for each in every]
 
 
-async def run_program(
-    evidence: Evidence, place: JudgesPlace, step: str, launch: Command, *, starts_code: bool = True
-) -> ProgramEnd:
-    """Runs the judge. Without `starts_code` it is known to start nothing of the working copy.
-
-    Raises `Unreadable` if the code took the judge's time.
-    """
+async def run_program(evidence: Evidence, place: JudgesPlace, step: str, launch: Command) -> ProgramEnd:
+    """Runs the judge. Raises `Unreadable` if the code took the judge's time."""
     detail = dict[str, Any]()
     workspace, copy = place.workspace, place.copy
     work = CodeWork(place.agents.folder, copy.take_again) if copy else None
@@ -178,7 +175,7 @@ async def run_program(
     if helper.removed:
         evidence.seen.add("removed from the working copy", "\n".join(helper.removed))
         detail["removed"] = list(helper.removed[:NAMED])
-    if starts_code and (shared := helper.shared or ("" if helper.runs else NOT_USED) or place.mixed):
+    if not place.only_tools and (shared := helper.shared or ("" if helper.runs else NOT_USED) or place.mixed):
         detail[UNPROTECTED] = shared
     return ProgramEnd(exit_, detail, excess)
 

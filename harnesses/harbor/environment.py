@@ -7,8 +7,10 @@ this machine. Every command sees them at the same paths. The system is this mach
 its own sandbox with our runtime's limits, and no process outlives its command. There is no network, whatever the task's
 network policy says; inside `reaching`, commands can reach the model.
 
-Before the tests arrive, `/tests`, `/logs/verifier`, HOME and `/tmp` are emptied. From then on, tools ignore other
-configuration that the agent may have written (`OWN_CONFIGURATION`). By then the session's key is invalid, and the model
+Before the tests arrive, `/tests`, `/logs/verifier`, HOME and `/tmp` are emptied. From then on, commands are those of a
+judge (`evaluators/programs.py`): they get `$ROLLTAP_SANDBOXED`, and tools ignore other configuration that the agent may
+have written (`OWN_CONFIGURATION`). If `tests/test.sh` names the variable, the judge sees the task's folders as they
+were built, with what the allow-list brings of the agent's changes. By then the session's key is invalid, and the model
 can't be reached.
 """
 
@@ -17,12 +19,14 @@ can't be reached.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from shlex import quote
 from typing import Any
@@ -31,22 +35,30 @@ from harbor.environments.base import BaseEnvironment, ExecResult, SandboxBuildFa
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.models.task.config import EnvironmentConfig
 
-from rolltap.errors import RuntimeFailed, TaskInvalid
-from rolltap.harnesses.base import OWN_CONFIGURATION, Command, Ending, Endpoint, Exit, Limits
+from rolltap.errors import EvaluatorFailed, RuntimeFailed, TaskInvalid
+from rolltap.harnesses.base import Command, Ending, Endpoint, Evidence, Exit, Limits, Workspace
+from rolltap.harnesses.evaluators.programs import NOT_USED, JudgesPlace, place_of, run_program
 from rolltap.harnesses.harbor.dockerfile import BuildSteps, CopyStep, RunStep, read_build_steps
 from rolltap.harnesses.harbor.names import installation_of
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace
-from rolltap.harnesses.runtimes.folders import empty_folder
+from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
+from rolltap.harnesses.runtimes.folders import copy_tree, empty_folder
 from rolltap.harnesses.runtimes.sources import Empty
+from rolltap.types import UNPROTECTED, Task
 
 SANDBOX = "bubblewrap"
-FOLDERS = ("app", "logs/agent", "logs/verifier", "logs/artifacts", "tests", "solution", "installed-agent", "tmp")
+FOLDERS = ("logs/agent", "logs/verifier", "logs/artifacts", "tests", "solution", "installed-agent", "tmp")
+"""They, and what else is in `logs`, are no part of the working copy."""
+OF_HARBOR = frozenset(folder.partition("/")[0] for folder in FOLDERS)
 SYSTEM = {"usr", "bin", "sbin", "lib", "lib64", "etc", "proc", "dev", "run", "home"}
 """The system's top-level folders. A task can put files into none of them, except into HOME."""
 
-TESTS, VERIFIER_LOGS, TRANSFER = "/tests", "logs/verifier", "/.transfer"
+TESTS, SCRIPT, VERIFIER_LOGS, TRANSFER = "/tests", "test.sh", "logs/verifier", "/.transfer"
 """`TRANSFER` is mounted only in commands that copy files in or out."""
+
+JUDGEMENT = "judgement.json"
+"""In the trial's folder, which no command sees: what a reward's detail says about its judge, as JSON."""
 
 ONE_USER = ("", "root", "0", "agent", str(bubblewrap.AGENT_ID))
 """The users that Harbor may ask for. All of them are the sandbox's only user."""
@@ -89,7 +101,9 @@ class BubblewrapEnvironment(BaseEnvironment):
         self._build_steps = BuildSteps()
         self._reach = ""
         self._used = False  # True if a command ran since the build or the last clean-up
-        self._verifying = False
+        self._built: BubblewrapWorkspace | None = None  # as the build left it, for a judge
+        self._judge: tuple[Evidence, JudgesPlace] | None = None
+        self._judgement: Mapping[str, Any] = {}
         self._one_at_a_time = asyncio.Lock()
         super().__init__(*args, **kwargs)
 
@@ -126,9 +140,10 @@ class BubblewrapEnvironment(BaseEnvironment):
     async def start(self, force_build: bool) -> None:
         """Creates the folders and follows the build steps. Every start builds anew, whatever `force_build` says."""
         self._workspace = await self._runtime.prepare(Empty())
-        for name in FOLDERS:
-            (self._root / name).mkdir(parents=True, exist_ok=True)
+        for folder in (*(self._state / "harbor" / name for name in FOLDERS), self._root / "app"):
+            folder.mkdir(parents=True)
         self._make_lasting(self._build_steps.workdir)
+        self._workspace.spread(self._root, Path(self._build_steps.workdir))
         for step in self._build_steps.steps:
             if isinstance(step, CopyStep):
                 await self._put(step)
@@ -136,6 +151,10 @@ class BubblewrapEnvironment(BaseEnvironment):
                 await self._build(step)
         await self._run(f"mkdir -p -- {quote(str(self._build_steps.workdir))}", PurePosixPath("/"), {}, LONGEST_S)
         self._used = False
+        if VARIABLE in _text(self.environment_dir.parent / TESTS[1:] / SCRIPT):
+            self._built = await self._runtime.prepare(Empty())
+            await asyncio.to_thread(copy_tree, self._root, self._built.folder)
+            self._built.spread(self._built.folder, self._workspace.workdir)
 
     async def _build(self, step: RunStep) -> None:
         workdir = quote(str(step.workdir))
@@ -147,8 +166,9 @@ class BubblewrapEnvironment(BaseEnvironment):
 
     async def stop(self, delete: bool) -> None:
         """Removes all folders, whatever `delete` says: Harbor has downloaded what it keeps."""
-        if self._workspace is not None:
-            await self._workspace.close()
+        for workspace in (self._workspace, self._built):
+            if workspace is not None:
+                await workspace.close()
 
     @contextmanager
     def reaching(self, endpoint: Endpoint) -> Iterator[None]:
@@ -179,10 +199,12 @@ class BubblewrapEnvironment(BaseEnvironment):
         if name is not None and str(name) not in ONE_USER:
             raise TaskInvalid(f"the sandbox has one user, and the task asks for {name!r}: use Docker")
         self._used = True
-        configuration = OWN_CONFIGURATION if self._verifying else {}
-        variables = {**self._build_steps.env, **configuration, **(self._merge_env(env) or {})}
+        variables = {**self._build_steps.env, **(self._merge_env(env) or {})}
         workdir = PurePosixPath(cwd or self._build_steps.workdir)
-        exit_ = await self._run(command, workdir, variables, float(timeout_sec or LONGEST_S))
+        if self._judge is None:
+            exit_ = await self._run(command, workdir, variables, float(timeout_sec or LONGEST_S))
+        else:
+            exit_ = await self._run_judge(*self._judge, self._launch(command, workdir, variables))
         if exit_.ending is Ending.TIMED_OUT:
             raise RuntimeError(f"the command ran past {timeout_sec} s")
         return ExecResult(stdout=exit_.output, return_code=137 if exit_.code is None else exit_.code)
@@ -192,13 +214,25 @@ class BubblewrapEnvironment(BaseEnvironment):
     ) -> Exit:
         """Runs a shell command in its own sandbox, with the folder `transfer`, if any, at `TRANSFER`."""
         self._make_lasting(workdir)
-        mounts = {f"/{entry.name}": entry for entry in self._root.iterdir()}
+        launch = self._launch(command, workdir, env)
         if transfer is not None:
-            mounts[TRANSFER] = transfer
-        shell = ("/bin/bash", "-c", 'cd -- "$1" && exec /bin/bash -c "$2"', "bash", str(workdir), command)
-        launch = Command(shell, env, mounts=mounts)
+            launch = replace(launch, mounts={**launch.mounts, TRANSFER: transfer})
         async with self._one_at_a_time:
             return await self._running_workspace.run(launch, self._limits, timeout, reach=self._reach)
+
+    def _launch(self, command: str, workdir: PurePosixPath, env: Mapping[str, str]) -> Command:
+        mounts = {f"/{entry.name}": entry for entry in (self._state / "harbor").iterdir()}
+        shell = ("/bin/bash", "-c", 'cd -- "$1" && exec /bin/bash -c "$2"', "bash", str(workdir), command)
+        return Command(shell, env, mounts=mounts)
+
+    async def _run_judge(self, evidence: Evidence, place: JudgesPlace, launch: Command) -> Exit:
+        """Runs a command of the verifier. Adds to the judgement, unless it used no helper and another one did."""
+        async with self._one_at_a_time:
+            end = await run_program(evidence, place, "the verifier", launch)
+        if UNPROTECTED not in self._judgement or end.detail.get(UNPROTECTED) != NOT_USED:
+            self._judgement = {**self._judgement, UNPROTECTED: "", **end.detail}
+            (self.trial_paths.trial_dir / JUDGEMENT).write_text(json.dumps(self._judgement), encoding="utf-8")
+        return end.exit
 
     async def upload_file(self, source_path: Path | str, target_path: Location) -> None:
         target = PurePosixPath(target_path)
@@ -207,11 +241,25 @@ class BubblewrapEnvironment(BaseEnvironment):
     async def upload_dir(self, source_dir: Path | str, target_dir: Location) -> None:
         """Copies a folder into the sandbox. The upload of the tests first clears what the agent left."""
         if str(target_dir) == TESTS and self._used:
-            self._used, self._verifying = False, True
+            self._used = False
             await self._running_workspace.clear_home()
             for name in ("tests", "tmp", VERIFIER_LOGS):
-                await asyncio.to_thread(empty_folder, self._root / name)
+                await asyncio.to_thread(empty_folder, self._state / "harbor" / name)
+            self._judge = await self._prepare_judge(_text(Path(source_dir) / SCRIPT))
         await self._put(CopyStep(Path(source_dir), PurePosixPath(target_dir)))
+
+    async def _prepare_judge(self, script: str) -> tuple[Evidence, JudgesPlace]:
+        agents, built = self._running_workspace, self._built
+
+        async def clean_workspace() -> Workspace:
+            if built is None:
+                raise EvaluatorFailed(f"the tests at the task's {TESTS[1:]}/{SCRIPT} are not those that are uploaded")
+            return built
+
+        task, done = Task(self.environment_name, ""), Exit(Ending.DONE, 0.0, 0)
+        evidence = Evidence(task, done, agents, clean_workspace, replace(self._limits, evaluate_s=LONGEST_S))
+        place, self._judgement = await place_of(evidence, script)
+        return evidence, place
 
     async def download_file(self, source_path: Location, target_path: Path | str) -> None:
         """Copies a file out of the sandbox. Raises `RuntimeFailed` if it is not a regular file."""
@@ -243,7 +291,7 @@ class BubblewrapEnvironment(BaseEnvironment):
     def _make_lasting(self, path: PurePosixPath) -> None:
         """Creates the top-level folder of `path`, unless it is the system's. Its files last from command to command."""
         first = "".join(path.parts[1:2])
-        if first and first not in SYSTEM | {".."}:
+        if first and first not in SYSTEM | OF_HARBOR | {".."}:
             (self._root / first).mkdir(exist_ok=True)
 
     @property
@@ -255,11 +303,11 @@ class BubblewrapEnvironment(BaseEnvironment):
     @property
     def _state(self) -> Path:
         """The folder that holds all others of this environment. Commands see some of those, but never this one."""
-        return self._running_workspace.folder.parent
+        return self._running_workspace.home_folder.parent
 
     @property
     def _root(self) -> Path:
-        """The parent of the task's folders: `root/app` is `/app` in the sandbox."""
+        """The working copy, the parent of the task's folders: `root/app` is `/app` in the sandbox."""
         return self._state / "root"
 
     @property
@@ -267,6 +315,10 @@ class BubblewrapEnvironment(BaseEnvironment):
         config, limits = self.task_env_config, Limits()
         memory, disk = config.memory_mb or limits.memory_mb, config.storage_mb or limits.disk_mb
         return Limits(memory_mb=memory, disk_mb=disk)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 def _stage(source: Path, copy: Path) -> str:

@@ -10,8 +10,11 @@ allows another attempt.
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import litellm
 from harbor.agents.factory import AgentFactory
@@ -29,7 +32,7 @@ from rolltap.errors import EvaluatorFailed, RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Limits, Score, Verdict, last_line
 from rolltap.harnesses.evaluators.harbor import chosen_reward
 from rolltap.harnesses.harbor.agent import CapturedAgent
-from rolltap.harnesses.harbor.environment import SANDBOX, BubblewrapEnvironment, build_steps_of
+from rolltap.harnesses.harbor.environment import JUDGEMENT, SANDBOX, BubblewrapEnvironment, build_steps_of
 from rolltap.harnesses.harbor.names import connection_to
 from rolltap.harnesses.runner.attempts import AttemptRunner, Result, RolloutState, Stage
 from rolltap.harnesses.runner.specs import SAMPLE_JOB, parse_spec
@@ -40,6 +43,7 @@ SETUP_S = 360.0
 """Seconds that Harbor allows for installing an agent. The key is created before that, so it lives longer by them."""
 
 litellm.suppress_debug_info = True  # otherwise it prints help when it looks up a model's provider
+BESIDE = "Harbor runs test.sh beside what it starts"
 TIMED_OUT = "AgentTimeoutError"
 OF_AGENT = {
     "NonZeroAgentExitCodeError",
@@ -72,13 +76,18 @@ class Grader:
     reward_key: str = ""
     name: str = "harbor"
 
-    def verdict(self, result: TrialResult) -> Verdict | None:
-        """The verdict of a trial; None if it has no rewards. Raises `EvaluatorFailed` without the one that counts."""
+    def verdict(self, result: TrialResult, judgement: Mapping[str, Any]) -> Verdict | None:
+        """The verdict of a trial; None if it has no rewards. Raises `EvaluatorFailed` without the one that counts.
+
+        `judgement`: what our environment says about the verifier's run; empty from others.
+        """
         rewards = result.verifier_result.rewards if result.verifier_result else None
         if not rewards:
             return None
         values = {name: float(value) for name, value in rewards.items()}
-        detail = {"parts": values, "trial": result.trial_name, UNPROTECTED: "Harbor runs test.sh beside what it starts"}
+        detail = {"parts": values, "trial": result.trial_name, UNPROTECTED: BESIDE, **judgement}
+        if not detail[UNPROTECTED]:
+            del detail[UNPROTECTED]
         return Verdict((Score(chosen_reward(values, self.reward_key)),), detail)
 
 
@@ -177,13 +186,15 @@ class HarborRunner(AttemptRunner[TrialWork]):
             agent.serve(self.client, lambda: self._open(state))
             result = await trial.run()
         state.seen.add("trial", str(trial.paths.trial_dir))
+        file = trial.paths.trial_dir / JUDGEMENT
+        judgement = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if not agent.answered and not result.exception_info:
             return Result(RolloutStatus.FAILED, NOTHING_SAMPLED, cause=Cause.AGENT)
-        return outcome(result, state.assignment.evaluator, capped=agent.capped)
+        return outcome(result, state.assignment.evaluator, judgement, capped=agent.capped)
 
 
-def outcome(result: TrialResult, grader: Grader, *, capped: bool = False) -> Result:
-    """Converts a trial's result to the result of an attempt.
+def outcome(result: TrialResult, grader: Grader, judgement: Mapping[str, Any], *, capped: bool = False) -> Result:
+    """Converts a trial's result to the result of an attempt. `judgement` as in `Grader.verdict`.
 
     `capped` says that the session refused calls because of its turn cap. If such a trial has a reward, it succeeded,
     whatever error its agent ended with.
@@ -195,7 +206,7 @@ def outcome(result: TrialResult, grader: Grader, *, capped: bool = False) -> Res
         lines = "\n".join(line[-300:] for line in message.splitlines() if line.strip() != "stderr: None")
         reason = f"{error}: {last_line(lines)}"
     try:
-        verdict = grader.verdict(result)
+        verdict = grader.verdict(result, judgement)
     except EvaluatorFailed as failure:
         return Result.by(failure)
     if error in OF_VERIFIER or (not error and verdict is None):

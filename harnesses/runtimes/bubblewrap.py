@@ -93,7 +93,19 @@ class BubblewrapWorkspace(FolderWorkspace):
         self.hidden: Sequence[Path] = ()  # files and folders of the working copy that look empty, relative to it
         self.read_only: Sequence[Mount] = ()  # places of the working copy
         self.pipes: Pipes | None = None  # of its commands, in place of a file
+        self.is_spread = False
         self._mark = secrets.token_hex(8)
+
+    def spread(self, folder: Path, workdir: Path) -> None:
+        """Makes `folder` the working copy. Its folders are seen below `/` under their own names; `workdir` is in one
+        of them. Commands begin in `/`."""
+        self.folder, self.workdir, self.is_spread = folder, workdir, True
+
+    @property
+    def places(self) -> Mapping[Path, Path]:
+        if not self.is_spread:
+            return super().places
+        return {Path("/", entry.name): entry for entry in sorted(self.folder.iterdir())}
 
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
         return Target.of(endpoint.base_url).inside(endpoint)
@@ -154,7 +166,7 @@ class BubblewrapWorkspace(FolderWorkspace):
 
     def beside(self, folders: Folders, pipes: Pipes) -> BubblewrapWorkspace:
         inner = BubblewrapWorkspace(folders, self._path, self._shown)
-        inner.pipes = pipes
+        inner.pipes, inner.workdir, inner.is_spread = pipes, self.workdir, self.is_spread
         return inner
 
     def _walls(self, mounts: Mapping[str, Path], limits: Limits) -> list[str]:
@@ -168,15 +180,14 @@ class BubblewrapWorkspace(FolderWorkspace):
         for path in self._shown:
             is_link = path.is_symlink() and path.is_file()  # a program finds what it imports beside its real file
             argv += ["--symlink", str(path.resolve()), str(path)] if is_link else ["--ro-bind", str(path), str(path)]
-        argv += ["--bind", str(self.folder), str(WORKDIR), "--bind", str(self._folders.home), str(HOME)]
-        for inside, folder in mounts.items():
-            argv += ["--bind", str(folder), inside]
+        for inside, folder in {**self.places, HOME: self._folders.home, **mounts}.items():
+            argv += ["--bind", str(folder), str(inside)]
         argv += bind_options(self.folder, WORKDIR, self.read_only, self._folders.root)
         for path in self.hidden:
             place = str(WORKDIR / path)
             is_folder = (self.folder / path).is_dir()
             argv += ["--tmpfs", place, "--remount-ro", place] if is_folder else ["--ro-bind", "/dev/null", place]
-        return [*argv, "--chdir", str(WORKDIR)]
+        return [*argv, "--chdir", "/" if self.is_spread else str(WORKDIR)]
 
 
 @cache

@@ -108,6 +108,10 @@ class FolderWorkspace:
         return self._folders.output()
 
     @property
+    def places(self) -> Mapping[Path, Path]:
+        return {self.workdir: self.folder}
+
+    @property
     def is_sandboxed(self) -> bool:
         return bool(self.interpreter)
 
@@ -132,7 +136,7 @@ class FolderWorkspace:
             try:
                 async with one_at_a_time:
                     if not folder.exists():
-                        await asyncio.to_thread(_copy, self.folder, folder)
+                        await asyncio.to_thread(copy_tree, self.folder, folder)
                 inner = self.beside(folders, pipes)
                 inner.folder = folder
                 inside = str(folder_inside(request.cwd, self.workdir))
@@ -150,7 +154,10 @@ class FolderWorkspace:
                 await asyncio.to_thread(remove, folders.root)
 
         try:
-            removed = await asyncio.to_thread(remove_traps, LeftFiles(self.folder), self.workdir)
+            places, removed = self.places, list[str]()
+            for place, part in places.items():
+                system = (*SYSTEM, *map(PurePosixPath, places))
+                removed += await asyncio.to_thread(remove_traps, LeftFiles(part), place, system)
             sandbox = CodeSandbox(helper, self.interpreter, run, deadline, removed)
             async with sandbox:
                 yield sandbox
@@ -171,7 +178,8 @@ class FolderWorkspace:
         await asyncio.to_thread(_remove, self._folders.root)
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy_tree(source: Path, target: Path) -> None:
+    """Copies all in `source` to the folder `target`. Raises `Unreadable` if that fails."""
     command = ["cp", "-a", "--reflink=auto", "--", f"{source}/.", str(target)]
     result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if result.returncode:

@@ -7,9 +7,12 @@ A way is drawn with a program and a place in a longer text: what may be the agen
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import cast
 
 import pytest
 
+from rolltap.harnesses.base import Workspace
 from rolltap.harnesses.evaluators.judge_text import JudgeText
 
 FILES = ("grade", "grade.py", "calc.py", "t/run.sh")
@@ -94,6 +97,26 @@ KNOWN = (
 )
 
 
+class Work:
+    """A working copy at `/workspace`; or, as in Harbor's trials, folders of it at `/`, of which `/app` is the task's."""
+
+    def __init__(self, *, is_spread: bool) -> None:
+        self.folder = Path("/runner/work")
+        self.workdir = Path("/app" if is_spread else "/workspace")
+        self.places = {self.workdir: self.folder / "app" if is_spread else self.folder}
+
+
+def judged(text: str) -> JudgeText:
+    """The text in either kind of working copy, which must make no difference."""
+    plain = JudgeText.of(text, FILES, cast(Workspace, Work(is_spread=False)))
+    files = [f"app/{file}" for file in FILES]
+    spread = JudgeText.of(text.replace("/workspace", "/app"), files, cast(Workspace, Work(is_spread=True)))
+    assert bool(spread.unknown) == bool(plain.unknown)
+    assert spread.only_tools == plain.only_tools
+    assert spread.programs == {f"app/{file}" for file in plain.programs}
+    return plain
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_what_may_be_the_agents_is_not_known(way: str) -> None:
     for program in NEW:
@@ -103,14 +126,14 @@ def test_what_may_be_the_agents_is_not_known(way: str) -> None:
         ]
         random.shuffle(parts)
         text = "\n".join(parts)
-        assert JudgeText.of(text, FILES).unknown, text
+        assert judged(text).unknown, text
 
 
 @pytest.mark.parametrize("text", LOADERS)
 def test_what_loads_or_runs_the_agents_is_not_known(text: str) -> None:
     parts = [*random.choices(KNOWN, k=random.randrange(3)), text]
     random.shuffle(parts)
-    assert JudgeText.of("\n".join(parts), FILES).unknown, parts
+    assert judged("\n".join(parts)).unknown, parts
 
 
 @pytest.mark.parametrize("form", INJECTED)
@@ -118,13 +141,15 @@ def test_what_makes_a_program_of_the_agents_text_is_not_known(form: str) -> None
     for value in VALUES:
         parts = [*random.choices(KNOWN, k=random.randrange(3)), form.format(value)]
         random.shuffle(parts)
-        assert JudgeText.of("\n".join(parts), FILES).unknown, parts
+        assert judged("\n".join(parts)).unknown, parts
 
 
 @pytest.mark.parametrize("text", KNOWN)
 def test_judges_that_start_nothing_of_the_agents_are_known(text: str) -> None:
-    assert JudgeText.of(text, FILES).unknown == ""
-    assert JudgeText.of("\n".join(random.sample(KNOWN, len(KNOWN))), FILES).unknown == ""
+    assert judged(text).unknown == ""
+    assert judged("\n".join(random.sample(KNOWN, len(KNOWN)))).unknown == ""
+    starts = any(word in text for word in ("SANDBOXED", "python", "bash", "./"))
+    assert judged(text).only_tools is not starts
 
 
 @pytest.mark.parametrize(
@@ -133,5 +158,5 @@ def test_judges_that_start_nothing_of_the_agents_are_known(text: str) -> None:
 def test_the_tasks_own_programs_are_found_wherever_they_stand(way: str) -> None:
     started = {"./grade": "grade", "python3 grade.py": "grade.py", "bash -e ./t/run.sh": "t/run.sh"}
     for command, file in started.items():
-        judge = JudgeText.of(way.format(command), FILES)
+        judge = judged(way.format(command))
         assert (judge.programs, judge.unknown) == ({file}, "")

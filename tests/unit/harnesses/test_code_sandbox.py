@@ -164,13 +164,16 @@ async def test_many_runs_at_once_are_served_in_turn(workspace: Make) -> None:
 
 
 async def test_what_did_not_run_apart_is_unprotected(workspace: Make, tmp_path: Path) -> None:
-    """Said by the reward's detail: without the helper, and where the runtime has no sandbox."""
-    plain = CommandCheck("test -f solution.sh")
+    """Said by the reward's detail: without the helper, and where the runtime has no sandbox. Tools that only read need
+    none."""
+    plain = CommandCheck("sh ./solution.sh")
     left = await workspace({"solution.sh": "exit 0"})
     assert (await verdict(plain, left))[0].detail["unprotected"] == NOT_USED
-    assert "unprotected" not in (await verdict(CommandCheck("test -f solution.sh", reads_only=True), left))[0].detail
-    script = harbor(tmp_path, "echo 1 > /logs/verifier/reward.txt\n")
-    assert (await verdict(script, left))[0].detail["unprotected"] == NOT_USED
+    for reading in (CommandCheck("sh ./solution.sh", reads_only=True), CommandCheck("test -f solution.sh")):
+        assert "unprotected" not in (await verdict(reading, left))[0].detail
+    for script, said in {"cat solution.sh; echo 1 > $R\n": None, "echo 1 > $R; sh solution.sh\n": NOT_USED}.items():
+        check = harbor(tmp_path, script.replace("$R", "/logs/verifier/reward.txt"))
+        assert (await verdict(check, left))[0].detail.get("unprotected") == said
     beside = await workspace({"solution.sh": "exit 0"}, ProcessRuntime)
     result, _ = await verdict(CommandCheck("$ROLLTAP_SANDBOXED sh solution.sh"), beside)
     assert result.scores[0].value == 1.0
