@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rolltap.errors import EvaluatorFailed, TaskInvalid
+from rolltap.errors import NoReward, TaskInvalid
 from rolltap.harnesses.base import Command, Job, last_line, refuse_resume
 from rolltap.harnesses.runtimes.shown import private_paths, python_folders
 
@@ -129,7 +129,7 @@ def proof_key(session_id: str) -> str:
 def signed_result(output: str, key: str) -> Mapping[str, Any] | None:
     """The result in the driver's output that is signed with `key`; None if there is none.
 
-    Raises `EvaluatorFailed` if two different ones are signed: something else has the key, and neither can be trusted.
+    Raises `NoReward` if two different ones are signed: something else has the key, and neither can be trusted.
     """
     found: set[str] = set()
     for line in output.splitlines():
@@ -138,13 +138,14 @@ def signed_result(output: str, key: str) -> Mapping[str, Any] | None:
         try:
             message = json.loads(line)
             proof, result = str(message["proof"]), str(message["result"])
+            expected = hmac.new(bytes.fromhex(key), result.encode(), "sha256").hexdigest()
+            is_signed = hmac.compare_digest(proof.encode(), expected.encode())
         except (ValueError, KeyError, TypeError, RecursionError):
             continue
-        expected = hmac.new(bytes.fromhex(key), result.encode(), "sha256").hexdigest()
-        if hmac.compare_digest(proof.encode(), expected.encode()):
+        if is_signed:
             found.add(result)
     if len(found) > 1:
-        raise EvaluatorFailed("the environment's output has different signed results: it was tampered with")
+        raise NoReward("the environment's output has different signed results: it was tampered with")
     return json.loads(found.pop()) if found else None
 
 

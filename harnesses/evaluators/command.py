@@ -8,7 +8,7 @@ import os
 import stat
 from pathlib import Path
 
-from rolltap.errors import EvaluatorFailed
+from rolltap.errors import NoReward
 from rolltap.harnesses.base import Command, Evidence, Exit, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.programs import check_survived, place_of, run_program, verdict_status
@@ -71,7 +71,7 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
             return float(verdict_status(exit_, step) == 0)
         text = await asyncio.to_thread(read_reward, workspace.folder, self.reward_file)
         if text is None:
-            raise EvaluatorFailed(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
+            raise NoReward(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
         check_survived(exit_, step)
         evidence.seen.add(self.reward_file, text)
         return parse_reward(text)
@@ -104,11 +104,11 @@ def _clear(folder: Path, path: str) -> None:
 
 
 def parse_reward(text: str) -> float:
-    """`text` as a number. Raises `EvaluatorFailed` unless it is a finite number."""
+    """`text` as a number. Raises `NoReward` unless it is a finite number."""
     try:
         value = float(text.strip())
     except ValueError:
-        raise EvaluatorFailed(f"the reward {text.strip()[:80]!r} is not a number") from None
+        raise NoReward(f"the reward {text.strip()[:80]!r} is not a number") from None
     if not math.isfinite(value):
-        raise EvaluatorFailed(f"the reward is {value}; a reward is a finite number")
+        raise NoReward(f"the reward is {value}; a reward is a finite number")
     return value

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from rolltap.errors import EvaluatorFailed, TaskInvalid
+from rolltap.errors import NoReward, TaskInvalid
 from rolltap.harnesses.agents.environments import (
     NAME,
     EnvironmentLoop,
@@ -102,9 +102,9 @@ class EnvironmentScorer:
         package = self.settings.package
         result = signed_result(output, key)
         if result is None:
-            raise EvaluatorFailed(f"the {package} environment gave no result: {last_line(output)}")
+            raise NoReward(f"the {package} environment gave no result: {last_line(output)}")
         if result.get("error"):
-            raise EvaluatorFailed(f"the {package} environment failed: {last_line(str(result['error']))}")
+            raise NoReward(f"the {package} environment failed: {last_line(str(result['error']))}")
         parts, reward_key = result.get("parts", {}), self.settings.reward_key
         value = chosen_reward(parts, reward_key) if reward_key or "reward" not in result else result["reward"]
         role_rewards = {f"role:{name}": reward for name, reward in result.get("roles", {}).items()}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from rolltap.errors import EvaluatorFailed, TaskInvalid
+from rolltap.errors import EvaluatorFailed, NoReward, TaskInvalid
 from rolltap.harnesses.base import Command, Evidence, Score, Transcript, Verdict, last_line
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
@@ -84,7 +84,7 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
 def read_rewards(folder: Path, output: str, seen: Transcript) -> dict[str, float]:
     """The rewards that the verifier wrote to `folder`, by name; `reward.txt` has `reward`. Ignores links.
 
-    Raises `EvaluatorFailed` if there is none.
+    Raises `NoReward` if there is none.
     """
     if (text := read_reward(folder, "reward.txt")) is not None:
         seen.add("reward.txt", text)
@@ -94,10 +94,10 @@ def read_rewards(folder: Path, output: str, seen: Transcript) -> dict[str, float
         try:
             parts = {str(name): parse_reward(str(value)) for name, value in json.loads(text).items()}
         except (ValueError, AttributeError, RecursionError) as error:
-            raise EvaluatorFailed(f"reward.json is not an object of numbers: {error}") from error
+            raise NoReward(f"reward.json is not an object of numbers: {error}") from error
         if parts:
             return parts
-    raise EvaluatorFailed(f"test.sh wrote no reward: {last_line(output)}")
+    raise NoReward(f"test.sh wrote no reward: {last_line(output)}")
 
 
 def chosen_reward(rewards: Mapping[str, float], key: str = "") -> float:

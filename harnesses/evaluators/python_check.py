@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from rolltap.errors import EvaluatorFailed, TaskInvalid
+from rolltap.errors import EvaluatorFailed, NoReward, TaskInvalid
 from rolltap.harnesses.base import Command, Evidence, Score, Verdict, last_line
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
@@ -83,7 +83,7 @@ class PythonCheck:
             values = values_of(await asyncio.to_thread(self.check, evidence.workspace.folder))
         except Exception as error:  # the task's own code may raise anything
             evidence.seen.add("the check", traceback.format_exc())
-            raise EvaluatorFailed(f"the check raised {type(error).__name__}: {error}") from error
+            raise NoReward(f"the check raised {type(error).__name__}: {error}") from error
         return _verdict(values, getattr(self.check, "__qualname__", repr(self.check)))
 
 
@@ -110,19 +110,19 @@ class PythonProgram:
             if exit_.excess:
                 raise EvaluatorFailed(f"the check exceeded a limit: {exit_.excess}")
             if not result.is_file():
-                raise EvaluatorFailed(f"the check ended with {exit_.code}: {last_line(exit_.output)}")
+                raise NoReward(f"the check ended with {exit_.code}: {last_line(exit_.output)}")
             answer = json.loads(result.read_text(encoding="utf-8"))
         finally:
             await place.close()
         if "error" in answer:
-            raise EvaluatorFailed(f"the check raised {answer['error']}")
+            raise NoReward(f"the check raised {answer['error']}")
         return _verdict(answer["values"], self.table.callable.rpartition(":")[2])
 
 
 def _verdict(values: Mapping[str, float], check: str) -> Verdict:
     for value in values.values():
         if not math.isfinite(value):
-            raise EvaluatorFailed(f"the check returned {value}; a reward is a finite number")
+            raise NoReward(f"the check returned {value}; a reward is a finite number")
     return Verdict(tuple(Score(value, scope) for scope, value in values.items()), {"check": check})
 
 

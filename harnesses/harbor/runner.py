@@ -1,8 +1,9 @@
 """Runs groups of Harbor trials. A trial is an attempt of a rollout; Harbor's verifier gives its reward.
 
 Harbor's result says how a trial ended. A trial whose agent failed is graded. If the verifier failed, the rollout has no
-reward. Every other error (sandbox, installation, model server) is an infrastructure failure, after which the ledger
-allows another attempt.
+reward: it counts 0 in the baseline, as after every other error once the agent has run, since what the agent left may
+be the cause. Errors before that (sandbox, installation), and a server that is away, are infrastructure failures, after
+which the ledger allows another attempt.
 """
 
 # pyright: reportMissingImports=false
@@ -28,15 +29,16 @@ from harbor.tasks.client import TaskClient
 from harbor.trial.trial import Trial
 
 from rolltap.contract.admin import NOTHING_SAMPLED
-from rolltap.errors import EvaluatorFailed, RuntimeFailed, TaskInvalid
+from rolltap.errors import EvaluatorFailed, NoReward, RuntimeFailed, TaskInvalid, Unreadable
 from rolltap.harnesses.base import Limits, Score, Verdict, last_line
 from rolltap.harnesses.evaluators.harbor import chosen_reward
 from rolltap.harnesses.harbor.agent import CapturedAgent
 from rolltap.harnesses.harbor.environment import JUDGEMENT, SANDBOX, BubblewrapEnvironment, build_steps_of
 from rolltap.harnesses.harbor.names import connection_to
-from rolltap.harnesses.runner.attempts import AttemptRunner, Result, RolloutState, Stage
+from rolltap.harnesses.runner.attempts import AWAY, AttemptRunner, Result, RolloutState, Stage
 from rolltap.harnesses.runner.specs import SAMPLE_JOB, parse_spec
 from rolltap.harnesses.runner.tasks import harbor_task, task_folders
+from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import UNPROTECTED, Cause, RolloutStatus, Task
 
 SETUP_S = 360.0
@@ -190,7 +192,9 @@ class HarborRunner(AttemptRunner[TrialWork]):
         judgement = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         if not agent.answered and not result.exception_info:
             return Result(RolloutStatus.FAILED, NOTHING_SAMPLED, cause=Cause.AGENT)
-        return outcome(result, state.assignment.evaluator, judgement, capped=agent.capped)
+        ended = outcome(result, state.assignment.evaluator, judgement, capped=agent.capped)
+        state.tampering = list(ended.verdict.tampering) if ended.verdict else []
+        return ended
 
 
 def outcome(result: TrialResult, grader: Grader, judgement: Mapping[str, Any], *, capped: bool = False) -> Result:
@@ -205,16 +209,22 @@ def outcome(result: TrialResult, grader: Grader, judgement: Mapping[str, Any], *
         message = result.exception_info.exception_message
         lines = "\n".join(line[-300:] for line in message.splitlines() if line.strip() != "stderr: None")
         reason = f"{error}: {last_line(lines)}"
+    if error == Unreadable.__name__:
+        act = TamperingAct.at(TamperingKind.UNREADABLE, reason)
+        return Result(RolloutStatus.SUCCEEDED, "", Verdict((Score(0.0),), {"unreadable": reason}, tampering=(act,)))
     try:
         verdict = grader.verdict(result, judgement)
     except EvaluatorFailed as failure:
         return Result.by(failure)
     if error in OF_VERIFIER or (not error and verdict is None):
-        return Result.by(EvaluatorFailed(reason or "the trial has no reward"))
+        return Result.by(NoReward(reason or "the trial has no reward"))
     if not error or (capped and verdict is not None):
         return Result(RolloutStatus.SUCCEEDED, reason, verdict)
     if error == TIMED_OUT:
         return Result(RolloutStatus.TIMED_OUT, reason, verdict, Cause.AGENT)
     if error in OF_AGENT:
         return Result(RolloutStatus.FAILED, reason, verdict, Cause.AGENT)
+    has_run = result.agent_execution is not None and result.agent_execution.finished_at is not None
+    if has_run and error not in {away.__name__ for away in AWAY}:
+        return Result.by(NoReward(reason))
     return Result(RolloutStatus.FAILED, reason, cause=Cause.INFRASTRUCTURE)

@@ -25,6 +25,7 @@ from rolltap.errors import (
     EvaluatorFailed,
     InvalidRequest,
     LedgerError,
+    NoReward,
     RateLimited,
     RolltapError,
     ServerUnreachable,
@@ -44,7 +45,7 @@ from rolltap.harnesses.base import (
 )
 from rolltap.harnesses.client import AdminClient, AttemptStatus, ClaimedRollout, OpenedGroup, OpenedSession
 from rolltap.tampering import TamperingAct
-from rolltap.types import Cause, RolloutStatus, Task
+from rolltap.types import Cause, RolloutStatus, Scoring, Task
 
 log = logging.getLogger("rolltap.runner")
 
@@ -362,12 +363,14 @@ class Result:
     @classmethod
     def by(cls, error: RolltapError, *, has_run: bool = False) -> Result:
         """The result of an error that is not the agent's own. Once the agent `has_run`, only a server that is away is
-        the infrastructure's doing: all else may come of what the agent left, and is not tried again.
+        the infrastructure's doing: all else may come of what the agent left, and is not tried again. After `NoReward`
+        it counts 0 in the baseline: who makes the check fail would otherwise be left out of it.
         """
         status = RolloutStatus.TIMED_OUT if isinstance(error, SetupTimedOut) else RolloutStatus.FAILED
         is_evaluations = isinstance(error, EvaluatorFailed) or (has_run and not isinstance(error, AWAY))
         cause = Cause.EVALUATION if is_evaluations else Cause.INFRASTRUCTURE
-        return cls(status, f"{error.code}: {error.message}", cause=cause)
+        nothing = Verdict((Score(0.0),), {"no_reward": error.message}, Scoring.MASKED)
+        return cls(status, f"{error.code}: {error.message}", nothing if isinstance(error, NoReward) else None, cause)
 
 
 def unanswered(exit_: Exit) -> Result:

@@ -327,6 +327,13 @@ class EvaluatorFailed(RolloutError):
     code = "evaluator_failed"
 
 
+class NoReward(EvaluatorFailed):
+    """The evaluator's program ran, and gave no usable reward. If it gives none for the task's own files either, the
+    work may be no better than none: it is worth 0 in the baseline, and out of the loss."""
+
+    code = "no_reward"
+
+
 class LogUnreadable(RolloutError):
     """A harness's own log cannot be parsed. It is not compared with the record."""
 

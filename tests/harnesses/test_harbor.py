@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -198,6 +199,43 @@ async def test_a_group_of_trials(agent: str, tmp_path: Path, release: Callable[[
             same_tokens(details, segments[session_id])
             same_steps(folder, details[0])
             held_back(folder)
+
+
+SANDBOXED = """\
+#!/bin/bash
+$ROLLTAP_SANDBOXED python3 /app/solve.py > /tmp/answer.txt
+diff -q /tmp/answer.txt /tests/answer.txt && echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt
+"""
+FORGE = "import os; os.system('echo 1 > /logs/verifier/reward.txt; kill -9 -1; cat /tests/answer.txt')"
+WORK = {
+    "print(6 * 7)": ("succeeded", [1.0]),
+    FORGE: ("succeeded", [0.0]),
+    f"{FORGE}\nimport time; time.sleep(600)": ("failed", [0.0]),
+}
+"""What an agent writes to `/app/solve.py`, and what its rollout comes to."""
+
+
+@pytest.mark.trainers
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("work", WORK)
+async def test_what_test_sh_starts_apart_writes_no_reward(
+    work: str, tmp_path: Path, release: Callable[[str], Installation]
+) -> None:
+    release("codex")
+    task = harbor_task(tmp_path / "tasks" / "one", test=SANDBOXED)
+    (task / "tests" / "answer.txt").write_text("42\n")
+    (task / "task.toml").write_text(TOML.replace("timeout_sec = 60.0", "timeout_sec = 20.0", 1))
+    path = tmp_path / "script.json"
+    path.write_bytes(msgspec.json.encode(script("codex", f"printf %s {shlex.quote(work)} > /app/solve.py")))
+    async with service(tmp_path, path) as server:
+        played = await play(server, task.parent, "codex", 1)
+        (rollout,) = played.groups[0]["rollouts"]
+        assert (rollout["status"], [each["value"] for each in rollout["rewards"]]) == WORK[work], played.output
+        assert rollout["attempt"] == 1
+        if rollout["status"] == "failed":  # it took the verifier's time: it is not left out of the baseline
+            assert (rollout["cause"], rollout["scoring"]) == ("evaluation", "masked")
+        else:
+            assert "unprotected" not in rollout["rewards"][0]["detail"]
 
 
 def same_steps(folder: Path, detail: Mapping[str, Any]) -> None:

@@ -44,6 +44,10 @@ def odd(folder):
 def broken(folder):
     raise KeyError("always")
 
+def ends(folder):
+    import os
+    os._exit(3)
+
 def missing(folder):
     return float((folder / "made.txt").read_text())
 """
@@ -67,9 +71,16 @@ BREAKERS: Mapping[str, tuple[dict[str, Any], str]] = {
     "a reward of Harbor": ({"kind": "harbor", "tests": "tests"}, "echo lots > answer.txt"),
 }
 """What the agent runs, by the evaluator that fails on it."""
-BROKEN: Mapping[str, dict[str, Any]] = {
+SILENT: Mapping[str, dict[str, Any]] = {
     "python": {**PYTHON, "callable": "checks.py:broken"},
     "python, a file that no one made": {**PYTHON, "callable": "checks.py:missing"},
+    "python, a process that ends": {**PYTHON, "callable": "checks.py:ends"},
+    "command": {"kind": "command", "command": "cp made.txt out", "reward_file": "out"},
+    "command, no number": {"kind": "command", "command": "cat made.txt > out", "reward_file": "out"},
+    "harbor": {"kind": "harbor", "tests": "silent"},
+}
+"""They give undone work no reward: who leaves the work undone is not to be left out of the baseline."""
+BROKEN: Mapping[str, dict[str, Any]] = {
     "command": {"kind": "command", "command": "nosuch"},
     "time": {"kind": "command", "command": "sleep 600"},
 }
@@ -100,7 +111,7 @@ async def ended(
     evaluate_s: float = 60,
 ) -> tuple[dict[str, Any], list[float]]:
     """The report of a rollout whose agent runs `command`, and its rewards."""
-    Files({"checks.py": CHECKS, "tests/test.sh": TEST_SH})(folder / "task")
+    Files({"checks.py": CHECKS, "tests/test.sh": TEST_SH, "silent/test.sh": "true\n"})(folder / "task")
     is_slow = "sleep" in str(table) or "matches" in str(table)
     limits = Limits(agent_s=60, evaluate_s=5 if is_slow else evaluate_s, memory_mb=600)
     shown = PytestCheck(("t",), python=plain_python()).needs if table["kind"] == "pytest" else ()
@@ -136,6 +147,13 @@ async def test_who_breaks_its_evaluation_gets_nothing_and_is_counted(name: str, 
 async def test_an_evaluator_that_judges_nothing_gives_no_reward(name: str, server: Stub, tmp_path: Path) -> None:
     body, rewards = await ended(server, BROKEN[name], "true", tmp_path)
     assert (body["status"], body["cause"], rewards) == ("failed", "evaluation", []), body
+    assert list(body.get("tampering", ())) == []
+
+
+@pytest.mark.parametrize("name", SILENT)
+async def test_work_without_a_reward_counts_nothing_in_the_baseline(name: str, server: Stub, tmp_path: Path) -> None:
+    body, rewards = await ended(server, SILENT[name], "true", tmp_path)
+    assert (body["status"], body["cause"], body["scoring"], rewards) == ("failed", "evaluation", "masked", [0.0]), body
     assert list(body.get("tampering", ())) == []
 
 

@@ -50,6 +50,7 @@ async def test_only_the_drivers_own_result_counts() -> None:
     of_another = signed({"reward": 1.0}, "other session")
     forged = json.dumps({"proof": "00" * 32, "result": '{"reward": 1.0}'})
     noise = f'{forged}\n{{"proof": 1}}\n{{"proof": \n{{"proof": "\u00e9", "result": "x"}}'
+    noise += '\n{"proof": "\\ud800", "result": "x"}\n{"proof": "00", "result": "\\udfff"}'
     output = f"chatter\n{of_another}\n{own}\n{forged}\n{noise}\n{of_another}\n"
     assert await judge(output) == {"rollout": 0.25, "role:user": 0.5}
     with pytest.raises(EvaluatorFailed, match="the verifiers environment gave no result"):
@@ -168,6 +169,34 @@ def test_a_forked_process_can_sign_nothing(guarded: bool, tmp_path: Path) -> Non
     else:
         with pytest.raises(EvaluatorFailed, match="different signed results"):
             signed_result(done.stdout, key)
+
+
+PLANTING = """
+import subprocess
+
+def play(job):
+    plant = "for name in {.,~,~/.rolltap}/{statistics,colorsys}.py; do echo FORGED=1 > $name; done"
+    subprocess.run(["bash", "-c", plant], check=True)
+    import statistics, colorsys
+    return {"reward": float(hasattr(statistics, "FORGED") or hasattr(colorsys, "FORGED"))}
+"""
+"""A driver whose tool writes files, and which imports something later, as packages do."""
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+async def test_what_a_models_command_writes_is_not_imported(guarded: bool, tmp_path: Path) -> None:
+    workspace = await BubblewrapRuntime(tmp_path).prepare(Empty())
+    key = "ab" * 32
+    launch = EnvironmentStep("inspect", INTERPRETER).command("play", workspace.home, key)
+    main = launch.files[".rolltap/environment.py"]
+    if not guarded:
+        main = main.replace("sys.path.remove(", "str(")
+    files = {".rolltap/environment.py": main, ".rolltap/rolltap_inspect.py": PLANTING}
+    try:
+        exit_ = await workspace.run(replace(launch, files=files), Limits(), 100)
+    finally:
+        await workspace.close()
+    assert signed_result(exit_.output, key) == {"reward": float(not guarded)}, exit_.output
 
 
 def test_what_is_missing_is_named() -> None:
