@@ -37,13 +37,15 @@ FILE_OF_TESTS = re.compile(r"test_.*\..*|.*(_test|[._]spec|\.test)\.[^.]*", re.I
 PLACES = frozenset(
     (
         *("node_modules", "bower_components", "site-packages", "dist-packages", "venv", "env", "META-INF"),
-        *("__pycache__", "sitecustomize", "usercustomize"),
+        *("__pycache__", "sitecustomize", "usercustomize", "buildSrc", "fabfile"),
     )
 )
 """Folders that tools look into, wherever they are."""
 NAMES = re.compile(
-    r"(conftest|sitecustomize|usercustomize|setup|hatch_build|noxfile|fabfile|dodo|pavement|conanfile)\.py"
-    r"|(conanfile|cmakelists|requirements|constraints)\.txt|build\.rs|(gulp|grunt|jake)file\.(js|mjs|cjs|ts)",
+    r"(conftest|sitecustomize|usercustomize|setup|hatch_build|dodo|duties|pavement)\.py"
+    r"|(conan|nox|fab|tox|locust|gulp|grunt|jake|make|rake|mage|guard|thor|cap|fast|danger)file\.[^.]*"
+    r"|(cmakelists|requirements|constraints)\.txt|build\.(rs|zig|clj|jl|dart|pl|scala)|package\.swift|startup\.jl"
+    r"|(project|user|data_readers)\.clj|myocamlbuild\.ml|(spec|test|rails)_helper\.[^.]*",
     re.IGNORECASE,
 )
 """Source files and documents that tools find by their names alone."""

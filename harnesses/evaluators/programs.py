@@ -147,8 +147,8 @@ async def place_of(
     await asyncio.to_thread(copy.begin)
     evidence.seen.add("the agent's changes", "\n".join(listed(copy.every, copy.left_out)))
     about = {"changed": len(copy.every), "left_out": [change.path for change in copy.left_out[:NAMED]]}
-    only_tools = reads_only or text.only_tools
-    return JudgesPlace(clean, agents, None if takes else copy, True, text.unknown, only_tools), about
+    known = JudgesPlace(clean, agents, None if takes else copy, is_clean=True, unknown=text.unknown)
+    return replace(known, only_tools=reads_only or text.only_tools), about
 
 
 def listed(every: Iterable[Change], left_out: Iterable[Change]) -> list[str]:

@@ -17,6 +17,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -329,9 +330,12 @@ def _module_names(path: str) -> list[str]:
 
 
 def _texts(folder: Path, paths: Iterable[str]) -> dict[str, str]:
-    """The texts of those files that there are below a folder of the task."""
-    files = {path: folder / path for path in paths}
-    return {path: file.read_text(encoding="utf-8", errors="replace") for path, file in files.items() if file.is_file()}
+    """The texts of those files that there are below a clean workspace."""
+    left, texts = LeftFiles(folder), dict[str, str]()
+    for path in paths:
+        with suppress(LogUnreadable, UnicodeDecodeError):
+            texts[path] = left.read(path).decode("utf-8")
+    return texts
 
 
 def _write_again(folder: Path, texts: Mapping[str, str | None]) -> None:

@@ -216,6 +216,10 @@ CONFIGURATION = (
     *(".git/config", ".gitattributes", ".gitmodules", "HEAD", "config", ".hgrc", ".editorconfig"),
     *(".bashrc", ".profile", "Dockerfile", "compose.yaml", "pom.xml", "build.gradle", "build.gradle.kts"),
     *("composer.json", "run_tests.sh", ".hidden.py", ".src/calc.py", "bin/python3", "a.py.orig"),
+    *("toxfile.py", "locustfile.py", "duties.py", "fabfile/__init__.py", "rakefile.rb", "Rakefile.rb", "magefile.go"),
+    *("Makefile.PL", "Build.PL", "build.zig", "Package.swift", "project.clj", "user.clj", "data_readers.clj"),
+    *("build.clj", "myocamlbuild.ml", "Setup.hs", "deps/build.jl", "startup.jl", "buildSrc/src/main/java/X.java"),
+    *("spec_helper.rb", "test_helper.rb", "hook/build.dart", "project/Build.scala", "Guardfile.rb"),
     *("calc.py/x.py", "x~.py", "-rf.py", "lib x.py", "a\nb.py"),
 )
 """What some tool reads by its name or its place, or might; at any depth."""

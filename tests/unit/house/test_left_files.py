@@ -38,6 +38,7 @@ ALLOWED = {
     "pytest_check.py:_identities": "a clean workspace before the agent's changes",
     "pytest_check.py:_is_python_prefix": "this machine's Python",
     "pytest_check.py:_write_decoys": "a new file in place of one of the task, which `LeftFiles` read and removed",
+    "pytest_check.py:_write_again": "the same",
     "pytest_check.py:find_configuration": "a clean workspace before the agent's changes",
     "python_check.py:PythonProgram.evaluate": "a file in the HOME of the check's own process",
     "python_child.py:run_check": "the same",
