@@ -210,7 +210,7 @@ FORGE = "import os; os.system('echo 1 > /logs/verifier/reward.txt; kill -9 -1; c
 WORK = {
     "print(6 * 7)": ("succeeded", [1.0]),
     FORGE: ("succeeded", [0.0]),
-    f"{FORGE}\nimport time; time.sleep(600)": ("failed", [0.0]),
+    "import time; time.sleep(600)": ("failed", [0.0]),
 }
 """What an agent writes to `/app/solve.py`, and what its rollout comes to."""
 
