@@ -270,7 +270,7 @@ class AttemptRunner(ABC, Generic[W]):
             current = await self._report_end(state, result)
         except LedgerError as error:
             return await self._ended_elsewhere(state, error)
-        if current.status is RolloutStatus.PENDING:
+        if current.status is not result.status:  # it is tried again, or the ledger has no record of a success
             state.attempt = current.attempt
             return self._summarise(state, replace(result, status=current.status), None)
         scores = result.verdict.scores if result.verdict else ()

@@ -136,15 +136,49 @@ async def unanswered(world: World, rollout: Rollout, **ending: Any) -> Rollout:
     return await world.finish(started, 0.0, **ending)
 
 
-@pytest.mark.parametrize("ending", [{}, {"status": RolloutStatus.TIMED_OUT}, {"scoring": Scoring.SCORED}])
+@pytest.mark.parametrize(
+    "ending",
+    [{}, {"status": RolloutStatus.TIMED_OUT}, *({"scoring": scoring} for scoring in Scoring)],
+)
 async def test_a_rollout_without_an_answer_is_no_baseline(world: World, ending: dict[str, Any]) -> None:
     group = await world.open(2)
     ended = await unanswered(world, group.rollouts[0], **ending)
     assert (ended.scoring, ended.reason) == (Scoring.UNSCORABLE, NOTHING_SAMPLED)
+    assert ended.status is ending.get("status", RolloutStatus.FAILED)
     await world.finish(await world.start(group.rollouts[1]), 1.0)
     (leased,) = (await world.ledger.trainers.lease(wants())).groups
     assert [len(record.trajectory.segments) for record in leased.rollouts] == [0, 1]
     assert (await world.ledger.policies.stats("policy")).unanswered == 1
+
+
+@pytest.mark.parametrize("status", list(RolloutStatus))
+@pytest.mark.parametrize("scoring", [None, *Scoring])
+@pytest.mark.parametrize("flaw", ["never started", "no answer", "unreadable"])
+async def test_a_rollout_without_a_result_is_no_success_however_it_is_reported(
+    world: World, status: RolloutStatus, scoring: Scoring | None, flaw: str
+) -> None:
+    if not status.terminal:
+        return
+    group = await world.open(1)
+    (rollout,) = group.rollouts
+    await world.ledger.rewards.append(NewReward(rollout.id, 1.0))
+    if flaw != "never started":
+        rollout = await world.start(rollout)
+        world.versions[str(rollout.session_id)] = ()
+    if flaw == "unreadable":
+        world.corrupt.add(str(rollout.session_id))
+    ending = FinishRollout(status, rollout.attempt, scoring=scoring)
+    ended = await world.ledger.rollouts.finish(rollout.id, ending)
+    assert await world.ledger.rollouts.finish(rollout.id, ending) == ended  # a repeated report changes nothing
+    assert ended.status is (RolloutStatus.FAILED if status is RolloutStatus.SUCCEEDED else status)
+    assert ended.scoring is Scoring.UNSCORABLE
+    stats = await world.ledger.policies.stats("policy")
+    assert stats.rollouts == {ended.status: 1}
+    assert stats.groups == {GroupStatus.DROPPED: 1}
+    other = RolloutStatus.CANCELLED if status is RolloutStatus.FAILED else RolloutStatus.FAILED
+    if status is not RolloutStatus.SUCCEEDED:
+        with pytest.raises(LedgerError, match="has ended as"):
+            await world.ledger.rollouts.finish(rollout.id, FinishRollout(other, rollout.attempt))
 
 
 async def test_a_group_without_an_answer_is_dropped(world: World) -> None:
@@ -240,8 +274,10 @@ async def test_a_rollout_whose_record_is_corrupt_ends_unscorable(world: World) -
     broken, fine = [await world.start(rollout) for rollout in group.rollouts]
     world.corrupt.add(str(broken.session_id))
     ended = await world.finish(broken, 1.0, reason="done")
-    assert (ended.status, ended.scoring) == (RolloutStatus.SUCCEEDED, Scoring.UNSCORABLE)
-    assert ended.reason.startswith("done; record_corrupt: ")
+    assert (ended.status, ended.scoring) == (RolloutStatus.FAILED, Scoring.UNSCORABLE)
+    assert ended.cause is Cause.INFRASTRUCTURE
+    assert ended.reason.startswith("record_corrupt: ")
+    assert ended.reason.endswith("; done")
     await world.finish(fine, 1.0)
     assert await status(world, group.id) is GroupStatus.COMPLETE
 

@@ -40,7 +40,7 @@ from rolltap.harnesses.runner.attempts import Stage
 from rolltap.harnesses.runner.node import NodeAgent, NodeSettings
 from rolltap.harnesses.runner.specs import Defaults, build, check, check_installed
 from rolltap.ids import new_id
-from rolltap.types import UNPROTECTED, GroupStatus, Reward, Rollout, RolloutStatus, Task
+from rolltap.types import UNPROTECTED, GroupStatus, Reward, Rollout, RolloutStatus, Scoring, Task
 from rolltap.wording import counted
 
 if TYPE_CHECKING:
@@ -147,8 +147,13 @@ async def rollouts_by_task(client: AdminClient, submission_id: str) -> list[Task
 
 def print_failures(groups: Sequence[TaskRollouts]) -> int:
     """Prints why rollouts failed (the first ten) and where to read more; returns how many did not succeed."""
-    fine = (*OPEN, RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED)
-    failed = [rollout for _, rollouts in groups for rollout in rollouts if rollout.status not in fine]
+    fine = (*OPEN, RolloutStatus.CANCELLED)
+    failed = [
+        rollout
+        for _, rollouts in groups
+        for rollout in rollouts
+        if rollout.status not in fine and not _is_success(rollout)
+    ]
     for rollout in failed[:SHOWN_FAILURES]:
         ended = f"{rollout.task_id}: {rollout.status} ({rollout.cause}): {rollout.reason}"
         console.print(f"{ended}\n  rolltap rollout {rollout.id}")
@@ -219,19 +224,17 @@ def _open_and_ended(submission: dict[str, Any]) -> tuple[int, int]:
 def groups_table(groups: Sequence[TaskRollouts]) -> Table:
     table = Table("task", "rollouts", "succeeded", "mean reward", "rewards")
     for task_id, rollouts in groups:
-        good = sum(rollout.status is RolloutStatus.SUCCEEDED for rollout in rollouts)
-        rewards = [reward for rollout in rollouts if (reward := _reward(rollout)) is not None]
+        good = sum(map(_is_success, rollouts))
+        usable = (rollout.total_reward for rollout in rollouts if rollout.scoring is not Scoring.UNSCORABLE)
+        rewards = [reward for reward in usable if reward is not None]
         mean = f"{sum(rewards) / len(rewards):.3f}" if rewards else ""
         reward_list = " ".join(f"{reward:g}" for reward in rewards)
         table.add_row(task_id, str(len(rollouts)), str(good), mean, reward_list)
     return table
 
 
-def _reward(rollout: Rollout) -> float | None:
-    if rollout.status is RolloutStatus.CANCELLED:
-        return None  # it is left out of its group, whatever its reward
-    values = [reward.value for reward in rollout.rewards if reward.scope == "rollout"]
-    return sum(values) if values else None
+def _is_success(rollout: Rollout) -> bool:
+    return rollout.status is RolloutStatus.SUCCEEDED and rollout.scoring is not Scoring.UNSCORABLE
 
 
 @one_line_errors

@@ -217,7 +217,7 @@ def leave_out(tx: Tx, rollout_ids: Sequence[str], rows: Sequence[Any], reason: s
     for row in rows:
         if row.id not in rollout_ids:
             continue
-        values: dict[str, Any] = {"scoring": Scoring.UNSCORABLE}
+        values: dict[str, Any] = {"scoring": Scoring.UNSCORABLE, "reason": row.reason or reason}
         if not RolloutStatus(row.status).terminal:
             values |= {"status": RolloutStatus.CANCELLED, "reason": reason, "finished_at": tx.now}
             values |= FREE

@@ -115,9 +115,10 @@ class Rollouts:
         """Ends the rollout in a terminal state and closes its session. The same ending again has no effect.
 
         After an infrastructure failure the rollout may be pending again, with the next attempt's number. A rollout in
-        which nothing was sampled says nothing about the policy: it becomes unscorable, with a reason. So does a scored
-        one whose calls cannot be reconstructed. Raises `LedgerError` if the
-        rollout has ended differently or the attempt is not the last one, `LeaseLost` if another node has claimed it.
+        which nothing was sampled, or whose calls can't be reconstructed, says nothing about the policy: it becomes
+        unscorable, with a reason, and where its runner reports a success, the ledger records a failure. Raises
+        `LedgerError` if the rollout has ended differently or the attempt is not the last one, `LeaseLost` if another
+        node has claimed it.
         """
         await self.check_own(rollout_id, by, ending.node_token)
         rollout = await self.get(rollout_id)
@@ -125,8 +126,11 @@ class Rollouts:
             return rollout
         if rollout.session_id is not None:
             await self._uow.close_session(rollout.session_id)
-        late = await self._late_peers() if ending.counts_as is not Scoring.UNSCORABLE else ()
-        trained, ending = await self._trained(rollout, ending)
+        late: Sequence[str] = ()
+        trained, reported = TrainedVersions(), ending
+        if ending.counts_as is not Scoring.UNSCORABLE or ending.status is RolloutStatus.SUCCEEDED:
+            late = await self._late_peers()
+            trained, ending = await self._trained(rollout, ending)
         if late:
             log.warning("rollout %s ends while %d proxies can't reach the store", rollout_id, len(late))
             ending = msgspec.structs.replace(ending, reason="; ".join(filter(None, (LATE, ending.reason))))
@@ -138,7 +142,7 @@ class Rollouts:
                 check_own(tx, rollout_id, by)
                 if row.session_id is not None:
                     append(tx, row.session_id, ending.tampering)
-                if _may_retry(row, group, ending, self._uow.settings):
+                if _may_retry(row, group, reported, self._uow.settings):
                     values = pending_again(row, failed=True, reason=ending.reason)
                     tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
                     why = {"status": values["status"], "attempt": row.attempt, "reason": ending.reason}
@@ -151,24 +155,29 @@ class Rollouts:
         return await self.get(rollout_id)
 
     async def _trained(self, rollout: Rollout, ending: FinishRollout) -> tuple[TrainedVersions, FinishRollout]:
-        """What the rollout has to train, and the ending: one in which nothing was sampled is unscorable."""
-        if ending.counts_as is Scoring.UNSCORABLE:
-            return TrainedVersions(), ending
+        """What the rollout has to train, and its ending: unscorable if nothing was sampled or nothing can be read."""
         if rollout.session_id is None:
-            return TrainedVersions(), _unanswered(ending)
+            return TrainedVersions(), _without_result(ending, NOTHING_SAMPLED, Cause.AGENT)
         try:
             trained = await self._rebuilder.trained_versions(rollout.session_id)
-            ending = ending if trained.sampled else _unanswered(ending)
-            return trained if ending.counts_as is Scoring.SCORED else TrainedVersions(), ending
         except (RecordCorrupt, AlignmentError) as error:
-            reason = f"{ending.reason}; " if ending.reason else ""
-            reason += f"{error.code}: {error.message}"
-            return TrainedVersions(), msgspec.structs.replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
+            reason = f"{error.code}: {error.message}"
+            return TrainedVersions(), _without_result(ending, reason, Cause.INFRASTRUCTURE)
+        if not trained.sampled:
+            return TrainedVersions(), _without_result(ending, NOTHING_SAMPLED, Cause.AGENT)
+        return trained if ending.counts_as is Scoring.SCORED else TrainedVersions(), ending
 
 
-def _unanswered(ending: FinishRollout) -> FinishRollout:
-    reason = f"{NOTHING_SAMPLED}; {ending.reason}" if ending.reason else NOTHING_SAMPLED
-    return msgspec.structs.replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
+NO_RESULT = (NOTHING_SAMPLED, RecordCorrupt.code, AlignmentError.code)
+"""How the reasons begin for which a rollout says nothing about the policy, whatever its runner reports."""
+
+
+def _without_result(ending: FinishRollout, reason: str, cause: Cause) -> FinishRollout:
+    """The ending of a rollout without a result: unscorable, and a failure if it was reported as a success."""
+    reason = f"{reason}; {ending.reason}" if ending.reason else reason
+    ending = msgspec.structs.replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
+    is_success = ending.status is RolloutStatus.SUCCEEDED
+    return msgspec.structs.replace(ending, status=RolloutStatus.FAILED, cause=cause) if is_success else ending
 
 
 def _check_ending(rollout: Any, ending: FinishRollout) -> bool:
@@ -180,7 +189,10 @@ def _check_ending(rollout: Any, ending: FinishRollout) -> bool:
         )
     if not RolloutStatus(rollout.status).terminal:
         return True
-    if (rollout.status, rollout.cause) != (ending.status, ending.caused_by):
+    was_corrected = (ending.status, rollout.status) == (RolloutStatus.SUCCEEDED, RolloutStatus.FAILED) and any(
+        reason.startswith(NO_RESULT) for reason in rollout.reason.split("; ")
+    )
+    if (rollout.status, rollout.cause) != (ending.status, ending.caused_by) and not was_corrected:
         recorded, requested = _describe(rollout.status, rollout.cause), _describe(ending.status, ending.caused_by)
         raise LedgerError(f"rollout {rollout.id} has ended as {recorded}, not {requested}", param="status")
     return False

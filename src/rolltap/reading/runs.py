@@ -20,7 +20,7 @@ from rolltap.calllog.annotations import MismatchSums
 from rolltap.errors import InvalidRequest
 from rolltap.ledger.views import GroupRow, PolicyCounts
 from rolltap.reading.types import GroupEffort, GroupLine, HarnessMismatch, RunLine, RunPoint
-from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Trajectory
+from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Scoring, Trajectory
 
 
 def group_line(group_row: GroupRow, sampled: tuple[int, int] | None = None) -> GroupLine:
@@ -36,7 +36,9 @@ def group_line(group_row: GroupRow, sampled: tuple[int, int] | None = None) -> G
         reason=row.reason,
         created_at=group.created_at,
         completed_at=row.completed_at,
-        rewards=tuple(rollout.total_reward for rollout in group.rollouts),
+        rewards=tuple(
+            None if rollout.scoring is Scoring.UNSCORABLE else rollout.total_reward for rollout in group.rollouts
+        ),
         oldest_version=oldest,
         newest_version=newest,
         step=row.acked_step,

@@ -11,12 +11,20 @@ from typer.testing import CliRunner
 
 from rolltap.cli.main import app
 from rolltap.cli.server_address import PlaneClient
-from rolltap.cli.tasks import RunRequest, describe, groups_table, policy_or_roles, run_tasks, submissions_table
+from rolltap.cli.tasks import (
+    RunRequest,
+    describe,
+    groups_table,
+    policy_or_roles,
+    print_failures,
+    run_tasks,
+    submissions_table,
+)
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.runner.specs import Defaults, resolve_paths
 from rolltap.harnesses.runner.tasks import read_tasks
 from rolltap.reading.types import RolloutDetail
-from rolltap.types import Cause, Reward, Rollout, RolloutStatus
+from rolltap.types import Cause, Reward, Rollout, RolloutStatus, Scoring
 
 from ..cli.plane import stub_plane
 
@@ -42,16 +50,24 @@ def test_a_narrow_terminal_still_shows_whole_ids() -> None:
     assert one["id"] in shown.get()
 
 
-def test_rewards_of_rollouts_that_were_left_out_do_not_count() -> None:
-    ends = (("succeeded", 1.0), ("succeeded", 0.5), ("cancelled", 0.0))
-    rollouts = [
-        Rollout(str(index), "g", "t", index, RolloutStatus(status), rewards=(Reward("w", str(index), value),))
-        for index, (status, value) in enumerate(ends)
-    ]
+@pytest.mark.parametrize("status", list(RolloutStatus))
+def test_rollouts_that_were_left_out_count_neither_as_successes_nor_in_the_mean(
+    status: RolloutStatus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def rollout(name: str, status: RolloutStatus, scoring: Scoring, value: float) -> Rollout:
+        rewards = (Reward("w", name, value),)
+        return Rollout(name, "g", "t", 0, status, scoring=scoring, rewards=rewards, reason=f"{name} is why")
+
+    good = [rollout(f"good{value}", RolloutStatus.SUCCEEDED, Scoring.SCORED, value) for value in (1.0, 0.5)]
+    left_out = rollout("left-out", status, Scoring.UNSCORABLE, 9.0)
     console = Console(width=80)
     with console.capture() as shown:
-        console.print(groups_table([("t", rollouts)]))
-    assert "0.750" in shown.get()
+        console.print(groups_table([("t", [*good, left_out])]))
+    cells = [line.split("│")[1:-1] for line in shown.get().splitlines() if " t " in line]
+    assert [[cell.strip() for cell in row] for row in cells] == [["t", "3", "2", "0.750", "1 0.5"]]
+    is_said = status.terminal and status is not RolloutStatus.CANCELLED
+    assert print_failures([("t", [*good, left_out])]) == is_said
+    assert ("left-out is why" in capsys.readouterr().out.replace("\n", " ")) is is_said
 
 
 def test_a_failed_rollout_shows_all_that_its_evaluator_saw() -> None:
