@@ -51,18 +51,22 @@ class StepReport:
     trained token was behind. `seconds` splits the step's time. Of `groups`, those without variance have equal rewards,
     and in those without loss every reply is masked. `groups_dropped` (without loss) and `rollouts_unanswered` (no model
     answered) count from the start of the run.
+
+    `reward` and all counts of rollouts and groups are of what the policy has just done: the step's `groups_replayed`
+    earlier ones, which a recipe may choose for their successes, are counted only there and in `staleness`.
     """
 
     step: int
     attempt: int
     version: int
-    reward: float
+    reward: float | None
     rollouts: int
     masked: int
     unscorable: int
     groups: int
     groups_without_variance: int
     groups_without_loss: int
+    groups_replayed: int
     groups_dropped: int
     rollouts_unanswered: int
     advantage_abs: float
@@ -184,17 +188,19 @@ class StepMetrics:
 
 def describe_groups(groups: Sequence[LeasedGroup]) -> dict[str, Any]:
     """The metrics of a step's groups, by the names of `StepReport`."""
-    rewards = [record.reward or 0.0 for group in groups for record in baseline(group)]
-    scorings = Counter(record.rollout.scoring for group in groups for record in group.rollouts)
+    fresh = [group for group in groups if not group.replay]
+    rewards = [record.reward for group in fresh for record in baseline(group) if record.reward is not None]
+    scorings = Counter(record.rollout.scoring for group in fresh for record in group.rollouts)
     behind = Counter(group.staleness for group in groups if group.oldest_version != NO_VERSION)
     return {
-        "reward": sum(rewards) / len(rewards) if rewards else 0.0,
+        "reward": sum(rewards) / len(rewards) if rewards else None,
         "rollouts": len(rewards),
         "masked": scorings[Scoring.MASKED],
         "unscorable": scorings[Scoring.UNSCORABLE],
-        "groups": len(groups),
-        "groups_without_variance": sum(not informative(group) for group in groups),
-        "groups_without_loss": sum(not has_loss(group) for group in groups),
+        "groups": len(fresh),
+        "groups_without_variance": sum(not informative(group) for group in fresh),
+        "groups_without_loss": sum(not has_loss(group) for group in fresh),
+        "groups_replayed": len(groups) - len(fresh),
         "staleness": dict(sorted(behind.items())),
     }
 

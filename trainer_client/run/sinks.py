@@ -81,10 +81,12 @@ class Terminal:
         mean, peak = report.mismatch_mean, report.mismatch_max
         mismatch = "nothing measured" if mean is None or peak is None else f"{mean:.1e}/{peak:.1e}"
         without_loss = f", {report.groups_without_loss} without loss" if report.groups_without_loss else ""
+        reward = "none" if report.reward is None else f"{report.reward:.3f}"
+        replayed = f", {report.groups_replayed} replayed" if report.groups_replayed else ""
         time = " ".join(f"{part} {value:.2f}" for part, value in report.seconds.items())
         self._console.print(
-            f"[bold]step {report.step}[/]  reward {report.reward:.3f} ({report.rollouts} rollouts, "
-            f"{report.groups_without_variance}/{report.groups} groups without variance{without_loss})  "
+            f"[bold]step {report.step}[/]  reward {reward} ({report.rollouts} rollouts, "
+            f"{report.groups_without_variance}/{report.groups} groups without variance{without_loss}{replayed})  "
             f"entropy {report.entropy:.3f}  clip {report.clip_fraction:.1%}  mismatch {mismatch}  "
             f"{report.tokens_per_second:,.0f} tok/s  [dim]s: {time}[/]",
             soft_wrap=True,

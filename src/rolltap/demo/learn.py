@@ -113,7 +113,8 @@ class Success:
 @dataclass(slots=True)
 class SeedResult:
     """The result of one seed. `curve` is the mean reward of each training step, `kinds` the success before and after by
-    kind of task; CPU time counts all processes.
+    kind of task, `held_out` the number of measured tasks (the lesser of before and after); CPU time counts all
+    processes.
     """
 
     seed: int
@@ -155,11 +156,12 @@ class SeedRunner:
             await self._train(client)
             after = await self.measure(client, "after")
         steps = self._steps()
-        curve = [step["reward"] for step in steps]
-        rate_before, rate_after = (sum(map(sum, found.values())) / self._recipe.held_out for found in (before, after))
-        kinds = {kind: (_mean(before[kind]), _mean(after[kind])) for kind in before}
+        curve = [step["reward"] for step in steps if step["reward"] is not None]
+        (rate_before, count_before), (rate_after, count_after) = map(_rate, (before, after))
+        kinds = {kind: (_mean(before[kind]), _mean(after[kind])) for kind in before if kind in after}
+        held_out = min(count_before, count_after)
         return SeedResult(
-            self._seed, rate_before, rate_after, curve, self._recipe.held_out, time.monotonic() - started, steps, kinds
+            self._seed, rate_before, rate_after, curve, held_out, time.monotonic() - started, steps, kinds
         )
 
     async def measure(self, client: AdminClient, when: str) -> dict[str, list[float]]:
@@ -170,25 +172,37 @@ class SeedRunner:
     async def play(
         self, client: AdminClient, tasks: Sequence[TinyTask], policy: str, when: str, *tags: str
     ) -> dict[str, list[float]]:
-        """Rewards of one rollout a task, by kind. `DemoFailed` where every rollout failed."""
+        """Rewards of one rollout a task, by kind. `DemoFailed` where no rollout has one.
+
+        A rollout without a reward, such as one whose evaluator or model server failed, is no failure of the policy: it
+        is left out.
+        """
         kind_of = {task.id: task.kind.name for task in tasks}
         by_kind: dict[str, list[float]] = {}
         rewards: list[float] = []
         failures: list[RolloutSummary] = []
+        unmeasured: list[RolloutSummary] = []
 
         def progress(event: Progress) -> None:
             if event.stage is Stage.ENDED and event.summary is not None:
-                rewards.append(event.summary.reward or 0.0)
-                by_kind.setdefault(kind_of[event.task_id], []).append(rewards[-1])
                 if event.summary.status is RolloutStatus.FAILED:
                     failures.append(event.summary)
-                self._note(when, len(rewards), f"success {sum(rewards) / len(rewards):.2f}")
+                if event.summary.reward is None:
+                    unmeasured.append(event.summary)
+                else:
+                    rewards.append(event.summary.reward)
+                    by_kind.setdefault(kind_of[event.task_id], []).append(rewards[-1])
+                without = f", {len(unmeasured)} not measured" if unmeasured else ""
+                rate = f"success {_mean(rewards):.2f}" if rewards else "no result"
+                self._note(when, len(rewards) + len(unmeasured), f"{rate}{without}")
 
         assignments = [self._assignment(task, when) for task in tasks]
         runner = RolloutRunner(client, SLOTS, progress=progress)
         await run_groups(runner, assignments, policy=policy, n=1, tags=(when, *tags))
         if len(failures) == len(tasks):
             raise DemoFailed(f"the agent failed on every task: {failures[0].reason}")
+        if not rewards:
+            raise DemoFailed(f"no task has a reward: {unmeasured[0].reason}")
         return by_kind
 
     async def _train(self, client: AdminClient) -> None:
@@ -277,6 +291,12 @@ class SeedRunner:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _rate(by_kind: Mapping[str, Sequence[float]]) -> tuple[float, int]:
+    """The mean of all rewards, and their number."""
+    rewards = [reward for rewards in by_kind.values() for reward in rewards]
+    return _mean(rewards), len(rewards)
 
 
 def _scored(summary: RolloutSummary | None) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +14,17 @@ import pytest
 from rolltap.cli import demo
 from rolltap.cli.demo import MARKER, prepare_folder, share
 from rolltap.demo import learn
-from rolltap.demo.learn import DemoRecipe, Success
+from rolltap.demo.learn import DemoRecipe, SeedRunner, Success
 from rolltap.demo.stack import DemoFailed, free_ports
 from rolltap.engine.tiny.tasks import TinyTask, make_tasks
 from rolltap.errors import ConfigError, EvaluatorFailed
 from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.base import Ending, Evidence, Exit, Job, Launch, Limits, PythonCall, Verdict
+from rolltap.harnesses.runner.attempts import Progress, RolloutSummary, Slots, Stage
+from rolltap.harnesses.runner.lifecycle import Assignment
 from rolltap.harnesses.runtimes.thread import ThreadRuntime
 from rolltap.reading.runs import wilson
-from rolltap.types import Task
+from rolltap.types import RolloutStatus, Task
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
@@ -130,3 +132,43 @@ def test_a_demo_whose_agent_does_not_run_says_why_and_ends(tmp_path: Path, monke
     monkeypatch.setattr(learn, "MiniSweAgentInProcess", BrokenAgent)
     with pytest.raises(DemoFailed, match=r"the agent failed on every task: .*ImportError: no module 'agent'"):
         demo.run(seeds=[0], out=tmp_path / "out", recipe=DemoRecipe(steps=1, held_out=2), shuffle_rewards=False)
+
+
+@pytest.mark.parametrize("status", [status for status in RolloutStatus if status.terminal])
+@pytest.mark.parametrize("kind", ["all", "some", "one kind"])
+async def test_a_rollout_without_a_reward_is_no_failure_of_the_policy(
+    status: RolloutStatus, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An evaluator that failed before the training, and not after it, would make a gain of nothing."""
+    lost = {"all": lambda place, task: True, "some": lambda place, task: place % 2 == 0}.get(
+        kind, lambda place, task: task["kind"] == "create"
+    )
+    notes: list[str] = []
+
+    @dataclass
+    class Runner:
+        client: object
+        slots: Slots
+        progress: Callable[[Progress], None]
+
+    async def ended(runner: Runner, assignments: Sequence[Assignment], **_: object) -> None:
+        for place, one in enumerate(assignments):
+            is_lost = lost(place, one.task.spec)
+            end = status if is_lost else RolloutStatus.SUCCEEDED
+            summary = RolloutSummary("r", one.task.id, end, None, None if is_lost else 1.0, "why", 1, "s", {})
+            runner.progress(Progress("r", one.task.id, Stage.ENDED, summary))
+
+    monkeypatch.setattr(learn, "RolloutRunner", Runner)
+    monkeypatch.setattr(learn, "run_groups", ended)
+    runner = SeedRunner(None, DemoRecipe(), 0, None, lambda part, count, text: notes.append(text))  # type: ignore[arg-type]
+    tasks = make_tasks(0, 16, "held_out")
+    if kind == "all":
+        with pytest.raises(DemoFailed, match="why"):
+            await runner.play(None, tasks, "p", "before")  # type: ignore[arg-type]
+        return
+    by_kind = await runner.play(None, tasks, "p", "before")  # type: ignore[arg-type]
+    left = sum(not lost(place, {"kind": task.kind.name}) for place, task in enumerate(tasks))
+    assert 0 < left < 16
+    assert sum(map(len, by_kind.values())) == left
+    assert {reward for rewards in by_kind.values() for reward in rewards} == {1.0}
+    assert notes[-1] == f"success 1.00, {16 - left} not measured"

@@ -77,7 +77,10 @@ def test_groups_come_back_beside_fresh_ones(plane: Plane, url: str, model: Path,
     trainer(settings).run()
     assert (plane.acked, plane.replayed) == ({"g0": 1, "g1": 2}, [("g0", 2)])
     first, second = lines(settings)
-    assert [(one["groups"], one["rollouts"]) for one in (first, second)] == [(1, 4), (2, 6)]
+    assert [(one["groups"], one["groups_replayed"], one["rollouts"]) for one in (first, second)] == [
+        (1, 0, 4),
+        (1, 1, 2),
+    ]
     assert (first["rows"], second["rows"]) == (4, 2 + 2)
 
 

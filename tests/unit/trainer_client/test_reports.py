@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -80,10 +81,28 @@ def test_groups_are_described_by_what_counts() -> None:
     found = describe_groups(groups)
     assert found == {
         "reward": 0.5, "rollouts": 3, "masked": 1, "unscorable": 1, "groups": 2, "groups_without_variance": 1,
-        "groups_without_loss": 0, "staleness": {1: 1, 3: 1},
+        "groups_without_loss": 0, "groups_replayed": 0, "staleness": {1: 1, 3: 1},
     }  # fmt: skip
     trained = describe_rows(rows_of(groups, "dr_grpo"))
     assert trained == {"advantage_abs": pytest.approx(1 / 3), "trained_tokens": 6, "rows": 3, "unrouted_tokens": 0}
+
+
+@pytest.mark.parametrize("scoring", list(Scoring))
+def test_replayed_groups_raise_no_figure_of_what_the_policy_did(scoring: Scoring) -> None:
+    """SPEAR and DART take stored successes again: a curve of their rewards would rise by them alone."""
+    one = segment(range(6), [4, 5])
+    fresh = group("fresh", [record("fresh", 0, [one], 0.0), record("fresh", 1, [one], 0.5)])
+    stored = group("stored", [record("stored", 0, [one], 1.0, scoring), record("stored", 1, [one], 1.0)], staleness=4)
+    stored = replace(stored, replay=True)
+    alone, both = describe_groups([fresh]), describe_groups([fresh, stored])
+    assert both == {**alone, "groups_replayed": 1, "staleness": {0: 1, 4: 1}}
+    assert (alone["reward"], alone["rollouts"], alone["groups_replayed"]) == (0.25, 2, 0)
+    only = describe_groups([stored])
+    assert (only["reward"], only["rollouts"], only["groups"]) == (None, 0, 0)
+    out = StringIO()
+    Terminal(Console(file=out, width=40)).write(report(reward=None, groups_replayed=1))
+    assert "reward none (0 rollouts, 0/0 groups without variance, 1 replayed)" in out.getvalue()
+    assert "reward" not in report(reward=None).flat()
 
 
 def test_json_lines_are_whole_and_appended(tmp_path: Path) -> None:
