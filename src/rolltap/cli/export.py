@@ -125,7 +125,7 @@ def export(
     store: Store = "",
     config: ConfigOption = None,
 ) -> None:
-    """Writes recorded rollouts as a dataset, with a manifest of what is in it.
+    """Writes recorded rollouts as a dataset, with a manifest of what is in it. Fails if only failures left it empty.
 
     rolltap export out/ --for trl --where "reward>=1 and harness=codex" --split train=0.9,test=0.1
     """
@@ -191,6 +191,8 @@ def _run(job: ExportJob) -> None:
             )
         )
     _print(job.out, manifest)
+    if manifest["failed"]["count"] and not manifest["rows"] and job.state is None:
+        raise DatasetError("the dataset has no row: what could make one failed, see above")
     if job.push and job.out is not None:
         console.print(f"pushed: {hub.push(job.out, job.push)}")
 

@@ -28,6 +28,8 @@ from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rebuilding import LocalRebuilder
 from rolltap.protocols.base import WireRequest
 from rolltap.protocols.conversation import Message, Reasoning, Text, ToolCall
+from rolltap.reconstructor.exporters import EXPORTERS
+from rolltap.reconstructor.exporters.consumers import NEEDS_A_READER
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Finish, Flaw, Outcome, RolloutStatus, Session, Task, Trajectory, VersionSpan
@@ -204,6 +206,19 @@ def test_a_damaged_session_is_left_out_and_named(damaged: str, more: tuple[str, 
     assert manifest["sessions_left_out"] == {"can't be read": 2}
     assert sorted(each["session_id"] for each in manifest["failed"]["rows"]) == ["free", "session1"]
     assert "RecordCorrupt: completion of call session1-1" in output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("format", sorted(EXPORTERS))
+def test_an_export_that_only_failures_left_empty_is_no_success(format: str, damaged: str, tmp_path: Path):
+    """A script would go on, push the folder, and train on nothing."""
+    args = ("-f", format, *(("--option", "arguments=text") if format in NEEDS_A_READER else ()))
+    code, output = run(damaged, tmp_path / "out", *args, "--where", "session in (session1, free)")
+    assert code == 1, output
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (manifest["rows"], manifest["failed"]["count"]) == (0, 2)
+    assert "RecordCorrupt" in output.replace("\n", "")
+    code, _ = run(damaged, tmp_path / "whole", *args, "--where", "session = session0")
+    assert code == 0
 
 
 def test_a_growing_dataset_counts_a_damaged_session_once_and_takes_it_once_it_is_mended(damaged: str, tmp_path: Path):
