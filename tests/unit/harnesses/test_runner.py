@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import itertools
 import threading
 from collections.abc import AsyncIterator
@@ -158,7 +159,18 @@ async def test_a_crash_is_a_failed_rollout_with_its_reason_and_its_reward(server
     assert [reward["value"] for reward in server.rewards] == [0.0]
 
 
-@pytest.mark.parametrize(("value", "reason"), [(float("nan"), "finite"), ("x", "ValueError")])
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        *(
+            (value, "finite")
+            for value in (float("nan"), float("inf"), {"rollout": float("-inf")}, {"role:a": 1, "b": "nan"})
+        ),
+        *((value, "ValueError") for value in ("x", "", {"rollout": "0,5"})),
+        *((value, "TypeError") for value in (None, [], [1.0], {"rollout": None}, 1j)),
+        ({}, "no reward"),
+    ],
+)
 async def test_an_unusable_reward_fails_the_rollout(server: Stub, tmp_path: Path, value: object, reason: str) -> None:
     job = assignment(Shell("true"), ProcessRuntime(tmp_path), PythonCheck(lambda _: value))  # type: ignore[arg-type,return-value]
     async with AdminClient(server.url, "admin") as client:
@@ -167,7 +179,7 @@ async def test_an_unusable_reward_fails_the_rollout(server: Stub, tmp_path: Path
     assert (body["status"], body["cause"]) == ("failed", "evaluation")
     assert "scoring" not in body, "the ledger's rule for failed rollouts decides"
     assert reason in body["reason"]
-    assert ("Traceback" in body.get("evaluation", "")) == (reason == "ValueError")
+    assert ("Traceback" in body.get("evaluation", "")) == reason.endswith("Error")
     assert not server.rewards
 
 
