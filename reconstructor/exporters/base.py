@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -124,12 +124,14 @@ class Rendered:
 class Row:
     """A row of a dataset. Rows with the same `content` are duplicates; a row with None never is one.
 
-    `texts`: all text that the row's token ids encode, if it has any (`texts_behind`). `rendered`: the tokens of its
-    messages, if a trainer renders these again.
+    `claim`: what the row says of its content, such as a label. A row contradicts another of the same content with
+    another claim. `texts`: all text that the row's token ids encode, if it has any (`texts_behind`). `rendered`: the
+    tokens of its messages, if a trainer renders these again.
     """
 
     values: Mapping[str, Any]
     content: Any = None
+    claim: Hashable = None
     texts: Sequence[Any] = ()
     rendered: Rendered | None = None
 

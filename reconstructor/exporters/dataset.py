@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -240,6 +240,7 @@ class DatasetWriter:
         self._known = known
         self._near = NearDuplicates(query.near) if query.near else None
         self.contents: set[bytes] = set()  # digests of the rows that were written
+        self._claims: dict[bytes, Hashable] = {}  # of their contents
         self._out = out or Path()
         self._destination: Destination = NewFolder(out) if out is not None else DryRun()
         self._exporter = exporter
@@ -341,13 +342,21 @@ class DatasetWriter:
         return manifest
 
     def _keeps(self, row: Row) -> bool:
-        """False for duplicates and for rows whose tokens contain a secret; these are counted."""
+        """False for duplicates, for rows that contradict an earlier one, and for rows whose tokens contain a secret.
+
+        These are counted.
+        """
         if row.texts and (self._redactor.finds(row.texts) or self._spells_secret(row)):
             self._counts["rows_with_secrets_left_out"] += 1
             return False
-        if row.content is None or self._query.duplicates:
+        if row.content is None or (self._query.duplicates and row.claim is None):
             return True
         digest = hashlib.blake2b(_canonical(row.content), digest_size=16).digest()
+        if self._claims.setdefault(digest, row.claim) != row.claim:
+            self._skipped["contradicts an earlier row"] += 1
+            return False
+        if self._query.duplicates:
+            return True
         if digest in self.contents or digest in self._known:
             self._counts["duplicates_left_out"] += 1
             return False

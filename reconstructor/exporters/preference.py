@@ -3,13 +3,13 @@
 `preference` has `prompt`, `chosen`, `rejected`. The rollouts of a group that have a reward and one main conversation
 are ranked. The best is paired with the worst, the second best with the second worst, and so on. A pair is used if its
 rewards differ by more than `margin`, and no rollout is used twice. A pair whose sides are equal is skipped, and one
-whose opposite is in the group; of another group's it is a duplicate. Both sides must have the same opening, apart from
-clocks, paths and other volatile text (`begin_alike`); the prompt is the better one's. A completion is the whole rest of
-the conversation, including tool results.
+whose opposite is in the group; the opposite of another group's is skipped where it comes later. Both sides must have
+the same opening, apart from clocks, paths and other volatile text (`begin_alike`); the prompt is the better one's. A
+completion is the whole rest of the conversation, including tool results.
 
 `kto` has `prompt`, `completion`, `label`. The label is true if the rollout's reward is above `threshold`. No pairs are
 needed, so every rollout with a reward and one main conversation has a row, except completions of a group that its
-rollouts label differently: a flaky reward. With another group's label a completion is a duplicate.
+rollouts label differently: a flaky reward. Of groups that label it differently, the first has the row.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class Preference(MessageForm):
         return Row(
             values,
             content=[values["prompt"], *(values[side] for _, side in sides), values["tools"]],
+            claim=sides[0][1],
             rendered=better[3].rendered(),
         )
 
@@ -148,7 +149,7 @@ class Kto(MessageForm):
                 **item.labels(),
             }
             content = [values[name] for name in ("prompt", "completion", "tools")]
-            rows.append(Row(values, content=content, rendered=conversation.rendered()))
+            rows.append(Row(values, content=content, claim=values["label"], rendered=conversation.rendered()))
             labels[_completion(rows[-1])].add(values["label"])
         for row in rows:
             if len(labels[_completion(row)]) > 1:

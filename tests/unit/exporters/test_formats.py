@@ -150,25 +150,46 @@ OUTCOMES = st.lists(
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(groups=OUTCOMES)
-def test_no_rows_of_one_task_contradict_each_other(groups: list[list[tuple[str, float]]], world: World, tmp_path: Path):
+@given(groups=OUTCOMES, duplicates=st.booleans())
+def test_no_rows_of_one_task_contradict_each_other(
+    groups: list[list[tuple[str, float]]], duplicates: bool, world: World, tmp_path: Path
+):
     """Groups of a task with few different replies, whose rewards follow nothing."""
     said = {answer: world.solved(answer, answer) for answer in "xyz"}
     folder = Path(tempfile.mkdtemp(dir=tmp_path))
     files = {}
     for format in ("preference", "kto"):
-        with DatasetWriter(folder / format, exporter_named(format, {"arguments": "object"}), Query()) as writer:
+        query = Query(duplicates=duplicates)
+        with DatasetWriter(folder / format, exporter_named(format, {"arguments": "object"}), query) as writer:
             for number, group in enumerate(groups):
                 writer.add([said[one].item(reward=reward, task="t", group=f"g{number}") for one, reward in group])
             manifest = writer.finish()
         rows = [row for path in (folder / format).glob("*.jsonl") for row in lines(path)]
         assert not manifest["failed"]["count"]
-        files[format] = rows
-    pairs = [(row["chosen"][-1]["content"], row["rejected"][-1]["content"]) for row in files["preference"]]
-    assert len({frozenset(pair) for pair in pairs}) == len(pairs)
+        files[format] = rows, manifest
+    rows, _ = files["preference"]
+    pairs = [(row["chosen"][-1]["content"], row["rejected"][-1]["content"]) for row in rows]
+    assert len({frozenset(pair) for pair in pairs}) == len(set(pairs))
+    assert duplicates or len(set(pairs)) == len(pairs)
     assert all(chosen != rejected for chosen, rejected in pairs)
-    answers = [row["completion"][-1]["content"] for row in files["kto"]]
-    assert len(set(answers)) == len(answers)
+    rows, manifest = files["kto"]
+    answers = [row["completion"][-1]["content"] for row in rows]
+    labels = {(answer, row["label"]) for answer, row in zip(answers, rows, strict=True)}
+    assert len(labels) == len(set(answers))
+    assert duplicates or len(set(answers)) == len(answers)
+    told = [{(answer, reward > 0) for answer, reward in group} for group in groups]
+    flaky = sum(
+        (answer, True) in told[at] and (answer, False) in told[at]
+        for at, group in enumerate(groups)
+        for answer, _ in group
+    )
+    later = sum(
+        (answer, reward > 0) not in labels and (answer, reward <= 0) not in told[at]
+        for at, group in enumerate(groups)
+        for answer, reward in group
+    )
+    assert manifest["skipped"].get("completion with both labels", 0) == flaky
+    assert manifest["skipped"].get("contradicts an earlier row", 0) == later
 
 
 def test_kto_labels_by_threshold(world: World):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import itertools
 import threading
 from collections.abc import AsyncIterator
