@@ -47,9 +47,10 @@ def learning(results: Mapping[str, Any]) -> str:
     size = f"{steps} steps of {results['groups']} groups of {results['rollouts']} rollouts"
     done, planned = len(results["cells"]), results["planned"]
     missing = f"{done} of {planned} runs are measured, controls counted; the others have not run."
-    measured = missing if done < planned else f"{done} runs are measured, half of them controls."
+    measured = missing if done < planned else f"{done} runs are measured, controls counted."
     held_out = f"{results['held_out']} held-out rollouts a seed at temperature {results['temperature']:g}"
-    machine = f"{results['cores']} cores, Python {results['python']}, {results['time']}"
+    days = sorted({one["time"] for one in results["cells"]})
+    machine = f"{results['cores']} cores, Python {results['python']}, {' to '.join(dict.fromkeys((days[0], days[-1])))}"
     methods = {one["method"] for one in results["cells"]}
     absent = " ".join(
         f"`{name}` was measured and is left out: {why}." for name, why in LEFT_OUT.items() if name in methods

@@ -123,7 +123,9 @@ async def test_a_refilled_rollout_is_taken_by_any_node(world: World) -> None:
     (again,) = await asyncio.wait_for(waiting, 20)
     assert (again.rollout_id, again.token == given.token) == (given.rollout_id, False)
     assert await world.ledger.nodes.heartbeat([given.token], 15.0) == []
-    second = (await world.ledger.rollouts.start(began.id, new_id(), node_token=again.token)).rollout
+    session = new_id()
+    world.versions[session] = (0,)
+    second = (await world.ledger.rollouts.start(began.id, session, node_token=again.token)).rollout
     assert second.attempt == 2
     await world.ledger.rewards.append(NewReward(began.id, 1.0, attempt=2))
     await world.ledger.rollouts.finish(began.id, FinishRollout(RolloutStatus.SUCCEEDED, 2, node_token=again.token))

@@ -187,7 +187,7 @@ async def run_cell(cell: Cell, steps: int, out: Path, before: float | None = Non
     return {
         "family": cell.family, "method": cell.method, "seed": cell.seed, "shuffled": cell.shuffled, "steps": steps,
         "before": before, "after": after, "curve": [round(value, 3) for value in curve],
-        "seconds": round(time.monotonic() - began, 1),
+        "seconds": round(time.monotonic() - began, 1), "time": time.strftime("%Y-%m-%d"),
     }  # fmt: skip
 
 
@@ -231,7 +231,7 @@ def cell_of(result: Mapping[str, Any]) -> Cell:
 
 def head() -> dict[str, Any]:
     """What all cells have in common, for the page."""
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "time": time.strftime("%Y-%m-%d")}
+    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
     counts = {"groups": GROUPS, "rollouts": ROLLOUTS, "held_out": HELD_OUT, "temperature": MEASURED_AT}
     return {"planned": len(list(cells(SEEDS))), **counts, **machine}
 

@@ -82,7 +82,6 @@ def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
         "temperature": 0.5,
         "cores": 2,
         "python": "3",
-        "time": "now",
     }
     ran = [
         cell(method, shuffled, after, seed)
@@ -102,12 +101,15 @@ def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
     assert "Each of these beats its control." in learning({**head, "cells": ran[:6]})
     assert "14 of 96 runs are measured" in text
     assert "`skill_sd` was measured and is left out" in text
-    assert " 12 runs are measured, half of them controls." in learning({**head, "planned": 2, "cells": ran})
+    assert " 12 runs are measured, controls counted." in learning({**head, "planned": 2, "cells": ran})
+    assert "Python 3, 2026-11-24 to 2026-11-26.)" in text
+    assert "Python 3, 2026-11-24.)" in learning({**head, "cells": [cell("ppo", True, 0.2), cell("ppo", False, 0.9)]})
     assert "spear" not in text  # without its control it is no result
 
 
 def result(family: str, method: str, seed: int, shuffled: bool, after: float) -> dict[str, Any]:
     common = {"family": family, "seed": seed, "steps": 2, "before": 0.2, "curve": [0.2, 0.3], "seconds": 90.0}
+    common["time"] = f"2026-11-{24 + seed}"
     return {**common, "method": method, "shuffled": bool(shuffled), "after": after}
 
 
