@@ -12,8 +12,9 @@ COLUMNS = "| tasks | recipe | seeds | before | after | control after | lead over
 STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Quantiles of Student's t for 95%, two-sided, by degrees of freedom. For more than ten the last is a little wide."""
 
-MORE_SEEDS = 5
-"""The seeds of a row that fewer do not decide."""
+SEEDS, MORE_SEEDS = 3, 5
+"""The seeds of a row, and of one that these do not decide. A row shows the one or the other: whoever looks after each
+seed, and stops once 0 is outside the interval, finds a lead where there is none."""
 
 LEFT_OUT = {
     "skill_sd": "its teacher, the policy with the hint, does no better than the policy without it on these tasks, so "
@@ -69,6 +70,8 @@ def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         pairs = [(one, other) for one in own if (other := cells.get((family, method, one["seed"], True)))]
         if not pairs:
             continue
+        if SEEDS < len(pairs) < MORE_SEEDS:
+            pairs = pairs[:SEEDS]
         plain = [(one, other) for one in own if (other := cells.get((family, "grpo", one["seed"], False)))]
         after, control = (sum(pair[at]["after"] for pair in pairs) / len(pairs) for at in (0, 1))
         yield {
@@ -92,11 +95,11 @@ def _paired(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tup
 
 
 def undecided(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The family and recipe of each row that its seeds do not decide, and that has fewer than `MORE_SEEDS`."""
+    """The family and recipe of each row that its first `SEEDS` seeds do not decide."""
     return [
         (row["family"], row["method"])
-        for row in _rows(results)
-        if _is_undecided(row["lead"]) and row["seeds"] < MORE_SEEDS
+        for row in _rows({"cells": [one for one in results["cells"] if one["seed"] < SEEDS]})
+        if _is_undecided(row["lead"])
     ]
 
 

@@ -49,7 +49,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "dr_mas": {},
 }
 """Recipes with the options that a run this short needs: SPEAR's replay is whole at its end, and no bonus for calls."""
-SEEDS, GROUPS, ROLLOUTS, HELD_OUT, TOGETHER = 3, 8, 8, 64, 16
+SEEDS: int = PAGE["SEEDS"]
+GROUPS, ROLLOUTS, HELD_OUT, TOGETHER = 8, 8, 64, 16
 TRAINER = {
     "LOSS__CLIP_HIGH": 0.6,
     "LOSS__CLIP_DUAL": 3.0,
