@@ -33,6 +33,7 @@ from rolltap.contract.admin import (
 from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.request import Request, no_content, read_as
+from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.decoding import convert
 from rolltap.harnesses.base import Endpoint
 from rolltap.http_client import AsyncHttpClient
@@ -102,13 +103,13 @@ class AdminClient(AsyncHttpClient):
         await self._post_only(f"/groups/{group_id}/cancel")
 
     async def start_rollout(
-        self, claim: ClaimedRollout, *, ttl: float, runner: str = "", turns: int = 0
+        self, claim: ClaimedRollout, *, ttl: float, runner: str = "", turns: int = 0, rules: SessionRules = NO_RULES
     ) -> OpenedSession:
         """Starts a new attempt with a new session and key. Keys of earlier attempts become invalid.
 
-        The session's turn cap is the lower of `turns` and the control's cap (0: none).
+        The session's turn cap is the lower of `turns` and the control's cap (0: none); `rules` are the task's.
         """
-        body = StartRollout(ttl, runner, claim.token, turns)
+        body = StartRollout(ttl, runner, claim.token, turns, rules)
         key = await self._post(f"/rollouts/{claim.rollout_id}/start", body, AttemptKey)
         roles = {role: key.contexts.get(role, 0) for role in key.roles}
         return OpenedSession(key.session_id, _endpoint(key, key.model, roles), key.attempt, key.turns)

@@ -140,6 +140,8 @@ def _counts(
         if reason is not MaskReason.TRAINED:
             counts[f"masked_calls.{reason}"] += 1
             counts[f"masked_tokens.{reason}"] += len(node.call.output_ids)
+        elif node.call.masked:
+            counts[f"masked_tokens.{MaskReason.RULE}"] += int((~node.call.unmasked).sum())
     counts.update(f"breaks.{break_.reason}" for break_ in breaks.values())
     counts.update(f"calls.{purpose.kind}" for purpose in kept.purposes.by_call.values())
     return {name: counts[name] for name in sorted(counts)}
@@ -161,7 +163,7 @@ def classify(forest: TokenForest, rules: Rules) -> KeptCalls:
         kept = tuple(child for child in node.children if child.id in stands)
         if kept or (reason is not MaskReason.ABANDONED and unusable(node.call) is None):
             stands.add(node.id)
-        own = len(node.call.output_ids) if reason is MaskReason.TRAINED else 0
+        own = int(node.call.unmasked.sum()) if reason is MaskReason.TRAINED else 0
         trained[node.id] = own + sum(trained[child.id] for child in kept)
         children[node.id] = kept
     nodes = tuple(node for node in forest if node.id in stands)

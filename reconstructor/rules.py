@@ -31,7 +31,10 @@ from rolltap.types import (
 
 
 class MaskReason(StrEnum):
-    """Why a call's sampled tokens carry no loss, or `TRAINED`. `Trajectory.counts` counts each."""
+    """Why sampled tokens carry no loss, or `TRAINED`. `Trajectory.counts` counts each.
+
+    `RULE` may hold for some tokens of a trained call; each of the others holds for all tokens of a call.
+    """
 
     TRAINED = "trained"
     # Always masked.
@@ -48,6 +51,7 @@ class MaskReason(StrEnum):
     OTHER_POLICY = "other_policy"
     LATE = "late"  # it came to the store after its rollout's end was settled
     EVALUATION = "evaluation"  # an evaluation session, which is never trained
+    RULE = "rule"  # a rule of the session masks these tokens; of a call: all of them
     # Masked if `Rules.mask` contains them.
     ABANDONED = "abandoned"  # the harness asked again with the same prompt and continued with the other reply
     AUXILIARY = "auxiliary"  # a side call
@@ -126,7 +130,9 @@ class Rules:
             return _KINDS[kind]
         if self.policy is not None and call.policy != self.policy:
             return MaskReason.OTHER_POLICY
-        return MaskReason.EVALUATION if self.evaluation else None
+        if self.evaluation:
+            return MaskReason.EVALUATION
+        return MaskReason.RULE if not call.unmasked.any() else None
 
     def _by_choice(self, call: Call, kind: CallKind, *, abandoned: bool) -> MaskReason | None:
         holds = {

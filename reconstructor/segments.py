@@ -54,10 +54,11 @@ def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair], purposes: Ma
     trained = [node.call for node in own if spans[node.id].owned.trained]
     for call in trained:
         start, end = len(call.prompt_ids), call.context_length
-        loss_mask[start:end] = True
-        logprobs[start:end] = call.logprobs
+        loss_mask[start:end] = call.unmasked
+        logprobs[start:end] = np.where(call.unmasked, call.logprobs, np.float32(0))
         for span in call.versions:
             versions[start + span.start : start + span.end] = span.version
+        versions[start:end][~call.unmasked] = NO_VERSION
     own_purposes = [purposes[node.id] for node in own]
     purpose = next((each for each in own_purposes if each.kind is CallKind.MAIN), own_purposes[0])
     context = tuple(spans[node.id].context for node in plan.path[: plan.own])
@@ -87,6 +88,8 @@ def _extras(trained: Sequence[Call], path: Sequence[Call], length: int) -> dict[
         for call in path if routed else trained:
             values = call.extras.get(name) if routed else samples.get(call.id)
             laid[len(call.prompt_ids) : call.context_length] = _fitted(values, dtype, shape)
+            if not routed:
+                laid[len(call.prompt_ids) : call.context_length][~call.unmasked] = 0
         extras[name] = laid
     return extras
 

@@ -29,6 +29,7 @@ from harbor.tasks.client import TaskClient
 from harbor.trial.trial import Trial
 
 from rolltap.contract.admin import NOTHING_SAMPLED
+from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.errors import EvaluatorFailed, NoReward, RuntimeFailed, TaskInvalid, Unreadable
 from rolltap.harnesses.base import Limits, Score, Verdict, last_line
 from rolltap.harnesses.evaluators.harbor import chosen_reward
@@ -104,6 +105,7 @@ class TrialWork:
     limits: Limits
     environment: EnvironmentConfig
     jobs: Path
+    rules: SessionRules = NO_RULES
 
     def trial(self) -> TrialConfig:
         """Harbor's configuration of one trial."""
@@ -171,9 +173,10 @@ def _work_of(folder: Path, player: Player, grader: Grader, environment: Environm
     if environment.import_path:
         build_steps_of(definition.paths.environment_dir, definition.config.environment)
     task = harbor_task(folder, grader.reward_key)
-    limits = parse_spec(task.spec).limits.build()
+    spec = parse_spec(task.spec)
+    limits = spec.limits.build()
     limits = replace(limits, agent_s=limits.agent_s + SETUP_S)
-    return TrialWork(task, folder, player, grader, limits, environment, jobs)
+    return TrialWork(task, folder, player, grader, limits, environment, jobs, spec.rules)
 
 
 class HarborRunner(AttemptRunner[TrialWork]):

@@ -21,6 +21,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from rolltap.contract.admin import NOTHING_SAMPLED, FinishRollout, NewReward, PolicyOrRoles
+from rolltap.contract.rules import SessionRules
 from rolltap.errors import (
     EvaluatorFailed,
     InvalidRequest,
@@ -78,6 +79,9 @@ class RolloutWork(Protocol):
 
     @property
     def limits(self) -> Limits: ...
+
+    @property
+    def rules(self) -> SessionRules: ...
 
 
 W = TypeVar("W", bound=RolloutWork)
@@ -236,7 +240,8 @@ class AttemptRunner(ABC, Generic[W]):
         """Begins an attempt. If cancelled, still waits for the attempt's number, which is needed to end the attempt."""
         limits = state.assignment.limits
         ttl = limits.agent_s + KEY_MARGIN_S
-        start = self.client.start_rollout(state.claim, ttl=ttl, runner=self._name, turns=limits.turns)
+        rules = state.assignment.rules
+        start = self.client.start_rollout(state.claim, ttl=ttl, runner=self._name, turns=limits.turns, rules=rules)
         starting = asyncio.ensure_future(start)
         try:
             session = await asyncio.shield(starting)

@@ -11,6 +11,7 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.errors import EvaluatorFailed, LedgerError, RolltapError, SetupTimedOut, Unreadable
 from rolltap.harnesses.base import (
     Ending,
@@ -61,6 +62,7 @@ class Assignment:
     runtime: Runtime
     evaluator: Evaluator
     limits: Limits = field(default_factory=Limits)
+    rules: SessionRules = NO_RULES
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.decoding import convert
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.agents.environments import NAME as ENVIRONMENT
@@ -58,6 +59,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The task starts from `files`, from `folder`, or from `repository` at `commit`; else from an empty folder.
 
     `harness`, `runtime` and `image` may come from the command line instead. `argv` is for the harness `command`.
+    `rules` are those of each attempt's session.
     """
 
     evaluator: EvaluatorTable = EvaluatorTable()  # set by `parse_spec`: its class depends on its kind
@@ -71,6 +73,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     runtime: str = ""
     image: str = ""
     limits: LimitsSpec = LimitsSpec()
+    rules: SessionRules = NO_RULES
 
     def check_source(self) -> None:
         """Raises `TaskInvalid` if the task names several sources, or a path that leaves its folder."""
@@ -186,6 +189,7 @@ def build(task: Task, defaults: Defaults, client: AdminClient) -> Assignment:
         runtime=runtime.create(spec.runtime_options(harness, defaults)),
         evaluator=spec.evaluator.build(client),
         limits=spec.limits.build(),
+        rules=spec.rules,
     )
 
 

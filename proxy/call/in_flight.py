@@ -24,6 +24,7 @@ from rolltap.protocols.conversation import ChatRequest, ReplyEnded, ReplyStarted
 from rolltap.protocols.thinking import asked_effort
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.policy import CallEvent, Policy
+from rolltap.proxy.continuation.forest import role_of
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.types import CallKind, CallShape, Finish, Outcome, Session
@@ -110,6 +111,7 @@ class InFlightRequest:
             hints=request.hints.raw,
             shape=shape_of(request, plan, self.policy.source.unapplied(request, temperature)),
             lineage=msgspec.msgpack.encode(plan.lineage),
+            injected=plan.injected,
         )
 
     def completion(self, call: OpenCall, outcome: Outcome, problem: str) -> CallCompletion:
@@ -138,6 +140,7 @@ class InFlightRequest:
             engine=self.policy.engine.name,
             logprobs_mode=self.policy.logprobs_mode,
             extras=sampled.aligned(),
+            masked=call.masked,
         )
 
     def publish(self, events: Sequence[CallEvent]) -> None:
@@ -230,7 +233,7 @@ def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) ->
         manner=f"{chat.model}, {'streamed' if chat.stream else 'whole'}",
         unapplied=unapplied,
         asked=_asked(chat),
-        role=chat.model if chat.hints.kind == CallKind.MAIN else "",
+        role=role_of(chat),
         quotes=plan.quotes,
         fitted=plan.fitted,
         follows=plan.follows if apart else "",

@@ -120,6 +120,7 @@ class OpenCall:
     usage: Usage | None = None  # token counts that the upstream reports
     reasoning_tokens: int = 0
     flaw: Flaw | None = None
+    masked: tuple[tuple[int, int], ...] = ()  # spans of the sampled tokens that the session's rules leave without loss
     unknown_finish: str = ""  # the engine's reason for the end, if rolltap does not know it
     problem: str = ""  # why the call is an engine error although its client gets the reply
     withheld: bytes = b""  # the end of a relayed reply, sent after the call is recorded

@@ -25,6 +25,7 @@ from typing import Any
 from rolltap.crash import crash_point
 from rolltap.errors import (
     EngineUnavailable,
+    InvalidRequest,
     ModelNotLoaded,
     RequestError,
     RolltapError,
@@ -38,10 +39,12 @@ from rolltap.proxy.call.admission import Admission
 from rolltap.proxy.call.budget import BodySender, charge, check_turn, count_body
 from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange
 from rolltap.proxy.call.in_flight import InFlightRequest
+from rolltap.proxy.call.masking import masked_spans
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.policy import Arrival
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.versions import Versions
+from rolltap.proxy.continuation.forest import role_of
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, RETRY_S, SessionCache
 from rolltap.settings import LimitSettings
@@ -98,6 +101,7 @@ class CallPath:
             http.release_room()  # the body is parsed: its memory reservation ends
             arrival.policy.check_engine()
             arrival.policy.source.check(arrival.request)
+            check_rules(arrival)
             self._recorder.metrics.stage("admit", arrival.at)
             with arrival.session.slot(self._limits.calls_at_once):
                 flight = self._joined(arrival) or await self._place(arrival)
@@ -139,14 +143,14 @@ class CallPath:
         async with session.planning:
             call_ids = [new_id() for _ in range(request.sampling.n)]
             plan = await source.plan(call_ids[0], session.forest, request)
-            if source.may_lack_parent(plan, session.forest, request):
+            if session.forest.rules.count_calls or source.may_lack_parent(plan, session.forest, request):
                 plan = await self._plan_anew(arrival, plan, call_ids[0])
             check_turn(session, plan.parent)
             count_body(arrival)
             charge(session, self._limits, len(call_ids))
             calls = source.open(arrival, plan, call_ids)
             for call in calls:
-                call.node.dialect = request.dialect
+                call.node.dialect, call.node.role = request.dialect, role_of(request)
                 session.forest.add(call.node)
         self._recorder.metrics.stage("plan", started)
         handle = self._handles.mint(calls[0].id, MAX_POSITION)
@@ -288,6 +292,7 @@ class CallPath:
             if not call.node.recorded and not call.intent_rejected:
                 await self._record_intent(flight, call)
             if call.node.recorded:
+                call.masked = await masked_spans(forest, call, flight.policy.source.tokenizer)
                 completion = flight.completion(call, outcome, problem)
                 await self._recorder.complete(completion, flight.policy.name, call.counts())
                 ids, end = completion.output_ids, outcome
@@ -335,6 +340,16 @@ class CallPath:
         await asyncio.wait([flight.task])
         if flight.readers == 0 and flight.error is None:
             self._recorder.delivered(flight.call_ids, False)
+
+
+def check_rules(arrival: Arrival) -> None:
+    """Raises `InvalidRequest` if the session's rules put a message before calls whose bytes go on unchanged."""
+    rules, role = arrival.session.forest.rules, role_of(arrival.request)
+    if not arrival.policy.source.injects and any(rule.role in ("", role) for rule in rules.messages):
+        raise InvalidRequest(
+            f"the session's rules put messages before its calls, and policy {arrival.policy.name!r} relays their bytes "
+            "unchanged"
+        )
 
 
 async def all_of(writes: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -196,6 +196,9 @@ class Source(Protocol):
     sets_sampling: bool
     """The policy's settings and its trainer's control go over what the request asks of sampling."""
 
+    injects: bool
+    """Rules of the session may put messages before its calls."""
+
     @property
     def relayed_dialects(self) -> Sequence[str]:
         """The dialects whose calls go to a vendor under the user's own key; empty where rolltap's keys are taken."""

@@ -10,7 +10,7 @@ import numpy as np
 from rolltap.protocols.cache_space import message_bytes
 from rolltap.protocols.conversation import Message
 from rolltap.proxy.continuation.canonical import DIGEST_BYTES, thought_digest
-from rolltap.types import Break, BreakReason, Int32, Outcome
+from rolltap.types import Break, BreakReason, InjectedMessage, Int32, Outcome
 
 CALL_BYTES = 1200
 """Estimated bytes of a node, without its ids, digests and reply."""
@@ -52,9 +52,9 @@ class CallNode:
     """
 
     __slots__ = (
-        "_prompt", "break_", "call_id", "context_digest", "dialect", "fitted", "holds_thinking", "items", "lineage",
-        "outcome", "output_ids", "parent", "prompt_length", "recorded", "reply", "shared", "thought", "variant",
-        "weighed",
+        "_prompt", "break_", "call_id", "context_digest", "dialect", "fitted", "holds_thinking", "injected", "items",
+        "lineage", "outcome", "output_ids", "parent", "prompt_length", "recorded", "reply", "role", "shared", "thought",
+        "variant", "weighed",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,8 @@ class CallNode:
         self.call_id = call_id
         self.dialect = ""  # of its request
         self.fitted: tuple[str, ...] = ()  # the rules that made its prompt fit
+        self.role = ""  # of the caller, by the session's owner
+        self.injected: tuple[InjectedMessage, ...] = ()  # after a break all, else those after `lineage.base`
         self.parent = parent
         self.lineage = lineage
         self.prompt_length = len(prompt_ids)
@@ -145,7 +147,7 @@ class CallNode:
         """The estimated bytes of this node in memory, with its index entries."""
         links = LINK_BYTES * (len(self.lineage.links) // DIGEST_BYTES) + ITEM_BYTES * len(self.items)
         reply = message_bytes(self.reply) if self.reply is not None else 0
-        return CALL_BYTES + 4 * self.stored_ids + links + reply
+        return CALL_BYTES + 4 * self.stored_ids + links + reply + sum(len(each.text) for each in self.injected)
 
     def complete(self, output_ids: Int32, reply: Message | None, outcome: Outcome) -> None:
         """Stores how the call ended. Its intent must be durable."""
@@ -165,6 +167,10 @@ class CallNode:
         if self.lineage.links:
             return self.lineage.links[-DIGEST_BYTES:]
         return self.parent.context_digest if self.parent is not None else b""
+
+    def request_key(self) -> bytes:
+        """The digest of the request in its frame: the same for a repeated request."""
+        return self.request_digest() + self.frame
 
     def has_thoughts(self, thoughts: Sequence[Thought]) -> bool:
         """Whether all `thoughts` of a conversation equal those of this call and its ancestors.

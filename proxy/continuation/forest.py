@@ -25,6 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from rolltap.calllog.facts import CallRow
+from rolltap.contract.rules import NO_RULES, MessageRule, SessionRules
 from rolltap.decoding import from_json, from_msgpack
 from rolltap.protocols.conversation import ChatRequest, Message, Reasoning, ToolCall
 from rolltap.protocols.handles import Handles
@@ -39,7 +40,7 @@ from rolltap.proxy.continuation.canonical import (
     tools_digest,
 )
 from rolltap.proxy.continuation.turns import TurnReader
-from rolltap.types import Int32, Outcome
+from rolltap.types import CallKind, InjectedMessage, Int32, Outcome
 
 OUTLINES = 8
 """Requests whose digests are kept per session: enough for the conversations that a session runs at the same time."""
@@ -133,11 +134,12 @@ class SameContextCalls:
 class Forest:
     """One session's calls. Not thread-safe: callers hold the session's `planning` lock.
 
-    `size` is the estimated bytes of all nodes in memory.
+    `size` is the estimated bytes of all nodes in memory, `rules` are the session's.
     """
 
-    def __init__(self, digests: DigestCache) -> None:
+    def __init__(self, digests: DigestCache, rules: SessionRules = NO_RULES) -> None:
         self._digests = digests
+        self.rules = rules
         self.nodes: OrderedDict[str, CallNode] = OrderedDict()
         self._contexts: dict[bytes, SameContextCalls] = {}
         self._prefixes: dict[bytes, CallNode] = {}
@@ -272,6 +274,33 @@ class Forest:
         digest, _ = self._digests.digests(reply, policy)
         return self._replies.get(digest + frame) or self._replies.get(digest)
 
+    def ordinal(self, request_key: bytes, role: str = "") -> int:
+        """The number of a request among those of the session or, with `role`, of this role; from 1. A repeated request
+        has the number of the first one."""
+        nodes = sorted(self.nodes.values(), key=_call_id)
+        keys = list(dict.fromkeys(node.request_key() for node in nodes if role in ("", node.role)))
+        return keys.index(request_key) + 1 if request_key in keys else len(keys) + 1
+
+    def injected(self, outline: Outline, match: Match, role: str) -> list[InjectedMessage]:
+        """The messages that the session's rules put into a request's prompt, by their places: those that stand in the
+        prompts of the calls that it continues, and its own."""
+        if not self.rules.messages:
+            return []
+        found = _injected_by(match.context, match.covered)
+        if match.node is not match.context:
+            later = _injected_by(match.node, match.proven)
+            found += [each for each in later if match.context is None or each.place >= match.covered]
+        end = len(outline.links)
+        if not any(each.place == end for each in found):
+            key = (outline.links[-1] if outline.links else b"") + outline.frame
+
+            def is_due(rule: MessageRule) -> bool:
+                return rule.role in ("", role) and rule.is_for(self.ordinal(key, rule.role))
+
+            rules = enumerate(self.rules.messages)
+            found += [InjectedMessage(end, 0, rule.message_role, rule.text, at) for at, rule in rules if is_due(rule)]
+        return [replace(each, message_index=outline.place_in_request(each.place)) for each in found]
+
     def is_continued(self, node: CallNode) -> bool:
         """Whether a call in flight or completed has the node's request and reply as the beginning of its request."""
         return any(
@@ -347,6 +376,7 @@ class Forest:
             parent = self.nodes.get(intent.parent_id) if intent.parent_id else None
             node = CallNode(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.break_)
             node.dialect, node.fitted, node.recorded = intent.dialect, intent.shape.fitted, True
+            node.role, node.injected = intent.shape.role, intent.injected
             self.add(node)
         if done is not None:
             reply = from_json(done.message, Message) if done.message else None
@@ -355,6 +385,21 @@ class Forest:
 
 
 _call_id = attrgetter("call_id")
+
+
+def role_of(request: ChatRequest) -> str:
+    """The role that the session's owner gave the caller; "" without one."""
+    return request.model if request.hints.kind == CallKind.MAIN else ""
+
+
+def _injected_by(node: CallNode | None, places: int) -> list[InjectedMessage]:
+    """The messages that rules put into the prompts of a call and its ancestors, in order, up to place `places`."""
+    found: list[InjectedMessage] = []
+    while node is not None:
+        found = [each for each in node.injected if each.place <= places] + found
+        places = min(places, node.lineage.base, *(each.place - 1 for each in node.injected))
+        node = node.parent if node.lineage.base and node.break_ is None else None
+    return found
 
 
 def _prefix_keys(node: CallNode) -> Iterator[bytes]:

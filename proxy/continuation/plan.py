@@ -27,9 +27,17 @@ from rolltap.protocols.conversation import ChatRequest, Message, Reasoning, Text
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.fit import ID_FORMS, Fitting, find_fitting, merged
-from rolltap.proxy.continuation.forest import EchoedCall, Forest, Match, Outline, as_recorded, recorded_calls
+from rolltap.proxy.continuation.forest import (
+    EchoedCall,
+    Forest,
+    Match,
+    Outline,
+    as_recorded,
+    recorded_calls,
+    role_of,
+)
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
-from rolltap.types import TOOLS_NOT_SHOWN, Break, BreakReason, Int32
+from rolltap.types import TOOLS_NOT_SHOWN, Break, BreakReason, InjectedMessage, Int32
 
 SUMMARY_MIN_CHARACTERS = 32
 """Minimum length of a reply that counts as quoted when it reappears in another role."""
@@ -69,12 +77,13 @@ class PromptPlan:
     follows: str = ""  # id of the call whose reply is the last one in the request's history
     fitted: tuple[str, ...] = ()  # the rules that made the prompt's messages fit the template
     messages: tuple[Message, ...] = ()  # for an upstream that renders them: the request's, as turns
+    injected: tuple[InjectedMessage, ...] = ()  # by the session's rules; see `CallIntent.injected`
 
     def node(self, call_id: str, items: tuple[bytes, ...] = ()) -> CallNode:
         """The forest node of the planned call. `items`: the items of its request."""
         node = CallNode(call_id, self.parent, self.lineage, self.prompt_ids, self.shared, self.break_)
         node.items = items
-        node.fitted = self.fitted
+        node.fitted, node.injected = self.fitted, self.injected
         return node
 
 
@@ -111,7 +120,9 @@ class ParentFinder:
         else:
             plan = self._plan_for(call_id, forest, request, place, empty, None)
         node, covered = place.match.context, place.outline.lead + place.match.covered
-        return replace(plan, messages=tuple(self._with_given_ids(forest, request.messages, node, covered)))
+        injected = forest.injected(place.outline, place.match, role_of(request))
+        messages = with_injected(self._with_given_ids(forest, request.messages, node, covered), injected, place.outline)
+        return replace(plan, messages=tuple(messages), injected=_own(injected, plan))
 
     def _with_given_ids(
         self,
@@ -174,7 +185,11 @@ class ParentFinder:
         items, quotes = _shared_items(request, duplicate.parent), _quoted_replies(forest, request, place)
         follows = self._followed(forest, request, place)
         ids, parent, shared = duplicate.prompt_ids, duplicate.parent, duplicate.shared
-        return PromptPlan(ids, parent, shared, break_, lineage, items, quotes, follows, duplicate.fitted)
+        return PromptPlan(
+            *(ids, parent, shared, break_, lineage, items, quotes, follows),
+            fitted=duplicate.fitted,
+            injected=duplicate.injected,
+        )
 
     def _plan_for(
         self,
@@ -276,16 +291,20 @@ class Continuation(ParentFinder):
         ):
             return self._repeat(duplicate, call_id, forest, request, place)
         node, covered = match.context, outline.lead + match.covered
+        injected = forest.injected(outline, match, role_of(request))
+        new = [each for each in injected if each.place >= match.covered]
         ids, rules, reason = None, (), self._known_break(match, request.messages[covered:], keeps=keeps)
         if node is not None and reason is None:
             edited = any(message.role == "assistant" for message in request.messages[covered:])
-            size = weight(request, 0 if edited else len(node.items))
+            size = weight(request, 0 if edited else len(node.items)) + sum(len(each.text) for each in new)
             messages = self._with_given_ids(forest, request.messages, node, covered, whole=edited)
+            messages = with_injected(messages, new, outline)
             work = partial(self._continue, renderer, node, messages, covered, request.tools, thinking=thinking)
             ids, rules, reason = yield size, work
         if ids is None:
-            messages = self._with_given_ids(forest, request.messages)
-            ids, rules = yield weight(request), partial(self._render, renderer, messages, request.tools, thinking)
+            messages = with_injected(self._with_given_ids(forest, request.messages), injected, outline)
+            size = weight(request) + sum(len(each.text) for each in injected)
+            ids, rules = yield size, partial(self._render, renderer, messages, request.tools, thinking)
         prompt = np.asarray([*ids, *beginning] if beginning else ids, np.int32)
         if duplicate is not None and match.context is None:
             plan = self.with_prompt(self._repeat(duplicate, call_id, forest, request, place), prompt)
@@ -293,7 +312,7 @@ class Continuation(ParentFinder):
             plan = self._plan_for(call_id, forest, request, place, prompt, reason)
         fitted = (*rules, TOOLS_NOT_SHOWN) if request.tools and not self.fitting.shows_tools else rules
         lineage = msgspec.structs.replace(plan.lineage, thinking=thinking, call_beginning=len(beginning))
-        return replace(plan, lineage=lineage, fitted=fitted)
+        return replace(plan, lineage=lineage, fitted=fitted, injected=_own(injected, plan))
 
     def _render(
         self, renderer: TokenRenderer, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool
@@ -352,6 +371,24 @@ class Continuation(ParentFinder):
         if self.history == "keep" or not self._drops_thinking:
             return False
         return node.holds_thinking and any(message.role == "user" for message in new)
+
+
+def with_injected(
+    messages: Sequence[Message], injected: Sequence[InjectedMessage], outline: Outline
+) -> Sequence[Message]:
+    """The messages of a request with those that rules put among them."""
+    if not injected:
+        return messages
+    laid = list(messages)
+    for each in reversed(injected):
+        laid.insert(outline.lead + each.place, Message(each.role, (Text(each.text),)))
+    return laid
+
+
+def _own(injected: Sequence[InjectedMessage], plan: PromptPlan) -> tuple[InjectedMessage, ...]:
+    """Those that the call's record names."""
+    first = plan.lineage.base if plan.break_ is None else 0
+    return tuple(each for each in injected if each.place >= first)
 
 
 def _is_ambiguous(node: CallNode) -> bool:

@@ -98,7 +98,7 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
     await ledger.rollouts.check_own(rollout_id, by, body.node_token)
     group = await ledger.rollouts.group_of(rollout_id)
     policy, roles, turns = group.policy, group.roles, body.turns
-    tags = role_tags(roles)
+    tags, rules = role_tags(roles), body.rules
     if f"{PURPOSE_TAG}={EVALUATION}" in group.tags:
         tags[PURPOSE_TAG] = EVALUATION
     else:
@@ -108,7 +108,7 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
             tags[TEMPERATURE] = str(control.temperature)
     if turns:
         tags[TURNS] = str(turns)
-    session, key = await services.sessions.open(policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags)
+    session, key = await services.sessions.open(policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags, rules=rules)
     try:
         started = await ledger.rollouts.start(
             rollout_id, session.id, runner=body.runner, node_token=body.node_token, by=by

@@ -38,7 +38,7 @@ def router(services: Services) -> PlaneRouter:
                 raise Forbidden("a runner's key opens only sessions of a judge: tags kind=judge, rollout=ID")
             await services.ledger.rollouts.check_own(judged, by)
         session, key = await services.sessions.open(
-            body.policy, rollout_id=body.rollout_id, ttl=body.ttl, tags=body.tags
+            body.policy, rollout_id=body.rollout_id, ttl=body.ttl, tags=body.tags, rules=body.rules
         )
         base_url = services.session_url(session.id)
         context = services.policies[session.policy].context

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rolltap.calllog.facts import CallLog
 from rolltap.contract.keys import key_hash
-from rolltap.contract.tags import check_tags
+from rolltap.contract.rules import NO_RULES, SessionRules
+from rolltap.contract.tags import check_tags, roles_in
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ids import new_id
 from rolltap.settings import LimitSettings
@@ -43,12 +44,14 @@ class SessionService:
         rollout_id: str | None = None,
         ttl: float | None = None,
         tags: Mapping[str, str] | None = None,
+        rules: SessionRules = NO_RULES,
     ) -> tuple[Session, str]:
         """A new session and its key (256 random bits). `policy` may be left out if there is only one."""
         name = self._policy(policy)
         if ttl is not None and not 0 < ttl <= self._limits.session_ttl_s:
             raise InvalidRequest(f"ttl is a number of seconds up to {self._limits.session_ttl_s:g}", param="ttl")
         check_tags(tags or {}, name, self._policies())
+        rules.check(tuple(roles_in(tags or {})))
         key = f"rt-{secrets.token_urlsafe(KEY_BYTES)}"
         now = self._now()
         session = Session(
@@ -58,7 +61,7 @@ class SessionService:
             created_at=now,
             expires_at=now + (ttl or self._limits.session_ttl_s),
             rollout_id=rollout_id,
-            tags=dict(tags or {}) | tenant_tags(),
+            tags=dict(tags or {}) | rules.tags() | tenant_tags(),
         )
         await self._log.open_session(session)
         return session, key

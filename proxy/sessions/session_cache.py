@@ -20,6 +20,7 @@ from cachetools import LRUCache
 
 from rolltap.calllog.facts import CallLog
 from rolltap.contract.keys import key_hash
+from rolltap.contract.rules import rules_of
 from rolltap.errors import SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
@@ -115,7 +116,7 @@ class SessionCache:
         async with self._loading.setdefault(session.key_hash, asyncio.Lock()):
             live = self._referenced.get(session.key_hash)
             if live is None:
-                live = LiveSession(session, Forest(self._digests))
+                live = LiveSession(session, Forest(self._digests, rules_of(session)))
                 live.forest.load(await self._log.rows(session.id))
                 self._referenced[session.key_hash] = live
             self._touch(live)

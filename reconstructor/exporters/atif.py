@@ -10,12 +10,20 @@ no field for a reward: it is in the root's `extra`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import Container, ExportItem, Message, Row, SkippedItem
+from rolltap.reconstructor.exporters.base import (
+    Container,
+    ExportItem,
+    Message,
+    Row,
+    SkippedItem,
+    trained_spans,
+    trained_whole,
+)
 from rolltap.reconstructor.exporters.conversation import RecordedMessage, recorded_messages
 from rolltap.reconstructor.exporters.transitions import versions_of
 from rolltap.types import CallSpan, Segment
@@ -67,7 +75,7 @@ class Atif:
     ) -> dict[str, Any]:
         last = item.texts[segment.turns[-1].call_id]
         steps = [{"step_id": number, **step} for number, step in enumerate(_steps(item, segment, recorded), 1)]
-        calls = [item.calls[turn.call_id] for turn in segment.turns if turn.trained]
+        calls = [item.calls[turn.call_id] for turn in trained_spans(segment)]
         agent: dict[str, Any] = {
             "name": item.harness or "unknown",
             "version": self.agent_version,
@@ -92,12 +100,12 @@ class Atif:
 
 
 def _recorded(item: ExportItem, segment: Segment) -> list[RecordedMessage] | None:
-    return recorded_messages(item, [(turn.call_id, turn.trained) for turn in segment.turns])
+    return recorded_messages(item, [(turn.call_id, trained_whole(segment, turn)) for turn in segment.turns])
 
 
 def _steps(item: ExportItem, segment: Segment, recorded: Sequence[RecordedMessage]) -> list[dict[str, Any]]:
     """The conversation's steps without their ids."""
-    turns = {turn.call_id: turn for turn in segment.turns}
+    turns = {turn.call_id: replace(turn, trained=trained_whole(segment, turn)) for turn in segment.turns}
     agent: dict[str, Any] | None = None
     steps: list[dict[str, Any]] = []
     for entry in recorded:

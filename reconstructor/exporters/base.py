@@ -41,6 +41,7 @@ class CallText:
     dialect: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     usage: Mapping[str, int] = field(default_factory=dict)
+    injected: Sequence[tuple[int, Message]] = ()  # by the session's rules; and how many of `messages` stand before
 
     @property
     def conversation(self) -> list[Message]:
@@ -172,7 +173,8 @@ def texts_behind(item: ExportItem, call_ids: Iterable[str]) -> list[Any]:
     for call_id in call_ids:
         text = item.texts.get(call_id)
         if text is not None:
-            by_identity.update((id(part), part) for part in (*text.conversation, text.tools))
+            injected = (message for _, message in text.injected)
+            by_identity.update((id(part), part) for part in (*text.conversation, text.tools, *injected))
     return list(by_identity.values())
 
 
@@ -194,5 +196,11 @@ def only_segment(item: ExportItem) -> Segment | SkippedItem:
     return SkippedItem("more than one run of tokens" if item.rows else "no tokens that may be trained")
 
 
+def trained_whole(segment: Segment, turn: CallSpan) -> bool:
+    """Whether all tokens of a call carry loss, so that a format without a mask for each token may train its reply."""
+    return turn.trained and bool(segment.loss_mask[turn.start : turn.end].all())
+
+
 def trained_spans(segment: Segment) -> list[CallSpan]:
-    return [turn for turn in segment.turns if turn.trained]
+    """The spans of the calls that are trained whole."""
+    return [turn for turn in segment.turns if trained_whole(segment, turn)]

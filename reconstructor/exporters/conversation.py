@@ -20,7 +20,15 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from rolltap.errors import DatasetError
-from rolltap.reconstructor.exporters.base import CallText, ExportItem, Message, Rendered, SkippedItem, last_span
+from rolltap.reconstructor.exporters.base import (
+    CallText,
+    ExportItem,
+    Message,
+    Rendered,
+    SkippedItem,
+    last_span,
+    trained_whole,
+)
 from rolltap.types import NO_VERSION, Call, CallKind, Finish, Flaw, Outcome, Segment
 
 ReasoningUse = Literal["keep", "drop", "tags"]
@@ -143,7 +151,10 @@ def recorded_messages(item: ExportItem, chain: Sequence[tuple[str, bool]]) -> li
             return None
         if replied and not _echoes_a_reply(text, known):
             known -= 1  # the client omitted the previous reply from its history
-        messages += [RecordedMessage(message) for message in text.messages[known:]]
+        new = list(text.messages[known:])
+        for index, message in reversed([each for each in text.injected if each[0] >= known]):
+            new.insert(index - known, message)
+        messages += map(RecordedMessage, new)
         known, replied = len(text.messages), text.reply is not None
         if text.reply is None:
             continue
@@ -160,8 +171,8 @@ def conversations(item: ExportItem) -> Iterator[Conversation]:
         for segment in item.rows:
             last = last_span(segment)
             spans = [turn for turn in segment.turns if turn.end <= last.end]
-            recorded = recorded_messages(item, [(turn.call_id, turn.trained) for turn in spans])
-            if recorded is not None:
+            recorded = recorded_messages(item, [(turn.call_id, trained_whole(segment, turn)) for turn in spans])
+            if recorded is not None and any(each.train for each in recorded):
                 yield Conversation(recorded, item.texts[last.call_id].tools, segment, segment.agent)
         return
     trained: set[str] = set()

@@ -29,7 +29,8 @@ class Harbor:
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         for item in group:
-            segments = sorted(item.rows, key=lambda segment: segment.agent != "")
+            rows = [segment for segment in item.rows if trained_spans(segment)]
+            segments = sorted(rows, key=lambda segment: segment.agent != "")
             if not segments:
                 yield SkippedItem("no tokens that may be trained")
                 continue

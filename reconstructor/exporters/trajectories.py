@@ -13,7 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, SkippedItem, texts_behind
+from rolltap.reconstructor.exporters.base import (
+    LABEL_TYPES,
+    Container,
+    ExportItem,
+    Row,
+    SkippedItem,
+    texts_behind,
+    trained_whole,
+)
 from rolltap.reconstructor.exporters.conversation import RecordedMessage, recorded_messages
 from rolltap.types import CallSpan, Segment
 
@@ -110,7 +118,7 @@ class _Facts:
 
 def _row(item: ExportItem, segment: Segment, index: int, facts: _Facts) -> Row:
     last = item.texts.get(segment.turns[-1].call_id)
-    recorded = recorded_messages(item, [(turn.call_id, turn.trained) for turn in segment.turns])
+    recorded = recorded_messages(item, [(turn.call_id, trained_whole(segment, turn)) for turn in segment.turns])
     broken = next((turn.call_id for turn in segment.turns if turn.call_id in facts.breaks), "")
     versions = segment.versions[segment.loss_mask]
     values: dict[str, Any] = {

@@ -19,6 +19,7 @@ from rolltap.reconstructor.exporters.base import (
     SkippedItem,
     last_span,
     texts_behind,
+    trained_whole,
 )
 from rolltap.reconstructor.exporters.conversation import as_text, content_text, recorded_messages
 from rolltap.types import CallSpan, Finish, RolloutStatus, Segment
@@ -95,7 +96,7 @@ class _Graph:
         """Adds a path for a segment, up to its last trained reply. Returns False if one of its calls has no text."""
         item, last = self._item, last_span(segment)
         turns = [turn for turn in segment.turns if turn.end <= last.end]
-        recorded = recorded_messages(item, [(turn.call_id, turn.trained) for turn in turns])
+        recorded = recorded_messages(item, [(turn.call_id, trained_whole(segment, turn)) for turn in turns])
         if recorded is None:
             return False
         by_call = {turn.call_id: turn for turn in turns}

@@ -192,6 +192,21 @@ class CallShape:
     ends: str = ""  # role of the last message that is no system message ("user", "tool", ...); "": not recorded
 
 
+@dataclass(frozen=True, slots=True)
+class InjectedMessage:
+    """A message that a rule of the session put into a prompt; `rule` counts the session's message rules.
+
+    `message_index`: the number of the request's messages that stand before it. `place`: the same in the conversation
+    as the proxy compares it, without the leading system messages and with the pieces of a reply joined.
+    """
+
+    place: int
+    message_index: int
+    role: str
+    text: str
+    rule: int
+
+
 TOOLS_NOT_SHOWN = "tools_not_shown"
 """Entry of `CallShape.fitted`: the request offers tools and the model's template writes none."""
 
@@ -206,6 +221,7 @@ class Call:
     token included where it was sampled). `logprobs` [T] and `versions` belong to the sampled tokens. `shared` is
     the count of leading prompt tokens that equal the parent's prompt followed by its output. `extras` are
     optional per-token arrays with first dimension T (top-k, experts, sampling masks, temperatures other than 1).
+    `masked`: the sampled tokens `[start, end)` that rules of the session leave without loss, in order and apart.
     """
 
     id: str
@@ -228,6 +244,7 @@ class Call:
     delivered: bool | None = None  # None: not known (the process died before it recorded it)
     shape: CallShape = NO_SHAPE
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+    masked: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         sampled = len(self.output_ids)
@@ -243,11 +260,22 @@ class Call:
         for name, array in self.extras.items():
             if len(array) != sampled:
                 raise AlignmentError(f"call {self.id}: extra {name!r} has {len(array)} rows for {sampled} ids")
+        edges = [edge for span in self.masked for edge in span]
+        if edges and (edges != sorted(set(edges)) or edges[0] < 0 or edges[-1] > sampled):
+            raise AlignmentError(f"call {self.id}: masked spans {self.masked} do not lie in {sampled} ids")
 
     @property
     def context_length(self) -> int:
         """P + T: the number of tokens that a call must share to continue this one."""
         return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def unmasked(self) -> Bool:
+        """Of each sampled token, [T]: whether no rule of the session masks it."""
+        kept = np.ones(len(self.output_ids), np.bool_)
+        for start, end in self.masked:
+            kept[start:end] = False
+        return kept
 
     @property
     def trainable(self) -> bool:

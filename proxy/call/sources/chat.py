@@ -70,6 +70,7 @@ class ChatSource(UpstreamSource):
     knows_prompt: bool = False
     replayable: bool = True
     sets_sampling: bool = True
+    injects: bool = True
     relayed_dialects: Sequence[str] = ()
     vocabulary: str = ""
     tokenizer: Any = None

@@ -52,6 +52,7 @@ class PassthroughSource(UpstreamSource):
     knows_prompt: bool = True
     replayable: bool = False  # the vendor answers every request itself, retries too
     sets_sampling: bool = False
+    injects: bool = False
     vocabulary: str = ""
     tokenizer: Any = None
 

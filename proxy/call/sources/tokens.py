@@ -63,6 +63,7 @@ class TokenSource:
     knows_prompt: bool = True
     replayable: bool = True
     sets_sampling: bool = True
+    injects: bool = True
     relayed_dialects: Sequence[str] = ()
     prompts: Prompts = field(default_factory=Prompts)
 

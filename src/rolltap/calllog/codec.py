@@ -47,6 +47,7 @@ from rolltap.types import (
     Finish,
     Flaw,
     Float32,
+    InjectedMessage,
     Int32,
     LogCheck,
     Outcome,
@@ -72,6 +73,7 @@ class IntentDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     hints: dict[str, str] = {}
     break_: tuple[str, str, str | None, int, int | None] | None = None
     shape: dict[str, Any] = {}  # the fields of `CallShape` that are not its defaults
+    injected: list[tuple[int, int, str, str, int]] = []
 
 
 class CompletionDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -82,6 +84,7 @@ class CompletionDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     engine: str = ""
     logprobs_mode: str = ""
+    masked: tuple[tuple[int, int], ...] = ()
 
 
 class StoredRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -216,6 +219,7 @@ def intent_row(intent: CallIntent) -> tuple[Row, dict[bytes, bytes]]:
             for field in fields(intent.shape)
             if (value := getattr(intent.shape, field.name)) != field.default
         },
+        injected=[(one.place, one.message_index, one.role, one.text, one.rule) for one in intent.injected],
     )
     key = (
         intent.id,
@@ -266,6 +270,7 @@ def read_intent(row: Row, parts: Mapping[bytes, bytes] | None) -> CallIntent:
         hints=detail.hints,
         shape=convert(detail.shape, CallShape),
         lineage=unpack_bytes(lineage),
+        injected=tuple(InjectedMessage(*each) for each in detail.injected),
     )
 
 
@@ -285,6 +290,7 @@ def completion_row(completion: CallCompletion, *, presumed: bool = False) -> Row
         error=completion.error,
         engine=completion.engine,
         logprobs_mode=completion.logprobs_mode,
+        masked=completion.masked,
     )
     key = (
         completion.call_id,
@@ -326,6 +332,7 @@ def read_completion(row: Row) -> CallCompletion:
         engine=detail.engine,
         logprobs_mode=detail.logprobs_mode,
         extras=unpack_arrays(extras),
+        masked=detail.masked,
     )
 
 

@@ -41,6 +41,7 @@ from rolltap.types import (
     Finish,
     Flaw,
     Float32,
+    InjectedMessage,
     Int32,
     LogCheck,
     Outcome,
@@ -91,6 +92,8 @@ class CallIntent:
     hints: Mapping[str, str] = field(default_factory=dict)  # from the harness's headers
     shape: CallShape = NO_SHAPE  # features of the request beside its tokens
     lineage: bytes = b""  # opaque: continuation rebuilds its forest from it
+    injected: tuple[InjectedMessage, ...] = ()
+    # `injected`: by the session's rules; of a call without a break only those that its parent does not have
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,6 +117,7 @@ class CallCompletion:
     engine: str = ""
     logprobs_mode: str = ""  # "processed" (of the distribution sampled from) or "raw"
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+    masked: tuple[tuple[int, int], ...] = ()  # spans of the output that the session's rules leave without loss
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,6 +159,7 @@ class CallRow:
             delivered=self.delivered,
             shape=intent.shape,
             extras={**done.extras, **tempered(intent.sampling_sent, len(done.output_ids))} if done else {},
+            masked=done.masked if done else (),
         )
 
 
@@ -319,6 +324,14 @@ def extend_items(call_id: str, items: tuple[bytes, ...], request: RequestParts) 
     if request.items_shared > len(items):
         raise RecordCorrupt(f"call {call_id}: shares {request.items_shared} items, but its parent has {len(items)}")
     return items[: request.items_shared] + request.items
+
+
+def all_injected(intent: CallIntent, of_parent: tuple[InjectedMessage, ...]) -> tuple[InjectedMessage, ...]:
+    """All messages that rules put into a call's prompt, in order, given those of its parent's."""
+    if intent.break_ is not None or intent.parent_id is None:
+        return intent.injected
+    first = min((each.place for each in intent.injected), default=None)
+    return tuple(each for each in of_parent if first is None or each.place < first) + intent.injected
 
 
 def same_fact(first: Any, second: Any) -> bool:

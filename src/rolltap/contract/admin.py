@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from rolltap.contract.base import Count, Integer, Long, RequestBody, Seconds, check_free_form, check_ttl
+from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.errors import InvalidRequest
 from rolltap.tampering import DETAIL_CHARS, MOST_ACTS, TamperingAct
 from rolltap.types import Cause, RolloutStatus, Scoring, SessionFinding, Task
@@ -129,17 +130,19 @@ class OpenSession(RequestBody, frozen=True):
     rollout_id: str | None = None
     ttl: Seconds | None = None
     tags: dict[str, str] = msgspec.field(default_factory=dict)
+    rules: SessionRules = NO_RULES
 
 
 class StartRollout(RequestBody, frozen=True):
     """`node_token` is the claim of the node that runs it, "" where its own runner opened the group; `turns` is the
-    task's cap of turns, 0 for none.
+    task's cap of turns, 0 for none; `rules` are the task's (`rolltap.contract.rules.SessionRules`).
     """
 
     ttl: Seconds | None = None
     runner: str = ""
     node_token: str = ""
     turns: Count = 0
+    rules: SessionRules = NO_RULES
 
 
 DEFAULT_SCORING = {

@@ -13,6 +13,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from rolltap.contract.control import TEMPERATURES
+from rolltap.contract.rules import MOST_BYTES, RULES
 from rolltap.errors import InvalidRequest
 from rolltap.tenants import TENANT_TAG
 from rolltap.types import Session
@@ -41,7 +42,7 @@ def check_sizes(tags: Mapping[str, str], most: int = MAX_TAGS) -> None:
     if len(tags) > most:
         raise InvalidRequest(f"a session has at most {most} tags", param="tags")
     for name, value in tags.items():
-        if not 1 <= len(name) <= NAME_CHARS or len(value) > VALUE_CHARS:
+        if not 1 <= len(name) <= NAME_CHARS or len(value) > (MOST_BYTES if name == RULES else VALUE_CHARS):
             message = f"a tag's name has 1 to {NAME_CHARS} characters, its value at most {VALUE_CHARS}"
             raise InvalidRequest(message, param="tags")
         if "\0" in name + value or any("\ud800" <= character <= "\udfff" for character in name + value):
@@ -52,7 +53,7 @@ def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) 
     """Raises `InvalidRequest` for tags that a session of `policy` cannot have. `policies`: the served ones."""
     check_sizes(tags)
     for name in tags:
-        if name in (CAPTURED, PROJECT, TENANT_TAG):
+        if name in (CAPTURED, PROJECT, TENANT_TAG, RULES):
             raise InvalidRequest(f"tags.{name}: the server sets this tag itself", param=f"tags.{name}")
     if TURNS in tags and not TURN_COUNT.fullmatch(tags[TURNS]):
         raise InvalidRequest(f"tags.{TURNS}: a number of turns; 0: no cap", param=f"tags.{TURNS}")
@@ -81,7 +82,12 @@ def role_tags(roles: Mapping[str, str]) -> dict[str, str]:
 
 def roles_of(session: Session) -> dict[str, str]:
     """The session's policy by role; empty if the session has only one policy."""
-    return json.loads(session.tags[ROLES]) if ROLES in session.tags else {}
+    return roles_in(session.tags)
+
+
+def roles_in(tags: Mapping[str, str]) -> dict[str, str]:
+    """The policy by role in the tags of a session."""
+    return json.loads(tags[ROLES]) if ROLES in tags else {}
 
 
 def _is_temperature(text: str) -> bool:

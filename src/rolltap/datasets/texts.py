@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rolltap.calllog.facts import CallRow, RequestParts, extend_items
+from rolltap.calllog.facts import CallRow, RequestParts, all_injected, extend_items
 from rolltap.decoding import from_json
 from rolltap.protocols.base import RecordedCall
 from rolltap.protocols.conversation import ChatRequest, Image, Message, Text, Tool
 from rolltap.reading.decoded import parse_call, recalled
 from rolltap.reconstructor.exporters.base import CallText
+from rolltap.types import InjectedMessage
 
 
 async def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
@@ -22,6 +23,7 @@ async def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
     texts: dict[str, CallText] = {}
     items: dict[str, tuple[bytes, ...]] = {}
     calls: dict[str, tuple[ChatRequest, Message | None]] = {}
+    injected: dict[str, tuple[InjectedMessage, ...]] = {}
 
     async def find(call_id: str) -> RecordedCall | None:
         request, reply = calls.get(call_id, (None, None))
@@ -31,6 +33,7 @@ async def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
     for row in rows:
         intent, done = row.intent, row.completion
         items[intent.id] = extend_items(intent.id, items.get(intent.parent_id or "", ()), intent.request)
+        injected[intent.id] = all_injected(intent, injected.get(intent.parent_id or "", ()))
         whole = RequestParts(intent.request.head, items[intent.id], 0, intent.request.fixed)
         chat = parse_call(intent, whole, calls)
         if chat is None:
@@ -47,6 +50,7 @@ async def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
             dialect=intent.dialect,
             sampling=intent.sampling_sent,
             usage=done.usage if done is not None else {},
+            injected=[(each.message_index, plain.injected(each)) for each in injected[intent.id]],
         )
     return texts
 
@@ -56,6 +60,7 @@ class _Plain:
 
     def __init__(self) -> None:
         self._messages: dict[int, tuple[Message, dict[str, Any]]] = {}
+        self._injected: dict[tuple[int, int], dict[str, Any]] = {}
         self._tools: dict[int, tuple[Sequence[Tool], list[dict[str, Any]]]] = {}
 
     def message(self, message: Message) -> dict[str, Any]:
@@ -63,6 +68,9 @@ class _Plain:
         if known is None:
             known = self._messages[id(message)] = (message, plain_message(message))
         return known[1]
+
+    def injected(self, message: InjectedMessage) -> dict[str, Any]:
+        return self._injected.setdefault((message.rule, message.place), {"role": message.role, "content": message.text})
 
     def tools(self, tools: Sequence[Tool]) -> list[dict[str, Any]]:
         known = self._tools.get(id(tools))

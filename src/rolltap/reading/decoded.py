@@ -22,7 +22,7 @@ from rolltap.reading.tokens import Context
 from rolltap.reading.types import OPEN, CallLine, CallTurn, MessageView, PartView
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules
-from rolltap.types import Break, Classification, Outcome, Session, Trajectory
+from rolltap.types import Break, Classification, InjectedMessage, Outcome, Session, Trajectory
 
 COMPARED = 64
 """Maximum earlier calls whose tokens are compared with a broken call's, to find the one that it follows longest."""
@@ -199,6 +199,10 @@ def view(message: Message) -> MessageView:
     return MessageView(role, tuple(parts), message.name or "", message.tool_call_id or "", message.is_error)
 
 
+def injected_view(message: InjectedMessage) -> MessageView:
+    return MessageView(message.role, (PartView("text", message.text),), injected=True)
+
+
 def reply_view(packed: bytes) -> MessageView | None:
     """Returns a completion's message; None if the call has none."""
     return view(from_json(packed, Message)) if packed else None
@@ -242,7 +246,8 @@ def turns(rows: Sequence[CallRow]) -> tuple[CallTurn, ...]:
         new, system = _new_messages(row, items[intent.id], systems.get(parent, ()), replies.get(parent))
         reply = reply_view(row.completion.message) if row.completion is not None else None
         replies[intent.id], systems[intent.id] = reply, system
-        added.append(CallTurn(intent.id, intent.kind, intent.agent, tuple(new), reply))
+        shown = (*new, *map(injected_view, intent.injected))
+        added.append(CallTurn(intent.id, intent.kind, intent.agent, shown, reply))
     return tuple(added)
 
 

@@ -36,6 +36,7 @@ from rolltap.protocols.conversation import Message
 from rolltap.reading.decoded import (
     DecodedSession,
     common_prefix,
+    injected_view,
     parse_call,
     plain,
     recalled,
@@ -227,7 +228,7 @@ class RecordReader(ReadPlane):
         by_call = await self._query(lambda connection: annotations_of(connection, decoded.session.id))
         return CallDetail(
             line=replace(decoded.line(call_id), trainer=by_call.get(call_id)),
-            messages=tuple(messages),
+            messages=(*messages, *map(injected_view, row.intent.injected)),
             reply=decoded.reply(call_id),
             shared_messages=shared,
             tools=tuple(tools),

@@ -11,7 +11,7 @@ import numpy as np
 from rolltap.calllog.annotations import AnnotationStreams
 from rolltap.calllog.facts import CallRow
 from rolltap.reading.types import BreakView, CallTokens, TokenView, TopToken
-from rolltap.types import NO_VERSION, Break, Float32, Int32
+from rolltap.types import NO_VERSION, Bool, Break, Float32, Int32
 
 SPREAD = 8
 """Tokens before a window that are decoded with it, so that its first character is complete."""
@@ -25,7 +25,7 @@ class Context:
     ids: Int32
     logprobs: Float32
     versions: Int32
-    trained: bool
+    trained: Bool
     trainer: AnnotationStreams | None = None
 
     @classmethod
@@ -40,7 +40,8 @@ class Context:
                 logprobs[len(prompt) :] = completion.logprobs
             for span in completion.versions:
                 versions[len(prompt) + span.start : len(prompt) + span.end] = span.version
-        return cls(row, ids, logprobs, versions, trained)
+        sampled = row.call().unmasked if trained else np.zeros(len(output), np.bool_)
+        return cls(row, ids, logprobs, versions, np.concatenate([np.zeros(len(prompt), np.bool_), sampled]))
 
     @property
     def prompt_tokens(self) -> int:
@@ -61,7 +62,7 @@ def views(context: Context, start: int, end: int, vocabulary: Vocabulary | None)
             text=texts[index - start],
             sampled=index >= prompt,
             shared=index < context.row.intent.shared,
-            trained=context.trained and index >= prompt,
+            trained=bool(context.trained[index]),
             logprob=_number(context.logprobs[index]),
             version=int(context.versions[index]) if context.versions[index] != NO_VERSION else None,
             top=_top(context, index - prompt, vocabulary) if index >= prompt else (),

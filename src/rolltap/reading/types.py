@@ -199,13 +199,17 @@ class PartView:
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """One message of a conversation. A tool's result is a message of role `tool`."""
+    """One message of a conversation. A tool's result is a message of role `tool`.
+
+    `injected`: a rule of the session put it into the prompt, and the harness did not see it.
+    """
 
     role: str
     parts: tuple[PartView, ...]
     name: str = ""
     tool_call_id: str = ""
     is_error: bool = False
+    injected: bool = False
 
 
 @dataclass(frozen=True, slots=True)

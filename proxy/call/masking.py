@@ -1,0 +1,92 @@
+"""The spans of a reply that the session's rules leave without loss (`rolltap.contract.rules.MaskRule`), as token spans.
+
+A reply's text is that of its tokens' bytes. A byte that is no part of a character counts as one, and a token that
+holds a part of a span is masked whole. Where the text can't be had (the upstream's tokenizer is not known) or a pattern
+takes too long, what was not searched is masked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Any
+
+from rolltap.contract.rules import MaskRule, pattern_of
+from rolltap.proxy.call.open_call import OpenCall
+from rolltap.proxy.continuation.forest import Forest
+
+READ_INLINE = 1000
+"""Tokens of a reply up to which patterns are searched on the event loop."""
+
+Spans = tuple[tuple[int, int], ...]
+
+
+async def masked_spans(forest: Forest, call: OpenCall, tokenizer: Any) -> Spans:
+    """The masked spans of the call's sampled tokens, in order and apart. `tokenizer`: the policy's, None if unknown."""
+    rules = due_masks(forest, call) if call.sampled.ids else []
+    if not rules:
+        return ()
+    if len(call.sampled.ids) <= READ_INLINE:
+        return spans_of(rules, call.sampled.ids, tokenizer)
+    return await asyncio.to_thread(spans_of, rules, list(call.sampled.ids), tokenizer)
+
+
+def due_masks(forest: Forest, call: OpenCall) -> list[MaskRule]:
+    """The mask rules for this call."""
+    key, role = call.node.request_key(), call.node.role
+    return [
+        rule for rule in forest.rules.masks if rule.role in ("", role) and rule.is_for(forest.ordinal(key, rule.role))
+    ]
+
+
+def spans_of(rules: Iterable[MaskRule], ids: Sequence[int], tokenizer: Any) -> Spans:
+    """The spans of the tokens `ids` that `rules` mask."""
+    text = ReplyText(ids, tokenizer) if tokenizer is not None else None
+    found: list[tuple[int, int]] = []
+    for rule in rules:
+        if rule.tokens is not None:
+            start, end = rule.tokens
+            found.append((start, len(ids) if end is None else end))
+        elif not (rule.pattern or rule.characters) or text is None:
+            found.append((0, len(ids)))
+        elif rule.characters is not None:
+            start, end = rule.characters
+            found.append(text.tokens(start, len(text.text) if end is None else end))
+        else:
+            found += [text.tokens(*span) for span in text.matches(rule.pattern)]
+    return _joined((max(start, 0), min(end, len(ids))) for start, end in found)
+
+
+class ReplyText:
+    """The text of tokens, and the tokens of a part of it."""
+
+    def __init__(self, ids: Sequence[int], tokenizer: Any) -> None:
+        pieces = [tokenizer.token_bytes(token) for token in ids]
+        self.text = b"".join(pieces).decode(errors="surrogateescape")
+        self._ends = list(accumulate(map(len, pieces)))  # in bytes
+        self._places = [0, *accumulate(len(character.encode(errors="surrogateescape")) for character in self.text)]
+
+    def matches(self, pattern: str) -> list[tuple[int, int]]:
+        """The spans in characters that the pattern matches, and what could not be searched for it."""
+        spans, whole = pattern_of(pattern).spans(self.text)
+        return spans if whole else [*spans, (spans[-1][1] if spans else 0, len(self.text))]
+
+    def tokens(self, start: int, end: int) -> tuple[int, int]:
+        """The span of the tokens that hold a byte of the characters `[start, end)`."""
+        first, last = (self._places[min(edge, len(self.text))] for edge in (start, end))
+        if first >= last:
+            return 0, 0
+        return bisect_right(self._ends, first), bisect_left(self._ends, last) + 1
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> Spans:
+    """The spans in order; those that touch are one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(span for span in spans if span[0] < span[1]):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return tuple(joined)

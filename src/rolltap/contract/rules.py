@@ -1,0 +1,160 @@
+"""The rules of a session: messages that are put before a call, and spans of replies that carry no loss.
+
+The session's owner declares them (a task's `rules`, `POST /sessions`, a policy's control); they are recorded with the
+session, in its tag `rolltap.rules`. An agent's key can't set them. The harness sees nothing of them: its history does
+not hold the injected messages, and the record knows where they stand (`CallIntent.injected`). What a span covers is
+decided when a call ends, and recorded with it (`CallCompletion.masked`), so that a trajectory needs nothing else.
+
+Calls are counted from 1, in the session or, with `role`, among the calls of that role. A repeated request is the same
+call again: it gets the same messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+import msgspec
+
+from rolltap.contract.base import RequestBody
+from rolltap.decoding import convert, from_json
+from rolltap.errors import InvalidRequest
+from rolltap.linear_regex import LinearPattern
+from rolltap.types import Session
+
+RULES = "rolltap.rules"
+"""The tag of a session with rules. Its value is the JSON of `SessionRules`."""
+MOST_RULES = 64
+MOST_BYTES = 64 << 10
+MOST_CALLS = 2**31 - 1
+
+
+class CallRule(RequestBody, frozen=True, omit_defaults=True, kw_only=True):
+    """The calls that a rule is for: `call` (the first is 1), or every `every`-th from `call` on; without both all.
+
+    `role`: only calls of this role of the session, and counted among them.
+    """
+
+    call: int | None = None
+    every: int | None = None
+    role: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("call", "every"):
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= MOST_CALLS:
+                raise InvalidRequest(f"rules: `{name}` is a number from 1, not {value}", param="rules")
+
+    def is_for(self, ordinal: int) -> bool:
+        """Whether the rule is for call `ordinal` of its session or role."""
+        if self.every is None:
+            return self.call in (None, ordinal)
+        first = self.call or self.every
+        return ordinal >= first and (ordinal - first) % self.every == 0
+
+
+class MessageRule(CallRule, frozen=True, omit_defaults=True, kw_only=True):
+    """A message at the end of the conversation of certain calls: a hint, a skill, an oracle's line."""
+
+    text: str
+    message_role: Literal["user", "system"] = "user"
+
+    def __post_init__(self) -> None:
+        CallRule.__post_init__(self)
+        if not self.text.strip():
+            raise InvalidRequest("rules: a message's `text` is empty", param="rules")
+        if "\0" in self.text or any("\ud800" <= character <= "\udfff" for character in self.text):
+            raise InvalidRequest("rules: a text has no NUL and no half of a surrogate pair", param="rules")
+
+
+class MaskRule(CallRule, frozen=True, omit_defaults=True, kw_only=True):
+    """A span of the replies of certain calls: what `pattern` matches, or from one offset to another (None: the end).
+
+    Without any, the whole reply. Patterns and `characters` count in the reply's text as it was sampled, with thinking,
+    tags and calls. A token that holds a part of the span is masked whole. Patterns: `rolltap.linear_regex`.
+    """
+
+    pattern: str = ""
+    tokens: tuple[int, int | None] | None = None
+    characters: tuple[int, int | None] | None = None
+
+    def __post_init__(self) -> None:
+        CallRule.__post_init__(self)
+        kinds = [name for name in ("pattern", "tokens", "characters") if getattr(self, name)]
+        if len(kinds) > 1:
+            raise InvalidRequest(f"rules: a mask has one of {', '.join(kinds)}, not several", param="rules")
+        for start, end in filter(None, (self.tokens, self.characters)):
+            if start < 0 or (end is not None and end <= start):
+                raise InvalidRequest(f"rules: {start} to {end} is no span", param="rules")
+        if self.pattern:
+            pattern_of(self.pattern)
+
+
+class SessionRules(RequestBody, frozen=True, omit_defaults=True):
+    """All rules of a session. Those for one call are applied in their order."""
+
+    messages: tuple[MessageRule, ...] = ()
+    masks: tuple[MaskRule, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.messages) + len(self.masks) > MOST_RULES:
+            raise InvalidRequest(f"a session has at most {MOST_RULES} rules", param="rules")
+
+    def __bool__(self) -> bool:
+        return bool(self.messages or self.masks)
+
+    @property
+    def count_calls(self) -> bool:
+        """Whether some rule is for numbered calls."""
+        return any(rule.call or rule.every for rule in (*self.messages, *self.masks))
+
+    def __add__(self, other: SessionRules) -> SessionRules:
+        return SessionRules(self.messages + other.messages, self.masks + other.masks)
+
+    def check(self, roles: Sequence[str]) -> None:
+        """Raises `InvalidRequest` for a rule of a role that is not among the session's `roles`."""
+        for rule in (*self.messages, *self.masks):
+            if rule.role and rule.role not in roles:
+                known = ", ".join(roles) or "none"
+                raise InvalidRequest(f"rules: no role {rule.role[:80]!r}; roles: {known}", param="rules")
+
+    def tags(self) -> dict[str, str]:
+        """The tag of a session with these rules. Raises `InvalidRequest` for too much text."""
+        if not self:
+            return {}
+        text = _encoder.encode(self).decode()
+        if len(text) > MOST_BYTES:
+            message = f"a session's rules have at most {MOST_BYTES:,} bytes, not {len(text):,}"
+            raise InvalidRequest(message, param="rules")
+        return {RULES: text}
+
+
+NO_RULES = SessionRules()
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+
+
+def parse_rules(value: Mapping[str, Any]) -> SessionRules:
+    """Rules from JSON values. Raises `InvalidRequest` with the wrong key."""
+    try:
+        return convert(value, SessionRules)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"rules: {error}", param="rules") from None
+
+
+def rules_of(session: Session) -> SessionRules:
+    """The session's rules."""
+    text = session.tags.get(RULES)
+    return NO_RULES if text is None else _parse(text)
+
+
+@lru_cache(maxsize=256)
+def pattern_of(pattern: str) -> LinearPattern:
+    """The compiled pattern of a mask. Raises `InvalidRequest`."""
+    return LinearPattern(pattern)
+
+
+@lru_cache(maxsize=256)
+def _parse(text: str) -> SessionRules:
+    return from_json(text, SessionRules)
