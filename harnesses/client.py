@@ -134,10 +134,16 @@ class AdminClient(AsyncHttpClient):
         await self._post_only(f"/policies/{policy}/control", control)
 
     async def open_session(
-        self, *, policy: str = "", ttl: float | None = None, tags: Mapping[str, str] | None = None
+        self,
+        *,
+        policy: str = "",
+        ttl: float | None = None,
+        tags: Mapping[str, str] | None = None,
+        rules: SessionRules = NO_RULES,
     ) -> OpenedSession:
         """Opens a session without a rollout, for manual work and for judges."""
-        key = await self._post("/sessions", OpenSession(policy or None, ttl=ttl, tags=dict(tags or {})), SessionKey)
+        body = OpenSession(policy or None, ttl=ttl, tags=dict(tags or {}), rules=rules)
+        key = await self._post("/sessions", body, SessionKey)
         return OpenedSession(key.session_id, _endpoint(key, key.policy or policy))
 
     async def submit(self, work: SubmitTasks) -> dict[str, Any]:

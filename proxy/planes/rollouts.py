@@ -106,6 +106,7 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
         turns = min(turns or MOST_TURNS, control.max_turns) if control.max_turns else turns
         if control.temperature is not None and _can_train_at(services, policy, control.temperature):
             tags[TEMPERATURE] = str(control.temperature)
+        rules += control.rules.of_roles(roles)
     if turns:
         tags[TURNS] = str(turns)
     session, key = await services.sessions.open(policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags, rules=rules)

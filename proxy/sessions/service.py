@@ -51,7 +51,7 @@ class SessionService:
         if ttl is not None and not 0 < ttl <= self._limits.session_ttl_s:
             raise InvalidRequest(f"ttl is a number of seconds up to {self._limits.session_ttl_s:g}", param="ttl")
         check_tags(tags or {}, name, self._policies())
-        rules.check(tuple(roles_in(tags or {})))
+        rules.check(roles_in(tags or {}))
         key = f"rt-{secrets.token_urlsafe(KEY_BYTES)}"
         now = self._now()
         session = Session(

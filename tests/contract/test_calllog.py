@@ -18,7 +18,18 @@ from rolltap.calllog.redis import IngestWriter
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
-from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, LogCheck, LogVerdict, Outcome, VersionSpan
+from rolltap.types import (
+    Break,
+    BreakReason,
+    CallKind,
+    Finish,
+    Flaw,
+    InjectedMessage,
+    LogCheck,
+    LogVerdict,
+    Outcome,
+    VersionSpan,
+)
 
 from ..unit.calllog.facts import a_completion, a_session, an_intent, append, ids
 from .conftest import Store
@@ -123,6 +134,7 @@ async def test_everything_of_a_call_comes_back_as_it_was_given(log: CallLog):
         sampling_sent={"max_tokens": 10},
         hints={"session-id": "x\ny"},
         lineage=b"\x93opaque" * 40,
+        injected=(InjectedMessage(1, 2, "user", "a hint ü", 0), InjectedMessage(1, 2, "system", "", 3)),
     )
     await log.append_intent(intent)
     completion = a_completion(
@@ -139,6 +151,7 @@ async def test_everything_of_a_call_comes_back_as_it_was_given(log: CallLog):
         engine="main",
         logprobs_mode="processed",
         extras={"experts": np.arange(24, dtype=np.int16).reshape(4, 3, 2), "entropy": np.ones(4, np.float64)},
+        masked=((0, 1), (2, 4)),
     )
     await log.append_completion(completion)
     await log.append_delivery(call_id, False)

@@ -41,6 +41,7 @@ from rolltap.calllog.schema import (
 )
 from rolltap.calllog.sessions import fetch_calls
 from rolltap.calllog.verify import check_calls, part_problems
+from rolltap.contract.rules import rules_of
 from rolltap.contract.tags import MAX_TAGS, check_sizes
 from rolltap.decoding import msgpack_decoder
 from rolltap.errors import ConfigError, InvalidRequest, NotFound, RecordCorrupt, StoreUnavailable
@@ -208,6 +209,7 @@ def _check_values(block: Block) -> None:
     try:
         session = read_session(tuple(block.session))
         check_sizes(session.tags, MOST_TAGS)
+        rules_of(session)
         if not TENANT_NAME.fullmatch(tenant_of(session.tags)):
             raise InvalidRequest("tags: no tenant has such a name")
         for table, rows in (

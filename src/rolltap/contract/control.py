@@ -10,6 +10,7 @@ import msgspec
 
 from rolltap.contract.admin import MAX_ROLLOUTS
 from rolltap.contract.base import Integer, RequestBody
+from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.contract.trainer import OwnerRequest, PolicyState
 from rolltap.errors import InvalidRequest
 
@@ -33,7 +34,9 @@ class RolloutControl(RequestBody, frozen=True):
     An attempt that begins from now on has
 
     * `max_turns`: at most as many turns, or the task's own cap if that is lower;
-    * `temperature`: the one at which the policy samples every call of the attempt, over the policy's settings.
+    * `temperature`: the one at which the policy samples every call of the attempt, over the policy's settings;
+    * `rules`: these rules behind the task's own (`rolltap.contract.rules.SessionRules`); those of a role that it does
+      not have are left out.
 
     A group that is opened from the queue from now on
 
@@ -52,6 +55,7 @@ class RolloutControl(RequestBody, frozen=True):
     n: Integer | None = None
     priority: Integer | None = None
     curriculum: dict[str, float] = msgspec.field(default_factory=dict)
+    rules: SessionRules = NO_RULES
 
     def __post_init__(self) -> None:
         _check_between("max_turns", self.max_turns, 1, MOST_TURNS)
@@ -59,6 +63,7 @@ class RolloutControl(RequestBody, frozen=True):
         _check_between("n", self.n, 1, MAX_ROLLOUTS)
         _check_between("priority", self.priority, -PRIORITIES, PRIORITIES)
         _check_curriculum(self.curriculum)
+        self.rules.tags()
 
 
 def is_task_name(name: str) -> bool:

@@ -11,7 +11,7 @@ call again: it gets the same messages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from rolltap.decoding import convert, from_json
 from rolltap.errors import InvalidRequest
 from rolltap.linear_regex import LinearPattern
 from rolltap.types import Session
+from rolltap.wording import counted
 
 RULES = "rolltap.rules"
 """The tag of a session with rules. Its value is the JSON of `SessionRules`."""
@@ -88,7 +89,10 @@ class MaskRule(CallRule, frozen=True, omit_defaults=True, kw_only=True):
             if start < 0 or (end is not None and end <= start):
                 raise InvalidRequest(f"rules: {start} to {end} is no span", param="rules")
         if self.pattern:
-            pattern_of(self.pattern)
+            try:
+                pattern_of(self.pattern)
+            except InvalidRequest as error:
+                raise InvalidRequest(f"rules: {error.message}", param="rules") from None
 
 
 class SessionRules(RequestBody, frozen=True, omit_defaults=True):
@@ -109,10 +113,18 @@ class SessionRules(RequestBody, frozen=True, omit_defaults=True):
         """Whether some rule is for numbered calls."""
         return any(rule.call or rule.every for rule in (*self.messages, *self.masks))
 
+    def __str__(self) -> str:
+        return f"{counted(len(self.messages), 'message')}, {counted(len(self.masks), 'mask')}"
+
     def __add__(self, other: SessionRules) -> SessionRules:
         return SessionRules(self.messages + other.messages, self.masks + other.masks)
 
-    def check(self, roles: Sequence[str]) -> None:
+    def of_roles(self, roles: Collection[str]) -> SessionRules:
+        """The rules without those of other roles."""
+        messages = tuple(rule for rule in self.messages if rule.role in ("", *roles))
+        return SessionRules(messages, tuple(rule for rule in self.masks if rule.role in ("", *roles)))
+
+    def check(self, roles: Collection[str]) -> None:
         """Raises `InvalidRequest` for a rule of a role that is not among the session's `roles`."""
         for rule in (*self.messages, *self.masks):
             if rule.role and rule.role not in roles:
@@ -144,7 +156,7 @@ def parse_rules(value: Mapping[str, Any]) -> SessionRules:
 
 
 def rules_of(session: Session) -> SessionRules:
-    """The session's rules."""
+    """The session's rules. Raises `InvalidRequest` for those of a damaged or foreign record."""
     text = session.tags.get(RULES)
     return NO_RULES if text is None else _parse(text)
 
@@ -157,4 +169,7 @@ def pattern_of(pattern: str) -> LinearPattern:
 
 @lru_cache(maxsize=256)
 def _parse(text: str) -> SessionRules:
-    return from_json(text, SessionRules)
+    try:
+        return from_json(text, SessionRules)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"tags.{RULES}: {error}", param=f"tags.{RULES}") from None

@@ -24,11 +24,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
 from rolltap.contract.admin import NOTHING_SAMPLED
 from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
+from rolltap.contract.rules import parse_rules
 from rolltap.contract.trainer import OwnerRequest, PolicyState, Rewind
 from rolltap.errors import ConfigError, LedgerError, TrainerFenced, UnknownPolicy, VersionTaken
 from rolltap.ledger.schema import (
@@ -500,9 +502,10 @@ class Controls:
                 owned_policy(tx, policy, by)
                 run = tx.scalar(sa.select(trainers.c.run).where(trainers.c.name == by.trainer))
             tx.run(sa.delete(controls).where(controls.c.policy == policy))
-            values = {**values_of(control), "curriculum": control.curriculum or None}
+            told = {**values_of(control), "rules": msgspec.to_builtins(control.rules)}
+            values = {**told, "curriculum": control.curriculum or None, "rules": told["rules"] or None}
             tx.run(controls.insert().values(policy=policy, run=run, **values))
-            tx.note("control_set", policy, trainer=by.trainer if by else None, **values_of(control))
+            tx.note("control_set", policy, trainer=by.trainer if by else None, **told)
 
         await self._uow.transact(work)
 
@@ -532,4 +535,6 @@ def controls_in_force(tx: Tx) -> Mapping[str, RolloutControl]:
 
 
 def _control(row: Any) -> RolloutControl:
-    return RolloutControl(row.max_turns, row.temperature, row.n, row.priority, row.curriculum or {})
+    return RolloutControl(
+        row.max_turns, row.temperature, row.n, row.priority, row.curriculum or {}, parse_rules(row.rules or {})
+    )

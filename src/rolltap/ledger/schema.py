@@ -70,6 +70,7 @@ controls = Table(
     Column("priority", Integer),
     Column("curriculum", JSON(none_as_null=True)),
     Column("run", String),  # of the trainer that set it; None: it was set on the admin plane
+    Column("rules", JSON(none_as_null=True)),
 )
 
 tasks = Table(

@@ -26,6 +26,7 @@ from rolltap.calllog.outlines import (
     openings,
     session_ids,
 )
+from rolltap.contract.rules import RULES, rules_of
 from rolltap.errors import StoreError
 from rolltap.ledger.views import SessionOrigin, ledger_changes_since, origins, tampered_since, tampering_counts
 from rolltap.reading.index import SessionIndex
@@ -184,6 +185,8 @@ def summary_of(
     A rollout's reward belongs to its last attempt: the sessions of earlier attempts have none.
     """
     tags = tags_after(session.tags, notes)
+    if RULES in tags:
+        tags[RULES] = str(rules_of(session))
     is_last_attempt = origin is not None and origin.rollout.session_id in (None, session.id)
     summary = SessionSummary(
         id=session.id,

@@ -21,7 +21,7 @@ from rolltap.calllog.codec import (
 )
 from rolltap.calllog.facts import CallCompletion, CallIntent, Delivery, Fact, RequestParts, same_fact
 from rolltap.errors import RecordCorrupt
-from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, Outcome, Session, VersionSpan
+from rolltap.types import Break, BreakReason, CallKind, Finish, Flaw, InjectedMessage, Outcome, Session, VersionSpan
 
 from .facts import a_completion, an_intent
 
@@ -64,6 +64,7 @@ intents = st.builds(
     sampling_sent=st.dictionaries(texts, plain, max_size=3),
     hints=st.dictionaries(texts, texts, max_size=3),
     lineage=bodies,
+    injected=st.lists(st.builds(InjectedMessage, counts, counts, texts, texts, counts), max_size=3).map(tuple),
 )
 completions = st.builds(
     CallCompletion,
@@ -81,6 +82,7 @@ completions = st.builds(
     engine=texts,
     logprobs_mode=texts,
     extras=st.dictionaries(texts, int32s, max_size=2),
+    masked=st.lists(st.tuples(counts, counts), max_size=3).map(tuple),
 )
 sessions = st.builds(
     Session, names, names, names, times, times, st.none() | names, st.none() | times, st.dictionaries(texts, texts)

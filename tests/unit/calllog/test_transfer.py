@@ -17,8 +17,9 @@ from rolltap.calllog.open import open_call_log
 from rolltap.calllog.outlines import fetch_summarized
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, notes, parts, prunings, sessions
 from rolltap.calllog.sql import SqlCallLog
+from rolltap.contract.rules import MaskRule, MessageRule, SessionRules
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt
-from rolltap.types import Break, BreakReason, Flaw, LogCheck, LogVerdict, VersionSpan
+from rolltap.types import Break, BreakReason, Flaw, InjectedMessage, LogCheck, LogVerdict, VersionSpan
 
 from .facts import a_completion, a_session, an_intent, append, ids
 
@@ -45,13 +46,15 @@ async def contents(log: SqlCallLog) -> dict[str, list[Any]]:
 
 async def fill(log: SqlCallLog) -> None:
     """Sessions of every kind: closed, open, without calls; calls with all there is, open, presumed aborted."""
-    rich, plain, empty = a_session(), a_session(rollout_id=None, tags={}), a_session()
+    rules = SessionRules((MessageRule(text="a hint " * 2000, call=1),), (MaskRule(pattern="x+"),))
+    rich, plain, empty = a_session(tags=rules.tags()), a_session(rollout_id=None, tags={}), a_session()
     for session in (rich, plain, empty):
         await log.open_session(session)
     request = RequestParts(b'{"model":"m"}', (LARGE, b"{}"), 0, {"tools": LARGE + b"x", "system": b"short"})
     first = an_intent(
         rich, request=request, lineage=b"\0\1", agent="sub", hints={"a": "ü"}, sampling_sent={"stop": ["a", 1.5]},
         break_=Break(BreakReason.HISTORY_EDITED, "x", None, 3, None),
+        injected=(InjectedMessage(1, 2, "user", "a hint", 0),),
     )  # fmt: skip
     await log.append_intent(first)
     nan = np.array([np.nan, -0.25], np.float32)
@@ -59,6 +62,7 @@ async def fill(log: SqlCallLog) -> None:
         a_completion(
             first.id, logprobs=nan, flaw=Flaw.LOGPROBS_NOT_FINITE, versions=(VersionSpan(3, 0, 2),), message=LARGE,
             usage={"prompt": 3}, extras={"top": np.arange(6, dtype=np.int64).reshape(2, 3)},
+            masked=((0, 1),),
         )
     )  # fmt: skip
     await log.append_delivery(first.id, False)
