@@ -146,6 +146,11 @@ class AdminClient(AsyncHttpClient):
         key = await self._post("/sessions", body, SessionKey)
         return OpenedSession(key.session_id, _endpoint(key, key.policy or policy))
 
+    async def open_replay(self, session_id: str, *, ttl: float, calls: int | None = None) -> OpenedSession:
+        """Opens a session whose first `calls` calls, or all, the recorded session answers (`OpenSession.replay`)."""
+        key = await self._post("/sessions", OpenSession(ttl=ttl, replay=session_id, replay_calls=calls), SessionKey)
+        return OpenedSession(key.session_id, _endpoint(key, key.policy))
+
     async def submit(self, work: SubmitTasks) -> dict[str, Any]:
         """Queues `work.n` rollouts of each task for nodes. The same `work.id` again has no effect."""
         return await self._post(

@@ -230,7 +230,7 @@ def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) ->
         replies=sum(message.role == "assistant" for message in chat.messages) if apart else 0,
         choices=chat.sampling.n,
         constrained=forced,
-        manner=f"{chat.model}, {'streamed' if chat.stream else 'whole'}",
+        manner=manner_of(chat),
         unapplied=unapplied,
         asked=_asked(chat),
         role=role_of(chat),
@@ -239,6 +239,10 @@ def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) ->
         follows=plan.follows if apart else "",
         ends=next((message.role for message in reversed(chat.messages) if message.role not in SYSTEM_ROLES), ""),
     )
+
+
+def manner_of(chat: ChatRequest) -> str:
+    return f"{chat.model}, {'streamed' if chat.stream else 'whole'}"
 
 
 def _asked(chat: ChatRequest) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from rolltap.calllog.facts import CallRow
 from rolltap.protocols.conversation import Choice, Usage
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.plan import PromptPlan
@@ -112,6 +113,7 @@ class OpenCall:
     sent: SampleRequest | ChatCall
     prompt: Sequence[int]  # the prompt ids that the engine sees; empty until a chat upstream reports them
     started_at: float = field(default_factory=time.time)
+    recorded: CallRow | None = None  # the recorded call that answers it, in a session that is replayed
     version: int | None = None  # the policy's weight version when the call began; None: not known
     intent_rejected: bool = False  # by the store
     complete: bool = False  # the reply is complete

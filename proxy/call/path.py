@@ -20,13 +20,16 @@ import logging
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
+from rolltap.calllog.facts import CallRow
 from rolltap.crash import crash_point
 from rolltap.errors import (
     EngineUnavailable,
     InvalidRequest,
     ModelNotLoaded,
+    ReplayDiffers,
     RequestError,
     RolltapError,
     StoreError,
@@ -34,6 +37,7 @@ from rolltap.errors import (
 )
 from rolltap.ids import new_id
 from rolltap.protocols.base import Dialect, WireRequest
+from rolltap.protocols.conversation import ChatRequest
 from rolltap.protocols.handles import MAX_POSITION, Handles
 from rolltap.proxy.call.admission import Admission
 from rolltap.proxy.call.budget import BodySender, charge, check_turn, count_body
@@ -43,6 +47,7 @@ from rolltap.proxy.call.masking import masked_spans
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.call.policy import Arrival
 from rolltap.proxy.call.recorder import Recorder
+from rolltap.proxy.call.replay import answer, check_same, differs
 from rolltap.proxy.call.versions import Versions
 from rolltap.proxy.continuation.forest import role_of
 from rolltap.proxy.continuation.plan import PromptPlan
@@ -142,14 +147,18 @@ class CallPath:
         started = time.perf_counter()
         async with session.planning:
             call_ids = [new_id() for _ in range(request.sampling.n)]
+            recorded = await self._recorded(arrival, len(call_ids))
             plan = await source.plan(call_ids[0], session.forest, request)
             if session.forest.rules.count_calls or source.may_lack_parent(plan, session.forest, request):
                 plan = await self._plan_anew(arrival, plan, call_ids[0])
             check_turn(session, plan.parent)
+            if recorded:
+                check_same(recorded[0], request, plan, knows_prompt=source.knows_prompt)
             count_body(arrival)
             charge(session, self._limits, len(call_ids))
             calls = source.open(arrival, plan, call_ids)
-            for call in calls:
+            for call, row in zip_longest(calls, recorded):
+                call.recorded = row
                 call.node.dialect, call.node.role = request.dialect, role_of(request)
                 session.forest.add(call.node)
         self._recorder.metrics.stage("plan", started)
@@ -161,6 +170,31 @@ class CallPath:
         flight.task = asyncio.create_task(self._run(flight, arrival))
         flight.task.add_done_callback(lambda _: self._flights.discard(flight))
         return flight
+
+    async def _recorded(self, arrival: Arrival, choices: int) -> Sequence[CallRow]:
+        """The recorded calls that answer a request of a replayed session; empty if an engine is to answer.
+
+        Raises `ReplayDiffers` for a request that is not on record.
+        """
+        session, request, recording = arrival.session, arrival.request, arrival.session.recording
+        if recording is None:
+            return ()
+        key = session.forest.outline(arrival.policy.name, request, arrival.policy.source.effort(request)).request_key()
+        if rows := recording.find(key, choices, session.forest):
+            return rows
+        expected = recording.next(session.forest)
+        if expected is None and recording.goes_on:
+            return ()
+        was: ChatRequest | None = None
+        if expected is not None:
+            spoken, dialect = expected.intent.dialect, arrival.dialect
+            if spoken != dialect.name:
+                raise ReplayDiffers(
+                    f"call {expected.intent.id} was made in {spoken}, and this one is in {dialect.name}"
+                )
+            parts = await self._sessions.request(expected.intent.id)
+            was = dialect.parse_recorded(parts.head, parts.items, parts.fixed)
+        raise differs(len(session.forest.nodes) + 1, was, request)
 
     async def _plan_anew(self, arrival: Arrival, plan: PromptPlan, call_id: str) -> PromptPlan:
         """The plan after another process's calls were read, which may have recorded the parent. A proxy that is cut off
@@ -202,7 +236,8 @@ class CallPath:
         outcome, problem, client_left = Outcome.COMPLETED, "", False
         try:
             await self._sample(flight, arrival)
-            flight.policy.served()
+            if not any(call.recorded for call in flight.calls):
+                flight.policy.served()
         except asyncio.CancelledError:
             client_left = not flight.cut
             if not all(call.complete for call in flight.calls):
@@ -253,6 +288,9 @@ class CallPath:
 
     async def _run_source(self, flight: InFlightRequest, arrival: Arrival, call: OpenCall) -> None:
         policy = flight.policy
+        if call.recorded is not None:
+            flight.publish(answer(call, call.recorded, arrival.request, policy, self._handles))
+            return
         call.version = await self._versions.version_at_start(policy)
 
         async def begin() -> None:

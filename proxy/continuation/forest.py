@@ -72,6 +72,10 @@ class Outline:
     def frame(self) -> bytes:
         return self.tools + self.system
 
+    def request_key(self) -> bytes:
+        """`CallNode.request_key` of a call with this request."""
+        return (self.links[-1] if self.links else b"") + self.frame
+
     def place_in_request(self, place: int) -> int:
         """The number of the request's message with which message `place` of the conversation begins."""
         place += self.lead
@@ -292,10 +296,9 @@ class Forest:
             found += [each for each in later if match.context is None or each.place >= match.covered]
         end = len(outline.links)
         if not any(each.place == end for each in found):
-            key = (outline.links[-1] if outline.links else b"") + outline.frame
 
             def is_due(rule: MessageRule) -> bool:
-                return rule.role in ("", role) and rule.is_for(self.ordinal(key, rule.role))
+                return rule.role in ("", role) and rule.is_for(self.ordinal(outline.request_key(), rule.role))
 
             rules = enumerate(self.rules.messages)
             found += [InjectedMessage(end, 0, rule.message_role, rule.text, at) for at, rule in rules if is_due(rule)]

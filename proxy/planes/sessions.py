@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 from rolltap.contract.admin import ClosedSession, HarnessLog, OpenSession, SessionKey
+from rolltap.contract.rules import rules_of
+from rolltap.contract.tags import ROLES, TEMPERATURE, TURNS, Replay
 from rolltap.decoding import convert
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
 from rolltap.proxy.call.budget import cap_of
@@ -15,7 +17,7 @@ from rolltap.proxy.front.access import By
 from rolltap.proxy.planes.router import PlaneRouter
 from rolltap.proxy.planes.services import Services
 from rolltap.proxy.reading_process.questions import P, Question, SessionEnds
-from rolltap.types import UNCHECKED, LogCheck, Session
+from rolltap.types import EVALUATION, PURPOSE_TAG, UNCHECKED, LogCheck, Session
 
 
 def judged_rollout(tags: Mapping[str, str]) -> str:
@@ -33,13 +35,16 @@ def router(services: Services) -> PlaneRouter:
         A runner's key opens only those in which a judge scores a rollout that it runs: tags `kind=judge`, `rollout=ID`.
         """
         if by.only_own:
-            judged = body.rollout_id is None and judged_rollout(body.tags)
+            judged = body.rollout_id is None and not body.replay and judged_rollout(body.tags)
             if not judged:
                 raise Forbidden("a runner's key opens only sessions of a judge: tags kind=judge, rollout=ID")
             await services.ledger.rollouts.check_own(judged, by)
-        session, key = await services.sessions.open(
-            body.policy, rollout_id=body.rollout_id, ttl=body.ttl, tags=body.tags, rules=body.rules
-        )
+        if body.replay:
+            session, key = await _open_replay(services, body)
+        else:
+            session, key = await services.sessions.open(
+                body.policy, rollout_id=body.rollout_id, ttl=body.ttl, tags=body.tags, rules=body.rules
+            )
         base_url = services.session_url(session.id)
         context = services.policies[session.policy].context
         return SessionKey(session.id, key, base_url, session.expires_at, session.policy, context=context)
@@ -67,6 +72,23 @@ def router(services: Services) -> PlaneRouter:
         return await _checked(services, session, body)
 
     return routes
+
+
+async def _open_replay(services: Services, body: OpenSession) -> tuple[Session, str]:
+    origin = await services.sessions.get(body.replay)
+    if body.rules or body.rollout_id or body.policy not in (None, origin.policy):
+        raise InvalidRequest("a replay has the policy and rules of its session, and no rollout", param="replay")
+    if not services.policies[origin.policy].source.replayable:
+        message = f"policy {origin.policy!r} passed the vendor's bytes through; they are not on record"
+        raise InvalidRequest(message, param="replay")
+    kept = {name: text for name, text in origin.tags.items() if name in (ROLES, TURNS, TEMPERATURE, "harness", "kind")}
+    return await services.sessions.open(
+        origin.policy,
+        ttl=body.ttl,
+        tags={**body.tags, **kept, PURPOSE_TAG: EVALUATION},
+        rules=rules_of(origin),
+        replay=Replay(origin.id, body.replay_calls),
+    )
 
 
 async def _checked(services: Services, session: Session, log: HarnessLog) -> LogCheck:

@@ -11,6 +11,7 @@ from typing import Protocol
 from rolltap.errors import RateLimited
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.sessions.key_accounts import KeyAccount
+from rolltap.proxy.sessions.recording import Recording
 from rolltap.types import Session
 from rolltap.wording import counted
 
@@ -39,6 +40,7 @@ class LiveSession:
     trusted_until: float = 0.0  # on the monotonic clock
     account: KeyAccount | None = None  # of its minted project key
     weighed: int = 0  # its part of the cache's size, in bytes
+    recording: Recording | None = None  # the recorded session that answers this one's calls
     hashed_key: int = 0  # `hash` of its API key, by which dialects cache requests; 0 before the first call with it
 
     @contextmanager

@@ -18,13 +18,15 @@ from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
-from rolltap.calllog.facts import CallLog
+from rolltap.calllog.facts import CallLog, RequestParts
 from rolltap.contract.keys import key_hash
 from rolltap.contract.rules import rules_of
+from rolltap.contract.tags import replay_of
 from rolltap.errors import SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.sessions.live_session import LiveSession
+from rolltap.proxy.sessions.recording import Recording
 from rolltap.tenants import act_for, tenant_of
 from rolltap.types import Session
 
@@ -118,6 +120,9 @@ class SessionCache:
             if live is None:
                 live = LiveSession(session, Forest(self._digests, rules_of(session)))
                 live.forest.load(await self._log.rows(session.id))
+                if (replayed := replay_of(session)) is not None:
+                    rows = await self._log.rows(replayed.session_id)
+                    live.recording = Recording.of(rows, Forest(self._digests), replayed.calls)
                 self._referenced[session.key_hash] = live
             self._touch(live)
             return live
@@ -166,6 +171,10 @@ class SessionCache:
         except TimeoutError:
             raise StoreUnavailable(f"the session's calls can't be read: {problem}", retry_after=1) from None
         return live.forest.load(rows)
+
+    async def request(self, call_id: str) -> RequestParts:
+        """The request of a recorded call, with all its items."""
+        return await self._log.request(call_id)
 
     async def may_lack_calls(self) -> bool:
         """Whether another proxy may have recorded calls that can't be read here now."""

@@ -6,6 +6,7 @@
     ├── AlignmentError           per-token arrays of different lengths
     ├── RequestError             the harness's request (a dialect renders it in its own shape)
     │   ├── InvalidRequest       400   malformed or unsupported; names the field
+    │   │   └── ReplayDiffers          a harness that runs again sends something else than in the record
     │   ├── Unauthenticated      401   no key, or an unknown one
     │   ├── Forbidden            403   the key may not do this
     │   ├── NotFound             404   no such model, session, route
@@ -113,6 +114,12 @@ class RequestError(RolltapError):
 
 class InvalidRequest(RequestError):
     """Malformed or unsupported; `param` names the field."""
+
+
+class ReplayDiffers(InvalidRequest):
+    """The harness of a replayed session sends something else than in the record; the message has both sides."""
+
+    code = "replay_differs"
 
 
 class Unauthenticated(RequestError):

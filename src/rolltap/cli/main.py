@@ -27,6 +27,7 @@ ELSEWHERE = {
     "status": (AGENTS, "tasks", "status"),
     "cancel": (AGENTS, "tasks", "cancel"),
     "rollout": (AGENTS, "tasks", "rollout"),
+    "replay": (AGENTS, "replay", "replay_rollout"),
     "node": (AGENTS, "up", "node"),
     "up": (START, "up", "up"),
     "harness": (AGENTS, "harness", "app"),

@@ -126,11 +126,17 @@ class SubmitTasks(RequestBody, frozen=True):
 
 
 class OpenSession(RequestBody, frozen=True):
+    """`rules`: `rolltap.contract.rules.SessionRules`. With `replay`, the id of a session, that one's recorded replies
+    answer the calls, the first `replay_calls` or all: same policy, roles, rules and caps, and never trained.
+    """
+
     policy: str | None = None
     rollout_id: str | None = None
     ttl: Seconds | None = None
     tags: dict[str, str] = msgspec.field(default_factory=dict)
     rules: SessionRules = NO_RULES
+    replay: str = ""
+    replay_calls: Count | None = None
 
 
 class StartRollout(RequestBody, frozen=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from rolltap.contract.control import TEMPERATURES
 from rolltap.contract.rules import MOST_BYTES, RULES
@@ -32,6 +33,9 @@ TURN_COUNT = re.compile(r"[0-9]{1,10}")
 TEMPERATURE = "rolltap.temperature"
 """Tag with the temperature at which the session's policy samples all of its calls (`rolltap.contract.control`)."""
 TEMPERATURE_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,20})?")
+REPLAY = "rolltap.replay"
+"""Tag of a session in which a harness runs again: the id of the recorded session that answers its calls, and after a
+colon how many of them it answers before the engine does; without a number all."""
 ROLES = "roles"
 MAX_ROLES = 16
 ROLE_NAME = re.compile(r"[\w.:/-]{1,128}")
@@ -53,7 +57,7 @@ def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) 
     """Raises `InvalidRequest` for tags that a session of `policy` cannot have. `policies`: the served ones."""
     check_sizes(tags)
     for name in tags:
-        if name in (CAPTURED, PROJECT, TENANT_TAG, RULES):
+        if name in (CAPTURED, PROJECT, TENANT_TAG, RULES, REPLAY):
             raise InvalidRequest(f"tags.{name}: the server sets this tag itself", param=f"tags.{name}")
     if TURNS in tags and not TURN_COUNT.fullmatch(tags[TURNS]):
         raise InvalidRequest(f"tags.{TURNS}: a number of turns; 0: no cap", param=f"tags.{TURNS}")
@@ -68,6 +72,23 @@ def temperature_of(session: Session, policy: str) -> float | None:
     """The temperature that was set for calls of `policy` in the session; None: its settings or the harness decide."""
     set_value = session.tags.get(TEMPERATURE)
     return float(set_value) if set_value is not None and session.policy == policy else None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The recorded session that answers the calls of another; `calls`: only the first ones, None: all."""
+
+    session_id: str
+    calls: int | None = None
+
+    def tags(self) -> dict[str, str]:
+        return {REPLAY: self.session_id if self.calls is None else f"{self.session_id}:{self.calls}"}
+
+
+def replay_of(session: Session) -> Replay | None:
+    """What answers the session's calls; None: its engine."""
+    name, _, calls = session.tags.get(REPLAY, "").partition(":")
+    return Replay(name, int(calls) if calls else None) if name else None
 
 
 def main_role(roles: Mapping[str, str], policy: str) -> str:

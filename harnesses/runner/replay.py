@@ -1,0 +1,100 @@
+"""Runs a recorded rollout again: the same harness, task and runtime, answered from the record, with no engine.
+
+The server compares what the harness sends with what it sent then, and refuses the first call that differs. Nothing is
+judged, and the replay's own session is never trained.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rolltap.decoding import convert
+from rolltap.errors import TaskInvalid
+from rolltap.harnesses.base import Exit, Job
+from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.runner.lifecycle import Assignment
+from rolltap.harnesses.runner.specs import Defaults, build, check_installed
+from rolltap.types import Outcome, Task
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """How a replay went. `difference`: what the harness sent otherwise, both sides; "" if it sent the same."""
+
+    session_id: str
+    recorded: int  # calls that the record has to answer
+    replayed: int
+    difference: str
+    exit: Exit
+
+    @property
+    def same(self) -> bool:
+        return not self.difference and self.replayed == self.recorded
+
+    def __str__(self) -> str:
+        how = f"{self.replayed} of {self.recorded} recorded calls replayed in session {self.session_id}"
+        if self.difference:
+            return f"{how}\n{self.difference}"
+        end = "" if self.same else f"\nthe harness made no more calls; it ended: {self.exit.ending.value}"
+        return f"{how}{end}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRollout:
+    """What the ledger has of a rollout that is to run again."""
+
+    task: Task
+    session_id: str
+    turns: int = 0
+
+    @classmethod
+    async def read(cls, client: AdminClient, rollout_id: str) -> RecordedRollout:
+        """Raises `TaskInvalid` for a rollout without a session."""
+        detail: dict[str, Any] = (await client.get(f"/read/rollouts/{rollout_id}"))["rollout"]
+        if not detail["session_id"]:
+            raise TaskInvalid(f"rollout {rollout_id} has no session: it was never started", param="rollout")
+        group = await client.get(f"/read/groups/{detail['group_id']}")
+        session = await client.get(f"/read/sessions/{detail['session_id']}")
+        turns = int(session["summary"]["tags"].get("turns", 0))
+        return cls(convert(group["task"], Task), detail["session_id"], turns)
+
+
+async def replay(client: AdminClient, rollout_id: str, defaults: Defaults | None = None) -> ReplayReport:
+    """Runs the rollout's task again on this machine, as its spec says; `defaults` are for what the spec leaves out."""
+    recorded = await RecordedRollout.read(client, rollout_id)
+    assignment = build(recorded.task, defaults or Defaults(), client)
+    check_installed(assignment)
+    return await replay_in(client, recorded, assignment)
+
+
+async def replay_in(client: AdminClient, recorded: RecordedRollout, assignment: Assignment) -> ReplayReport:
+    """Runs `assignment`'s harness against the record."""
+    workspace = await assignment.runtime.prepare(assignment.source)
+    try:
+        session = await client.open_replay(recorded.session_id, ttl=assignment.limits.agent_s)
+        try:
+            limits = replace(assignment.limits, turns=recorded.turns)
+            endpoint = workspace.endpoint(session.endpoint)
+            job = Job(endpoint, recorded.task.instruction, workspace.workdir, workspace.home, limits)
+            launch = assignment.harness.launch(job)
+            exit_ = await workspace.run(launch, limits, limits.agent_s, reach=session.endpoint.base_url)
+        finally:
+            await client.close_session(session.session_id)
+    finally:
+        await workspace.close()
+    before, after = [
+        (await client.get(f"/read/sessions/{id}"))["calls"] for id in (recorded.session_id, session.session_id)
+    ]
+    refused = (call["error"] for call in after if call["outcome"] == Outcome.REFUSED)
+    return ReplayReport(
+        session.session_id,
+        sum(map(_is_answered, before)),
+        sum(map(_is_answered, after)),
+        next(refused, "").removeprefix("replay_differs: "),
+        exit_,
+    )
+
+
+def _is_answered(call: dict[str, Any]) -> bool:
+    return call["outcome"] == Outcome.COMPLETED and call["delivered"] is not False

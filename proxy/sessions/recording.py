@@ -1,0 +1,54 @@
+"""A recorded session whose harness runs again: which of its replies answers a request (`rolltap.proxy.call.replay`).
+
+Requests are compared as continuation compares them: messages, tools, system text, effort; ids, key order and declared
+volatile text do not count. A repeated request gets the replies in their order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rolltap.calllog.facts import CallRow
+from rolltap.proxy.continuation.call_node import CallNode
+from rolltap.proxy.continuation.forest import Forest
+from rolltap.types import Outcome
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """The calls of a recorded session whose replies its harness got, in order. `goes_on`: the engine answers after
+    the last one."""
+
+    calls: Sequence[tuple[CallNode, CallRow]]
+    goes_on: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[CallRow], forest: Forest, calls: int | None) -> Recording:
+        """The recording of a session's `rows`, up to the first `calls` (None: all). `forest`: an empty one."""
+        forest.load(rows)
+        answered = [row for row in rows if _has_reply(row) and row.intent.id in forest.nodes]
+        pairs = [(forest.nodes[row.intent.id], row) for row in answered]
+        return cls(pairs[:calls], goes_on=calls is not None)
+
+    def find(self, request_key: bytes, choices: int, forest: Forest) -> Sequence[CallRow]:
+        """The recorded calls that answer a request of the session with `forest`, one for each of its choices. Empty if
+        all were replayed, or if the request is not on record."""
+        rows = [row for node, row in self.calls if node.request_key() == request_key]
+        asked = sum(node.request_key() == request_key for node in forest.nodes.values())
+        return [rows[min(asked + index, len(rows) - 1)] for index in range(choices)] if rows else []
+
+    def next(self, forest: Forest) -> CallRow | None:
+        """The first recorded call whose request the session with `forest` has not made; None if it made all."""
+        asked = Counter(node.request_key() for node in forest.nodes.values())
+        for node, row in self.calls:
+            if asked[node.request_key()] == 0:
+                return row
+            asked[node.request_key()] -= 1
+        return None
+
+
+def _has_reply(row: CallRow) -> bool:
+    done = row.completion
+    return done is not None and done.outcome is Outcome.COMPLETED and bool(done.message) and row.delivered is not False
