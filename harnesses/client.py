@@ -34,6 +34,7 @@ from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.request import Request, no_content, read_as
 from rolltap.contract.rules import NO_RULES, SessionRules
+from rolltap.contract.tags import main_role
 from rolltap.decoding import convert
 from rolltap.harnesses.base import Endpoint
 from rolltap.http_client import AsyncHttpClient
@@ -146,10 +147,19 @@ class AdminClient(AsyncHttpClient):
         key = await self._post("/sessions", body, SessionKey)
         return OpenedSession(key.session_id, _endpoint(key, key.policy or policy))
 
-    async def open_replay(self, session_id: str, *, ttl: float, calls: int | None = None) -> OpenedSession:
-        """Opens a session whose first `calls` calls, or all, the recorded session answers (`OpenSession.replay`)."""
+    async def open_replay(
+        self, session_id: str, *, ttl: float, calls: int | None = None, roles: Mapping[str, str] | None = None
+    ) -> OpenedSession:
+        """Opens a session whose first `calls` calls, or all, the recorded session answers (`OpenSession.replay`).
+
+        `roles`: the recorded session's, each with its policy.
+        """
         key = await self._post("/sessions", OpenSession(ttl=ttl, replay=session_id, replay_calls=calls), SessionKey)
-        return OpenedSession(key.session_id, _endpoint(key, key.policy))
+        served = (await self.get("/policies"))["policies"] if roles else []
+        contexts = {policy["name"]: policy["context"] for policy in served}
+        model = main_role(roles, key.policy) if roles else key.policy
+        endpoint = _endpoint(key, model, {role: contexts[policy] for role, policy in (roles or {}).items()})
+        return OpenedSession(key.session_id, endpoint)
 
     async def submit(self, work: SubmitTasks) -> dict[str, Any]:
         """Queues `work.n` rollouts of each task for nodes. The same `work.id` again has no effect."""

@@ -6,13 +6,17 @@ judged, and the replay's own session is never trained.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rolltap.contract.tags import ROLES, TURNS
 from rolltap.decoding import convert
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.base import Exit, Job
 from rolltap.harnesses.client import AdminClient
+from rolltap.harnesses.runner.attempts import KEY_MARGIN_S
 from rolltap.harnesses.runner.lifecycle import Assignment
 from rolltap.harnesses.runner.specs import Defaults, build, check_installed
 from rolltap.types import Outcome, Task
@@ -46,7 +50,8 @@ class RecordedRollout:
 
     task: Task
     session_id: str
-    turns: int = 0
+    turns: int
+    roles: Mapping[str, str]  # the policy of each role; empty where one policy plays alone
 
     @classmethod
     async def read(cls, client: AdminClient, rollout_id: str) -> RecordedRollout:
@@ -56,8 +61,9 @@ class RecordedRollout:
             raise TaskInvalid(f"rollout {rollout_id} has no session: it was never started", param="rollout")
         group = await client.get(f"/read/groups/{detail['group_id']}")
         session = await client.get(f"/read/sessions/{detail['session_id']}")
-        turns = int(session["summary"]["tags"].get("turns", 0))
-        return cls(convert(group["task"], Task), detail["session_id"], turns)
+        tags = session["summary"]["tags"]
+        turns, roles = int(tags.get(TURNS, 0)), json.loads(tags.get(ROLES, "{}"))
+        return cls(convert(group["task"], Task), detail["session_id"], turns, roles)
 
 
 async def replay(client: AdminClient, rollout_id: str, defaults: Defaults | None = None) -> ReplayReport:
@@ -72,7 +78,8 @@ async def replay_in(client: AdminClient, recorded: RecordedRollout, assignment: 
     """Runs `assignment`'s harness against the record."""
     workspace = await assignment.runtime.prepare(assignment.source)
     try:
-        session = await client.open_replay(recorded.session_id, ttl=assignment.limits.agent_s)
+        ttl = assignment.limits.agent_s + KEY_MARGIN_S
+        session = await client.open_replay(recorded.session_id, ttl=ttl, roles=recorded.roles)
         try:
             limits = replace(assignment.limits, turns=recorded.turns)
             endpoint = workspace.endpoint(session.endpoint)
@@ -83,9 +90,8 @@ async def replay_in(client: AdminClient, recorded: RecordedRollout, assignment: 
             await client.close_session(session.session_id)
     finally:
         await workspace.close()
-    before, after = [
-        (await client.get(f"/read/sessions/{id}"))["calls"] for id in (recorded.session_id, session.session_id)
-    ]
+    ids = recorded.session_id, session.session_id
+    before, after = [(await client.get(f"/read/sessions/{each}"))["calls"] for each in ids]
     refused = (call["error"] for call in after if call["outcome"] == Outcome.REFUSED)
     return ReplayReport(
         session.session_id,

@@ -28,7 +28,7 @@ def replay_rollout(
 ) -> None:
     """Runs a recorded rollout's harness again, for debugging: the record answers its calls, no engine is asked.
 
-    Ends with 0 if the harness sends what it sent then. Otherwise it stops at the first difference and prints both sides.
+    Ends with 0 if the harness sends what it sent then. Else it stops at the first difference and prints both sides.
     """
     defaults = Defaults(base=Path.cwd(), runtime=runtime)
     report = asyncio.run(_replay(connect("admin", config, url), rollout, defaults))
