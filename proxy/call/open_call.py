@@ -131,6 +131,7 @@ class OpenCall:
         """Replaces the plan by one with the prompt that the upstream reports."""
         self.plan, self.prompt = plan, plan.prompt_ids.tolist()
         self.node.prompt_ids, self.node.shared = plan.prompt_ids, plan.shared
+        self.node.break_, self.node.injected = plan.break_, plan.injected
 
     def sampling_sent(self) -> dict[str, Any]:
         """The sampling parameters sent to the engine, in their recorded form."""

@@ -151,7 +151,8 @@ class ParentFinder:
         if break_ is not None:
             proven = plan.parent is not None and 0 < len(plan.parent.context_ids()) == shared
             break_ = None if proven else replace(break_, token_index=shared)
-        return replace(plan, prompt_ids=prompt, shared=shared, break_=break_)
+        plan = replace(plan, prompt_ids=prompt, shared=shared, break_=break_)
+        return replace(plan, injected=_own(plan.injected, plan))
 
     def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
         """Whether the request may continue a call that the forest does not have: another replica may have made it."""
