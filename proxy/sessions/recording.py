@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from rolltap.calllog.facts import CallRow
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.types import Outcome
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,8 +27,11 @@ class Recording:
     def of(cls, rows: Sequence[CallRow], forest: Forest, calls: int | None) -> Recording:
         """The recording of a session's `rows`, up to the first `calls` (None: all). `forest`: an empty one."""
         forest.load(rows)
-        answered = [row for row in rows if _has_reply(row) and row.intent.id in forest.nodes]
-        pairs = [(forest.nodes[row.intent.id], row) for row in answered]
+        pairs = [
+            (node, row)
+            for row in rows
+            if (node := forest.nodes.get(row.intent.id)) is not None and node.continuable and row.delivered is not False
+        ]
         return cls(pairs[:calls], goes_on=calls is not None)
 
     def find(self, request_key: bytes, choices: int, forest: Forest) -> Sequence[CallRow]:
@@ -47,8 +49,3 @@ class Recording:
                 return row
             asked[node.request_key()] -= 1
         return None
-
-
-def _has_reply(row: CallRow) -> bool:
-    done = row.completion
-    return done is not None and done.outcome is Outcome.COMPLETED and bool(done.message) and row.delivered is not False

@@ -14,7 +14,7 @@ import pytest
 from rolltap.calllog.archive import export_sessions, import_sessions
 from rolltap.calllog.open import open_call_log
 from rolltap.contract.control import RolloutControl
-from rolltap.contract.rules import RULES, MaskRule, MessageRule, SessionRules, rules_of
+from rolltap.contract.rules import RULES, MaskRule, MessageRule, SessionRules, parse_rules, rules_of
 from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
 from rolltap.engine.tiny import FOLDER
@@ -105,18 +105,18 @@ async def test_the_viewer_shows_what_was_injected_and_masked(home: House, tmp_pa
     tokens = await home.reader.tokens(call.line.id)
     untrained = [token for token in tokens.tokens if token.sampled and not token.trained]
     assert "4711" in "".join(token.text for token in untrained)
-    key = home.app.settings.keys.admin
-    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as http:
-        for page in (f"/view/sessions/{session_id}", f"/view/calls/{call.line.id}"):
-            async with http.get(home.urls["admin"] + page) as reply:
-                assert reply.status == 200, page
-                assert ">injected<" in await reply.text(), page
+    headers = {"Authorization": f"Bearer {home.app.settings.keys.admin}"}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.get(f"{home.urls['admin']}/view/sessions/{session_id}") as reply,
+    ):
+        assert ">injected<" in await reply.text()
     assert detail.summary.tags[RULES] == "2 messages, 2 masks"
 
 
 async def test_a_control_adds_to_the_tasks_rules(home: House, tmp_path: Path) -> None:
     control = RolloutControl(
-        rules={"messages": [{"text": "Be brief.", "call": 1}, {"text": "Never.", "role": "critic"}]}
+        rules=parse_rules({"messages": [{"text": "Be brief.", "call": 1}, {"text": "Never.", "role": "critic"}]})
     )
     await home.client.set_control(POLICY, control)
     (session_id,) = await play(home, tmp_path, SessionRules((MessageRule(text=HINT, call=1),)))
@@ -125,8 +125,14 @@ async def test_a_control_adds_to_the_tasks_rules(home: House, tmp_path: Path) ->
     assert [rule.text for rule in rules_of(session).messages] == [HINT, "Be brief."]
     first = (await home.app.call_log.rows(session_id))[0]
     assert [each.text for each in first.intent.injected] == [HINT, "Be brief."]
-    with pytest.raises(InvalidRequest, match="rules"):
-        await home.client.set_control(POLICY, RolloutControl(rules={"masks": [{"pattern": r"(a)\1"}]}))
+    headers = {"Authorization": f"Bearer {home.app.settings.keys.admin}"}
+    bad = {"rules": {"masks": [{"pattern": r"(a)\1"}]}}
+    async with (
+        aiohttp.ClientSession(headers=headers) as http,
+        http.post(f"{home.urls['admin']}/policies/{POLICY}/control", json=bad) as reply,
+    ):
+        assert reply.status == 400
+        assert "rules" in await reply.text()
     await home.client.set_control(POLICY, RolloutControl())
     (plain,) = await play(home, tmp_path, SessionRules())
     assert not any(row.intent.injected for row in await home.app.call_log.rows(plain))
