@@ -25,25 +25,18 @@ Spans = tuple[tuple[int, int], ...]
 
 async def masked_spans(forest: Forest, call: OpenCall, tokenizer: Any) -> Spans:
     """The masked spans of the call's sampled tokens, in order and apart. `tokenizer`: the policy's, None if unknown."""
-    rules = due_masks(forest, call) if call.sampled.ids else []
-    if not rules:
+    due = forest.due(forest.rules.masks, call.node.request_hash(), call.node.role) if call.sampled.ids else []
+    if not due:
         return ()
+    rules = [rule for _, rule in due]
     if len(call.sampled.ids) <= READ_INLINE:
         return spans_of(rules, call.sampled.ids, tokenizer)
     return await asyncio.to_thread(spans_of, rules, list(call.sampled.ids), tokenizer)
 
 
-def due_masks(forest: Forest, call: OpenCall) -> list[MaskRule]:
-    """The mask rules for this call."""
-    key, role = call.node.request_key(), call.node.role
-    return [
-        rule for rule in forest.rules.masks if rule.role in ("", role) and rule.is_for(forest.ordinal(key, rule.role))
-    ]
-
-
 def spans_of(rules: Iterable[MaskRule], ids: Sequence[int], tokenizer: Any) -> Spans:
     """The spans of the tokens `ids` that `rules` mask."""
-    text = ReplyText(ids, tokenizer) if tokenizer is not None else None
+    text = SampledText(ids, tokenizer) if tokenizer is not None else None
     found: list[tuple[int, int]] = []
     for rule in rules:
         if rule.tokens is not None:
@@ -59,7 +52,7 @@ def spans_of(rules: Iterable[MaskRule], ids: Sequence[int], tokenizer: Any) -> S
     return _joined((max(start, 0), min(end, len(ids))) for start, end in found)
 
 
-class ReplyText:
+class SampledText:
     """The text of tokens, and the tokens of a part of it."""
 
     def __init__(self, ids: Sequence[int], tokenizer: Any) -> None:

@@ -179,7 +179,7 @@ class CallPath:
         session, request, recording = arrival.session, arrival.request, arrival.session.recording
         if recording is None:
             return ()
-        key = session.forest.outline(arrival.policy.name, request, arrival.policy.source.effort(request)).request_key()
+        key = session.forest.outline(arrival.policy.name, request, arrival.policy.source.effort(request)).request_hash()
         if rows := recording.find(key, choices, session.forest):
             return rows
         expected = recording.next(session.forest)

@@ -168,7 +168,7 @@ class CallNode:
             return self.lineage.links[-DIGEST_BYTES:]
         return self.parent.context_digest if self.parent is not None else b""
 
-    def request_key(self) -> bytes:
+    def request_hash(self) -> bytes:
         """The digest of the request in its frame: the same for a repeated request."""
         return self.request_digest() + self.frame
 

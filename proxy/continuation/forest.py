@@ -20,12 +20,12 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter, is_
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from rolltap.calllog.facts import CallRow
-from rolltap.contract.rules import NO_RULES, MessageRule, SessionRules
+from rolltap.contract.rules import NO_RULES, CallRule, SessionRules
 from rolltap.decoding import from_json, from_msgpack
 from rolltap.protocols.conversation import ChatRequest, Message, Reasoning, ToolCall
 from rolltap.protocols.handles import Handles
@@ -41,6 +41,8 @@ from rolltap.proxy.continuation.canonical import (
 )
 from rolltap.proxy.continuation.turns import TurnReader
 from rolltap.types import CallKind, InjectedMessage, Int32, Outcome
+
+R = TypeVar("R", bound=CallRule)
 
 OUTLINES = 8
 """Requests whose digests are kept per session: enough for the conversations that a session runs at the same time."""
@@ -72,8 +74,8 @@ class Outline:
     def frame(self) -> bytes:
         return self.tools + self.system
 
-    def request_key(self) -> bytes:
-        """`CallNode.request_key` of a call with this request."""
+    def request_hash(self) -> bytes:
+        """`CallNode.request_hash` of a call with this request."""
         return (self.links[-1] if self.links else b"") + self.frame
 
     def place_in_request(self, place: int) -> int:
@@ -278,12 +280,24 @@ class Forest:
         digest, _ = self._digests.digests(reply, policy)
         return self._replies.get(digest + frame) or self._replies.get(digest)
 
-    def ordinal(self, request_key: bytes, role: str = "") -> int:
-        """The number of a request among those of the session or, with `role`, of this role; from 1. A repeated request
-        has the number of the first one."""
-        nodes = sorted(self.nodes.values(), key=_call_id)
-        keys = list(dict.fromkeys(node.request_key() for node in nodes if role in ("", node.role)))
-        return keys.index(request_key) + 1 if request_key in keys else len(keys) + 1
+    def due(self, rules: Sequence[R], request_hash: bytes, role: str) -> list[tuple[int, R]]:
+        """Those of `rules` that are for a request of `role`, with their places among them.
+
+        The request's number counts the requests of the session, or of the rule's role. A repeated one has the number
+        of the first.
+        """
+        numbers: dict[str, int] = {}
+        found: list[tuple[int, R]] = []
+        for place, rule in enumerate(rules):
+            if rule.role not in ("", role):
+                continue
+            if rule.is_numbered and rule.role not in numbers:
+                nodes = sorted(self.nodes.values(), key=_call_id)
+                keys = list(dict.fromkeys(node.request_hash() for node in nodes if rule.role in ("", node.role)))
+                numbers[rule.role] = keys.index(request_hash) + 1 if request_hash in keys else len(keys) + 1
+            if not rule.is_numbered or rule.is_for(numbers[rule.role]):
+                found.append((place, rule))
+        return found
 
     def injected(self, outline: Outline, match: Match, role: str) -> list[InjectedMessage]:
         """The messages that the session's rules put into a request's prompt, by their places: those that stand in the
@@ -296,12 +310,8 @@ class Forest:
             found += [each for each in later if match.context is None or each.place >= match.covered]
         end = len(outline.links)
         if not any(each.place == end for each in found):
-
-            def is_due(rule: MessageRule) -> bool:
-                return rule.role in ("", role) and rule.is_for(self.ordinal(outline.request_key(), rule.role))
-
-            rules = enumerate(self.rules.messages)
-            found += [InjectedMessage(end, 0, rule.message_role, rule.text, at) for at, rule in rules if is_due(rule)]
+            due = self.due(self.rules.messages, outline.request_hash(), role)
+            found += [InjectedMessage(end, 0, rule.message_role, rule.text, place) for place, rule in due]
         return [replace(each, message_index=outline.place_in_request(each.place)) for each in found]
 
     def is_continued(self, node: CallNode) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 
 from rolltap.contract.admin import ClosedSession, HarnessLog, OpenSession, SessionKey
 from rolltap.contract.rules import rules_of
-from rolltap.contract.tags import ROLES, TEMPERATURE, TURNS, Replay
+from rolltap.contract.tags import ROLES, TEMPERATURE, TURNS, ReplayedSession
 from rolltap.decoding import convert
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
 from rolltap.proxy.call.budget import cap_of
@@ -87,7 +87,7 @@ async def _open_replay(services: Services, body: OpenSession) -> tuple[Session, 
         ttl=body.ttl,
         tags={**body.tags, **kept, PURPOSE_TAG: EVALUATION},
         rules=rules_of(origin),
-        replay=Replay(origin.id, body.replay_calls),
+        replay=ReplayedSession(origin.id, body.replay_calls),
     )
 
 

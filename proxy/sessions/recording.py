@@ -34,18 +34,18 @@ class Recording:
         ]
         return cls(pairs[:calls], goes_on=calls is not None)
 
-    def find(self, request_key: bytes, choices: int, forest: Forest) -> Sequence[CallRow]:
+    def find(self, request_hash: bytes, choices: int, forest: Forest) -> Sequence[CallRow]:
         """The recorded calls that answer a request of the session with `forest`, one for each of its choices. Empty if
         all were replayed, or if the request is not on record."""
-        rows = [row for node, row in self.calls if node.request_key() == request_key]
-        asked = sum(node.request_key() == request_key for node in forest.nodes.values())
+        rows = [row for node, row in self.calls if node.request_hash() == request_hash]
+        asked = sum(node.request_hash() == request_hash for node in forest.nodes.values())
         return [rows[min(asked + index, len(rows) - 1)] for index in range(choices)] if rows else []
 
     def next(self, forest: Forest) -> CallRow | None:
         """The first recorded call whose request the session with `forest` has not made; None if it made all."""
-        asked = Counter(node.request_key() for node in forest.nodes.values())
+        asked = Counter(node.request_hash() for node in forest.nodes.values())
         for node, row in self.calls:
-            if asked[node.request_key()] == 0:
+            if asked[node.request_hash()] == 0:
                 return row
-            asked[node.request_key()] -= 1
+            asked[node.request_hash()] -= 1
         return None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rolltap.calllog.facts import CallLog
 from rolltap.contract.keys import key_hash
 from rolltap.contract.rules import NO_RULES, SessionRules
-from rolltap.contract.tags import Replay, check_tags, roles_in
+from rolltap.contract.tags import ReplayedSession, check_tags, roles_in
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ids import new_id
 from rolltap.settings import LimitSettings
@@ -45,7 +45,7 @@ class SessionService:
         ttl: float | None = None,
         tags: Mapping[str, str] | None = None,
         rules: SessionRules = NO_RULES,
-        replay: Replay | None = None,
+        replay: ReplayedSession | None = None,
     ) -> tuple[Session, str]:
         """A new session and its key (256 random bits). `policy` may be left out if there is only one."""
         name = self._policy(policy)

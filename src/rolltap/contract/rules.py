@@ -47,6 +47,11 @@ class CallRule(RequestBody, frozen=True, omit_defaults=True, kw_only=True):
             if value is not None and not 1 <= value <= MOST_CALLS:
                 raise InvalidRequest(f"rules: `{name}` is a number from 1, not {value}", param="rules")
 
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it is for some calls, by their number."""
+        return self.call is not None or self.every is not None
+
     def is_for(self, ordinal: int) -> bool:
         """Whether the rule is for call `ordinal` of its session or role."""
         if self.every is None:
@@ -111,7 +116,7 @@ class SessionRules(RequestBody, frozen=True, omit_defaults=True):
     @property
     def count_calls(self) -> bool:
         """Whether some rule is for numbered calls."""
-        return any(rule.call or rule.every for rule in (*self.messages, *self.masks))
+        return any(rule.is_numbered for rule in (*self.messages, *self.masks))
 
     def __str__(self) -> str:
         return f"{counted(len(self.messages), 'message')}, {counted(len(self.masks), 'mask')}"

@@ -75,7 +75,7 @@ def temperature_of(session: Session, policy: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayedSession:
     """The recorded session that answers the calls of another; `calls`: only the first ones, None: all."""
 
     session_id: str
@@ -85,10 +85,10 @@ class Replay:
         return {REPLAY: self.session_id if self.calls is None else f"{self.session_id}:{self.calls}"}
 
 
-def replay_of(session: Session) -> Replay | None:
+def replay_of(session: Session) -> ReplayedSession | None:
     """What answers the session's calls; None: its engine."""
     name, _, calls = session.tags.get(REPLAY, "").partition(":")
-    return Replay(name, int(calls) if calls else None) if name else None
+    return ReplayedSession(name, int(calls) if calls else None) if name else None
 
 
 def main_role(roles: Mapping[str, str], policy: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rolltap.contract.tags import Replay
+from rolltap.contract.tags import ReplayedSession
 from rolltap.ids import new_id
 from rolltap.proxy.sessions.session_cache import key_hash
 from rolltap.tokenizer import HubTokenizer
@@ -32,7 +32,7 @@ def result(history: list[dict[str, Any]], text: str = "a.py") -> dict[str, Any]:
 
 async def replayed(plane: Plane, calls: int | None = None) -> Plane:
     """Another process on the same record, with a session that the recorded one answers."""
-    tags = {**plane.session.tags, **Replay(plane.session.id, calls).tags()}
+    tags = {**plane.session.tags, **ReplayedSession(plane.session.id, calls).tags()}
     session = Session(new_id(), "tiny", key_hash("again"), 0.0, 1e12, tags=tags)
     await plane.log.open_session(session)
     return serve(plane.log, ToldEngine(plane.engine.tokenizer), session, LIMITS)
