@@ -25,12 +25,12 @@ async def test_a_chat_upstream_gets_the_messages_at_their_places(tmp_path: Path)
         chat_mode_proxy(tmp_path, engine) as (app, url),
     ):
         session, key = await app.services.sessions.open("default", rules=RULES)
-        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
         history: list[dict[str, Any]] = []
-        for turn in range(3):
-            history.append({"role": "user", "content": f"turn {turn}"})
-            reply = await client.chat.completions.create(model="default", messages=history)  # type: ignore[arg-type]
-            history.append({"role": "assistant", "content": reply.choices[0].message.content})
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+            for turn in range(3):
+                history.append({"role": "user", "content": f"turn {turn}"})
+                reply = await client.chat.completions.create(model="default", messages=history)  # type: ignore[arg-type]
+                history.append({"role": "assistant", "content": reply.choices[0].message.content})
         rows = await app.call_log.rows(session.id)
         assert all([each.text for each in row.intent.injected] == ["Be brief."] for row in rows)
         assert [row.intent.break_.reason for row in rows[1:]] == ["tokens_differ"] * 2, "the engine samples odd tokens"
