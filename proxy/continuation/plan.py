@@ -382,7 +382,9 @@ def with_injected(
         return messages
     laid = list(messages)
     for each in reversed(injected):
-        laid.insert(outline.lead + each.place, Message(each.role, (Text(each.text),)))
+        laid.insert(
+            outline.lead + each.place, Message("system" if each.role == "system" else "user", (Text(each.text),))
+        )
     return laid
 
 

@@ -81,6 +81,8 @@ async def _open_replay(services: Services, body: OpenSession) -> tuple[Session, 
     if not services.policies[origin.policy].source.replayable:
         message = f"policy {origin.policy!r} passed the vendor's bytes through; they are not on record"
         raise InvalidRequest(message, param="replay")
+    if not any(row.completion is not None for row in await services.call_log.rows(origin.id)):
+        raise InvalidRequest(f"session {origin.id} has no calls on record", param="replay")
     kept = {name: text for name, text in origin.tags.items() if name in (ROLES, TURNS, TEMPERATURE, "harness", "kind")}
     return await services.sessions.open(
         origin.policy,

@@ -171,7 +171,8 @@ class LinearPattern:
             _, added, removed, items = value
             return self._sequence(items, (flags | added) & ~removed, then)
         if name in (op.MAX_REPEAT, op.MIN_REPEAT):
-            return self._repeat(*value, flags, then, greedy=name is op.MAX_REPEAT)
+            least, most, inner = value
+            return self._repeat(least, most, inner, flags, then, greedy=name is op.MAX_REPEAT)
         if name is op.AT:
             return self._add(_Assert(_ASSERTIONS[value], bool(flags & re.MULTILINE), then))
         raise InvalidRequest(f"a pattern can't have {str(name).lower()}: it would need backtracking")

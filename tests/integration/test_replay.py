@@ -10,9 +10,11 @@ import pytest
 
 from rolltap.contract.rules import MessageRule, SessionRules
 from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
+from rolltap.errors import Forbidden, InvalidRequest, NotFound
 from rolltap.harnesses.agents.command import AnyCommand
 from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.base import Harness
+from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.registry import SessionCompleted
 from rolltap.harnesses.runner.attempts import run_groups
 from rolltap.harnesses.runner.lifecycle import Assignment, RolloutRunner
@@ -121,3 +123,14 @@ async def test_from_the_tasks_spec_alone(home: House, tmp_path: Path) -> None:
     report = await replay(home.client, group.rollouts[0].rollout_id)
     assert report.same, str(report)
     assert str(report).startswith("1 of 1 recorded calls replayed")
+
+
+async def test_who_may_replay_what(home: House) -> None:
+    empty = await home.client.open_session(policy=POLICY)
+    with pytest.raises(InvalidRequest, match="has no calls on record"):
+        await home.client.open_replay(empty.session_id, ttl=60)
+    with pytest.raises(NotFound):
+        await home.client.open_replay("nosuchsession", ttl=60)
+    async with AdminClient(home.urls["admin"], home.app.settings.keys.runner) as runner:
+        with pytest.raises(Forbidden):
+            await runner.open_replay(empty.session_id, ttl=60)
