@@ -46,29 +46,32 @@ def spans_of(rules: Iterable[MaskRule], ids: Sequence[int], tokenizer: Any) -> S
             found.append((0, len(ids)))
         elif rule.characters is not None:
             start, end = rule.characters
-            found.append(text.tokens(start, len(text.text) if end is None else end))
+            found.append(text.tokens(text.place(start), text.place(end)))
         else:
             found += [text.tokens(*span) for span in text.matches(rule.pattern)]
     return _joined((max(start, 0), min(end, len(ids))) for start, end in found)
 
 
 class SampledText:
-    """The text of tokens, and the tokens of a part of it."""
+    """The text of tokens as bytes, and the tokens of a part of it."""
 
     def __init__(self, ids: Sequence[int], tokenizer: Any) -> None:
         pieces = [tokenizer.token_bytes(token) for token in ids]
-        self.text = b"".join(pieces).decode(errors="surrogateescape")
-        self._ends = list(accumulate(map(len, pieces)))  # in bytes
-        self._places = [0, *accumulate(len(character.encode(errors="surrogateescape")) for character in self.text)]
+        self.data = b"".join(pieces)
+        self._ends = list(accumulate(map(len, pieces)))
+
+    def place(self, character: int | None) -> int:
+        """The first byte of a character; the text's end for None."""
+        text = self.data.decode(errors="surrogateescape")
+        return len(self.data) if character is None else len(text[:character].encode(errors="surrogateescape"))
 
     def matches(self, pattern: str) -> list[tuple[int, int]]:
-        """The spans in characters that the pattern matches, and what could not be searched for it."""
-        spans, whole = pattern_of(pattern).spans(self.text)
-        return spans if whole else [*spans, (spans[-1][1] if spans else 0, len(self.text))]
+        """The spans in bytes that the pattern matches, and what could not be searched for it."""
+        spans, whole = pattern_of(pattern).spans(self.data)
+        return spans if whole else [*spans, (spans[-1][1] if spans else 0, len(self.data))]
 
-    def tokens(self, start: int, end: int) -> tuple[int, int]:
-        """The span of the tokens that hold a byte of the characters `[start, end)`."""
-        first, last = (self._places[min(edge, len(self.text))] for edge in (start, end))
+    def tokens(self, first: int, last: int) -> tuple[int, int]:
+        """The span of the tokens that hold one of the bytes `[first, last)`."""
         if first >= last:
             return 0, 0
         return bisect_right(self._ends, first), bisect_left(self._ends, last) + 1

@@ -78,7 +78,7 @@ class MaskRule(CallRule, frozen=True, omit_defaults=True, kw_only=True):
     """A span of the replies of certain calls: what `pattern` matches, or from one offset to another (None: the end).
 
     Without any, the whole reply. Patterns and `characters` count in the reply's text as it was sampled, with thinking,
-    tags and calls. A token that holds a part of the span is masked whole. Patterns: `rolltap.linear_regex`.
+    tags and calls. A token that holds a part of the span is masked whole. Patterns are RE2's.
     """
 
     pattern: str = ""
