@@ -64,11 +64,16 @@ async def probe_engine(policies: Policies, policy: Policy) -> None:
 
 
 async def check_tokenizer(policy: Policy) -> None:
-    """Refuses the policy's calls while its engine has another tokenizer."""
+    """Refuses the policy's calls while its engine has another tokenizer. An engine that does not say it now stays what
+    it was."""
     if policy.source.tokenizer is None:
         return
     model = policy.settings.model or policy.name
-    difference = await tokenizer_difference(policy.engine, policy.source.tokenizer, model)
+    try:
+        difference = await tokenizer_difference(policy.engine, policy.source.tokenizer, model)
+    except (EngineError, RateLimited) as error:
+        log.info("policy %s: the engine's tokenizer could not be compared: %s", policy.name, error.message)
+        return
     if difference and difference != policy.wrong_tokenizer:
         log.error("policy %s: %s; its calls are refused", policy.name, difference)
     policy.wrong_tokenizer = difference
@@ -92,7 +97,10 @@ ASKED_ONE_BY_ONE = 64
 
 
 async def tokenizer_difference(engine: Any, tokenizer: Any, model: str) -> str:
-    """How the engine's tokenizer differs from the policy's, in words; empty if it does not, or can't be asked."""
+    """How the engine's tokenizer differs from the policy's, in words; empty if it does not, or has no route for it.
+
+    Raises `EngineError` or `RateLimited` if it does not answer.
+    """
     servers: Sequence[Any] = [engine]
     if isinstance(engine, EnginePool):
         servers = [replica.engine for replica in engine.replicas.serving]

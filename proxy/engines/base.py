@@ -205,7 +205,10 @@ class Tokenizes(Protocol):
     """A server that can be asked how it tokenizes."""
 
     async def tokenize(self, text: str, model: str) -> list[int] | None:
-        """The ids of `text` without special tokens around it; None if the server has no such route or refuses."""
+        """The ids of `text` without special tokens around it; None if the server has no such route or refuses.
+
+        Raises `EngineError` or `RateLimited` if it does not answer.
+        """
         ...
 
 

@@ -122,11 +122,12 @@ async def served_version(http: EngineHttp, path: str) -> int | None:
 
 
 async def server_tokens(http: EngineHttp, text: str, model: str) -> list[int] | None:
-    """The server's ids of `text`; None if it has no such route, refuses, or does not answer."""
+    """The server's ids of `text`; None if it has no such route or refuses. Raises `EngineError` or `RateLimited` if it
+    does not answer."""
     body = {"model": model, "prompt": text, "add_special_tokens": False}
     try:
         answer = await http.optional("POST", "/tokenize", body, timeout_s=ASKED_S)
-    except (EngineError, RateLimited):
+    except EngineRefused:
         return None
     ids = answer.get("tokens") if isinstance(answer, dict) else None
     return ids if isinstance(ids, list) and all(isinstance(one, int) for one in ids) else None

@@ -210,15 +210,19 @@ def _sync_folder(folder: Path) -> None:
 
 
 def holds_records(path: Path) -> bool:
-    """Whether a spool contains records. Another process may have it open."""
+    """Whether a spool contains records. Another process may have it open. Raises `StoreUnavailable` if it can't be read:
+    calls in it would be missing."""
     try:
         with path.open("rb", buffering=0) as file:
             header = file.read(_HEADER.size)
             file.seek(START)
             length, crc = _RECORD.unpack(file.read(_RECORD.size))
             record = file.read(length) if length else b""
-    except (OSError, struct.error):
+    except (FileNotFoundError, struct.error):
         return False
+    except OSError as error:
+        message = f"the spool {path} of another worker can't be read: {error.strerror}"
+        raise StoreUnavailable(message, retry_after=RETRY_AFTER_S) from error
     return bool(record) and _crc(_HEADER.unpack(header)[1], record) == crc
 
 

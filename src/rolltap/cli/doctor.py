@@ -307,7 +307,12 @@ async def _check_tokenizer_of(engine: str, client: object, settings: Settings) -
     for name, policy in settings.policies.items():
         if policy.engine == engine and (Path(policy.tokenizer or "") / "tokenizer.json").is_file():
             tokenizer = HubTokenizer(policy.tokenizer)
-            if difference := await tokenizer_difference(client, tokenizer, policy.model or name):
+            try:
+                difference = await tokenizer_difference(client, tokenizer, policy.model or name)
+            except (EngineError, RateLimited) as error:
+                found.append(Finding(f"policy {name}", "tokenizer not compared", error.message, healthy=False))
+                continue
+            if difference:
                 found.append(Finding(f"policy {name}", "another tokenizer", difference, healthy=False))
     return found
 

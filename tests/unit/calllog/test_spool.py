@@ -384,6 +384,26 @@ async def test_readers_wait_for_the_spools_of_other_workers(store: Store, path: 
     other.close()
 
 
+async def test_a_reader_is_not_told_that_a_spool_which_can_not_be_read_is_empty(
+    store: Store, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process has no file descriptor left, for instance."""
+    other = opened(other_path := path.with_name("spool-1"))
+    other.append([b"a call's end"])
+    writer = SpoolWriter(store, Spool(path, LIMIT), others=[other_path])
+    await writer.start()
+
+    def refuse(path: Path, *_: object, **__: object) -> object:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(StoreUnavailable, match="spool-1 of another worker can't be read: Too many open files"):
+        await settled_within(writer, 0.2)
+    monkeypatch.undo()
+    await writer.close()
+    other.close()
+
+
 async def settled_within(writer: SpoolWriter, seconds: float) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spool_writer, "CATCH_UP_S", seconds)

@@ -10,8 +10,9 @@ import pytest
 
 from rolltap.engine.scripted import ScriptedEngine, say
 from rolltap.engine.tiny import FOLDER
+from rolltap.errors import EngineTimeout
 from rolltap.proxy.app import Rolltap
-from rolltap.proxy.call.engine_watch import tokenizer_difference
+from rolltap.proxy.call.engine_watch import check_tokenizer, tokenizer_difference
 from rolltap.tokenizer import HubTokenizer
 
 from .test_weights_check import settings_of, status_of_call, until
@@ -75,3 +76,23 @@ async def test_an_engine_with_another_tokenizer_is_refused_at_start_and_after_it
         await until(lambda: app.policies["p"].wrong_tokenizer != "")
         assert await status_of_call(app) == 503
     assert "its calls are refused" in caplog.text
+
+
+async def test_an_engine_that_does_not_say_its_tokenizer_now_stays_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is busy: that no answer came says nothing about its tokens."""
+    asked: list[str] = []
+
+    async def silent(http: object, method: str, path: str, *args: object, **options: object) -> object:
+        asked.append(path)
+        raise EngineTimeout(f"engine main: {path} took over 10 s")
+
+    engine = ScriptedEngine(say("yes"), altered(tmp_path / "other", "added"), wire="vllm")
+    async with engine, Rolltap.running(settings_of(tmp_path / "data", engine)) as app:
+        policy = app.policies["p"]
+        assert policy.wrong_tokenizer
+        monkeypatch.setattr("rolltap.proxy.engines.http.EngineHttp.optional", silent)
+        await check_tokenizer(policy)
+        assert asked == ["/tokenize"]
+        assert await status_of_call(app) == 503
