@@ -72,6 +72,10 @@ class ServerDiagnosis:
         if condition.spool is False:
             advice = "calls are refused until it has drained; store.spool_mb bridges longer outages"
             findings.append(Finding("spool", "full", advice, healthy=False))
+        if log.written_again:
+            state = f"a promoted Postgres lacked {log.written_again} acknowledged facts, which were written again"
+            advice = "the ledger's last seconds are lost; make the standby synchronous (synchronous_standby_names)"
+            findings.append(Finding("failover", state, advice, healthy=False))
         waiting = getattr(log, "waiting", 0)
         findings.append(Finding("facts outside the store", str(waiting)))
         return findings

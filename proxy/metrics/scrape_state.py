@@ -45,6 +45,7 @@ class ScrapeState(Collector):
     condition: LogCondition
     waiting: int
     refused: int
+    written_again: int
     connections: tuple[int, int] | None
     differences: int
     forged: int
@@ -73,6 +74,10 @@ class ScrapeState(Collector):
         refused = CounterMetricFamily("rolltap_facts_refused_total", "Acknowledged facts that the store refused.")
         refused.add_metric([], self.refused)
         yield refused
+        what = "Acknowledged facts that a promoted Postgres lacked, and got from this process' memory."
+        again = CounterMetricFamily("rolltap_facts_written_again_total", what)
+        again.add_metric([], self.written_again)
+        yield again
         yield _gauge("rolltap_facts_waiting", "Facts in the spool or the stream, not in the store yet.", self.waiting)
         forged = CounterMetricFamily("rolltap_forged_handles_total", "Handles that another secret signed.")
         forged.add_metric([], self.forged)
@@ -109,6 +114,7 @@ class StateCollector:
             condition=await services.call_log.condition(),
             waiting=getattr(services.call_log, "waiting", 0),
             refused=services.call_log.refused,
+            written_again=services.call_log.written_again,
             connections=services.call_log.database.connections,
             differences=len(services.peers.differences),
             forged=services.handles.forged,

@@ -1,5 +1,4 @@
 """The processes on one store: the open calls of dead ones are aborted, and the settings of proxies are compared.
-settings.
 
 A process has a row in `processes` from its start, at the latest from the transaction of its first intent on. Every
 `BEAT_S` it renews the row: the time; the id up to which all of its calls are complete, so that a search for its open
@@ -24,7 +23,7 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -86,6 +85,8 @@ class ProcessRegistry:
         """Whether the last heartbeat could be written: a small write like those of calls."""
         self.waiting: Callable[[], int] = lambda: 0
         """Returns the number of durable facts of this process that no other process can read."""
+        self.follow_promotion: Callable[[], Awaitable[None]] = _nothing
+        """Writes to a server that was promoted what it lacks."""
         columns = "id, seen_at, complete_to, waiting_since"
         insert = f"INSERT INTO processes ({columns}) VALUES (:id, {self.clock}, :complete_to, {{}})"
         renewed = "seen_at = excluded.seen_at, complete_to = excluded.complete_to"
@@ -169,6 +170,7 @@ class ProcessRegistry:
             try:
                 async with asyncio.timeout(WITHIN_S):
                     await self._database.check()
+                    await self.follow_promotion()
                     await self._beat_once(self._latest_long_ago())
                     count = await self.abort_orphans(sorted(self._own), at=time.time())
             except (StoreError, TimeoutError) as error:
@@ -259,6 +261,9 @@ class ProcessRegistry:
 
         with acting_for(EVERY_TENANT):
             return await self._database.transact(sweep)
+
+
+async def _nothing() -> None: ...
 
 
 def _abort(connection: sa.Connection, process: str, complete_to: str, at: float) -> int:

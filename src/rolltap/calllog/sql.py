@@ -66,8 +66,10 @@ class SqlCallLog:
         """`wrap` may put a spool or an ingest stream before the writer of the tables."""
         self.database = database
         self._registry = registry or registry_of(database)
-        self._writer = wrap(FactWriter(database, self._registry))
+        self._tables = FactWriter(database, self._registry)
+        self._writer = wrap(self._tables)
         self._registry.waiting = lambda: self._writer.unseen
+        self._registry.follow_promotion = self._tables.follow_promotion
         self._commits: GroupCommit[Fact] = GroupCommit(self._write)
         self._looking = asyncio.Lock()
         self._looked = (float("-inf"), False)  # when the last look among peers began, and what it found
@@ -82,6 +84,11 @@ class SqlCallLog:
     def refused(self) -> int:
         """The number of acknowledged facts that the store refused. They are kept beside the spool, or in Redis."""
         return self._writer.refused
+
+    @property
+    def written_again(self) -> int:
+        """The number of acknowledged facts that a promoted server lacked, and got from this process' memory."""
+        return self._tables.written_again
 
     async def start(self) -> None:
         async with AsyncExitStack() as stack:
@@ -131,6 +138,7 @@ class SqlCallLog:
             return connection.execute(sa.select(sessions).where(sessions.c.key_hash == session.key_hash)).one()
 
         claimed = read_session(tuple(await self.database.transact(claim)))
+        self._tables.remember([encode_fact(claimed)], {})
         self._seen[claimed.key_hash] = claimed
         return claimed
 

@@ -1,8 +1,16 @@
-"""Writes encoded facts to the tables, one transaction per batch, and handles conflicting rows."""
+"""Writes encoded facts to the tables, one transaction per batch, and handles conflicting rows.
+
+A standby that is promoted lacks the last commits if it was asynchronous. So what this process wrote to Postgres in the
+last `RECENT_S` stays in memory, at most `RECENT_BYTES`, and is written again behind each promotion: writing twice is
+harmless. Facts of other processes are theirs to write.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -17,6 +25,13 @@ from rolltap.calllog.schema import call_completions, call_intents, deliveries, p
 from rolltap.crash import crash_point
 from rolltap.errors import RecordCorrupt, StoreUnavailable
 from rolltap.tenants import EVERY_TENANT, acting_for
+
+log = logging.getLogger("rolltap.store")
+
+RECENT_S = 60.0
+RECENT_BYTES = 32 << 20
+FACT_BYTES = 1000
+"""Estimated bytes of a fact in memory, beside those of its texts and arrays."""
 
 KNOWN_PARTS = 4096
 PART_TRUST_S = 3600.0
@@ -106,6 +121,35 @@ class GroupWriter(Protocol):
         ...
 
 
+class RecentFacts:
+    """Groups of facts of the last `RECENT_S`, the oldest first. The newest group stays, whatever its size."""
+
+    def __init__(self) -> None:
+        self._held: deque[tuple[float, int, Sequence[EncodedFact]]] = deque()  # monotonic time, bytes, facts
+        self._bytes = 0
+
+    @property
+    def groups(self) -> Sequence[Sequence[EncodedFact]]:
+        return [facts for _, _, facts in self._held]
+
+    @property
+    def seconds(self) -> float:
+        """How far back they go."""
+        return time.monotonic() - self._held[0][0] if self._held else 0.0
+
+    def add(self, facts: Sequence[EncodedFact]) -> None:
+        now, size = time.monotonic(), sum(map(_size, facts))
+        self._held.append((now, size, facts))
+        self._bytes += size
+        while len(self._held) > 1 and (self._bytes > RECENT_BYTES or self._held[0][0] < now - RECENT_S):
+            self._bytes -= self._held.popleft()[1]
+
+
+def _size(fact: EncodedFact) -> int:
+    values = sum(len(value) for value in fact.row if isinstance(value, bytes | str))
+    return FACT_BYTES + values + sum(map(len, fact.parts.values()))
+
+
 class FactWriter:
     """Writes directly to the call log's tables. The only writer of them in a process."""
 
@@ -123,6 +167,12 @@ class FactWriter:
         self._inserts = {table: Insert(table, dialect) for table in facts}
         self._inserts[parts] = Insert(parts, dialect, replace="true")
         self._known_parts = known_parts()
+        self._recent = RecentFacts()
+        self._timeline = 0
+        self._again: deque[Sequence[EncodedFact]] = deque()  # groups to be written again
+        self._writing_again = asyncio.Lock()
+        self.written_again = 0
+        """The number of acknowledged facts that a promoted server lacked, and got from this process."""
 
     async def start(self) -> None: ...
 
@@ -134,9 +184,11 @@ class FactWriter:
         """Commits the facts together. If a row is refused, it commits them one by one."""
         if not facts:
             return
-        batch = CommitBatch(facts)
+        batch, timeline = CommitBatch(facts), -1
         try:
-            with acting_for(EVERY_TENANT):  # the tenant follows from the session's tags
+            while timeline != self._database.timeline:  # a server was promoted meanwhile: it may lack this commit
+                timeline = self._database.timeline
+                await self.follow_promotion()
                 inserted = await self._commit(batch)
         except RecordCorrupt as error:
             if len(facts) == 1:
@@ -146,11 +198,55 @@ class FactWriter:
                 await self.write([fact])
             return
         crash_point("store.committed")
+        self.remember(facts, batch.parts)
         self._known_parts.update(dict.fromkeys(batch.parts))  # only written parts, so that `seen_at` stays recent
         for table, by_key in batch.facts.items():
             if inserted[table] < len(by_key):
                 await self._compare(table, by_key)
         await self.write(batch.repeats)
+
+    def remember(self, facts: Sequence[EncodedFact], new_parts: Mapping[bytes, bytes]) -> None:
+        """Holds committed facts, and those of their parts that were committed with them, for a promotion."""
+        if self._database.dialect_name == "postgresql":
+            own = [{digest: part for digest, part in fact.parts.items() if digest in new_parts} for fact in facts]
+            self._recent.add([EncodedFact(fact.table, fact.row, some) for fact, some in zip(facts, own, strict=True)])
+
+    async def follow_promotion(self) -> None:
+        """Writes the recent facts again if another server was promoted since the last time. Goes on where it stopped if
+        it is cancelled or the store goes away."""
+        if self._timeline == self._database.timeline:
+            return
+        async with self._writing_again:
+            while self._timeline != (timeline := self._database.timeline):
+                self._known_parts.clear()
+                self._again = deque(self._recent.groups)
+                await self._write_again(timeline)
+                self._timeline = timeline
+
+    async def _write_again(self, timeline: int) -> None:
+        lacked, seconds, oldest_lacked = 0, self._recent.seconds, False
+        while self._again:
+            batch, oldest = CommitBatch(self._again[0]), len(self._again) == len(self._recent.groups)
+            try:
+                inserted = await self._commit(batch)
+            except RecordCorrupt as error:
+                log.error("a promoted server refused facts that the one before it had: %s", error)
+                inserted = {}
+            count = sum(inserted.get(table, 0) for table in batch.facts)
+            lacked += count
+            self.written_again += count
+            oldest_lacked = oldest_lacked or (oldest and count > 0)
+            self._again.popleft()
+        if lacked:
+            log.error(
+                "a Postgres was promoted (timeline %d) that lacked %d acknowledged facts of the last %.0f s; they are "
+                "written again%s. What the ledger got in that time (rewards, leases, acknowledgements, ends) is lost: "
+                "make the standby synchronous (synchronous_standby_names)",
+                timeline,
+                lacked,
+                seconds,
+                ", and older ones may be lost" if oldest_lacked else "",
+            )
 
     async def _commit(self, batch: CommitBatch) -> dict[sa.Table, int]:
         """Writes the batch in one transaction. Tries again if the connection was lost: writing twice is harmless."""
@@ -160,10 +256,11 @@ class FactWriter:
             # Sorted: two proxies that write the same parts must lock them in the same order.
             part_rows: list[Row] = [(key, time.time(), pack_bytes(part)) for key, part in sorted(batch.parts.items())]
             rows = {parts: part_rows, **rows}
-        try:
-            return await self._write_rows(rows, batch)
-        except StoreUnavailable:
-            return await self._write_rows(rows, batch)
+        with acting_for(EVERY_TENANT):  # the tenant follows from the session's tags
+            try:
+                return await self._write_rows(rows, batch)
+            except StoreUnavailable:
+                return await self._write_rows(rows, batch)
 
     async def _write_rows(self, rows: Mapping[sa.Table, Sequence[Row]], batch: CommitBatch) -> dict[sa.Table, int]:
         """Writes the rows; returns the number of new or replaced rows of each table."""
