@@ -210,8 +210,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def holds_records(path: Path) -> bool:
-    """Whether a spool contains records. Another process may have it open. Raises `StoreUnavailable` if it can't be read:
-    calls in it would be missing."""
+    """Whether a spool contains records. Another process may have it open.
+
+    Raises `StoreUnavailable` if it can't be read: the calls in it would be missing.
+    """
     try:
         with path.open("rb", buffering=0) as file:
             header = file.read(_HEADER.size)
