@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from rolltap import __version__
+from rolltap.calllog.sqlite import NETWORK_FILE_SYSTEMS, file_system_of
 from rolltap.calllog.stats import postgres_facts, redis_problem, writer_facts
 from rolltap.contract.admin import Diagnosis, Finding
 from rolltap.errors import RolltapError
@@ -231,11 +232,14 @@ def room_at(what: str, folder: Path, *, needed: int = LITTLE_ROOM) -> Finding:
 
 def honesty_of(folder: Path) -> Finding:
     """Whether the disk of a folder keeps what it has acknowledged, as far as its kind and its speed tell."""
-    kind = _kind_of(folder)
+    kind = file_system_of(folder)
     seconds = _fsync_seconds(folder)
     state = f"{folder}: {kind}, {seconds * 1e6:.0f} µs a write"
     if kind in IN_MEMORY:
         advice = "it is memory, so a restart of the machine loses what the spool acknowledged: put `data` on a disk"
+        return Finding("disk of the spool", state, advice, healthy=False)
+    if kind in NETWORK_FILE_SYSTEMS:
+        advice = "locks and fsync may not hold on a network's file system: put `data` on a local disk"
         return Finding("disk of the spool", state, advice, healthy=False)
     if seconds < DISHONEST_S:
         return Finding("disk of the spool", state, "so soon no disk has written it: fsync is off somewhere below")
@@ -252,16 +256,3 @@ def _fsync_seconds(folder: Path) -> float:
             os.fdatasync(file.fileno())
             times.append(time.perf_counter() - began)
     return statistics.median(times)
-
-
-def _kind_of(folder: Path) -> str:
-    """The file system of a folder, as /proc/mounts has it."""
-    device = os.stat(folder).st_dev
-    for line in reversed(Path("/proc/mounts").read_text(encoding="utf-8").splitlines()):
-        _, place, kind, *_ = line.split()
-        try:
-            if os.stat(place.replace("\\040", " ")).st_dev == device:
-                return kind
-        except OSError:
-            continue
-    return "unknown"

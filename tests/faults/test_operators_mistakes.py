@@ -10,7 +10,8 @@ import asyncio
 import json
 import os
 import re
-import resource
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +28,15 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 from redis import Redis
+from typer.testing import CliRunner
 
+from rolltap.cli.main import app
 from rolltap.engine.tiny import FOLDER
 
 from ..conftest import PostgresServer, RedisServer, free_port
 from ..soak.disks import mounted
 from ..unit.proxy.test_tokenizer_check import altered
-from .processes import fake_clock
+from .processes import EngineProcess, Forker, fake_clock
 
 UP_WITHIN_S = 60.0
 KEYS = {"admin": "admin-key", "trainer": "trainer-key", "secret": "0123456789abcdef"}
@@ -47,8 +50,11 @@ class Site:
     folder: Path
     postgres: PostgresServer
     redis: RedisServer
+    engine: str
+    forker: Forker
     stack: ExitStack
     settings: Settings = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
 
     def database(self, name: str) -> str:
@@ -67,7 +73,7 @@ class Site:
             "listen": ports,
             "store": {"spool_mb": 4},
             "keys": KEYS,
-            "engines.main": {"url": self.stack.enter_context(an_engine(self.folder))},
+            "engines.main": {"url": self.engine},
             "policies.tiny": {"engine": "main", "model": "scripted", "tokenizer": str(FOLDER), "family": "qwen3"},
         }
         for section, values in {**self.settings, **changes}.items():
@@ -76,33 +82,42 @@ class Site:
         top.setdefault("data", str(self.folder / name))
         config = self.folder / f"{name}.toml"
         config.write_text(toml({"": top, **settings}))
-        server = Server(config, f"http://127.0.0.1:{settings['listen']['admin_port']}", self.environment)
+        server = Server(self, config, f"http://127.0.0.1:{settings['listen']['admin_port']}")
         self.stack.callback(server.kill)
         return server
 
 
 class Server:
-    """A `rolltap serve` in a process of its own."""
+    """A `rolltap serve` in a process of its own: forked, or with a prefix or variables started from nothing."""
 
-    def __init__(self, config: Path, admin: str, environment: Mapping[str, str]) -> None:
-        self.config, self.admin = config, admin
-        self.log = config.with_suffix(".log")
-        command = [sys.executable, "-m", "rolltap", "serve", "--config", str(config)]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
+    def __init__(self, site: Site, config: Path, admin: str) -> None:
+        self.admin, self.log = admin, config.with_suffix(".log")
+        if site.prefix or site.environment:
+            command = [*site.prefix, sys.executable, "-m", "rolltap", "serve", "--config", str(config)]
+            with self.log.open("wb") as log:
+                child = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **site.environment})
+            self.pid, self._wait = child.pid, child.wait
+        else:
+            points = config.with_name(f"points-{len(list(config.parent.iterdir()))}")
+            os.mkfifo(points)
+            self.pid, self._wait = site.forker.fork(config, self.log, points), lambda: 0
+        self._process = os.pidfd_open(self.pid)
 
     @property
     def said(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def ended(self, within: float = 0.0) -> bool:
+        return bool(select.select([self._process], [], [], within)[0])
 
     def up(self) -> Server:
-        until(lambda: "rolltap is up" in self.said or self.process.poll() is not None)
-        assert self.process.poll() is None, self.said
+        until(lambda: "rolltap is up" in self.said or self.ended())
+        assert not self.ended(), self.said
         return self
 
     def refused(self) -> str:
         """The last line of one that does not start. Nothing else but warnings comes before it."""
-        assert self.process.wait(UP_WITHIN_S) != 0
+        assert self.ended(UP_WITHIN_S), self.said
         assert "Traceback" not in self.said
         return self.said.strip().splitlines()[-1]
 
@@ -111,16 +126,18 @@ class Server:
             with urllib.request.urlopen(f"{self.admin}/ready", timeout=20) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
-            return json.load(error)
+            with error:
+                return json.load(error)
 
     def doctor(self) -> str:
-        command = [sys.executable, "-m", "rolltap", "doctor", "--server", self.admin, "--config", str(self.config)]
-        environment = {**os.environ, "COLUMNS": "400", "ROLLTAP_ADMIN_KEY": KEYS["admin"]}
-        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False).stdout
+        environment = {"COLUMNS": "400", "ROLLTAP_ADMIN_KEY": KEYS["admin"]}
+        return CliRunner().invoke(app, ["doctor", "--server", self.admin], env=environment).output
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        if not self.ended():
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+            self.ended(UP_WITHIN_S)
+        self._wait()
 
 
 def until(found: Callable[[], object]) -> None:
@@ -149,25 +166,6 @@ def order(url: str, *orders: str) -> None:
     asyncio.run(run())
 
 
-@contextmanager
-def an_engine(folder: Path) -> Iterator[str]:
-    port, script = free_port(), folder / "script.toml"
-    script.write_text('otherwise = { say = "Hello." }\n')
-    command = [sys.executable, "-m", "rolltap", "engine", "--script", str(script), "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until(lambda: answers(port))
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
 # The mistakes that keep a server from starting. Each gets a site, makes its mistake, and returns what is said.
 
 
@@ -179,7 +177,7 @@ def wrong_password(site: Site) -> str:
     rules.write_text(f"host all mistaken 127.0.0.1/32 scram-sha-256\n{before}")
     order(site.postgres.url(), "SELECT pg_reload_conf()")
     site.settings["store"] = {"url": f"postgresql://mistaken:wr0ng@127.0.0.1:{url.port}/locked"}
-    return 'mistaken:***@127.0.0.1.*password authentication failed for user "mistaken"'
+    return r'mistaken:\*\*\*@127.0.0.1.*password authentication failed for user "mistaken"'
 
 
 def no_such_database(site: Site) -> str:
@@ -245,20 +243,20 @@ def read_only_data(site: Site) -> str:
 
 def full_disk(site: Site) -> str:
     site.stack.enter_context(mounted({site.folder / "own": 8}))
-    site.settings["store"] = {"spool_mb": 64, "url": site.database("full")}
+    site.settings["store"] = {"spool_mb": 64, "url": site.database("filled")}
     return "cannot allocate the spool .*No space left on device"
 
 
 def two_servers_with_one_data_folder(site: Site) -> str:
     other = site.serve("other").up()
     site.settings[""] = {"data": str(site.folder / "other")}
-    return f"process {other.process.pid}"
+    return f"process {other.pid}"
 
 
 def two_servers_with_one_sqlite_file(site: Site) -> str:
     site.settings["store"] = {"url": f"sqlite:///{site.folder}/shared.db"}
     other = site.serve("other").up()
-    return f"shared.db is open for writing in process {other.process.pid}; .*use Postgres"
+    return f"shared.db is open for writing in process {other.pid}; .*use Postgres"
 
 
 def workers_on_one_spool(site: Site) -> str:
@@ -347,9 +345,7 @@ def too_many_connections(site: Site) -> tuple[dict[str, str], str, str]:
 
 
 def few_descriptors(site: Site) -> tuple[dict[str, str], str, str]:
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, limits[1]))
-    site.stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+    site.prefix = ("prlimit", "--nofile=200:200")
     return {"store": "ok"}, "may open 200 files", "raise the limit: LimitNOFILE"
 
 
@@ -365,20 +361,23 @@ RUNS = (
 
 
 @pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    server = PostgresServer(durable=False)
-    server.start()
-    yield server
-    server.remove()
+def world() -> Iterator[tuple[PostgresServer, EngineProcess, Forker]]:
+    postgres, engine, forker = PostgresServer(durable=False), EngineProcess(), Forker()
+    postgres.start()
+    yield postgres, engine, forker
+    forker.close()
+    engine.close()
+    postgres.remove()
 
 
 @pytest.fixture
-def site(tmp_path: Path, postgres: PostgresServer) -> Iterator[Site]:
+def site(tmp_path: Path, world: tuple[PostgresServer, EngineProcess, Forker]) -> Iterator[Site]:
+    postgres, engine, forker = world
     redis = RedisServer()
     redis.start()
     with ExitStack() as stack:
         stack.callback(redis.remove)
-        yield Site(tmp_path, postgres, redis, stack)
+        yield Site(tmp_path, postgres, redis, engine.url, forker, stack)
 
 
 @pytest.mark.parametrize("mistake", STOPS, ids=lambda mistake: mistake.__name__)

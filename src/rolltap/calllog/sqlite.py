@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import sqlite3
 import time
@@ -46,10 +47,18 @@ from rolltap.errors import ConfigError, DatabaseInUse, StoreUnavailable
 
 T = TypeVar("T")
 
+log = logging.getLogger("rolltap.store")
+
 OLDEST_VERSION = (3, 35, 0)  # RETURNING
 READERS = 4
 BUSY_TIMEOUT_S = 10.0
 _SYNCHRONOUS = {Durability.PROCESS: "NORMAL", Durability.POWER: "FULL"}
+
+NETWORK_FILE_SYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"}
+    | {f"fuse.{name}" for name in ("sshfs", "glusterfs", "ceph", "s3fs", "juicefs", "rclone")}
+)
+"""As /proc/mounts names them. Between machines their locks and shared memory do not hold, and an fsync may not."""
 
 WAL_BYTES = 16_000_000
 """To which the write-ahead log is cut back after a long reader made it grow: else it keeps its peak's disk."""
@@ -151,6 +160,7 @@ class SqliteBackend:
         with store_errors(self._name):
             if self._writable:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _warn_of_network(self._path)
                 self._lock = _take_lock(self._path)
                 _make_private(self._path)
                 self._writer = await self._write_worker.run(lambda: self._engine(_open_writer, "rwc").connect())
@@ -359,6 +369,30 @@ def _make_private(path: Path) -> None:
     """Creates the file, or changes its mode, so that only this user can read it. SQLite copies the mode to journals."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     path.chmod(0o600)
+
+
+def _warn_of_network(path: Path) -> None:
+    if (kind := file_system_of(path.parent)) in NETWORK_FILE_SYSTEMS:
+        log.warning(
+            "%s is on a network's file system (%s), where SQLite may lose or damage calls: put it on a local disk, or "
+            "use Postgres",
+            path,
+            kind,
+        )
+
+
+def file_system_of(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The kind of the file system of a folder, as Linux names it; `unknown` elsewhere. It asks no file system, as
+    another one may hang."""
+    try:
+        lines = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return "unknown"
+    inside = folder.resolve()
+    kinds = {
+        Path(place.replace("\\040", " ")): kind for _, place, kind, *_ in lines
+    }  # a later mount hides earlier ones
+    return next((kinds[place] for place in (inside, *inside.parents) if place in kinds), "unknown")
 
 
 def _take_lock(path: Path) -> int:

@@ -121,8 +121,10 @@ def test_too_few_descriptors_are_said_with_the_way_to_more(
 def test_a_disk_without_room_and_one_that_is_memory_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert diagnosis.room_at("room", tmp_path / "not" / "there", needed=1).healthy
     assert not diagnosis.room_at("room", tmp_path, needed=1 << 60).healthy
-    monkeypatch.setattr(diagnosis, "_kind_of", lambda folder: "tmpfs")
+    monkeypatch.setattr(diagnosis, "file_system_of", lambda folder: "tmpfs")
     assert "put `data` on a disk" in diagnosis.honesty_of(tmp_path).advice
+    monkeypatch.setattr(diagnosis, "file_system_of", lambda folder: "nfs4")
+    assert "put `data` on a local disk" in diagnosis.honesty_of(tmp_path).advice
 
 
 def test_servers_that_differ_are_named() -> None:
