@@ -100,6 +100,56 @@ def faults(report: dict[str, Any]) -> str:
     )
 
 
+def soak(report: dict[str, Any]) -> str:
+    """A line for each kind of fault: what clients felt during it, over all rounds."""
+    felt: dict[str, Counter[str]] = {}
+    times: Counter[str] = Counter()
+    rounds = report["rounds"]
+    for phase in (phase for one in rounds for phase in one["phases"]):
+        felt.setdefault(phase["name"], Counter()).update(phase["felt"])
+        times[phase["name"]] += 1
+    rows = "".join(
+        f"| {name} | {times[name]} | {counts['calls']} | {counts['failed a try']} | {counts['given up']} "
+        f"| {sum(count for what, count in counts.items() if what.startswith('broken'))} |\n"
+        for name, counts in sorted(felt.items())
+        if counts["calls"]
+    )
+    totals = sum((Counter(one["totals"]) for one in rounds), Counter())
+    found = sum(len(one["violations"]) for one in rounds)
+    return (
+        "| broken | times | calls begun meanwhile | failed a try | given up | continuity broken |\n|---|---|---|---|---|---|\n"
+        f"{rows}\n{totals['faults']} faults in {sum(one['seconds'] for one in rounds) / 60:.0f} minutes ({len(rounds)} rounds, seeds "
+        f"{', '.join(map(str, sorted({one['seed'] for one in rounds})))}): {totals['seen complete']:,} replies seen complete, "
+        f"{totals['continuations']:,} continuations, {totals['groups in effect']} groups over {totals['steps']} steps, "
+        f"{totals['rollouts late']} leased rollouts late; {found} violations."
+    )
+
+
+def bench_growth(report: dict[str, Any]) -> str:
+    """A column for each store. Seconds as ms where that is what they are."""
+    stores = report["stores"]
+    first = next(iter(stores.values()))
+    lines = {
+        "ready after the start; after a restart, s": ("start_s", "restart_s"),
+        "list of sessions, first; later, s": ("list_first_s", "list_s"),
+        "search, first (it makes the index of words); later, s": ("search_first_s", "search_s"),
+        "`GET /policies/NAME`; `/metrics`, s": ("policy_s", "metrics_s"),
+        "lease of 8 groups, median; worst, s": ("lease_s", "lease_worst_s"),
+        "claim of 8 rollouts, median; worst, s": ("claim_s", "claim_worst_s"),
+        "`log stats`; `verify`; `prune --dry-run`, s": ("stats_s", "verify_s", "prune_s"),
+        "disk: store; index, MB": ("store_mb", "index_mb"),
+        "memory: proxy; reading process, MB": ("proxy_mb", "reading_mb"),
+    }
+    rows = "".join(
+        f"| {what} | {' | '.join('; '.join(f'{one[name]:,.3g}' if one[name] < 100 else f'{one[name]:,.0f}' for name in names) for one in stores.values())} |\n"
+        for what, names in lines.items()
+    )
+    return (
+        f"| {first['calls']:,.0f} calls, {first['queued']:,.0f} tasks queued | {' | '.join(stores)} |\n"
+        f"|---|{'---|' * len(stores)}\n{rows}\n{_machine(report)}"
+    )
+
+
 def rollouts(report: dict[str, Any]) -> str:
     rows = "".join(
         f"| {name} | {report[name]['per_minute']:,.0f} | {report['goals'][name]} | {report[name]['runner_cpu_ms']:.1f} ms |\n"
@@ -295,6 +345,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "families_grid": ("families", families_grid),
     "bench_reconstruct": ("bench_reconstruct", bench_reconstruct),
     "faults": ("faults", faults),
+    "soak": ("soak", soak),
+    "bench_growth": ("bench_growth", bench_growth),
     "bench_calllog": ("bench_calllog", bench_calllog),
     "bench_proxy": ("bench_proxy", bench_proxy),
     "bench_viewer": ("bench_viewer", bench_viewer),
@@ -313,6 +365,8 @@ def read_report(source: str) -> dict[str, Any] | None:
     reports = [json.loads(path.read_text()) for path in paths if path.exists()]
     if not reports:
         return None
+    if isinstance(reports[0], list):
+        return {"rounds": reports[0]}
     whole = dict(reports[0])
     for report in reports[1:]:
         for name in ("runs", "calls", "sampled_tokens", "kept_tokens", "rows", "merges"):

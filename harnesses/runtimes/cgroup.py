@@ -8,6 +8,7 @@ Source: Linux, `Documentation/admin-guide/cgroup-v2.rst`; systemd, `docs/CGROUP_
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import re
@@ -34,6 +35,9 @@ RUNNER_WEIGHT = 10_000
 CLOSE_S = 5.0
 SYSTEMD = Path("/run/systemd/system")
 """Exists if systemd manages the groups; it marks the delegated ones."""
+
+
+log = logging.getLogger("rolltap.runtimes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,13 +188,14 @@ def parent_of_runs() -> Path | None:
 
 
 def run_group(limits: Limits) -> RunGroup | None:
-    """A new group for one run; None if this machine has none."""
+    """A new group for one run; None if this machine has none, or refuses this one."""
     parent = parent_of_runs()
     if parent is None:
         return None
     try:
         return RunGroup.make(parent, limits)
-    except OSError:
+    except OSError as error:
+        log.warning("a run has no control group, so that only the watchdog holds its limits: %s", error)
         return None
 
 

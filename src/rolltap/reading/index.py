@@ -254,13 +254,16 @@ class SessionIndex:
         summaries: Sequence[tuple[SessionSummary, Sequence[str]]],
         calls: Mapping[str, Sequence[tuple[str, bool]]],
     ) -> None:
-        """Stores the sessions that were `read`: summaries with their groups' tags, and (id, open) of their calls."""
+        """Stores the sessions that were `read`: summaries with their groups' tags, and (id, open) of their calls. Those
+        without a summary are no longer on record: they are forgotten."""
         marks = ", ".join("?" * len(_ALL_COLUMNS))
         insert = f"INSERT OR REPLACE INTO sessions ({', '.join(_ALL_COLUMNS)}) VALUES ({marks})"
         with closing(self._connect()) as connection, connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("DELETE FROM stale WHERE session_id = ?", [(id,) for id in read])
             connection.executemany("DELETE FROM open_calls WHERE session_id = ?", [(id,) for id in read])
+            gone = set(read) - {summary.id for summary, _ in summaries}
+            connection.executemany("DELETE FROM sessions WHERE id = ?", [(id,) for id in gone])
             connection.executemany(insert, [_row(summary, tags) for summary, tags in summaries])
             open_rows = [(id, owner) for owner, session_calls in calls.items() for id, open_ in session_calls if open_]
             connection.executemany("INSERT OR REPLACE INTO open_calls VALUES (?, ?)", open_rows)

@@ -128,12 +128,15 @@ class Indexer:
         self._looked_at = time.monotonic()
 
     async def _full_scan(self) -> set[str]:
-        """Returns sessions that the index lacks, or whose number of calls differs from the index."""
+        """Returns sessions that the index lacks, or whose number of calls differs from the index: also those that the
+        record has lost, as after a restored backup."""
         known = await asyncio.to_thread(self.index.call_counts)
         recorded = await self._database.query(calls_by_session)
         all_ids = await self._database.query(session_ids)
         self._scanned_at = time.monotonic()
-        return await asyncio.to_thread(lambda: {id for id in all_ids if known.get(id, -1) != recorded.get(id, 0)})
+        return await asyncio.to_thread(
+            lambda: (known.keys() - set(all_ids)) | {id for id in all_ids if known.get(id, -1) != recorded.get(id, 0)}
+        )
 
     async def _work(self) -> bool:
         """Does one portion of the work. Returns True if there is more."""

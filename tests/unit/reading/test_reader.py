@@ -162,6 +162,23 @@ async def test_the_list_follows_the_record(reading: ReadHouse):
     assert found.closed_at is not None
 
 
+async def test_a_session_that_the_record_has_lost_leaves_the_list(
+    reading: ReadHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup was restored, or a standby promoted that lacks it. The index file is what it was."""
+    lost, kept = await reading.talk(), await reading.talk()
+    for talk in (lost, kept):
+        await talk.two_turns()
+    await reading.reader.settle(texts=True)
+    forget = sa.delete(sessions).where(sessions.c.id == lost.session_id)
+    await reading.home.app.call_log.database.transact(lambda connection: connection.execute(forget))
+    monkeypatch.setattr("rolltap.reading.indexing.FULL_SCAN_EVERY_S", 0.0)
+    await reading.reader.settle()
+    for query in (SessionQuery(), SessionQuery(search="zebra")):
+        page = await reading.reader.sessions(query)
+        assert ([line.id for line in page.sessions], page.total) == ([kept.session_id], 1)
+
+
 async def test_tampering_and_a_log_that_differs_are_in_a_sessions_line(reading: ReadHouse):
     honest, odd = await reading.talk(), await reading.talk()
     for talk in (honest, odd):
