@@ -136,7 +136,7 @@ def bench_growth(report: dict[str, Any]) -> str:
         "`GET /policies/NAME`; `/metrics`, s": ("policy_s", "metrics_s"),
         "lease of 8 groups, median; worst, s": ("lease_s", "lease_worst_s"),
         "claim of 8 rollouts, median; worst, s": ("claim_s", "claim_worst_s"),
-        "`log stats`; `verify`; `prune --dry-run`, s": ("stats_s", "verify_s", "prune_s"),
+        "`log stats`; `log prune --dry-run`, s": ("stats_s", "prune_s"),
         "disk: store; index, MB": ("store_mb", "index_mb"),
         "memory: proxy; reading process, MB": ("proxy_mb", "reading_mb"),
     }

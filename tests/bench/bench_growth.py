@@ -3,7 +3,7 @@ reports/bench_growth.json.
 
 A record of `--calls` calls (2 a session, 8 sessions a group, all trained but the last groups) and `--queued` tasks, on
 SQLite and on a private Postgres. Its rows are written past the server. Then `rolltap serve` starts on it, twice, and is
-used as its clients do: a list, a search, leases, claims; then `log stats`, `log verify` and `log prune --dry-run`.
+used as its clients do: a list, a search, leases, claims; then `log stats` and `log prune --dry-run`.
 Times are medians, and the worst of several where there are two.
 """
 
@@ -23,6 +23,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from rich.table import Table
 from rolltap import __version__
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
+from rolltap.contract.admin import GroupRule
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.client import AdminClient
@@ -52,6 +54,7 @@ SUBMISSIONS = 10
 LEASE, CLAIM = 8, 8
 """Groups of a lease, rollouts of a claim."""
 
+RULE = json.dumps(asdict(GroupRule()))
 LOOKS = 20
 QUEUED_AT_ONCE = 50_000
 UP_WITHIN_S = 600.0
@@ -80,7 +83,7 @@ async def queue(database: Database, queued: int) -> None:
     for number in range(2 * SUBMISSIONS):
         rows.add(
             submissions, id=f"submission-{number:04d}", digest=f"s{number}", policy=POLICY, n=GROUP,
-            priority=number % 3, tags="[]", rule="{}", created_at=BEGAN + number,
+            priority=number % 3, tags="[]", rule=RULE, created_at=BEGAN + number,
         )  # fmt: skip
     await rows.write(database)
     for number in range(2 * SUBMISSIONS):
