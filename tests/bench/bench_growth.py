@@ -50,7 +50,9 @@ KEYS = {"admin": "admin-key", "trainer": "trainer-key"}
 READY = 64
 """Groups that are not trained yet."""
 
-SUBMISSIONS = 10
+SUBMISSIONS, OPENED = 10, 1000
+"""Those with queued tasks, and tasks of each of as many before them."""
+
 LEASE, CLAIM = 8, 8
 """Groups of a lease, rollouts of a claim."""
 
@@ -77,8 +79,7 @@ async def fill(url: str, calls: int, queued: int) -> None:
 
 
 async def queue(database: Database, queued: int) -> None:
-    """`queued` tasks in submissions of several priorities, behind as many submissions that are all opened."""
-    each = max(1, queued // SUBMISSIONS)
+    """`queued` tasks in submissions of several priorities, behind as many submissions without any."""
     rows = Rows()
     for number in range(2 * SUBMISSIONS):
         rows.add(
@@ -88,11 +89,12 @@ async def queue(database: Database, queued: int) -> None:
     await rows.write(database)
     for number in range(2 * SUBMISSIONS):
         ended = number < SUBMISSIONS
-        for start in range(0, each, QUEUED_AT_ONCE):
+        count = OPENED if ended else max(1, queued // SUBMISSIONS)
+        for start in range(0, count, QUEUED_AT_ONCE):
             rows = Rows()
-            for position in range(start, min(start + QUEUED_AT_ONCE, each)):
-                digest, group = f"digest-{position % 500}", group_id(0) if ended else None
-                rows.add(submitted, f"submission-{number:04d}", position, digest, group)
+            for position in range(start, min(start + QUEUED_AT_ONCE, count)):
+                group = group_id(0) if ended else None
+                rows.add(submitted, f"submission-{number:04d}", position, f"digest-{position % 500}", group)
             await rows.write(database)
 
 
@@ -193,14 +195,10 @@ async def claims(url: str) -> list[float]:
 def commands(url: str) -> Figures:
     """Seconds of commands on the record, which has no server any more."""
     figures: Figures = {}
-    for name, words in (
-        ("stats", ["stats"]),
-        ("verify", ["verify"]),
-        ("prune", ["prune", "--older-than", "1s", "--dry-run"]),
-    ):
-        command = [sys.executable, "-m", "rolltap", "log", *words, "--store", url]
+    for name, *words in (("stats",), ("prune", "--older-than", "1s", "--dry-run")):
+        command = [sys.executable, "-m", "rolltap", "log", name, *words, "--store", url]
         began = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         figures[f"{name}_s"] = time.perf_counter() - began
     return figures
 
