@@ -118,7 +118,7 @@ def soak(report: dict[str, Any]) -> str:
     found = sum(len(one["violations"]) for one in rounds)
     return (
         "| broken | times | calls begun meanwhile | failed a try | given up | continuity broken |\n|---|---|---|---|---|---|\n"
-        f"{rows}\n{totals['faults']} faults in {sum(one['seconds'] for one in rounds) / 60:.0f} minutes ({len(rounds)} rounds, seeds "
+        f"{rows}\n{totals['faults']} faults in {sum(one['seconds'] for one in rounds) / 60:.0f} minutes ({len(rounds)} rounds of seed "
         f"{', '.join(map(str, sorted({one['seed'] for one in rounds})))}): {totals['seen complete']:,} replies seen complete, "
         f"{totals['continuations']:,} continuations, {totals['groups in effect']} groups over {totals['steps']} steps, "
         f"{totals['rollouts late']} leased rollouts late; {found} violations."

@@ -23,7 +23,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from rolltap.contract.admin import GroupRule
 from rolltap.contract.trainer import LeaseOptions
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.client import AdminClient
+from rolltap.ledger.rows import rule_json
 from rolltap.ledger.schema import groups, submissions, submitted
 from rolltap.trainer_client.lease.client import TrainerClient
 
@@ -56,7 +56,7 @@ SUBMISSIONS, OPENED = 10, 1000
 LEASE, CLAIM = 8, 8
 """Groups of a lease, rollouts of a claim."""
 
-RULE = json.dumps(asdict(GroupRule()))
+RULE = json.dumps(rule_json(GroupRule()))
 LOOKS = 20
 QUEUED_AT_ONCE = 50_000
 UP_WITHIN_S = 600.0
