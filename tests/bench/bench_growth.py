@@ -195,7 +195,7 @@ async def claims(url: str) -> list[float]:
 def commands(url: str) -> Figures:
     """Seconds of commands on the record, which has no server any more."""
     figures: Figures = {}
-    for name, *words in (("stats",), ("prune", "--older-than", "1s", "--dry-run")):
+    for name, *words in (("stats",), ("prune", "--older-than", "1m", "--dry-run")):
         command = [sys.executable, "-m", "rolltap", "log", name, *words, "--store", url]
         began = time.perf_counter()
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rolltap import __version__
-from rolltap.calllog.backend import Insert
+from rolltap.calllog.backend import Insert, columns
 from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, session_row
 from rolltap.calllog.database import Database
 from rolltap.calllog.facts import CallCompletion, CallIntent, RequestParts
@@ -75,7 +75,12 @@ class Rows:
     async def write(self, database: Database) -> None:
         def work(connection: sa.Connection) -> None:
             for table, rows in self.by_table.items():
-                Insert(table, connection.dialect).run(connection, rows)
+                insert = Insert(table, connection.dialect)
+                if connection.dialect.name == "postgresql":  # its ledger's keys begin with the tenant
+                    plain = insert.sql.rpartition(" ON CONFLICT ")[0]
+                    connection.exec_driver_sql(plain, tuple(columns(rows)))
+                else:
+                    insert.run(connection, rows)
 
         await database.transact(work)
 
