@@ -185,6 +185,7 @@ class FactWriter:
         if not facts:
             return
         batch, timeline = CommitBatch(facts), -1
+        inserted: Mapping[sa.Table, int] = {}
         try:
             while timeline != self._database.timeline:  # a server was promoted meanwhile: it may lack this commit
                 timeline = self._database.timeline
