@@ -90,7 +90,7 @@ async def test_from_the_task_to_the_lease(home: House, tmp_path: Path) -> None:
     assert not any(hidden in trained for hidden in ("4711", "Hint:", "Now submit."))
     assert (segment.versions[~segment.loss_mask] == -1).all()
     counts = leased.rollouts[0].trajectory.counts
-    assert counts["masked_tokens.rule"] == sum(end - start for row in rows for start, end in row.completion.masked)
+    assert counts["masked_tokens.rule"] == sum(end - start for row in rows for start, end in row.call().masked)
     assert counts["trained_calls"] == 2
 
 

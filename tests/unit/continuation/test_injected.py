@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +31,7 @@ turns = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=5
 """Whether each reply thinks, and whether it calls a tool."""
 
 
-def text(role: str, said: str, **more: str) -> Message:
+def text(role: Any, said: str, **more: Any) -> Message:
     return Message(role, (Text(said),), **more)
 
 

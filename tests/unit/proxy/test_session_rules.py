@@ -97,7 +97,7 @@ def replace_text(rule: MessageRule, text: str) -> MessageRule:
         ({"call": 9}, []),
     ],
 )
-async def test_the_calls_of_a_rule(tokenizer: HubTokenizer, rule: dict[str, int], hinted: list[int]) -> None:
+async def test_the_calls_of_a_rule(tokenizer: HubTokenizer, rule: dict[str, Any], hinted: list[int]) -> None:
     plane = await plane_with(tokenizer, SessionRules(messages=(MessageRule(text="Think.", **rule),)))
     history: list[dict[str, Any]] = []
     for turn in range(4):
