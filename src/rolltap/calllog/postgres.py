@@ -355,7 +355,13 @@ async def _opened(
     connection = engine.connect()
     try:
         with store_errors(name):
-            await connection.start()
+            try:
+                await connection.start()
+            except driver_errors() as error:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():  # asyncpg's own fault where it is cancelled as it connects
+                    raise asyncio.CancelledError from error
+                raise StoreUnavailable(f"{name}: {error}", retry_after=RETRY_AFTER_S) from error
     except StoreUnavailable as error:
         note_refusal(error)
         raise
@@ -364,8 +370,8 @@ async def _opened(
     finally:
         try:
             await connection.close()
-        except exc.DBAPIError as error:
-            log.info("%s: a connection was lost after its work: %s", name, error.orig)
+        except (exc.DBAPIError, *driver_errors()) as error:
+            log.info("%s: a connection was lost after its work: %s", name, getattr(error, "orig", error))
 
 
 async def _off(connection: Connection, setting: str) -> bool:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from rolltap.calllog.backend import Durability, Insert
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.postgres import ServerCheck, ServerState
+from rolltap.calllog.postgres import ServerCheck, ServerState, _opened
 from rolltap.errors import StoreUnavailable
 
 from .facts import a_completion, a_session, an_intent
@@ -182,3 +182,48 @@ async def test_a_connection_that_cannot_be_asked_is_of_a_store_that_is_away(erro
 
     with pytest.raises(StoreUnavailable):
         await ServerCheck("pg", writable=True).of(Broken(), {})
+
+
+class Connecting:
+    """Stands for a pool's connection that fails as asyncpg does where it is cancelled while it connects."""
+
+    def connect(self) -> Connecting:
+        return self
+
+    async def start(self) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+
+
+async def test_what_is_cancelled_as_it_connects_is_cancelled() -> None:
+    refused: list[StoreUnavailable] = []
+
+    async def use() -> None:
+        async with _opened(Connecting(), "the store", refused.append):  # type: ignore[arg-type]
+            raise AssertionError
+
+    task = asyncio.create_task(use())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await use()
+    assert refused == []
+
+
+async def test_a_fault_of_the_driver_is_a_store_that_is_away() -> None:
+    refused: list[StoreUnavailable] = []
+    connecting = Connecting()
+    connecting.start = partial(failing, asyncpg.InternalClientError("its own"))  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable, match="its own"):
+        async with _opened(connecting, "the store", refused.append):  # type: ignore[arg-type]
+            raise AssertionError
+    assert len(refused) == 1
+
+
+async def failing(error: Exception) -> None:
+    raise error
