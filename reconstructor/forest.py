@@ -30,9 +30,12 @@ SIBLING_KEY_TOKENS = 32
 
 
 class TokenForest:
-    """One session's calls with their links. `add` takes calls in any order; `nodes` is sorted by call id."""
+    """One session's calls with their links, and those of its origin. `add` takes calls in any order; `nodes` is sorted
+    by call id. `session_id` is the session's; empty as long as it has no call of its own.
+    """
 
     def __init__(self) -> None:
+        self.session_id = ""
         self.nodes: list[PrefixNode] = []
         self._by_id: dict[str, PrefixNode] = {}
         self._contexts = PrefixIndex()
@@ -49,6 +52,11 @@ class TokenForest:
     def get(self, call_id: str | None) -> PrefixNode | None:
         return self._by_id.get(call_id) if call_id is not None else None
 
+    @property
+    def own(self) -> list[PrefixNode]:
+        """The session's own calls: those that are not of its origin."""
+        return [node for node in self.nodes if not node.call.sampled_by]
+
     def position(self, call_id: str) -> int:
         """The place of a call in `nodes`."""
         return bisect_left(self.nodes, call_id, key=_by_call_id)
@@ -62,8 +70,10 @@ class TokenForest:
         if known is not None:
             known.call = _merged(known.call, call)
             return
-        if self.nodes and self.nodes[0].call.session_id != call.session_id:
-            raise RecordCorrupt(f"call {call.id}: session {call.session_id}, not {self.nodes[0].call.session_id}")
+        if not call.sampled_by:
+            if self.session_id and self.session_id != call.session_id:
+                raise RecordCorrupt(f"call {call.id}: session {call.session_id}, not {self.session_id}")
+            self.session_id = call.session_id
         node = PrefixNode(call)
         self._link(node, self._find(call))
         position = bisect_left(self.nodes, node.id, key=_by_call_id)

@@ -33,13 +33,17 @@ from rolltap.types import Break, BreakReason, Call, Classification, Outcome, Seg
 def reconstruct(calls: Iterable[Call], *, strategy: str | Strategy = "tree", rules: Rules | None = None) -> Trajectory:
     """The trajectory of one session's calls.
 
+    Calls of the session's origin (`Call.sampled_by`) are context of those that continue them. They carry no loss here,
+    and are neither classified nor among the findings: all that is said of the session.
+
     `strategy` is a `Strategy`, or the name of one in `STRATEGIES` or of an installed entry point. `rules` default to
     `Rules()`. Raises `RecordCorrupt` if two records of a call differ or the calls belong to several sessions,
     `AlignmentError` if arrays have different lengths, `ConfigError` for an unknown strategy.
     """
     forest = TokenForest()
     for call in sorted(calls, key=lambda call: call.id):
-        forest.add(call)
+        if len(call.output_ids) or not call.sampled_by:  # a fork before a reply's first token: nothing to continue
+            forest.add(call)
     link_strategy = strategy_named(strategy) if isinstance(strategy, str) else strategy
     return _assemble(forest, link_strategy, rules or Rules())
 
@@ -65,12 +69,12 @@ def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules) -> Trajecto
             purposes[node.id].agent,
             mask="" if kept.reasons[node.id] is MaskReason.TRAINED else kept.reasons[node.id].value,
         )
-        for node in forest
+        for node in forest.own
     )
     found_breaks = tuple(breaks.values())
-    findings = findings_of([node.call for node in forest], classifications, found_breaks, rules.log_check)
+    findings = findings_of([node.call for node in forest.own], classifications, found_breaks, rules.log_check)
     return Trajectory(
-        session_id=forest.nodes[0].call.session_id if forest.nodes else "",
+        session_id=forest.session_id,
         segments=segments,
         breaks=found_breaks,
         counts=_counts(forest, kept, breaks, segments)
@@ -117,18 +121,22 @@ def _before_break(forest: TokenForest, node: PrefixNode, before: Break | None) -
 def _counts(
     forest: TokenForest, kept: KeptCalls, breaks: Mapping[str, Break], segments: Sequence[Segment]
 ) -> dict[str, int]:
-    """The counts for the report. `trained_tokens` is counted on the masks, `trainable_tokens` on the calls."""
+    """The counts for the report. `trained_tokens` is counted on the masks, `trainable_tokens` on the calls.
+
+    Calls of the origin count only as masked, by `MaskReason.ORIGIN`.
+    """
+    own = forest.own
     counts = Counter(
         {
-            "calls": len(forest),
-            "prompt_tokens": sum(len(node.call.prompt_ids) for node in forest),
-            "sampled_tokens": sum(len(node.call.output_ids) for node in forest),
-            "delivered_tokens": sum(len(node.call.output_ids) for node in forest if unusable(node.call) is None),
+            "calls": len(own),
+            "prompt_tokens": sum(len(node.call.prompt_ids) for node in own),
+            "sampled_tokens": sum(len(node.call.output_ids) for node in own),
+            "delivered_tokens": sum(len(node.call.output_ids) for node in own if unusable(node.call) is None),
             "trainable_tokens": sum(kept.trained[root.id] for root in kept.roots),
             "trained_tokens": sum(int(segment.loss_mask.sum()) for segment in segments),
             "trained_calls": sum(reason is MaskReason.TRAINED for reason in kept.reasons.values()),
             "call_row_tokens": sum(node.length for node in kept.nodes if kept.reasons[node.id] is MaskReason.TRAINED),
-            "merged_calls": sum(node.parent is not None for node in forest),
+            "merged_calls": sum(node.parent is not None for node in own),
             "segments": len(segments),
             "rows": sum(bool(segment.loss_mask.any()) for segment in segments),
             "row_tokens": sum(len(segment) for segment in segments if segment.loss_mask.any()),
@@ -143,7 +151,7 @@ def _counts(
         elif node.call.masked:
             counts[f"masked_tokens.{MaskReason.RULE}"] += int((~node.call.unmasked).sum())
     counts.update(f"breaks.{break_.reason}" for break_ in breaks.values())
-    counts.update(f"calls.{purpose.kind}" for purpose in kept.purposes.by_call.values())
+    counts.update(f"calls.{kept.purposes.by_call[node.id].kind}" for node in own)
     return {name: counts[name] for name in sorted(counts)}
 
 
@@ -161,7 +169,8 @@ def classify(forest: TokenForest, rules: Rules) -> KeptCalls:
     for node in sorted(forest, key=lambda node: len(node.call.prompt_ids), reverse=True):  # children before parents
         reason = reasons[node.id]
         kept = tuple(child for child in node.children if child.id in stands)
-        if kept or (reason is not MaskReason.ABANDONED and unusable(node.call) is None):
+        ends = reason not in (MaskReason.ABANDONED, MaskReason.ORIGIN) and unusable(node.call) is None
+        if kept or ends:
             stands.add(node.id)
         own = int(node.call.unmasked.sum()) if reason is MaskReason.TRAINED else 0
         trained[node.id] = own + sum(trained[child.id] for child in kept)
@@ -179,7 +188,7 @@ def breaks_of(forest: TokenForest, compacted: frozenset[str]) -> dict[str, Break
     """
     retries = {node.id for siblings in forest.siblings() for node in siblings[1:]}
     breaks: dict[str, Break] = {}
-    for node in forest:
+    for node in forest.own:
         named = _named_parent(forest, node)
         if node.call.outcome is Outcome.REFUSED:
             continue

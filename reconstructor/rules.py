@@ -38,6 +38,7 @@ class MaskReason(StrEnum):
 
     TRAINED = "trained"
     # Always masked.
+    ORIGIN = "origin"  # sampled in the session from which this one was forked, and trained there
     ABORTED = "aborted"
     ENGINE_ERROR = "engine_error"
     REFUSED = "refused"
@@ -120,6 +121,8 @@ class Rules:
         return self._always(call, kind) or self._by_choice(call, kind, abandoned=abandoned) or MaskReason.TRAINED
 
     def _always(self, call: Call, kind: CallKind) -> MaskReason | None:
+        if call.sampled_by:
+            return MaskReason.ORIGIN
         if spoiled := unusable(call):
             return spoiled
         if call.flaw is Flaw.LOGPROBS_MISSING or len(call.logprobs) != len(call.output_ids):

@@ -33,7 +33,7 @@ class SpanPair:
 
 def span_pair(node: PrefixNode, index: int, reason: MaskReason, agent: str) -> SpanPair:
     start, end, call = len(node.call.prompt_ids), node.length, node.call
-    context = CallSpan(call.id, start, end, trained=False, index=index, agent=agent)
+    context = CallSpan(call.id, start, end, trained=False, index=index, agent=agent, sampled_by=call.sampled_by)
     if reason is not MaskReason.TRAINED:
         return SpanPair(context, context)
     return SpanPair(CallSpan(call.id, start, end, trained=True, index=index, agent=agent), context)

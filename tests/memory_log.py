@@ -19,9 +19,9 @@ from rolltap.calllog.facts import (
     name_of,
     same_fact,
 )
-from rolltap.calllog.sessions import Delta, in_order, rebuild_prompts
+from rolltap.calllog.sessions import Delta, chain_rows, delta_of, in_order, rebuild_prompts
 from rolltap.errors import NotFound, RecordCorrupt
-from rolltap.types import UNCHECKED, Call, LogCheck, Session
+from rolltap.types import UNCHECKED, Call, LogCheck, Origin, Session
 
 
 class MemoryCallLog:
@@ -108,19 +108,39 @@ class MemoryCallLog:
         return written
 
     async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
-        intents = [self._intents[call_id] for call_id in self._calls.get(session_id, ())]
-        prompts = rebuild_prompts(self._delta(intent) for intent in intents)
-        order = in_order({intent.id: intent.parent_id for intent in intents})
+        own = self._calls.get(session_id, ())
+        origin = self._sessions[session_id].origin if session_id in self._sessions else None
+        before = self._before(origin.call_id) if origin is not None else ()
+        prompts = rebuild_prompts(map(self._delta, {*before, *own}))
+        order = in_order({call_id: self._intents[call_id].parent_id for call_id in own})
         return [self._row(call_id, prompts) for call_id in order if call_id not in known]
+
+    async def chain(self, origin: Origin) -> Sequence[CallRow]:
+        before = self._before(origin.call_id)
+        prompts = rebuild_prompts(map(self._delta, before))
+        rows = {call_id: self._row(call_id, prompts) for call_id in before}
+        return chain_rows(rows, origin, {key: session.rollout_id or key for key, session in self._sessions.items()})
+
+    def _before(self, call_id: str | None) -> list[str]:
+        """The call and those before it."""
+        chain: list[str] = []
+        while call_id in self._intents:
+            chain.append(call_id)
+            call_id = self._intents[call_id].parent_id
+        return chain
+
+    def _delta(self, call_id: str) -> Delta:
+        return delta_of(self._intents[call_id], self._completions.get(call_id))
 
     async def calls(self, session_ids: Sequence[str]) -> Mapping[str, tuple[Session, Sequence[Call]]]:
         known = [key for key in session_ids if key in self._sessions]
-        return {key: (self._sessions[key], [row.call() for row in await self.rows(key)]) for key in known}
-
-    def _delta(self, intent: CallIntent) -> Delta:
-        done = self._completions.get(intent.id)
-        output_ids = done.output_ids if done else intent.new_ids[:0]
-        return Delta(intent.id, intent.parent_id, intent.shared, intent.new_ids, output_ids)
+        calls: dict[str, tuple[Session, Sequence[Call]]] = {}
+        for key in known:
+            session = self._sessions[key]
+            rows = await self.rows(key)
+            chain = await self.chain(session.origin) if session.origin is not None and rows else ()
+            calls[key] = session, [row.call() for row in [*chain, *rows]]
+        return calls
 
     def _row(self, call_id: str, prompts: dict[str, Any]) -> CallRow:
         delivery = self._deliveries.get(call_id)

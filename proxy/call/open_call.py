@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rolltap.calllog.facts import CallRow
+from rolltap.calllog.facts import CallRow, until
 from rolltap.protocols.conversation import Choice, Usage
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.plan import PromptPlan
@@ -41,7 +41,7 @@ class SampledTokens:
         self.ids += chunk.token_ids[:size]
         self._add_logprobs(chunk.logprobs, size)
         if chunk.versions is not None:
-            self.versions = _until(chunk.versions, len(self.ids))
+            self.versions = until(chunk.versions, len(self.ids))
         for name, array in chunk.extras.items():
             self.extras.setdefault(name, []).append(array[:size])
         for name, array in chunk.whole.items():
@@ -64,7 +64,7 @@ class SampledTokens:
         if size >= len(self.ids):
             return
         del self.ids[size:], self.logprobs[size:]
-        self.versions = self.versions and _until(self.versions, size)
+        self.versions = self.versions and until(self.versions, size)
         self.extras = {name: [np.concatenate(arrays)[:size]] for name, arrays in self.extras.items()}
 
     def clear(self) -> None:
@@ -94,12 +94,6 @@ class SampledTokens:
         if self.versions is None and self.ids:
             return Flaw.VERSION_UNKNOWN
         return None
-
-
-def _until(versions: Sequence[VersionSpan], end: int) -> tuple[VersionSpan, ...]:
-    """The spans up to the `end`-th token."""
-    cut = [VersionSpan(span.version, span.start, min(span.end, end)) for span in versions]
-    return tuple(span for span in cut if span.start < span.end)
 
 
 @dataclass(slots=True, eq=False)

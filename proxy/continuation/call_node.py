@@ -31,8 +31,8 @@ class Lineage(msgspec.Struct, frozen=True, omit_defaults=True):
     A request consists of its frame (policy, tools, leading system text, effort) and its conversation (the other
     messages). `base` is the number of conversation messages that the parent has (with its reply), `links` the
     concatenated chain digests of the rest. `thinking`: the call was asked to think, which changes the prompt's end.
-    `thoughts` are those of the messages after `base`. `call_beginning`: how many of the prompt's last ids begin a call
-    which the client demands.
+    `thoughts` are those of the messages after `base`. `call_beginning`: how many of the prompt's last ids begin the
+    reply: a call which the client demands, or the part of a reply inside which the session was forked.
     """
 
     base: int

@@ -40,7 +40,7 @@ from rolltap.proxy.continuation.canonical import (
     tools_digest,
 )
 from rolltap.proxy.continuation.turns import TurnReader
-from rolltap.types import CallKind, InjectedMessage, Int32, Outcome
+from rolltap.types import CallKind, InjectedMessage, Int32, Origin, Outcome
 
 R = TypeVar("R", bound=CallRule)
 
@@ -138,9 +138,11 @@ class SameContextCalls:
 
 
 class Forest:
-    """One session's calls. Not thread-safe: callers hold the session's `planning` lock.
+    """One session's calls; those of a fork begin with its origin's. Not thread-safe: callers hold the session's
+    `planning` lock.
 
-    `size` is the estimated bytes of all nodes in memory, `rules` are the session's.
+    `size` is the estimated bytes of all nodes in memory, `rules` are the session's. `begun`: the call of the origin
+    inside whose reply a fork begins; its `output_ids` are the tokens that are kept.
     """
 
     def __init__(self, digests: DigestCache, rules: SessionRules = NO_RULES) -> None:
@@ -153,6 +155,8 @@ class Forest:
         self._loads = 0
         self._replies: dict[bytes, CallNode] = {}  # by the reply's digest, and by digest and frame: the latest call
         self.size = 0
+        self.begun: CallNode | None = None
+        self._origin_ids: frozenset[str] = frozenset()
         self._outlined: deque[int] = deque()  # keys in `digests.outlines`, the latest first
 
     def outline(self, policy: str, request: ChatRequest, effort: str = "") -> Outline:
@@ -365,8 +369,16 @@ class Forest:
 
     @property
     def completed(self) -> set[str]:
-        """The ids of completed calls: their rows in the log will not change."""
-        return {call_id for call_id, node in self.nodes.items() if node.outcome is Outcome.COMPLETED}
+        """The ids of the session's completed calls: their rows in the log will not change."""
+        ended = {call_id for call_id, node in self.nodes.items() if node.outcome is Outcome.COMPLETED}
+        return ended - self._origin_ids
+
+    def load_origin(self, rows: Sequence[CallRow], origin: Origin) -> None:
+        """Loads the calls of a fork's origin (`CallLog.chain`), before those of the fork."""
+        self.load(rows)
+        self._origin_ids = frozenset(self.nodes)
+        if origin.at is not None:
+            self.begun = self.nodes[origin.call_id]
 
     def load(self, rows: Sequence[CallRow]) -> bool:
         """Loads rows from the log: calls of other replicas or before a restart, and completions of calls in flight.

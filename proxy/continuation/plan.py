@@ -284,6 +284,8 @@ class Continuation(ParentFinder):
         """
         place, renderer = self._place(forest, request, effort), self._at_effort[effort]
         outline, match, duplicate, request = place
+        if duplicate is not None and duplicate is forest.begun and duplicate.lineage.thinking == thinking:
+            return self._go_on(duplicate, forest, request, place)
         if (
             duplicate is not None
             and duplicate.lineage.thinking == thinking
@@ -314,6 +316,19 @@ class Continuation(ParentFinder):
         fitted = (*rules, TOOLS_NOT_SHOWN) if request.tools and not self.fitting.shows_tools else rules
         lineage = msgspec.structs.replace(plan.lineage, thinking=thinking, call_beginning=len(beginning))
         return replace(plan, lineage=lineage, fitted=fitted, injected=_own(injected, plan))
+
+    def _go_on(self, begun: CallNode, forest: Forest, request: ChatRequest, place: RequestPlace) -> PromptPlan:
+        """The plan of a fork's request that was asked in its origin: the prompt ends inside the reply of that call.
+
+        The reply's kept tokens count as the beginning that the prompt gives it, behind one that the request demanded.
+        """
+        prompt = begun.context_ids()
+        given = begun.lineage.call_beginning + len(begun.output_ids)
+        lineage = place.outline.lineage(0, thinking=begun.lineage.thinking)
+        lineage = msgspec.structs.replace(lineage, call_beginning=given)
+        quotes, follows = _quoted_replies(forest, request, place), self._followed(forest, request, place)
+        items = _shared_items(request, begun)
+        return PromptPlan(prompt, begun, len(prompt), None, lineage, items, quotes, follows, begun.fitted)
 
     def _render(
         self, renderer: TokenRenderer, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool

@@ -45,6 +45,7 @@ LOOK_AT_TRAINING: Roles = ("admin", "trainer", "viewer")
 
 ADMIN_PLANE: Table = {
     "POST /sessions": RUN,
+    "POST /sessions/{session_id}/fork": ADMIN,
     "POST /sessions/{session_id}/close": RUN,
     "POST /sessions/{session_id}/log": RUN,
     "POST /tasks": ADMIN,
@@ -114,6 +115,7 @@ OF_DEPLOYMENT = frozenset({"GET /metrics", "GET /diagnosis"})
 AUDITED = frozenset(
     {
         "POST /sessions",
+        "POST /sessions/{session_id}/fork",
         "POST /sessions/{session_id}/close",
         "POST /sessions/{session_id}/log",
         "POST /tasks",

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from rolltap.contract.admin import ClosedSession, HarnessLog, OpenSession, SessionKey
+from rolltap.contract.admin import ClosedSession, ForkSession, HarnessLog, OpenSession, SessionKey
 from rolltap.contract.rules import rules_of
-from rolltap.contract.tags import ROLES, TEMPERATURE, TURNS, ReplayedSession
+from rolltap.contract.tags import ROLES, TEMPERATURE, TURNS, ReplayedSession, inherited_tags
 from rolltap.decoding import convert
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
 from rolltap.proxy.call.budget import cap_of
@@ -17,7 +17,8 @@ from rolltap.proxy.front.access import By
 from rolltap.proxy.planes.router import PlaneRouter
 from rolltap.proxy.planes.services import Services
 from rolltap.proxy.reading_process.questions import P, Question, SessionEnds
-from rolltap.types import EVALUATION, PURPOSE_TAG, UNCHECKED, LogCheck, Session
+from rolltap.proxy.sessions.forking import check_origin
+from rolltap.types import EVALUATION, PURPOSE_TAG, UNCHECKED, LogCheck, Origin, Session
 
 
 def judged_rollout(tags: Mapping[str, str]) -> str:
@@ -45,9 +46,25 @@ def router(services: Services) -> PlaneRouter:
             session, key = await services.sessions.open(
                 body.policy, rollout_id=body.rollout_id, ttl=body.ttl, tags=body.tags, rules=body.rules
             )
-        base_url = services.session_url(session.id)
-        context = services.policies[session.policy].context
-        return SessionKey(session.id, key, base_url, session.expires_at, session.policy, context=context)
+        return _session_key(services, session, key)
+
+    @routes.post("/sessions/{session_id}/fork")
+    async def fork_session(session_id: str, body: ForkSession) -> SessionKey:
+        """Opens a session that begins where call `call` of this one ends, or inside its reply. Only this answer
+        contains its key.
+
+        The calls up to there are its context: what the harness re-sends of them is continued token for token, and never
+        trained in the fork, which has this one's rules. With `at`, the request of `call` is asked again; the reply
+        begins with the kept tokens.
+        """
+        session = await services.sessions.get(session_id)
+        origin = Origin(session.id, body.call, body.at)
+        await check_origin(services.call_log, services.policies, session, origin)
+        tags = inherited_tags(session) | body.tags
+        fork, key = await services.sessions.open(
+            session.policy, ttl=body.ttl, tags=tags, rules=rules_of(session), origin=origin
+        )
+        return _session_key(services, fork, key)
 
     @routes.post("/sessions/{session_id}/close", response_model=ClosedSession)
     async def close_session(session_id: str, by: By) -> dict[str, Any]:
@@ -72,6 +89,12 @@ def router(services: Services) -> PlaneRouter:
         return await _checked(services, session, body)
 
     return routes
+
+
+def _session_key(services: Services, session: Session, key: str) -> SessionKey:
+    base_url = services.session_url(session.id)
+    context = services.policies[session.policy].context
+    return SessionKey(session.id, key, base_url, session.expires_at, session.policy, context=context)
 
 
 async def _open_replay(services: Services, body: OpenSession) -> tuple[Session, str]:

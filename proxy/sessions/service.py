@@ -14,7 +14,7 @@ from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ids import new_id
 from rolltap.settings import LimitSettings
 from rolltap.tenants import tenant_tags
-from rolltap.types import Session
+from rolltap.types import Origin, Session
 
 KEY_BYTES = 32
 
@@ -46,8 +46,12 @@ class SessionService:
         tags: Mapping[str, str] | None = None,
         rules: SessionRules = NO_RULES,
         replay: ReplayedSession | None = None,
+        origin: Origin | None = None,
     ) -> tuple[Session, str]:
-        """A new session and its key (256 random bits). `policy` may be left out if there is only one."""
+        """A new session and its key (256 random bits). `policy` may be left out if there is only one.
+
+        `origin`: where it is forked from another session; the caller has checked it (`forking.check_origin`).
+        """
         name = self._policy(policy)
         if ttl is not None and not 0 < ttl <= self._limits.session_ttl_s:
             raise InvalidRequest(f"ttl is a number of seconds up to {self._limits.session_ttl_s:g}", param="ttl")
@@ -63,6 +67,7 @@ class SessionService:
             expires_at=now + (ttl or self._limits.session_ttl_s),
             rollout_id=rollout_id,
             tags=dict(tags or {}) | rules.tags() | (replay.tags() if replay else {}) | tenant_tags(),
+            origin=origin,
         )
         await self._log.open_session(session)
         return session, key

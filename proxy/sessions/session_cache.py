@@ -119,6 +119,8 @@ class SessionCache:
             live = self._referenced.get(session.key_hash)
             if live is None:
                 live = LiveSession(session, Forest(self._digests, rules_of(session)))
+                if session.origin is not None:
+                    live.forest.load_origin(await self._log.chain(session.origin), session.origin)
                 live.forest.load(await self._log.rows(session.id))
                 if (replayed := replay_of(session)) is not None:
                     rows = await self._log.rows(replayed.session_id)

@@ -23,6 +23,7 @@ from rolltap.reconstructor.exporters.base import (
     trained_whole,
 )
 from rolltap.reconstructor.exporters.conversation import RecordedMessage, recorded_messages
+from rolltap.reconstructor.rules import MaskReason
 from rolltap.types import CallSpan, Segment
 
 COLUMNS: Mapping[str, str] = {
@@ -94,7 +95,7 @@ class _Facts:
             **asdict(turn),
             "kind": classification.kind.value if classification is not None else call.kind.value,
             "rule": classification.rule if classification is not None else "",
-            "mask": classification.mask if classification is not None else "",
+            "mask": classification.mask if classification is not None else MaskReason.ORIGIN.value,
             "outcome": call.outcome.value,
             "finish": call.finish.value,
             "flaw": call.flaw.value if call.flaw is not None else None,

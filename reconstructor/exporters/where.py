@@ -147,6 +147,11 @@ def _versions(segment: Segment) -> np.ndarray:
     return segment.versions[segment.loss_mask]
 
 
+def _own_calls(item: ExportItem) -> int:
+    """The calls without those of a fork's origin."""
+    return sum(not call.sampled_by for call in item.calls.values())
+
+
 def _last_finish(item: ExportItem) -> str | None:
     """How the agent's last reply ended."""
     agents = [call for call in item.calls.values() if item.kinds.get(call.id) is CallKind.MAIN]
@@ -183,7 +188,7 @@ ITEM_FIELDS: Mapping[str, Field] = {
     "tampered": Field("list", lambda item: list(item.rollout.tampering) if item.rollout else [], "their kinds"),
     "unprotected": Field("number", _unprotected, "1 if code of its agent could have written its reward, else 0"),
     "date": Field("date", lambda item: item.session.created_at, "when the session was opened (UTC)"),
-    "calls": Field("number", lambda item: len(item.calls), "calls of the session"),
+    "calls": Field("number", _own_calls, "calls of the session"),
     "finish": Field("text", _last_finish, "how the agent's last reply ended"),
     "dialect": Field("list", lambda item: [text.dialect for text in item.texts.values()], "protocols of its calls"),
     "model": Field("list", lambda item: [str(t.sampling.get("model")) for t in item.texts.values()], "engine's models"),

@@ -245,6 +245,7 @@ class Call:
     shape: CallShape = NO_SHAPE
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
     masked: tuple[tuple[int, int], ...] = ()
+    sampled_by: str = ""  # of a call of the session's origin: its rollout, or its session if that has none
 
     def __post_init__(self) -> None:
         sampled = len(self.output_ids)
@@ -290,7 +291,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """Where a call's sampled tokens lie in a segment: `[start, end)` of its token ids."""
+    """Where a call's sampled tokens lie in a segment: `[start, end)` of its token ids.
+
+    `sampled_by`: the rollout that sampled a call of the session's origin (the session, if it has no rollout); "" for
+    the session's own calls.
+    """
 
     call_id: str
     start: int
@@ -298,6 +303,7 @@ class CallSpan:
     trained: bool
     index: int  # 0-based position among the calls of its lineage
     agent: str = ""
+    sampled_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -442,8 +448,23 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a forked session begins: after call `call_id` of session `session_id`.
+
+    `at`: it begins inside the call's reply, after that many of its tokens; None: after the whole reply.
+    """
+
+    session_id: str
+    call_id: str
+    at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
-    """The stream of calls made with one key. `key_hash` is SHA-256 of the key; the key itself is not kept."""
+    """The stream of calls made with one key. `key_hash` is SHA-256 of the key; the key itself is not kept.
+
+    `origin`: where it was forked from another session, whose calls up to there are its context; None: it was not.
+    """
 
     id: str
     policy: str
@@ -454,6 +475,7 @@ class Session:
     closed_at: float | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     log_check: LogCheck = UNCHECKED
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)

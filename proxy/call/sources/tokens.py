@@ -173,7 +173,11 @@ class TokenSource:
                 size, work = steps.send(result)
                 result = work() if size <= ENCODED_INLINE else await asyncio.to_thread(work)
         except StopIteration as end:
-            return end.value
+            plan: PromptPlan = end.value
+            if plan.parent is not None and plan.parent is forest.begun and _reply_schema(request) is not None:
+                why = "this session was forked inside a reply, which the engine's grammar can't go on with"
+                raise refused(request, "response_format", why) from None
+            return plan
         except InvalidRequest as error:
             raise refused(request, "messages", error.message) from error
 
@@ -206,6 +210,8 @@ class TokenSource:
         )
         parser.max_calls = max_calls(request.tool_choice)
         pending = parser.feed(call.prompt[reply_at:]) if given else []
+        if parser.over:
+            raise refused(request, "stop", "the part of the reply before the fork has a stop string, or enough calls")
         finish: Any = "stop"
 
         async def take(chunk: SampleChunk) -> bool:

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 import zstandard
 
 from rolltap.calllog.backend import Insert
-from rolltap.calllog.codec import INTENT_HASHES, read_session, same_row, split_hashes
+from rolltap.calllog.codec import INTENT_HASHES, NO_ORIGIN, read_session, same_row, split_hashes
 from rolltap.calllog.database import Database, in_thread
 from rolltap.calllog.notes import check_note_row
 from rolltap.calllog.schema import (
@@ -39,8 +39,8 @@ from rolltap.calllog.schema import (
     prunings,
     sessions,
 )
-from rolltap.calllog.sessions import fetch_calls
-from rolltap.calllog.verify import check_calls, part_problems
+from rolltap.calllog.sessions import ancestry, fetch_calls, in_order
+from rolltap.calllog.verify import check_calls, origin_problems, part_problems
 from rolltap.contract.rules import rules_of
 from rolltap.contract.tags import MAX_TAGS, check_sizes
 from rolltap.decoding import msgpack_decoder
@@ -70,18 +70,24 @@ async def export_sessions(
     only: Sequence[str] = (),
     show: Show = lambda done, total: None,
 ) -> TransferCounts:
-    """Writes the sessions of all tenants, or `only` these, to a new file at `path`."""
+    """Writes the sessions of all tenants, or `only` these and those that they were forked from, to a new file."""
     written: set[bytes] = set()
     with ArchiveWriter(path) as archive, acting_for(EVERY_TENANT):
-        session_ids = list(only) or await database.query(
-            lambda connection: list(connection.scalars(sa.select(sessions.c.id).order_by(sessions.c.id)))
-        )
+        session_ids = await database.query(lambda connection: _with_origins(connection, only))
         for done, session_id in enumerate(session_ids, 1):
             block = await database.query(lambda connection, key=session_id: read_block(connection, key, written))
             await in_thread(archive.add, block)
             written.update(digest for digest, _ in block.parts)
             show(done, len(session_ids))
     return TransferCounts(archive.sessions, archive.calls, 0)
+
+
+def _with_origins(connection: sa.Connection, only: Sequence[str]) -> list[str]:
+    """The sessions to export, each behind the one that it was forked from."""
+    rows = connection.execute(sa.select(sessions.c.id, sessions.c.origin_session))
+    origins: dict[str, str | None] = {row[0]: row[1] for row in rows}
+    wanted = ancestry(only, origins).union(only) if only else origins
+    return in_order({session_id: origins.get(session_id) for session_id in wanted})
 
 
 def read_block(connection: sa.Connection, session_id: str, known: Collection[bytes]) -> Block:
@@ -167,6 +173,7 @@ class _Loader:
         if block.pruning is not None and not stored.intents:
             changed += self._inserts[prunings].run(connection, [tuple(block.pruning)])
         problems, _ = check_calls(stored)
+        problems += origin_problems(connection, session_id)
         if problems:
             raise RecordCorrupt(f"cannot import session {session_id}: {problems[0]}")
         return changed > 0
@@ -249,7 +256,7 @@ MAX_RECORD_BYTES = 4 << 30
 class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
     """A session's rows, in the order of their tables' columns. `pruning`: the row about removed calls, if any.
 
-    In files of earlier versions a block ends with `pruning`; it has no notes and no annotations.
+    In files of earlier versions a block ends with `pruning`, and its session with the log check: it is no fork.
     """
 
     session: list[Any]
@@ -260,6 +267,10 @@ class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
     pruning: list[Any] | None
     notes: list[list[Any]] = []
     annotations: list[list[Any]] = []
+
+    def __post_init__(self) -> None:
+        if len(self.session) == len(sessions.columns) - len(NO_ORIGIN):
+            self.session.extend(NO_ORIGIN)
 
     def digest(self) -> bytes:
         """SHA-256 of the block's row ids and checksums: see `calls_digest`."""

@@ -26,7 +26,7 @@ import logging
 import threading
 import zlib
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, TypeVar
 
 import msgspec
@@ -50,6 +50,7 @@ from rolltap.types import (
     InjectedMessage,
     Int32,
     LogCheck,
+    Origin,
     Outcome,
     Session,
     VersionSpan,
@@ -106,10 +107,15 @@ HASH_BYTES = 32
 
 _INTENT_COLUMNS = [column.name for column in call_intents.columns]
 
-INTENT_PROCESS, INTENT_HASHES = map(_INTENT_COLUMNS.index, ("process", "part_hashes"))
+INTENT_SESSION, INTENT_PROCESS, INTENT_PARENT, INTENT_HASHES = map(
+    _INTENT_COLUMNS.index, ("session_id", "process", "parent_id", "part_hashes")
+)
 
 NOT_READ = RequestParts(b"")
 """Placeholder for the request of an intent that was read without it."""
+
+NO_ORIGIN = (None, None, None)
+"""The last columns of a session that is no fork."""
 
 _json = msgspec.json.Encoder(order="deterministic")
 
@@ -129,17 +135,19 @@ def session_row(session: Session) -> Row:
         session.closed_at,
         _json.encode(dict(session.tags)).decode(),
         None if session.log_check == UNCHECKED else log_check_text(session.log_check),
+        *(astuple(session.origin) if session.origin is not None else NO_ORIGIN),
     )
     _key_text(row)
     return row
 
 
 def read_session(row: Row) -> Session:
-    *columns, tags, log_check = row
+    *columns, tags, log_check, origin_session, origin_call, origin_at = row
     return Session(
         *columns,
         tags=_decode(tags, dict[str, str], "session", row[0]),
         log_check=_decode(log_check, LogCheck, "session", row[0]) if log_check else UNCHECKED,
+        origin=Origin(origin_session, origin_call, origin_at) if origin_call is not None else None,
     )
 
 
@@ -371,7 +379,7 @@ def same_row(table: str, stored: Row, offered: Row) -> bool:
     if stored == offered:
         return True
     if table == "sessions":
-        return stored[:6] == offered[:6] and stored[7] == offered[7]
+        return (*stored[:6], stored[7], *stored[9:]) == (*offered[:6], offered[7], *offered[9:])
     if table == "deliveries":
         return stored[0] == offered[0] and bool(stored[1])
     if table == "call_completions":

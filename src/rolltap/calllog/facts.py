@@ -15,6 +15,7 @@ Invariants, held by every store and checked by the contract suite (`tests/contra
   several proxies differ). A row without its parent raises `RecordCorrupt`.
 * The calls of a process that seems dead are completed as presumed aborted. If that process is alive after all, its own
   completion replaces the presumed one.
+* A parent is of the same session or, in a fork, one of the calls of its origin (`chain`).
 * A store that cannot write raises `StoreUnavailable`. No row is written partially.
 
 `sampling_flaw` decides from the sampling parameters of a call whether a trainer can compute its log-probs. A trainer
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +45,7 @@ from rolltap.types import (
     InjectedMessage,
     Int32,
     LogCheck,
+    Origin,
     Outcome,
     SamplingFlaw,
     Session,
@@ -122,12 +124,13 @@ class CallCompletion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallRow:
-    """All facts about one call, with its complete prompt."""
+    """All facts about one call, with its complete prompt. `sampled_by`: see `Call`."""
 
     intent: CallIntent
     prompt_ids: Int32
     completion: CallCompletion | None = None
     delivered: bool | None = None
+    sampled_by: str = ""
 
     def token_counts(self) -> tuple[int, int]:
         """See `token_counts`."""
@@ -160,7 +163,30 @@ class CallRow:
             shape=intent.shape,
             extras={**done.extras, **tempered(intent.sampling_sent, len(done.output_ids))} if done else {},
             masked=done.masked if done else (),
+            sampled_by=self.sampled_by,
         )
+
+    def cut(self, at: int) -> CallRow:
+        """The call with only the first `at` tokens of its reply, and without its message."""
+        done = self.completion
+        if done is None:
+            return self
+        completion = replace(
+            done,
+            output_ids=done.output_ids[:at],
+            logprobs=done.logprobs[:at],
+            versions=until(done.versions, at),
+            message=b"",
+            extras={name: array[:at] for name, array in done.extras.items()},
+            masked=tuple((start, min(end, at)) for start, end in done.masked if start < at),
+        )
+        return replace(self, completion=completion)
+
+
+def until(versions: Sequence[VersionSpan], end: int) -> tuple[VersionSpan, ...]:
+    """The spans up to the `end`-th token."""
+    cut = [VersionSpan(span.version, span.start, min(span.end, end)) for span in versions]
+    return tuple(span for span in cut if span.start < span.end)
 
 
 def token_counts(prompt_ids: int, output_ids: int, usage: Mapping[str, int]) -> tuple[int, int]:
@@ -255,8 +281,18 @@ class CallLog(Protocol):
         """
         ...
 
+    async def chain(self, origin: Origin) -> Sequence[CallRow]:
+        """The call that a fork begins after, and the calls before it: its recorded parent, that one's, and so on. The
+        first call comes first. The last reply is cut at `origin.at`.
+
+        Raises `RecordCorrupt` if the call, or one before it, is not in the log.
+        """
+        ...
+
     async def calls(self, session_ids: Sequence[str]) -> Mapping[str, tuple[Session, Sequence[Call]]]:
         """The sessions, each with its calls in order, for the reconstructor. Unknown ids are left out.
+
+        The calls of a fork begin with those of its origin (`chain`).
 
         Does not read the requests, so the cost is proportional to the tokens.
         """

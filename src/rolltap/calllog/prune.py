@@ -6,15 +6,16 @@ A session's calls may be removed if the session ended before a given time and
 * its group will not be trained (stale, dead or dropped), or it has no group, and an archive of `rolltap log export`
   contains exactly its calls.
 
-All others are kept, with a reason. The session's own row stays, so its key is still refused as closed, and a row in
-`prunings` records the removal. Annotations of the calls are removed too. Large request parts without references are
-removed last, except recently used ones: a writer may be about to refer to them again.
+All others are kept, with a reason; so is a session from which one that stays was forked. The session's own row stays,
+so its key is still refused as closed, and a row in `prunings` records the removal. Annotations of the calls are removed
+too. Large request parts without references are removed last, except recently used ones: a writer may be about to refer
+to them again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class Reason(StrEnum):
     REPLAYED = "leased for replay"
     NOT_EXPORTED = "not exported"
     CHANGED = "has gone on since its export"
+    FORKED = "a session that stays was forked from it"
 
 
 REMOVES = (Reason.ACKNOWLEDGED, Reason.EXPORTED)
@@ -100,8 +102,36 @@ async def plan_pruning(
 
         after, on_page = await database.query(page)
         if not after:
-            return decisions
+            forks = await database.query(lambda connection: _forks(connection, now))
+            return _with_origins_kept(decisions, forks)
         decisions += on_page
+
+
+def _forks(connection: sa.Connection, now: float, of: str | None = None) -> Mapping[str, tuple[str, bool]]:
+    """The sessions that were forked, all or `of` one session: their origin's session, and whether they are open."""
+    columns = sessions.c
+    is_open = sa.and_(columns.closed_at.is_(None), columns.expires_at > now)
+    query = sa.select(columns.id, columns.origin_session, is_open).where(columns.origin_session.is_not(None))
+    rows = connection.execute(query if of is None else query.where(columns.origin_session == of))
+    return {row[0]: (row[1], bool(row[2])) for row in rows}
+
+
+def _with_origins_kept(
+    decisions: Sequence[PruneDecision], forks: Mapping[str, tuple[str, bool]]
+) -> list[PruneDecision]:
+    """The decisions, but the origins of forks that stay, stay. A fork stays if it is open, or if its calls stay."""
+    stays = {decision.session_id for decision in decisions if not decision.removes}
+    needed = [fork for fork, (_, is_open) in forks.items() if is_open or fork in stays]
+    origins: set[str] = set()
+    while needed:
+        origin = forks[needed.pop()][0]
+        if origin not in origins:
+            origins.add(origin)
+            needed += [origin] if origin in forks else []
+    return [
+        replace(each, reason=Reason.FORKED) if each.removes and each.session_id in origins else each
+        for each in decisions
+    ]
 
 
 def _decide(
@@ -189,20 +219,25 @@ async def prune(
     uses: GroupUses,
     show: Callable[[int], None] = lambda done: None,
 ) -> PruneResult:
-    """Removes what `plan_pruning` allows, one session per transaction, which makes the decision again."""
+    """Removes what `plan_pruning` allows, one session per transaction, which makes the decision again.
+
+    The newest sessions go first: forks before those that they were forked from.
+    """
     plan = await plan_pruning(database, before=before, exported=exported, uses=uses)
     record = Insert(prunings, database.dialect, replace="true")
     removed_sessions = calls = 0
-    for done, planned in enumerate((decision for decision in plan if decision.removes), 1):
+    for done, planned in enumerate((decision for decision in reversed(plan) if decision.removes), 1):
 
         def remove(connection: sa.Connection, session_id: str = planned.session_id) -> int:
             locked = sa.select(sessions).where(sessions.c.id == session_id).with_for_update()
             session = connection.execute(locked).one()
             use = uses(connection, [session_id]).get(session_id)
             decision = _decide(connection, session, use, exported, (before, before))
-            if decision is None or not decision.removes:
-                return 0
             now = database_clock(connection)
+            forks = _forks(connection, now, of=session_id)
+            needed = any(is_open or _counts(connection, fork)[0] for fork, (_, is_open) in forks.items())
+            if decision is None or not decision.removes or needed:
+                return 0
             record.run(connection, [(session_id, now, decision.calls, decision.reason.value)])
             own = sa.select(call_intents.c.id).where(call_intents.c.session_id == session_id)
             for table in (deliveries, call_completions):

@@ -87,6 +87,9 @@ sessions = sa.Table(
     sa.Column("closed_at", sa.Double),
     sa.Column("tags", sa.Text, nullable=False),
     sa.Column("log_check", sa.Text),  # JSON; set once, after the session is closed
+    sa.Column("origin_session", sa.Text, index=True),  # of a fork: its origin's session and call
+    sa.Column("origin_call", sa.Text),
+    sa.Column("origin_at", sa.Integer),  # tokens of that call's reply; None: the whole reply
 )
 
 parts = sa.Table(

@@ -1,14 +1,14 @@
 """Reads the call log's tables: sessions, a session's calls with their prompts, a call's complete request.
 
-Stored prompts are deltas to the parent call's; `rebuild_prompts` makes them whole. `fingerprint` shows whether a
-session has changed, without reading it.
+Stored prompts are deltas to the parent call's; `rebuild_prompts` makes them whole. The first parents of a fork are
+calls of its origin (`chain_of`). `fingerprint` shows whether a session has changed, without reading it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -18,6 +18,8 @@ import sqlalchemy as sa
 
 from rolltap.calllog.codec import (
     INTENT_HASHES,
+    INTENT_PARENT,
+    INTENT_SESSION,
     Row,
     StoredRequest,
     read_completion,
@@ -32,7 +34,7 @@ from rolltap.calllog.facts import CallCompletion, CallIntent, CallRow, RequestPa
 from rolltap.calllog.schema import call_completions, call_intents, deliveries, every_row, parts, sessions
 from rolltap.decoding import json_decoder, msgpack_decoder
 from rolltap.errors import NotFound, RecordCorrupt
-from rolltap.types import Call, Int32, Session
+from rolltap.types import Call, Int32, Origin, Session
 
 CHUNK = 500
 """Number of keys in one query."""
@@ -67,24 +69,85 @@ class StoredCalls:
 def fetch_calls(connection: sa.Connection, session_id: str, known: Collection[str]) -> StoredCalls:
     """The session's calls that are not `known`."""
     own = call_intents.c.session_id == session_id
-    if not known:
-        return _fetch_where(connection, own)
-    links = connection.execute(sa.select(call_intents.c.id, call_intents.c.parent_id).where(own))
-    parents: dict[str, str | None] = {row[0]: row[1] for row in links}
-    return _fetch_some(connection, [call_id for call_id in parents if call_id not in known], parents)
+    if known:
+        links = connection.execute(sa.select(call_intents.c.id, call_intents.c.parent_id).where(own))
+        parents: dict[str, str | None] = {row[0]: row[1] for row in links}
+        stored = _fetch_some(connection, [call_id for call_id in parents if call_id not in known], parents)
+    else:
+        stored = _fetch_where(connection, own)
+    links = {row[0]: row[INTENT_PARENT] for row in stored.intents} | {row[0]: row[1] for row in stored.ancestors}
+    if not links.keys() >= set(links.values()) - {None}:
+        origin_call = connection.scalar(sa.select(sessions.c.origin_call).where(sessions.c.id == session_id))
+        if origin_call is not None:
+            stored.ancestors += connection.execute(_tokens().where(chain_of(origin_call))).all()
+    return stored
+
+
+def chain_of(call_id: str) -> sa.ColumnElement[bool]:
+    """Whether a call is `call_id` or one before it: its recorded parent, that one's, and so on, in any session."""
+    columns = call_intents.c
+    chain = sa.select(columns.id, columns.parent_id).where(columns.id == call_id).cte("chain", recursive=True)
+    before = sa.select(columns.id, columns.parent_id).join(chain, columns.id == chain.c.parent_id)
+    return columns.id.in_(sa.select(chain.union(before).c.id))
+
+
+def _tokens() -> sa.Select[Any]:
+    """The tokens of ancestors, as in `StoredCalls`."""
+    columns = call_intents.c
+    tokens = sa.select(columns.id, columns.parent_id, columns.shared, columns.new_ids, call_completions.c.output_ids)
+    return tokens.outerjoin(call_completions, columns.id == call_completions.c.call_id)
 
 
 def _fetch_some(connection: sa.Connection, call_ids: Sequence[str], parents: Mapping[str, str | None]) -> StoredCalls:
     stored = StoredCalls()
     for ids in _chunks(call_ids):
         stored.take(_fetch_where(connection, call_intents.c.id.in_(ids)))
-    columns = call_intents.c
-    tokens = sa.select(
-        columns.id, columns.parent_id, columns.shared, columns.new_ids, call_completions.c.output_ids
-    ).outerjoin(call_completions, columns.id == call_completions.c.call_id)
     for ids in _chunks(ancestry(call_ids, parents).difference(call_ids)):
-        stored.ancestors += connection.execute(tokens.where(columns.id.in_(ids))).all()
+        stored.ancestors += connection.execute(_tokens().where(call_intents.c.id.in_(ids))).all()
     return stored
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredChain:
+    """The stored calls of an origin. `samplers`: the rollout of each of their sessions; the session, if it has none."""
+
+    origin: Origin
+    calls: StoredCalls
+    samplers: Mapping[str, str]
+
+
+def fetch_chain(connection: sa.Connection, origin: Origin, *, requests: bool = True) -> StoredChain:
+    """The calls of an origin, with their requests or without."""
+    where = chain_of(origin.call_id)
+    calls = (_fetch_where if requests else _fetch_tokens)(connection, where)
+    owners = sa.select(sessions.c.id, sessions.c.rollout_id).where(
+        sessions.c.id.in_(sa.select(call_intents.c.session_id).where(where))
+    )
+    return StoredChain(origin, calls, {row[0]: row[1] or row[0] for row in connection.execute(owners)})
+
+
+def decode_chain(stored: StoredChain, *, requests: bool = True) -> list[CallRow]:
+    """The calls of an origin (`CallLog.chain`), the first one first."""
+    parts = stored.calls.parts if requests else None
+    intents = [read_intent(row, parts) for row in stored.calls.intents]
+    completions = {call_id: read_completion(row) for call_id, row in stored.calls.completions.items()}
+    rows = assemble(intents, completions, stored.calls)
+    return chain_rows({row.intent.id: row for row in rows}, stored.origin, stored.samplers)
+
+
+def chain_rows(rows: Mapping[str, CallRow], origin: Origin, samplers: Mapping[str, str]) -> list[CallRow]:
+    """The calls of an origin (`CallLog.chain`) among `rows` by call id; `samplers`: see `StoredChain`."""
+    chain: list[CallRow] = []
+    current: str | None = origin.call_id
+    while current is not None:
+        if current not in rows:
+            raise RecordCorrupt(f"call {current}, which a fork of session {origin.session_id} needs, is not in the log")
+        row = rows[current]
+        chain.append(replace(row, sampled_by=samplers[row.intent.session_id]))
+        current = row.intent.parent_id
+    if origin.at is not None:
+        chain[0] = chain[0].cut(origin.at)
+    return chain[::-1]
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +156,7 @@ class StoredSessions:
 
     sessions: list[Row] = field(default_factory=list)
     calls: StoredCalls = field(default_factory=StoredCalls)
+    origins: dict[Origin, StoredChain] = field(default_factory=dict)
 
 
 def fetch_sessions(connection: sa.Connection, session_ids: Iterable[str]) -> StoredSessions:
@@ -100,20 +164,27 @@ def fetch_sessions(connection: sa.Connection, session_ids: Iterable[str]) -> Sto
     for ids in _chunks(session_ids):
         stored.sessions += [tuple(row) for row in connection.execute(sa.select(sessions).where(sessions.c.id.in_(ids)))]
         stored.calls.take(_fetch_tokens(connection, call_intents.c.session_id.in_(ids)))
+    with_calls = {row[INTENT_SESSION] for row in stored.calls.intents}
+    for session in map(read_session, stored.sessions):
+        if session.origin is not None and session.id in with_calls and session.origin not in stored.origins:
+            stored.origins[session.origin] = fetch_chain(connection, session.origin, requests=False)
     return stored
 
 
 def decode_rows(stored: StoredSessions) -> dict[str, tuple[Session, list[CallRow]]]:
-    """The sessions by id, each with its calls in order, without requests."""
+    """The sessions by id, each with its calls in order, without requests. Those of a fork begin with its origin's."""
     of_session: defaultdict[str, list[CallIntent]] = defaultdict(list)
     for row in stored.calls.intents:
         intent = read_intent(row, None)
         of_session[intent.session_id].append(intent)
     completions = {call_id: read_completion(row) for call_id, row in stored.calls.completions.items()}
     sessions_read = [read_session(row) for row in stored.sessions]
-    return {
-        session.id: (session, assemble(of_session[session.id], completions, stored.calls)) for session in sessions_read
-    }
+    chains = {None: [], **{origin: decode_chain(each, requests=False) for origin, each in stored.origins.items()}}
+    by_id: dict[str, tuple[Session, list[CallRow]]] = {}
+    for session in sessions_read:
+        chain = chains[session.origin] if session.id in of_session else []
+        by_id[session.id] = session, [*chain, *assemble(of_session[session.id], completions, stored.calls, chain)]
+    return by_id
 
 
 def decode_sessions(stored: StoredSessions) -> dict[str, tuple[Session, list[Call]]]:
@@ -155,19 +226,19 @@ def decode_calls(stored: StoredCalls) -> list[CallRow]:
 
 
 def assemble(
-    intents: Sequence[CallIntent], completions: Mapping[str, CallCompletion], stored: StoredCalls
+    intents: Sequence[CallIntent],
+    completions: Mapping[str, CallCompletion],
+    stored: StoredCalls,
+    chain: Sequence[CallRow] = (),
 ) -> list[CallRow]:
-    """The calls of decoded facts in order, with their prompts."""
+    """The calls of decoded facts in order, with their prompts. `chain`: the calls of a fork's origin."""
     by_id = {intent.id: intent for intent in intents}
     deltas = [
         Delta(call_id, parent_id, shared, unpack_ids(new_ids), unpack_ids(output_ids or b""))
         for call_id, parent_id, shared, new_ids, output_ids in stored.ancestors
     ]
-    empty = unpack_ids(b"")
-    for intent in intents:
-        done = completions.get(intent.id)
-        output_ids = done.output_ids if done else empty
-        deltas.append(Delta(intent.id, intent.parent_id, intent.shared, intent.new_ids, output_ids))
+    deltas += [delta_of(row.intent, row.completion) for row in chain]
+    deltas += [delta_of(intent, completions.get(intent.id)) for intent in intents]
     prompts = rebuild_prompts(deltas)
     return [
         CallRow(by_id[call_id], prompts[call_id], completions.get(call_id), stored.delivered.get(call_id))
@@ -273,6 +344,11 @@ class Delta:
     shared: int
     new_ids: Int32
     output_ids: Int32
+
+
+def delta_of(intent: CallIntent, done: CallCompletion | None) -> Delta:
+    output_ids = done.output_ids if done is not None else np.empty(0, np.int32)
+    return Delta(intent.id, intent.parent_id, intent.shared, intent.new_ids, output_ids)
 
 
 def rebuild_prompts(deltas: Iterable[Delta]) -> dict[str, Int32]:

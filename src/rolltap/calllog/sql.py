@@ -28,9 +28,11 @@ from rolltap.calllog.processes import ProcessRegistry, registry_of
 from rolltap.calllog.schema import call_intents, sessions
 from rolltap.calllog.sessions import (
     decode_calls,
+    decode_chain,
     decode_request,
     decode_sessions,
     fetch_calls,
+    fetch_chain,
     fetch_requests,
     fetch_sessions,
 )
@@ -38,7 +40,7 @@ from rolltap.calllog.versions import bring_up_to_date
 from rolltap.calllog.writing import FactWriter, GroupWriter
 from rolltap.errors import NotFound, RecordCorrupt, RolltapError, StoreUnavailable
 from rolltap.tenants import EVERY_TENANT, acting_for
-from rolltap.types import Call, LogCheck, Session
+from rolltap.types import Call, LogCheck, Origin, Session
 
 PAGE = 500
 SEEN_SESSIONS = 4096
@@ -270,6 +272,11 @@ class SqlCallLog:
         own = call_intents.c.session_id == session_id
         ((count,),) = await self.database.select(sa.select(sa.func.count()).select_from(call_intents).where(own))
         return count
+
+    async def chain(self, origin: Origin) -> Sequence[CallRow]:
+        await self._writer.settled()
+        stored = await self.database.query(lambda connection: fetch_chain(connection, origin))
+        return await asyncio.to_thread(decode_chain, stored)
 
     async def calls(self, session_ids: Sequence[str]) -> Mapping[str, tuple[Session, Sequence[Call]]]:
         await self._writer.settled()

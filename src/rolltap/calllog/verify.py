@@ -110,9 +110,9 @@ def check_calls(stored: StoredCalls) -> tuple[list[str], list[CallRow]]:
 def _call_problems(call: CallRow, items: dict[str | None, int]) -> Iterator[str]:
     """The problems of one call. `items` has the number of request items by call id, for the calls before it."""
     intent, done = call.intent, call.completion
-    shared = intent.request.items_shared
-    if shared > items[intent.parent_id]:
-        yield f"call {intent.id}: shares {shared} items, but its parent has {items[intent.parent_id]}"
+    shared, before = intent.request.items_shared, items.get(intent.parent_id, 0)  # none of an origin's call
+    if shared > before:
+        yield f"call {intent.id}: shares {shared} items, but its parent has {before}"
     items[intent.id] = shared + len(intent.request.items)
     try:
         call.call()
@@ -144,6 +144,20 @@ def _strays(connection: sa.Connection) -> Iterator[str]:
         query = sa.select(own_key).outerjoin(owner.table, owner == key).where(owner.is_(None)).order_by(own_key)
         for row in connection.execute(query):
             yield words.format(table.name, row[0])
+    yield from origin_problems(connection)
+
+
+def origin_problems(connection: sa.Connection, session_id: str | None = None) -> list[str]:
+    """The forks with calls, or this one of them, whose origin is not in the log: in its session, with this call."""
+    columns, origin = sessions.c, call_intents.alias()
+    forked_after = sa.exists().where(origin.c.id == columns.origin_call, origin.c.session_id == columns.origin_session)
+    has_calls = sa.exists().where(call_intents.c.session_id == columns.id)
+    forks = sa.select(columns.id, columns.origin_session, columns.origin_call).where(columns.origin_call.is_not(None))
+    forks = forks.where(has_calls, ~forked_after).order_by(columns.id)
+    if session_id is not None:
+        forks = forks.where(columns.id == session_id)
+    text = "session {}: was forked from session {} after call {}, which is not in the log"
+    return [text.format(*row) for row in connection.execute(forks)]
 
 
 def _named(what: str, error: Exception) -> str:

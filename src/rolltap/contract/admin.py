@@ -139,6 +139,19 @@ class OpenSession(RequestBody, frozen=True):
     replay_calls: Count | None = None
 
 
+class ForkSession(RequestBody, frozen=True):
+    """A fork after call `call` of a session: a new session, whose first calls continue that call's tokens.
+
+    `at`: the fork begins inside the call's reply, after that many of its tokens; without it, after the whole reply.
+    `tags` are added to those of the session.
+    """
+
+    call: str
+    at: Count | None = None
+    ttl: Seconds | None = None
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 class StartRollout(RequestBody, frozen=True):
     """`node_token` is the claim of the node that runs it, "" where its own runner opened the group; `turns` is the
     task's cap of turns, 0 for none; `rules` are the task's (`rolltap.contract.rules.SessionRules`).

@@ -34,6 +34,7 @@ TEMPERATURE = "rolltap.temperature"
 """Tag with the temperature at which the session's policy samples all of its calls (`rolltap.contract.control`)."""
 TEMPERATURE_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,20})?")
 REPLAY = "rolltap.replay"
+SET_BY_SERVER = (CAPTURED, PROJECT, TENANT_TAG, RULES, REPLAY)
 """Tag of a session in which a harness runs again: the id of the recorded session that answers its calls, and after a
 colon how many of them it answers before the engine does; without a number all."""
 ROLES = "roles"
@@ -57,7 +58,7 @@ def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) 
     """Raises `InvalidRequest` for tags that a session of `policy` cannot have. `policies`: the served ones."""
     check_sizes(tags)
     for name in tags:
-        if name in (CAPTURED, PROJECT, TENANT_TAG, RULES, REPLAY):
+        if name in SET_BY_SERVER:
             raise InvalidRequest(f"tags.{name}: the server sets this tag itself", param=f"tags.{name}")
     if TURNS in tags and not TURN_COUNT.fullmatch(tags[TURNS]):
         raise InvalidRequest(f"tags.{TURNS}: a number of turns; 0: no cap", param=f"tags.{TURNS}")
@@ -66,6 +67,11 @@ def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) 
         raise InvalidRequest(message, param=f"tags.{TEMPERATURE}")
     if ROLES in tags:
         _check_roles(tags[ROLES], policy, policies)
+
+
+def inherited_tags(session: Session) -> dict[str, str]:
+    """The tags that a fork of the session has, too: all but those that the server sets."""
+    return {name: value for name, value in session.tags.items() if name not in SET_BY_SERVER}
 
 
 def temperature_of(session: Session, policy: str) -> float | None:

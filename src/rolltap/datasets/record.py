@@ -154,6 +154,8 @@ async def _item(
     if options.where.refuses(item) and options.grouping.by != BY_OPENING:
         return item
     rows = await call_log.rows(session.id)
+    if session.origin is not None and rows:
+        rows = [*await call_log.chain(session.origin), *rows]
     calls = [row.call() for row in rows]
     return replace(
         item,

@@ -30,7 +30,10 @@ COMPARED = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedSession:
-    """A session with its calls in order, without their requests, and its trajectory."""
+    """A session with its calls in order, without their requests, and its trajectory.
+
+    A fork's trajectory has the calls of its origin as context; `rows` has its own.
+    """
 
     session: Session
     rows: Mapping[str, CallRow]
@@ -42,8 +45,9 @@ class DecodedSession:
 
     @classmethod
     def of(cls, stored: StoredSessions, rules: Callable[[Session], Rules]) -> DecodedSession:
-        session, rows, models = decode_session(stored)
-        trajectory = reconstruct((row.call() for row in rows), rules=rules(session))
+        session, context, models = decode_session(stored)
+        trajectory = reconstruct((row.call() for row in context), rules=rules(session))
+        rows = [row for row in context if not row.sampled_by]
         recorded = {row.intent.id: row.intent.break_ for row in rows if row.intent.break_ is not None}
         return cls(
             session=session,

@@ -178,6 +178,7 @@ class RecordReader(ReadPlane):
             notes=tuple(notes),
             findings=decoded.trajectory.findings,
             log_check=decoded.session.log_check,
+            origin=decoded.session.origin,
             tampering=count_by_kind(acts.get(session_id, ())),
         )
 
@@ -221,8 +222,9 @@ class RecordReader(ReadPlane):
         messages, tools, readable = await self._messages(decoded, call_id)
         shared = 0
         if (parent := row.intent.parent_id) is not None:
-            before, _, _ = await self._messages(decoded, parent)
-            reply = decoded.reply(parent)
+            around = decoded if parent in decoded.rows else await self._decode_of(parent)  # else of a fork's origin
+            before, _, _ = await self._messages(around, parent)
+            reply = around.reply(parent)
             shared = common_prefix(messages, [*before, *([reply] if reply is not None else [])])
         notes = await self._notes(decoded.session.id)
         by_call = await self._query(lambda connection: annotations_of(connection, decoded.session.id))

@@ -15,7 +15,7 @@ from pydantic import Field
 from rolltap.calllog.annotations import AnnotationLine
 from rolltap.calllog.notes import Note
 from rolltap.tampering import TamperingAct
-from rolltap.types import UNCHECKED, Break, LogCheck, LogVerdict, Rollout, SessionFinding, Task, VersionSpan
+from rolltap.types import UNCHECKED, Break, LogCheck, LogVerdict, Origin, Rollout, SessionFinding, Task, VersionSpan
 
 SessionOrder = Literal[
     "created_at", "last_call_at", "calls", "prompt_tokens", "output_tokens", "breaks", "errors", "reward"
@@ -174,7 +174,8 @@ class CallLine:
 class SessionDetail:
     """A session with its calls in order, a parent before its children. `report`: that of the reconstruction.
 
-    `findings`: what is odd about it, the worst first. `tampering`: the agent's tampering acts by kind.
+    `findings`: what is odd about it, the worst first. `tampering`: the agent's tampering acts by kind. `origin`: where
+    it was forked from another session.
     """
 
     summary: SessionSummary
@@ -184,6 +185,7 @@ class SessionDetail:
     findings: tuple[SessionFinding, ...] = ()
     log_check: LogCheck = UNCHECKED
     tampering: Mapping[str, int] = field(default_factory=dict)
+    origin: Origin | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,16 @@
+"""Forks: where a session was forked from another one."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0101"
+down_revision = "0100"
+
+
+def upgrade() -> None:
+    op.add_column("sessions", sa.Column("origin_session", sa.Text))
+    op.add_column("sessions", sa.Column("origin_call", sa.Text))
+    op.add_column("sessions", sa.Column("origin_at", sa.Integer))
+    op.create_index("ix_sessions_origin_session", "sessions", ["origin_session"])

@@ -1,0 +1,247 @@
+"""A fork continues its origin's tokens: after a reply, inside one, in another process, and of forks themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from rolltap.errors import InvalidRequest, NotFound
+from rolltap.ids import new_id
+from rolltap.proxy.call.policies import Policies
+from rolltap.proxy.sessions.forking import check_origin
+from rolltap.reconstructor.reconstruct import reconstruct
+from rolltap.settings import LimitSettings
+from rolltap.types import BreakReason, Flaw, Origin, Outcome, Session
+
+from .conftest import TURN, ToldEngine, key_hash, serve
+
+CALL_REST = 'pwd"}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}]
+ASKED = {"role": "user", "content": "List the files."}
+REPLY = "<think>\nLook first.\n</think>\n\nThere is only one file here.<|im_end|>"
+
+
+async def played(plane: Any, key: str = "key") -> list[dict[str, Any]]:
+    """The messages of two turns: a tool call, and an answer."""
+    keep_thinking(plane)
+    plane.engine.replies = [f"<think>\nI list them.\n</think>\n\n{TURN}", REPLY]
+    messages = [ASKED]
+    reply = (await plane.client.chat(*messages, tools=TOOLS, key=key)).json()["choices"][0]["message"]
+    messages += [reply, {"role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "a.txt"}]
+    answer = (await plane.client.chat(*messages, tools=TOOLS, key=key)).json()["choices"][0]["message"]
+    return [*messages, answer]
+
+
+def keep_thinking(plane: Any) -> Any:
+    plane.policy.source.continuation.history = "keep"
+    return plane
+
+
+async def fork(plane: Any, call_id: str, at: int | None = None, *, of: Session | None = None) -> Session:
+    """A fork with its id as its key."""
+    origin, fork_id = Origin((of or plane.session).id, call_id, at), new_id()
+    await check_origin(plane.log, Policies({"tiny": plane.policy}), of or plane.session, origin)
+    now = time.time()
+    session = Session(fork_id, "tiny", key_hash(fork_id), now, now + 3600, origin=origin)
+    await plane.log.open_session(session)
+    return session
+
+
+def whole(row: Any) -> list[int]:
+    return [*row.prompt_ids.tolist(), *row.completion.output_ids.tolist()]
+
+
+async def test_a_fork_after_a_reply_continues_its_very_tokens(plane: Any):
+    messages = await played(plane)
+    first, second = await plane.rows()
+    session = await fork(plane, second.intent.id)
+    more = [*messages, {"role": "user", "content": "And now?"}]
+    answer = await plane.client.chat(*more, tools=TOOLS, key=session.id)
+    assert answer.status == 200, answer.body
+    (row,) = await plane.rows(session.id)
+    assert row.prompt_ids.tolist()[: len(whole(second))] == whole(second)
+    assert (row.intent.parent_id, row.intent.shared, row.intent.break_) == (second.intent.id, len(whole(second)), None)
+    ((_, calls),) = (await plane.log.calls([session.id])).values()
+    trajectory = reconstruct(calls)
+    (segment,) = trajectory.segments
+    assert (trajectory.session_id, trajectory.breaks) == (session.id, ())
+    assert segment.token_ids.tolist() == whole(row)
+    assert segment.token_ids[segment.loss_mask].tolist() == row.completion.output_ids.tolist()
+    by = plane.session.id
+    assert [(turn.call_id, turn.sampled_by, turn.trained, turn.index) for turn in segment.turns] == [
+        (first.intent.id, by, False, 0),
+        (second.intent.id, by, False, 1),
+        (row.intent.id, "", True, 2),
+    ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fork_inside_a_reply_goes_on_with_it_and_the_client_gets_the_whole_reply(plane: Any, stream: bool):
+    messages = await played(plane)
+    _, second = await plane.rows()
+    ids = second.completion.output_ids.tolist()
+    text = "There is only"
+    at = next(n for n in range(len(ids)) if plane.engine.tokenizer.decode(ids[:n]).endswith(text))
+    session = await fork(plane, second.intent.id, at)
+    plane.engine.replies = [" a folder.<|im_end|>"]
+    answer = await plane.client.chat(*messages[:-1], tools=TOOLS, key=session.id, stream=stream)
+    assert answer.status == 200, answer.body
+    assert plane.engine.seen[-1].prompt_ids[:] == [*second.prompt_ids.tolist(), *ids[:at]]
+    (row,) = await plane.rows(session.id)
+    assert (row.intent.parent_id, row.intent.break_, len(row.intent.new_ids)) == (second.intent.id, None, 0)
+    assert plane.engine.tokenizer.decode(row.completion.output_ids.tolist()) == " a folder.<|im_end|>"
+    if not stream:
+        message = answer.json()["choices"][0]["message"]
+        assert (message["content"], message["reasoning_content"]) == ("There is only a folder.", "Look first.")
+        more = [*messages[:-1], message, {"role": "user", "content": "Sure?"}]
+        assert (await plane.client.chat(*more, tools=TOOLS, key=session.id)).status == 200
+        _, later = await plane.rows(session.id)
+        assert later.intent.break_ is None
+        assert later.prompt_ids.tolist()[: len(whole(row))] == whole(row)
+    ((_, calls),) = (await plane.log.calls([session.id])).values()
+    trajectory = reconstruct(calls)
+    assert trajectory.breaks == ()
+    trained = [id for segment in trajectory.segments for id in segment.token_ids[segment.loss_mask].tolist()]
+    assert trained == [id for own in await plane.rows(session.id) for id in own.completion.output_ids.tolist()]
+
+
+@pytest.mark.parametrize("part", ["nothing", "thinking", "call"])
+async def test_any_part_of_a_reply_is_gone_on_with(plane: Any, part: str):
+    plane.engine.replies = [f"<think>\nI list them.\n</think>\n\n{TURN}"]
+    await plane.client.chat(ASKED, tools=TOOLS)
+    (row,) = await plane.rows()
+    ids, decode = row.completion.output_ids.tolist(), plane.engine.tokenizer.decode
+    end = {"nothing": "", "thinking": "I list", "call": '{"name": "bash", "arguments": {"command": "'}[part]
+    at = next((n for n in range(len(ids)) if decode(ids[:n]).endswith(end)), 0)
+    session = await fork(plane, row.intent.id, at)
+    rest = {
+        "nothing": "<think>\nno\n</think>\n\nHello",
+        "thinking": " none.\n</think>\n\nHello",
+        "call": 'pwd"}}\n</tool_call>',
+    }
+    plane.engine.replies = [f"{rest[part]}<|im_end|>"]
+    (choice,) = (await plane.client.chat(ASKED, tools=TOOLS, key=session.id)).json()["choices"]
+    (own,) = await plane.rows(session.id)
+    assert whole(own)[: len(row.prompt_ids) + at] == [*row.prompt_ids.tolist(), *ids[:at]]
+    if part == "call":
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == {"name": "bash", "arguments": '{"command": "pwd"}'}
+    else:
+        assert choice["message"]["content"] == "Hello"
+        assert choice["message"]["reasoning_content"] == {"nothing": "no", "thinking": "I list none."}[part]
+    ((_, calls),) = (await plane.log.calls([session.id])).values()
+    assert [segment.loss_mask.sum() for segment in reconstruct(calls).segments] == [len(own.completion.output_ids)]
+
+
+async def test_retries_and_parallel_samples_of_a_fork_are_siblings(plane: Any):
+    messages = await played(plane)
+    _, second = await plane.rows()
+    session = await fork(plane, second.intent.id, 3)
+    await asyncio.gather(*(plane.client.chat(*messages[:-1], tools=TOOLS, key=session.id) for _ in range(3)))
+    await plane.client.chat(*messages[:-1], tools=TOOLS, key=session.id, n=2)
+    rows = await plane.rows(session.id)
+    prompts = {tuple(row.prompt_ids.tolist()) for row in rows}
+    assert (len(rows), len(prompts)) == (5, 1)
+    assert {(row.intent.parent_id, row.intent.break_) for row in rows} == {(second.intent.id, None)}
+    assert not any(len(row.intent.new_ids) for row in rows)
+
+
+async def test_another_process_serves_the_first_call_and_the_next_ones(plane: Any):
+    messages = await played(plane)
+    _, second = await plane.rows()
+    session = await fork(plane, second.intent.id, 4)
+    key = session.id
+    other = keep_thinking(serve(plane.log, ToldEngine(plane.engine.tokenizer), plane.session, LimitSettings()))
+    message = (await other.client.chat(*messages[:-1], tools=TOOLS, key=key)).json()["choices"][0]["message"]
+    third = keep_thinking(serve(plane.log, ToldEngine(plane.engine.tokenizer), plane.session, LimitSettings()))
+    for served in (plane, third):
+        more = [*messages[:-1], message, {"role": "user", "content": "Sure?"}]
+        assert (await served.client.chat(*more, tools=TOOLS, key=key)).status == 200
+    first, *later = await plane.rows(key)
+    assert [row.intent.parent_id for row in later] == [first.intent.id] * 2
+    assert [row.intent.break_ for row in later] == [None] * 2
+
+
+async def test_forks_of_forks_make_a_chain(plane: Any):
+    messages = await played(plane)
+    _, second = await plane.rows()
+    inner = await fork(plane, second.intent.id)
+    more = [*messages, {"role": "user", "content": "And now?"}]
+    answer = (await plane.client.chat(*more, tools=TOOLS, key=inner.id)).json()["choices"][0]["message"]
+    (child,) = await plane.rows(inner.id)
+    deeper = await fork(plane, child.intent.id, of=inner)
+    assert (
+        await plane.client.chat(*more, answer, {"role": "user", "content": "Go on."}, tools=TOOLS, key=deeper.id)
+    ).status == 200
+    (row,) = await plane.rows(deeper.id)
+    assert (row.intent.parent_id, row.intent.break_) == (child.intent.id, None)
+    ((_, calls),) = (await plane.log.calls([deeper.id])).values()
+    (segment,) = reconstruct(calls).segments
+    assert [turn.sampled_by for turn in segment.turns] == [plane.session.id] * 2 + [inner.id, ""]
+    assert [turn.trained for turn in segment.turns] == [False] * 3 + [True]
+
+
+async def test_a_history_that_is_edited_before_the_fork_is_a_break(plane: Any):
+    messages = await played(plane)
+    first, second = await plane.rows()
+    session = await fork(plane, second.intent.id)
+    result = {**messages[2], "content": "b.txt"}
+    edited = [*messages[:2], result, messages[3], {"role": "user", "content": "And now?"}]
+    assert (await plane.client.chat(*edited, tools=TOOLS, key=session.id)).status == 200
+    (row,) = await plane.rows(session.id)
+    assert row.intent.break_ is not None
+    assert row.intent.break_.reason is BreakReason.HISTORY_EDITED
+    ((_, calls),) = (await plane.log.calls([session.id])).values()
+    trajectory = reconstruct(calls)
+    assert [one.reason for one in trajectory.breaks] == [BreakReason.HISTORY_EDITED]
+    (segment,) = trajectory.segments
+    assert [turn.call_id for turn in segment.turns] == [first.intent.id, row.intent.id]
+    assert segment.token_ids[segment.loss_mask].tolist() == row.completion.output_ids.tolist()
+
+
+async def test_the_rest_of_a_reply_is_no_context_of_a_fork_inside_it(plane: Any):
+    messages = await played(plane)
+    first, second = await plane.rows()
+    session = await fork(plane, second.intent.id, 4)
+    more = [*messages, {"role": "user", "content": "And now?"}]
+    assert (await plane.client.chat(*more, tools=TOOLS, key=session.id)).status == 200
+    (row,) = await plane.rows(session.id)
+    assert row.intent.break_ is not None
+    assert (row.intent.break_.reason, row.intent.parent_id) == (BreakReason.HISTORY_EDITED, first.intent.id)
+
+
+async def test_what_can_t_be_forked_is_refused_with_its_reason(plane: Any):
+    await played(plane)
+    _, second = await plane.rows()
+    policies, size = Policies({"tiny": plane.policy}), len(second.completion.output_ids)
+
+    async def refused(kind: type[Exception], words: str, origin: Origin, session: Session = plane.session) -> None:
+        with pytest.raises(kind, match=words):
+            await check_origin(plane.log, policies, session, origin)
+
+    await refused(NotFound, "no call 'nothing'", Origin(plane.session.id, "nothing"))
+    for at in (size, size + 1, -1):
+        await refused(InvalidRequest, f"the reply has {size} tokens", Origin(plane.session.id, second.intent.id, at))
+    other = replace(plane.session, id=new_id(), key_hash="other")
+    await plane.log.open_session(other)
+    await refused(NotFound, f"is one of session {plane.session.id}", Origin(other.id, second.intent.id), other)
+    elsewhere = replace(plane.session, policy="another")
+    await refused(InvalidRequest, "of policy 'tiny'", Origin(plane.session.id, second.intent.id), elsewhere)
+    changed = {
+        "it is under way": None,
+        "ended as aborted": {"outcome": Outcome.ABORTED},
+        "tokens are not on record": {"output_ids": second.completion.output_ids[:0], "flaw": Flaw.TOKENS_MISSING},
+        "ids that the tokenizer": {"output_ids": second.completion.output_ids + 10**6},
+    }
+    for words, change in changed.items():
+        call_id = new_id()
+        await plane.log.append_intent(replace(second.intent, id=call_id))
+        if change is not None:
+            await plane.log.append_completion(replace(second.completion, call_id=call_id, **change))
+        await refused(InvalidRequest, words, Origin(plane.session.id, call_id))
+    plane.policy.source.knows_prompt = False
+    await refused(InvalidRequest, "no engine with a token API", Origin(plane.session.id, second.intent.id))
