@@ -18,6 +18,8 @@ from rolltap.contract.admin import (
     ClaimRollouts,
     ClosedSession,
     FinishRollout,
+    ForkRollout,
+    ForkSession,
     HarnessLog,
     Heartbeat,
     HeldRollouts,
@@ -115,6 +117,10 @@ class AdminClient(AsyncHttpClient):
         roles = {role: key.contexts.get(role, 0) for role in key.roles}
         return OpenedSession(key.session_id, _endpoint(key, key.model, roles), key.attempt, key.turns)
 
+    async def fork_rollout(self, rollout_id: str, call: str, *, at: int | None = None, n: int = 1) -> Group:
+        """Adds `n` rollouts to this one's group that continue one of its calls (`ForkRollout`)."""
+        return await self._post(f"/rollouts/{rollout_id}/fork", ForkRollout(call, at, n), Group)
+
     async def finish_rollout(self, rollout_id: str, end: FinishRollout) -> AttemptStatus:
         """Ends the rollout and closes its session. Without `end.scoring` the ledger decides the scoring.
 
@@ -160,6 +166,11 @@ class AdminClient(AsyncHttpClient):
         model = main_role(roles, key.policy) if roles else key.policy
         endpoint = _endpoint(key, model, {role: contexts[policy] for role, policy in (roles or {}).items()})
         return OpenedSession(key.session_id, endpoint)
+
+    async def fork_session(self, session_id: str, call: str, *, at: int | None = None) -> OpenedSession:
+        """Opens a session that continues one of another session's calls (`ForkSession`)."""
+        key = await self._post(f"/sessions/{session_id}/fork", ForkSession(call, at), SessionKey)
+        return OpenedSession(key.session_id, _endpoint(key, key.policy))
 
     async def submit(self, work: SubmitTasks) -> dict[str, Any]:
         """Queues `work.n` rollouts of each task for nodes. The same `work.id` again has no effect."""

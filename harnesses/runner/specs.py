@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.contract.admin import Fork
 from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.decoding import convert
 from rolltap.errors import RuntimeFailed, TaskInvalid
@@ -59,7 +60,8 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The task starts from `files`, from `folder`, or from `repository` at `commit`; else from an empty folder.
 
     `harness`, `runtime` and `image` may come from the command line instead. `argv` is for the harness `command`.
-    `rules` are those of each attempt's session.
+    `rules` are those of each attempt's session. The task's rollouts continue the call `fork` of another rollout, which
+    the server reads.
     """
 
     evaluator: EvaluatorTable = EvaluatorTable()  # set by `parse_spec`: its class depends on its kind
@@ -74,6 +76,7 @@ class TaskSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     image: str = ""
     limits: LimitsSpec = LimitsSpec()
     rules: SessionRules = NO_RULES
+    fork: Fork | None = None
 
     def check_source(self) -> None:
         """Raises `TaskInvalid` if the task names several sources, or a path that leaves its folder."""

@@ -57,6 +57,7 @@ ADMIN_PLANE: Table = {
     "POST /groups": ADMIN,
     "POST /groups/{group_id}/cancel": ADMIN,
     "POST /rollouts/{rollout_id}/start": RUN,
+    "POST /rollouts/{rollout_id}/fork": RUN,
     "POST /rollouts/{rollout_id}/finish": RUN,
     "POST /rewards": ("admin", "evaluator", "runner"),
     "GET /nodes/waiting": ("admin", "viewer", "runner"),

@@ -18,6 +18,7 @@ from rolltap.contract.admin import (
     AttemptKey,
     ClaimRollouts,
     FinishRollout,
+    ForkRollout,
     Heartbeat,
     HeldRollouts,
     NewReward,
@@ -32,7 +33,7 @@ from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
 from rolltap.contract.tags import TEMPERATURE, TURNS, main_role, role_tags
 from rolltap.errors import EngineUnavailable, Forbidden, InvalidRequest, LedgerError
-from rolltap.ledger.groups import GroupSpec
+from rolltap.ledger.groups import GroupSpec, parent_of
 from rolltap.ledger.submissions import Submission, SubmissionSpec
 from rolltap.proxy.front.access import By
 from rolltap.proxy.planes import answers
@@ -41,7 +42,8 @@ from rolltap.proxy.planes.bodies import Limit, paused
 from rolltap.proxy.planes.policies import check_temperature, policy_of
 from rolltap.proxy.planes.router import PlaneRouter
 from rolltap.proxy.planes.services import Services
-from rolltap.types import EVALUATION, PURPOSE_TAG, Group, Reward, Rollout, Task
+from rolltap.proxy.sessions.forking import origin_of
+from rolltap.types import EVALUATION, PURPOSE_TAG, Group, Reward, Rollout, RolloutParent, Task
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ def _serve_groups(routes: PlaneRouter, services: Services) -> None:
         """Opens a group of `n` rollouts of a task. Idempotent by `id`. 429 while too many groups are outstanding."""
         policy, roles = services.resolve_roles(body.policy)
         spec = GroupSpec(policy, body.n, task_of(body.task), tuple(body.tags), body.rule, body.priority, roles)
+        await _check_fork(services, spec.task, policy)
         return await groups.open(spec, group_id=body.id)
 
     @routes.post("/groups/{group_id}/cancel")
@@ -87,10 +90,24 @@ def _serve_rollouts(routes: PlaneRouter, services: Services) -> None:
         """
         return await _start(services, rollout_id, body, by)
 
+    @routes.post("/rollouts/{rollout_id}/fork")
+    async def fork_rollout(rollout_id: str, body: ForkRollout, by: By) -> Group:
+        """Adds `n` rollouts to this one's group, which is open, that continue call `call` of this one."""
+        await rollouts.check_own(rollout_id, by)
+        parent = RolloutParent(rollout_id, body.call, body.at)
+        policy = (await rollouts.group_of(rollout_id)).policy
+        await origin_of(services.call_log, services.policies, parent, policy)
+        return await services.ledger.groups.fork(parent, body.n)
+
     @routes.post("/rollouts/{rollout_id}/finish")
     async def finish_rollout(rollout_id: str, body: FinishRollout, by: By) -> Rollout:
         """Sets the final status and closes the session. After an infrastructure failure the rollout may be retried."""
         return await rollouts.finish(rollout_id, body, by)
+
+
+async def _check_fork(services: Services, task: Task, policy: str) -> None:
+    if (parent := parent_of(task)) is not None:
+        await origin_of(services.call_log, services.policies, parent, policy)
 
 
 async def _start(services: Services, rollout_id: str, body: StartRollout, by: Caller) -> AttemptKey:
@@ -109,7 +126,11 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
         rules += control.rules.of_roles(roles)
     if turns:
         tags[TURNS] = str(turns)
-    session, key = await services.sessions.open(policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags, rules=rules)
+    parent = next(rollout for rollout in group.rollouts if rollout.id == rollout_id).parent
+    origin = None if parent is None else await origin_of(services.call_log, services.policies, parent, policy)
+    session, key = await services.sessions.open(
+        policy, rollout_id=rollout_id, ttl=body.ttl, tags=tags, rules=rules, origin=origin
+    )
     try:
         started = await ledger.rollouts.start(
             rollout_id, session.id, runner=body.runner, node_token=body.node_token, by=by
@@ -129,6 +150,7 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
         roles=roles,
         contexts={role: services.policies[name].context for role, name in roles.items()},
         turns=turns,
+        parent=parent,
     )
 
 
@@ -159,6 +181,7 @@ def task_router(services: Services) -> PlaneRouter:
         tasks: list[Task] = []
         async for task in paused(task_of(submitted) for submitted in body.tasks):
             services.check_task(task, services.policies.names)
+            await _check_fork(services, task, policy)
             tasks.append(task)
         spec = SubmissionSpec(policy, body.n, tuple(tasks), tuple(body.tags), body.rule, body.priority, roles)
         return await ledger.submissions.submit(spec, submission_id=body.id)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rolltap.calllog.facts import CallLog, CallRow
 from rolltap.errors import InvalidRequest, NotFound, RecordCorrupt
 from rolltap.proxy.call.policies import Policies
-from rolltap.types import Origin, Outcome, Session
+from rolltap.types import Origin, Outcome, RolloutParent, Session
 
 
 async def check_origin(log: CallLog, policies: Policies, session: Session, origin: Origin) -> None:
@@ -32,6 +32,19 @@ async def check_origin(log: CallLog, policies: Policies, session: Session, origi
         raise InvalidRequest(message, param="at")
     if origin.at is not None and chain[-1].intent.shape.constrained:
         raise InvalidRequest("at: a reply that a grammar limited can't be gone on with in its middle", param="at")
+
+
+async def origin_of(log: CallLog, policies: Policies, parent: RolloutParent, policy: str) -> Origin:
+    """Where the session of a rollout of `policy` begins that was forked from `parent`. Raises as `check_origin`."""
+    session = await log.session_of(parent.call_id)
+    if session is None or session.rollout_id != parent.rollout_id:
+        raise NotFound(f"no call {parent.call_id!r} in rollout {parent.rollout_id}", param="call")
+    if session.policy != policy:
+        message = f"rollout {parent.rollout_id} is of policy {session.policy!r}, and its fork would be of {policy!r}"
+        raise InvalidRequest(message, param="policy")
+    origin = Origin(session.id, parent.call_id, parent.at)
+    await check_origin(log, policies, session, origin)
+    return origin
 
 
 def _refusal(chain: Sequence[CallRow], policies: Policies, session: Session) -> str:

@@ -25,6 +25,7 @@ from rolltap.proxy.viewer.runs import (
     EngineLine,
     Run,
     chart_data,
+    forks_of,
     lanes_of,
     last_values,
     reach_of,
@@ -342,7 +343,7 @@ class Pages:
         lanes = lanes_of(group, turns)
         at = next((lane.parts_at for lane in lanes), -1)
         parting = "" if at < 0 else f"They part in call {at + 1}." if at else "They part in their first reply."
-        return {"g": group, "lanes": lanes, "parting": parting}
+        return {"g": group, "lanes": lanes, "parting": parting, "tree": forks_of(group)}
 
     async def runs(self) -> str:
         state = await self.state()

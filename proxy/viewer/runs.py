@@ -159,6 +159,25 @@ class RolloutLane:
     more: int
 
 
+def forks_of(group: GroupDetail) -> list[tuple[int, RolloutDetail]]:
+    """Returns the rollouts as a tree, each behind its parent, with its depth; empty if none was forked."""
+    if not any(each.rollout.parent for each in group.rollouts):
+        return []
+    ids = {each.rollout.id for each in group.rollouts}
+    children: dict[str, list[RolloutDetail]] = {}
+    for each in sorted(group.rollouts, key=lambda each: each.rollout.index, reverse=True):
+        parent = each.rollout.parent
+        inside = parent is not None and parent.rollout_id in ids
+        children.setdefault(parent.rollout_id if parent is not None and inside else "", []).append(each)
+    tree: list[tuple[int, RolloutDetail]] = []
+    waiting = [(0, each) for each in children.get("", ())]
+    while waiting:
+        depth, each = waiting.pop()
+        tree.append((depth, each))
+        waiting += [(depth + 1, child) for child in children.get(each.rollout.id, ())]
+    return tree
+
+
 def lanes_of(group: GroupDetail, turns: Sequence[Sequence[ShownTurn]]) -> list[RolloutLane]:
     """Returns the lanes in the group's order. The requests of the first turns are the task, which all lanes share."""
     longest = max(map(len, turns), default=0)

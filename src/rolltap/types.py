@@ -479,8 +479,17 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutParent:
+    """Where a forked rollout begins: after call `call_id` of rollout `rollout_id`. `at`: see `Origin`."""
+
+    rollout_id: str
+    call_id: str
+    at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
-    """One attempt: one harness run on one task.
+    """One attempt: one harness run on one task. `parent`: the call of another rollout that it continues.
 
     `cause` is None unless it failed, timed out or was lost. `tampering` counts the agent's attempts to tamper, by
     `rolltap.tampering.TamperingKind`."""
@@ -497,6 +506,7 @@ class Rollout:
     rewards: tuple[Reward, ...] = ()
     cause: Cause | None = None
     tampering: Mapping[str, int] = field(default_factory=dict)
+    parent: RolloutParent | None = None
 
     @property
     def total_reward(self) -> float | None:

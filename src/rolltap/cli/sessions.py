@@ -273,6 +273,32 @@ def _line(call: CallLine) -> Text:
 
 @app.command()
 @one_line_errors
+def fork(
+    session: SessionArgument,
+    call: Annotated[str, typer.Argument(help="the call to continue, or the end of its id; default the last")] = "",
+    at: Annotated[int | None, typer.Option(min=0, help="tokens of its reply to keep; default all")] = None,
+    as_json: JsonOption = False,
+    url: UrlOption = None,
+    config: ConfigOption = None,
+) -> None:
+    """Opens a session that continues a call of another one; prints its key, which is shown only once."""
+    plane = connect("admin", config, url)
+    session = whole_id(plane, session)
+    calls = [line.id for line in plane.ask(ReadPlane.session, session).calls]
+    named = [call_id for call_id in calls if call_id.endswith(call)] if call else calls[-1:]
+    if len(named) != 1:
+        raise ConfigError(f"session {session} has {len(named)} calls that end with {call!r}")
+    forked = plane.call("POST", f"/sessions/{session}/fork", {"call": named[0]} | ({} if at is None else {"at": at}))
+    if as_json:
+        say(json.dumps(forked))
+        return
+    say(f"# continues call {named[0]} of session {session}")
+    for line in exports(forked):
+        say(line)
+
+
+@app.command()
+@one_line_errors
 def close(session: SessionArgument, url: UrlOption = None, config: ConfigOption = None) -> None:
     """Closes a session: later calls with its key get 409."""
     plane = connect("admin", config, url)

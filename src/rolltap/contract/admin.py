@@ -18,7 +18,7 @@ from rolltap.contract.base import Count, Integer, Long, RequestBody, Seconds, ch
 from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.errors import InvalidRequest
 from rolltap.tampering import DETAIL_CHARS, MOST_ACTS, TamperingAct
-from rolltap.types import Cause, RolloutStatus, Scoring, SessionFinding, Task
+from rolltap.types import Cause, RolloutParent, RolloutStatus, Scoring, SessionFinding, Task
 
 PolicyOrRoles = str | Mapping[str, str]
 """A policy, or a policy for each role."""
@@ -137,6 +137,26 @@ class OpenSession(RequestBody, frozen=True):
     rules: SessionRules = NO_RULES
     replay: str = ""
     replay_calls: Count | None = None
+
+
+FORK = "fork"
+"""Field of a task's spec: the call that all its rollouts continue."""
+
+
+class Fork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The call of another rollout that a task's rollouts continue. `at`: see `ForkSession`."""
+
+    rollout: str
+    call: str
+    at: Count | None = None
+
+
+class ForkRollout(RequestBody, frozen=True):
+    """`n` more rollouts of the group, which continue call `call` of this one. `at`: see `ForkSession`."""
+
+    call: str
+    at: Count | None = None
+    n: Count = 1
 
 
 class ForkSession(RequestBody, frozen=True):
@@ -326,6 +346,7 @@ class AttemptKey(SessionKey):
     """A new attempt's session. `model` is the name that the harness asks for; `turns` is its cap of turns, 0 for none.
 
     `roles` maps each role to its policy where several play; `contexts` maps it to that policy's context length.
+    `parent`: the call of another rollout that the harness continues, whose history it sends again.
     """
 
     attempt: int
@@ -333,6 +354,7 @@ class AttemptKey(SessionKey):
     roles: Mapping[str, str]
     contexts: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     turns: int
+    parent: RolloutParent | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

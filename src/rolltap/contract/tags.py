@@ -34,9 +34,10 @@ TEMPERATURE = "rolltap.temperature"
 """Tag with the temperature at which the session's policy samples all of its calls (`rolltap.contract.control`)."""
 TEMPERATURE_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,20})?")
 REPLAY = "rolltap.replay"
-SET_BY_SERVER = (CAPTURED, PROJECT, TENANT_TAG, RULES, REPLAY)
 """Tag of a session in which a harness runs again: the id of the recorded session that answers its calls, and after a
 colon how many of them it answers before the engine does; without a number all."""
+SET_BY_SERVER = (CAPTURED, PROJECT, TENANT_TAG, RULES, REPLAY)
+"""Tags that a body can't have."""
 ROLES = "roles"
 MAX_ROLES = 16
 ROLE_NAME = re.compile(r"[\w.:/-]{1,128}")

@@ -10,8 +10,8 @@ the group's lock. Only this module takes a group out of the state `open`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,7 +22,16 @@ from rolltap.ids import new_id
 from rolltap.ledger.rows import rollout_rows, rule_of
 from rolltap.ledger.schema import groups, rollouts
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx
-from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, GroupStatus, Rollout, RolloutStatus, Scoring
+from rolltap.types import (
+    EVALUATION,
+    NO_VERSION,
+    PURPOSE_TAG,
+    GroupStatus,
+    Rollout,
+    RolloutParent,
+    RolloutStatus,
+    Scoring,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +147,8 @@ def settle(tx: Tx, group: Any, settings: LedgerSettings) -> None:
     late = group.deadline_at is not None and tx.now >= group.deadline_at
     match decide(rule_of(group), members, n=group.n, late=late):
         case Refill(count):
-            insert_rollouts(tx, group.id, range(len(members), len(members) + count))
+            parent = rows_and_rollouts[0][1].parent
+            insert_rollouts(tx, group.id, range(len(members), len(members) + count), parent)
             tx.note("group_refilled", group.id, rollouts=count)
         case Drop(reason, left_out):
             leave_out(tx, left_out, [row for row, _ in rows_and_rollouts], reason)
@@ -184,14 +194,14 @@ def _complete(
     if is_even and rule.zero_variance != "keep":
         drop(tx, group.id, "zero variance")
         if rule.zero_variance == "replace" and group.generation < settings.max_generations:
-            _replace(tx, group)
+            _replace(tx, group, rows[0].parent)
         return
     tx.note("group_complete", group.id, policy=group.policy, task_id=group.task_id, reward_mean=mean)
     tx.wake_trainers()
 
 
-def _replace(tx: Tx, group: Any) -> None:
-    """Opens a new group of the same task to replace a dropped one."""
+def _replace(tx: Tx, group: Any, parent: Mapping[str, Any] | None) -> None:
+    """Opens a new group of the same task, whose rollouts have the same parent, to replace a dropped one."""
     values = {
         **group._mapping,
         "id": new_id(),
@@ -201,7 +211,7 @@ def _replace(tx: Tx, group: Any) -> None:
         "generation": group.generation + 1,
     }
     tx.run(groups.insert().values(values))
-    insert_rollouts(tx, values["id"], range(group.n))
+    insert_rollouts(tx, values["id"], range(group.n), None if parent is None else RolloutParent(**parent))
     tx.note("group_opened", values["id"], policy=group.policy, task_id=group.task_id, replaces=group.id)
 
 
@@ -226,8 +236,8 @@ def leave_out(tx: Tx, rollout_ids: Sequence[str], rows: Sequence[Any], reason: s
         tx.run(sa.update(rollouts).where(rollouts.c.id == row.id).values(values))
 
 
-def insert_rollouts(tx: Tx, group_id: str, indices: Sequence[int]) -> None:
-    """Inserts pending rollouts of a group."""
+def insert_rollouts(tx: Tx, group_id: str, indices: Sequence[int], parent: RolloutParent | None = None) -> None:
+    """Inserts pending rollouts of a group, forked from `parent`."""
     rows = [
         {
             "id": new_id(),
@@ -239,6 +249,7 @@ def insert_rollouts(tx: Tx, group_id: str, indices: Sequence[int]) -> None:
             "reason": "",
             "trained_calls": [],
             "infra_failures": 0,
+            "parent": None if parent is None else asdict(parent),
         }
         for index in indices
     ]

@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
-from rolltap.contract.admin import GroupRule
+from rolltap.contract.admin import FORK, Fork, GroupRule
+from rolltap.decoding import convert
 from rolltap.errors import InvalidRequest, LedgerError, NotFound, RateLimited
 from rolltap.ids import new_id
 from rolltap.ledger.completion import drop, insert_rollouts, leave_out, settle
 from rolltap.ledger.policies import locked_policy, room
-from rolltap.ledger.rows import load_group, load_groups, rule_json, task_digest
+from rolltap.ledger.rows import load_group, load_groups, locked_group, rule_json, task_digest
 from rolltap.ledger.schema import groups, rollouts, tasks
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
-from rolltap.types import Group, GroupStatus, Task
+from rolltap.types import Group, GroupStatus, RolloutParent, Task
 
 MAX_ROLLOUTS = 4096
 
@@ -40,6 +42,7 @@ class GroupSpec:
         if not 1 <= self.n <= MAX_ROLLOUTS:
             raise InvalidRequest(f"a group has 1 to {MAX_ROLLOUTS} rollouts, not {self.n}", param="n")
         self.rule.check(self.n, self.roles)
+        parent_of(self.task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,27 @@ class Groups:
 
     async def get(self, group_id: str) -> Group:
         return await self._uow.query(lambda tx: load_group(tx, group_id))
+
+    async def fork(self, parent: RolloutParent, n: int) -> Group:
+        """Adds `n` pending rollouts that continue `parent` to the open group of its rollout.
+
+        They count as the group's rollouts: it waits for them, or is complete with as many usable ones as its rule says.
+        Raises `LedgerError` if the group is not open any more.
+        """
+
+        def work(tx: Tx) -> Group:
+            _, group = locked_group(tx, parent.rollout_id)
+            if group.status != GroupStatus.OPEN:
+                raise LedgerError(f"group {group.id} is {group.status}; fork its rollouts while it is open")
+            own = sa.select(sa.func.count()).select_from(rollouts).where(rollouts.c.group_id == group.id)
+            size = tx.scalar(own)
+            if not 1 <= n <= MAX_ROLLOUTS - size:
+                raise InvalidRequest(f"n: the group has {size} rollouts, and {MAX_ROLLOUTS} at most", param="n")
+            insert_rollouts(tx, group.id, range(size, size + n), parent)
+            tx.note("rollout_forked", parent.rollout_id, group_id=group.id, call_id=parent.call_id, at=parent.at, n=n)
+            return load_group(tx, group.id)
+
+        return await self._uow.transact(work)
 
     async def cancel(self, group_id: str, reason: str = "cancelled") -> Group:
         """Drops an open group and cancels its rollouts that are not terminal. Cancelling it again has no effect.
@@ -146,6 +170,20 @@ class Groups:
         return await self._uow.transact(work)
 
 
+def parent_of(task: Task) -> RolloutParent | None:
+    """The call that all rollouts of the task continue: `fork` of its spec, with `rollout`, `call` and perhaps `at`.
+
+    Raises `InvalidRequest` for another content.
+    """
+    if FORK not in task.spec:
+        return None
+    try:
+        fork = convert(task.spec[FORK], Fork)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"task {task.id!r}: fork: {error}", param="task") from error
+    return RolloutParent(fork.rollout, fork.call, fork.at)
+
+
 def insert_task(tx: Tx, task: Task) -> str:
     """Stores the task unless it is stored already; returns its digest."""
     digest = task_digest(task)
@@ -176,7 +214,7 @@ def insert_group(tx: Tx, id: str, spec: GroupSpec, *, submission_id: str | None 
             submission_id=submission_id,
         )
     )
-    insert_rollouts(tx, id, range(spec.n))
+    insert_rollouts(tx, id, range(spec.n), parent_of(spec.task))
     tx.note("group_opened", id, policy=spec.policy, task_id=spec.task.id, n=spec.n)
 
 

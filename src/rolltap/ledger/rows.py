@@ -15,7 +15,7 @@ from rolltap.contract.admin import GroupRule
 from rolltap.errors import NotFound
 from rolltap.ledger.schema import groups, rewards, rollouts, tasks
 from rolltap.ledger.unit_of_work import Tx
-from rolltap.types import Cause, Group, GroupStatus, Reward, Rollout, RolloutStatus, Scoring, Task
+from rolltap.types import Cause, Group, GroupStatus, Reward, Rollout, RolloutParent, RolloutStatus, Scoring, Task
 
 
 def reward_of(row: Any) -> Reward:
@@ -45,6 +45,7 @@ def rollout_of(row: Any, task_id: str, rewards: Sequence[Reward]) -> Rollout:
         rewards=tuple(rewards),
         cause=None if row.cause is None else Cause(row.cause),
         tampering=row.tampering or {},
+        parent=None if row.parent is None else RolloutParent(**row.parent),
     )
 
 

@@ -172,6 +172,7 @@ rollouts = Table(
     Column("node_key", String),  # id of the key that claimed the rollout
     Column("reward_head", String),  # hash of its last reward
     Column("tampering", JSON(none_as_null=True)),  # acts of its last session by kind, counted at its end
+    Column("parent", JSON(none_as_null=True)),  # of a fork: rollout_id, call_id, at
     Index("rollouts_by_group", "group_id", "position", unique=True),
     Index("rollouts_by_status", "status", "node_expires_at"),
     Index("rollouts_by_claim", "node_expires_at"),

@@ -22,7 +22,7 @@ from rolltap.contract.admin import GroupRule
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.ids import new_id
 from rolltap.ledger.completion import drop, leave_out
-from rolltap.ledger.groups import GroupSpec, insert_task
+from rolltap.ledger.groups import GroupSpec, insert_task, parent_of
 from rolltap.ledger.policies import demands_of, locked_policy, room
 from rolltap.ledger.rollouts import LATE
 from rolltap.ledger.rows import load_groups, rule_json, task_digest
@@ -58,6 +58,7 @@ class SubmissionSpec:
             if task.id in seen:
                 raise InvalidRequest(f"two tasks have the id {task.id!r}", param="tasks")
             seen.add(task.id)
+            parent_of(task)
         self.group(self.tasks[0])  # checks n and the rule
 
     def group(self, task: Task) -> GroupSpec:
