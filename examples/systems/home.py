@@ -96,9 +96,10 @@ class Home:
     ) -> list[Outcome]:
         """`n` attempts at a task, each played and paid: a group that a trainer leases."""
         group = await self.client.open_group(task, policy=policy, n=n, tags=task.tags)
-        return list(await asyncio.gather(*(self._attempt(rollout, play) for rollout in group.rollout_ids)))
+        return list(await asyncio.gather(*(self.attempt(rollout, play) for rollout in group.rollout_ids)))
 
-    async def _attempt(self, rollout: str, play: Callable[[Session], Awaitable[Reward]]) -> Outcome:
+    async def attempt(self, rollout: str, play: Callable[[Session], Awaitable[Reward]]) -> Outcome:
+        """One attempt at a rollout, played and paid."""
         opened = await self.client.start_rollout(ClaimedRollout(rollout), ttl=600)
         earned = await play(Session(self.http, opened.endpoint, opened.session_id))
         rewards = earned if isinstance(earned, Mapping) else {"rollout": earned}

@@ -7,7 +7,7 @@ import pytest
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.ledger.groups import MAX_ROLLOUTS, GroupSpec
 from rolltap.ledger.submissions import SubmissionSpec
-from rolltap.types import GroupStatus, RolloutParent, Task
+from rolltap.types import GroupStatus, RolloutParent, RolloutStatus, Task
 
 from ..unit.ledger.world import World, status, wants
 
@@ -38,11 +38,12 @@ async def test_a_group_with_enough_usable_rollouts_counts_its_forks(world: World
     group = await world.open(2, usable=3, spares=2)
     first, second = [await world.start(rollout) for rollout in group.rollouts]
     await world.finish(first)
-    (fork,) = (await world.ledger.groups.fork(RolloutParent(first.id, "call"), 1)).rollouts[2:]
+    _, _, spare, fork = (await world.ledger.groups.fork(RolloutParent(first.id, "call"), 1)).rollouts
+    assert (spare.parent, fork.parent) == (None, RolloutParent(first.id, "call"))
     await world.finish(second)
     await world.finish(await world.start(fork))
     done = await world.ledger.groups.get(group.id)
-    assert (done.status, len(done.rollouts)) == (GroupStatus.COMPLETE, 3)
+    assert (done.status, done.rollouts[2].status) == (GroupStatus.COMPLETE, RolloutStatus.CANCELLED)
 
 
 async def test_all_rollouts_of_a_task_with_a_fork_have_its_parent_also_spares(world: World) -> None:

@@ -197,6 +197,15 @@ async def test_user_dialogues_go_on_from_a_stored_state(home: Any, example: Any,
     assert rows(tmp_path / "out")
 
 
+@of("arpo")
+async def test_arpo_forks_after_a_tools_answer(home: Any, example: Any) -> None:
+    found = await example.main(home)
+    assert (found["rollouts"], found["forks"]) == (6, 4)
+    group = await home.client.get(f"/read/groups/{found['group']}")
+    parents = [each["rollout"]["parent"] for each in group["rollouts"]]
+    assert [parent["at"] for parent in parents if parent] == [0] * 4
+
+
 def test_every_example_stands_in_the_readme() -> None:
     names = {path.stem for path in EXAMPLES.glob("*.py")} - {"home"}
     readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")

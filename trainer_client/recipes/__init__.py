@@ -26,6 +26,7 @@ from rolltap.trainer_client.recipes.papers.aepo import AEPO
 from rolltap.trainer_client.recipes.papers.agentflow import AgentFlow
 from rolltap.trainer_client.recipes.papers.agentgym_rl import AgentGymRL
 from rolltap.trainer_client.recipes.papers.archer import ArCHer
+from rolltap.trainer_client.recipes.papers.arpo import ARPO
 from rolltap.trainer_client.recipes.papers.cm2 import CM2
 from rolltap.trainer_client.recipes.papers.dart import DART
 from rolltap.trainer_client.recipes.papers.dr_grpo import DrGRPO
@@ -73,6 +74,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "agentgym_rl": AgentGymRL,
     "ai_searchplanner": AISearchPlanner,
     "archer": ArCHer,
+    "arpo": ARPO,
     "artist": ARTIST,
     "chain_of_agents": ChainOfAgents,
     "cm2": CM2,

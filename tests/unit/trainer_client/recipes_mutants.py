@@ -41,7 +41,7 @@ HERE = Path(__file__).parent
 FIGURES = HERE / "mutants.json"
 TESTS = (
     *("loss", "scoring", "routing", "planning", "recipes", "recipe_formulas", "recipe_figures", "recipe_critics"),
-    *("recipe_controls", "recipe_settings", "recipe_edges", "gradients"),
+    *("recipe_controls", "recipe_settings", "recipe_edges", "recipe_forks", "gradients"),
 )
 MODULES = {
     "estimators": "recipes.estimators", "critic": "recipes.critic", "hinted_teacher": "recipes.hinted_teacher",

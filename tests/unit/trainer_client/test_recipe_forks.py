@@ -1,0 +1,85 @@
+"""ARPO's credit by hand: a shared beginning is paid by all its continuations, a fork's own tokens by its own reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rolltap.trainer_client.data.step import Step, view
+from rolltap.trainer_client.recipes import make_recipe
+from rolltap.types import NO_VERSION, CallSpan, Segment
+
+from .making import group, record
+
+
+def a_segment(calls: Sequence[tuple[str, int, str]]) -> Segment:
+    """Calls of (id, sampled tokens, who sampled it), each behind two tokens of prompt, but a fork inside a reply."""
+    spans: list[CallSpan] = []
+    length = 0
+    for number, (call_id, sampled, by) in enumerate(calls):
+        inside = number > 0 and call_id == f"{calls[number - 1][0]}'"
+        start = length + (0 if inside else 2)
+        length = start + sampled
+        spans.append(CallSpan(call_id, start, length, not by, number, sampled_by=by))
+    mask = np.zeros(length, bool)
+    for span in spans:
+        mask[span.start : span.end] = span.trained
+    versions = np.where(mask, 0, NO_VERSION).astype(np.int32)
+    return Segment(
+        np.arange(length, dtype=np.int32), mask, np.where(mask, -1, 0).astype(np.float32), versions, tuple(spans)
+    )
+
+
+def a_step(rewards: Sequence[float], rollouts: Sequence[Sequence[tuple[str, int, str]]]) -> Step:
+    records = [
+        record("g", number, [a_segment(calls)], reward)
+        for number, (calls, reward) in enumerate(zip(rollouts, rewards, strict=True))
+    ]
+    return view([group("g", records)])
+
+
+def found(step: Step) -> list[list[tuple[float, float]]]:
+    """Of each rollout, advantage and weight of each trained token."""
+    credit = make_recipe("arpo", {}).credit(step)
+    assert credit.weights is not None
+    return [
+        list(zip(a[row.segment.loss_mask].tolist(), w[row.segment.loss_mask].tolist(), strict=True))
+        for row, a, w in zip(step.rows, credit.advantages, credit.weights, strict=True)
+    ]
+
+
+def test_tokens_before_forks_get_the_mean_and_the_number_of_the_rollouts_that_contain_them() -> None:
+    """Rewards 1, 0, 0, 1: A = ±.866. Rollout 2 forks from 0 in its second reply, 3 from 2 after its reply."""
+    first = [("a", 1, ""), ("b", 3, "")]
+    fork = [("a", 1, "g-r0"), ("b", 2, "g-r0"), ("b'", 2, "")]
+    deeper = [("a", 1, "g-r0"), ("b", 2, "g-r0"), ("b'", 2, "g-r2"), ("d", 1, "")]
+    step = a_step([1.0, 0.0, 0.0, 1.0], [first, [("x", 2, "")], fork, deeper])
+    one = 0.5 / np.std([1, 0, 0, 1], ddof=1)
+    third = (one - one + one) / 3
+    expected = [
+        [(third, 3), (third, 3), (third, 3), (one, 1)],
+        [(-one, 1)] * 2,
+        [(0.0, 2), (0.0, 2)],
+        [(one, 1)],
+    ]
+    for tokens, wanted in zip(found(step), expected, strict=True):
+        assert np.array(tokens) == pytest.approx(np.array(wanted), abs=1e-5)
+
+
+def test_without_forks_it_is_grpo() -> None:
+    step = a_step([1.0, 0.0, 0.4], [[("a", 2, "")], [("b", 1, ""), ("c", 2, "")], [("d", 1, "")]])
+    credit, plain = make_recipe("arpo", {}).credit(step), make_recipe("grpo", {}).credit(step)
+    for mine, theirs in zip(credit.advantages, plain.advantages, strict=True):
+        assert mine.tolist() == pytest.approx(theirs.tolist())
+    assert {weight for rollout in found(step) for _, weight in rollout} == {1.0}
+
+
+def test_a_fork_of_a_rollout_that_is_not_in_the_step_has_its_own_advantage() -> None:
+    step = a_step([1.0, 0.0], [[("z", 3, "elsewhere"), ("a", 2, "")], [("b", 1, "")]])
+    one = 0.5 / np.std([1, 0], ddof=1)
+    assert np.array(found(step)[0]) == pytest.approx(np.array([(one, 1)] * 2), abs=1e-5)
+    masked = replace(step, rollouts=(replace(step.rollouts[0], trained=False), step.rollouts[1]))
+    assert found(masked) == found(step)
