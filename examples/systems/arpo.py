@@ -1,8 +1,9 @@
 """ARPO: forks where the policy is unsure after a tool's answer, and pays a shared beginning by all that came of it.
 
-Each attempt asks, gets a tool's answer, and replies. If the first tokens of that reply are less likely than those of
-the attempt's first reply, by `RISE` nats a token, the rollout is forked before it: forks continue the very same tokens
-and sample that reply anew. The recipe `arpo` gives the shared beginning the mean advantage of its continuations.
+Each attempt asks, gets a tool's answer, and replies. The rise of the entropy over the reply's first tokens, against the
+attempt's first reply, says how likely a fork is: BASE + WEIGHT rise. Over THRESHOLD the rollout is forked before that
+reply: the forks continue the very same tokens and sample it anew. The recipe `arpo` gives the shared beginning the mean
+advantage of its continuations. (The scripted engine's log-probs say nothing, so here every attempt is forked.)
 """
 
 import asyncio
@@ -12,7 +13,8 @@ from home import Home, Outcome, Session, run
 from rolltap.types import Task
 
 QUESTION, TOOL = "How many moons has Mars? Search.", "Result: two, says one page; one, says another."
-FIRST, RISE, FORKS = 8, 0.05, 2
+FIRST, FORKS = 8, 2
+BASE, WEIGHT, THRESHOLD = 0.5, 0.2, 0.3
 ANSWERS = ("Two.", "Perhaps one.", "Perhaps one, or more, who knows.")
 
 
@@ -46,7 +48,7 @@ async def main(home: Home, n: int = 2) -> dict[str, object]:
             await session.ask(QUESTION)
             asked, reward = list(session.history), await answer(session)
             before, after = [await surprise(home, call) for call in session.calls]
-            if after - before > RISE:
+            if BASE + WEIGHT * (after - before) > THRESHOLD:
                 forked = await home.client.fork_rollout(rollout, session.calls[1], at=0, n=FORKS)
                 mine = [one for one in forked.rollouts if one.parent and one.parent.rollout_id == rollout]
                 await asyncio.gather(*(again(one.id, asked) for one in mine))

@@ -38,6 +38,7 @@ RUNNERS = {
     "POST /nodes/{node}/release",
     "GET /read/rollouts/{rollout_id}",
     "POST /rollouts/{rollout_id}/start",
+    "POST /rollouts/{rollout_id}/fork",
     "POST /rollouts/{rollout_id}/finish",
     "POST /sessions/{session_id}/close",
     "POST /sessions/{session_id}/log",
