@@ -182,10 +182,12 @@ def bodies(victim: Tenant) -> Mapping[str, Any]:
     task = {"id": "x", "instruction": "x", "spec": {}, "tags": []}
     return {
         "POST /sessions": {"policy": victim.policy},
+        "POST /sessions/{session_id}/fork": {"call": ids["call_id"]},
         "POST /sessions/{session_id}/close": {},
         "POST /tasks": {"policy": victim.policy, "n": 1, "tasks": [task]},
         "POST /groups": {"policy": victim.policy, "n": 1, "task": task},
         "POST /rollouts/{rollout_id}/start": {},
+        "POST /rollouts/{rollout_id}/fork": {"call": ids["call_id"]},
         "POST /rollouts/{rollout_id}/finish": {"status": "failed", "attempt": 1},
         "POST /rewards": {"rollout_id": ids["rollout_id"], "value": 1.0, "scope": "call:*"},
         "POST /nodes/{node}/claim": {"capacity": 9, "ttl": 60},

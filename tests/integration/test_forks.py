@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from typer.testing import CliRunner
 
+from rolltap.cli.main import app
 from rolltap.contract.admin import NewReward
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.engine.scripted import Script, ScriptedReply
@@ -66,6 +70,12 @@ async def test_a_forked_session_shows_where_it_begins_and_counts_only_its_own_to
     shown = await page(home, f"/view/sessions/{fork['session_id']}")
     assert f"session {first['session_id']}" in shown
     assert row.intent.id in shown
+    command = ["sessions", "fork", first["session_id"], row.intent.id[-8:], "--json", "--url", home.urls["admin"]]
+    environment = {"ROLLTAP_ADMIN_KEY": home.app.settings.keys.admin}
+    done = await asyncio.to_thread(CliRunner().invoke, app, command, env=environment)
+    assert done.exit_code == 0, done.output
+    origin = (await home.app.services.call_log.session(json.loads(done.stdout)["session_id"])).origin
+    assert (origin.call_id, origin.at) == (row.intent.id, None)
     for body, status in (
         ({"call": "nothing"}, 404),
         ({"call": row.intent.id, "at": 99}, 400),

@@ -70,13 +70,14 @@ def fetch_calls(connection: sa.Connection, session_id: str, known: Collection[st
     """The session's calls that are not `known`."""
     own = call_intents.c.session_id == session_id
     if known:
-        links = connection.execute(sa.select(call_intents.c.id, call_intents.c.parent_id).where(own))
-        parents: dict[str, str | None] = {row[0]: row[1] for row in links}
+        rows = connection.execute(sa.select(call_intents.c.id, call_intents.c.parent_id).where(own))
+        parents: dict[str, str | None] = {row[0]: row[1] for row in rows}
         stored = _fetch_some(connection, [call_id for call_id in parents if call_id not in known], parents)
     else:
         stored = _fetch_where(connection, own)
-    links = {row[0]: row[INTENT_PARENT] for row in stored.intents} | {row[0]: row[1] for row in stored.ancestors}
-    if not links.keys() >= set(links.values()) - {None}:
+    known_parents = {row[0]: row[INTENT_PARENT] for row in stored.intents}
+    known_parents |= {row[0]: row[1] for row in stored.ancestors}
+    if not known_parents.keys() >= set(known_parents.values()) - {None}:
         origin_call = connection.scalar(sa.select(sessions.c.origin_call).where(sessions.c.id == session_id))
         if origin_call is not None:
             stored.ancestors += connection.execute(_tokens().where(chain_of(origin_call))).all()
@@ -179,7 +180,8 @@ def decode_rows(stored: StoredSessions) -> dict[str, tuple[Session, list[CallRow
         of_session[intent.session_id].append(intent)
     completions = {call_id: read_completion(row) for call_id, row in stored.calls.completions.items()}
     sessions_read = [read_session(row) for row in stored.sessions]
-    chains = {None: [], **{origin: decode_chain(each, requests=False) for origin, each in stored.origins.items()}}
+    chains: dict[Origin | None, list[CallRow]] = {None: []}
+    chains |= {origin: decode_chain(each, requests=False) for origin, each in stored.origins.items()}
     by_id: dict[str, tuple[Session, list[CallRow]]] = {}
     for session in sessions_read:
         chain = chains[session.origin] if session.id in of_session else []
