@@ -92,7 +92,7 @@ def chain_of(call_id: str) -> sa.ColumnElement[bool]:
     return columns.id.in_(sa.select(chain.union(before).c.id))
 
 
-def _tokens() -> sa.Select[Any]:
+def _tokens() -> sa.Select[Any, Any, Any, Any, Any]:
     """The tokens of ancestors, as in `StoredCalls`."""
     columns = call_intents.c
     tokens = sa.select(columns.id, columns.parent_id, columns.shared, columns.new_ids, call_completions.c.output_ids)
