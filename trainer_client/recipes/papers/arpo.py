@@ -34,7 +34,7 @@ class ARPO(Recipe):
                 shared = turn.places[turn.places < start + length]
                 sums[turn.row][shared] += np.float32(advantages[rollout])
                 weights[turn.row][shared] += 1
-        means = tuple(total / np.maximum(count, 1) for total, count in zip(sums, weights, strict=True))
+        means = tuple(np.float32(total / np.maximum(count, 1)) for total, count in zip(sums, weights, strict=True))
         return Credit(means).weighted(weights)
 
 
