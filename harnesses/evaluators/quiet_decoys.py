@@ -141,7 +141,8 @@ def _is_literal(node: ast.expr) -> bool:
 def _another(value: object, written: str) -> str:
     """Another constant as a test could have it, written alike; "" for none."""
     if type(value) is int and written.isdigit():
-        return str(value + random.choice([*range(1, 10), *([-1, -2] if value > 2 else [])]))
+        steps = [*range(1, 10), *([-1, -2] if value > 2 else [])]
+        return str(value + random.choice(steps))
     if type(value) is float and re.fullmatch(r"\d+\.\d+", written):
         return f"{value + random.randint(1, 9)}"
     if isinstance(value, str) and written[:1] in "'\"" and written[1:-1] == value:
