@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -29,8 +30,10 @@ async def forked(log: CallLog, origin: Origin, **changes: object) -> Session:
     return fork
 
 
-def tokens(rows: list[CallRow]) -> list[tuple[list[int], list[int], str]]:
-    return [(row.prompt_ids.tolist(), row.completion.output_ids.tolist(), row.sampled_by) for row in rows]
+def tokens(rows: Sequence[CallRow]) -> list[tuple[list[int], list[int], str]]:
+    ended = [(row, row.completion) for row in rows if row.completion is not None]
+    assert len(ended) == len(rows)
+    return [(row.prompt_ids.tolist(), done.output_ids.tolist(), row.sampled_by) for row, done in ended]
 
 
 async def test_a_fork_keeps_its_origin_and_its_calls_continue_that_one_s_tokens(log: CallLog):
@@ -84,9 +87,9 @@ async def test_a_fork_of_a_fork_has_the_calls_of_both(log: CallLog):
     _, second = await two_turns(log, session)
     fork = await forked(log, Origin(session.id, second))
     child = await append(log, fork, parent_id=second, shared=8, new_ids=ids(9), output_ids=ids(10))
-    deeper = await forked(log, Origin(fork.id, child.id))
+    deeper = await forked(log, origin := Origin(fork.id, child.id))
     await append(log, deeper, parent_id=child.id, shared=10, new_ids=ids(11))
-    assert [by for _, _, by in tokens(await log.chain(deeper.origin))] == ["rollout", "rollout", fork.id]
+    assert [by for _, _, by in tokens(await log.chain(origin))] == ["rollout", "rollout", fork.id]
     assert tokens(await log.rows(deeper.id)) == [([*range(1, 12)], [4, 5], "")]
     ((_, calls),) = (await log.calls([deeper.id])).values()
     assert [len(call.prompt_ids) for call in calls] == [3, 6, 9, 11]

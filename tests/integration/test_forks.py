@@ -63,6 +63,7 @@ async def test_a_forked_session_shows_where_it_begins_and_counts_only_its_own_to
     fork = await post(home, path, {"call": row.intent.id, "at": 1})
     await ask(fork, HI)
     detail = await home.reader.session(fork["session_id"])
+    assert detail.origin is not None
     assert (detail.origin.call_id, detail.origin.at, detail.summary.tags["harness"]) == (row.intent.id, 1, "mine")
     assert (len(detail.calls), detail.report["trained_calls"], detail.report["masked_calls"]) == (1, 1, {"origin": 1})
     call = await home.reader.call(detail.calls[0].id)
@@ -74,7 +75,9 @@ async def test_a_forked_session_shows_where_it_begins_and_counts_only_its_own_to
     environment = {"ROLLTAP_ADMIN_KEY": home.app.settings.keys.admin}
     done = await asyncio.to_thread(CliRunner().invoke, app, command, env=environment)
     assert done.exit_code == 0, done.output
-    origin = (await home.app.services.call_log.session(json.loads(done.stdout)["session_id"])).origin
+    opened = await home.app.services.call_log.session(json.loads(done.stdout)["session_id"])
+    assert opened is not None
+    assert (origin := opened.origin) is not None
     assert (origin.call_id, origin.at) == (row.intent.id, None)
     for body, status in (
         ({"call": "nothing"}, 404),
@@ -104,7 +107,7 @@ async def test_forked_rollouts_are_leased_with_their_parent_and_train_each_token
     (leased,) = (await home.app.services.ledger.trainers.lease(LeaseRequest("trainer", POLICY, 1))).groups
     for record, key in zip(leased.rollouts, keys, strict=True):
         rows = await home.app.services.call_log.rows(key["session_id"])
-        sampled = sum(len(each.completion.output_ids) for each in rows)
+        sampled = sum(len(each.completion.output_ids) for each in rows if each.completion is not None)
         (segment,) = record.trajectory.segments
         assert segment.loss_mask.sum() == sampled
         spans = [turn for turn in segment.turns if turn.sampled_by]

@@ -59,13 +59,14 @@ async def test_an_archive_of_a_fork_holds_its_origins_and_is_imported_in_their_o
 
 async def test_what_is_wrong_with_an_origin_is_told(sql_log: SqlCallLog, tmp_path: Path):
     first, fork, deeper = await family(sql_log)
+    assert (origin := fork.origin) is not None
     assert (await verify(sql_log.database)).problems == []
     await export_sessions(sql_log.database, tmp_path / "all.rtlog")
     gone = sa.delete(call_intents).where(call_intents.c.session_id == first.id)
     await sql_log.database.transact(lambda connection: connection.execute(gone))
     report = await verify(sql_log.database)
     assert any(f"session {fork.id}: was forked from session {first.id}" in text for text in report.problems)
-    assert any(fork.origin.call_id in text and "is not in the log" in text for text in report.problems)
+    assert any(origin.call_id in text and "is not in the log" in text for text in report.problems)
     with pytest.raises(RecordCorrupt, match="is not in the log"):
         await sql_log.calls([deeper.id])
     moved = sa.update(sessions).where(sessions.c.id == fork.id).values(origin_session="another")

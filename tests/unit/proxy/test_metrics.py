@@ -23,6 +23,7 @@ NOW = ScrapeState(
     connections=None,
     differences=0,
     forged=0,
+    written_again=0,
     versions={},
     engines={},
     ledger=None,

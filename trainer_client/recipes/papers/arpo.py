@@ -34,8 +34,8 @@ class ARPO(Recipe):
                 shared = turn.places[turn.places < start + length]
                 sums[turn.row][shared] += np.float32(advantages[rollout])
                 weights[turn.row][shared] += 1
-        means = tuple(np.float32(total / np.maximum(count, 1)) for total, count in zip(sums, weights, strict=True))
-        return Credit(means).weighted(weights)
+        means = [(total / np.maximum(count, 1)).astype(np.float32) for total, count in zip(sums, weights, strict=True)]
+        return Credit(tuple(means)).weighted(weights)
 
 
 def _forks(step: Step) -> dict[str, dict[int, int]]:
