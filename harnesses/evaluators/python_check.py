@@ -121,7 +121,7 @@ class PythonProgram:
 
 def _verdict(values: Mapping[str, float], check: str) -> Verdict:
     if not values:
-        raise EvaluatorFailed("the check returned no reward")
+        raise NoReward("the check returned no reward")
     for value in values.values():
         if not math.isfinite(value):
             raise NoReward(f"the check returned {value}; a reward is a finite number")

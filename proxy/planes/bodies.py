@@ -42,7 +42,7 @@ Limit = Annotated[int, Query(ge=1)]
 
 NO_OBJECT = "the body must be a JSON object, sent with Content-Type: application/json"
 NUL = re.compile(r"(?<!\\)(?:\\\\)*+\\u0000")
-PROBLEM = re.compile(r"(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+PLACE = " - at `$"
 FIELD = re.compile(r"Object (?P<problem>missing required|contains unknown) field `(?P<name>.*)`", re.DOTALL)
 NAMES = {int: "int", float: "float", str: "str", bool: "bool", type(None): "null", list: "array", dict: "object"}
 FIELD_PROBLEMS = {"missing required": "this field is required", "contains unknown": "there is no such field"}
@@ -143,9 +143,9 @@ def _check_text(value: Any, name: str) -> None:
 
 def _refusal(error: Exception, kind: Any, name: str, value: Any = None) -> InvalidRequest:
     """What msgspec says of a piece of the body, with the names of the whole body. `value` is the parsed piece."""
-    found = PROBLEM.fullmatch(str(error))
-    assert found is not None
-    problem, path = found["problem"], re.findall(r"[^.\[\]]+|\.\.\.", found["path"] or "")
+    problem, is_placed, place = str(error).rpartition(PLACE)
+    problem, place = (problem, place[:-1]) if is_placed else (place, "")
+    path = re.findall(r"[^.\[\]]+|\.\.\.", place)
     if not isinstance(error, msgspec.ValidationError):
         deep = f"nested deeper than {MAX_DEPTH} levels"
         return InvalidRequest(

@@ -90,7 +90,7 @@ def test_the_example_is_a_table_of_its_kind_and_survives_the_ledger(kind: str) -
 
 @pytest.mark.parametrize("kind", NAMES)
 def test_an_unknown_key_is_refused_with_the_example(kind: str) -> None:
-    with pytest.raises(TaskInvalid, match=r"unknown field `surprise`; for example \{") as refused:
+    with pytest.raises(TaskInvalid, match=r"field `surprise` is unknown; for example \{") as refused:
         parse_evaluator({**example(kind), "surprise": 1})
     assert "\n" not in refused.value.message
 

@@ -14,7 +14,6 @@ connections, and the trainer survives.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -24,15 +23,17 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, TextIO
 
+import msgspec
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 
 from rolltap.contract.trainer import Bucket, PauseMode, Transfer
+from rolltap.decoding import from_json
 from rolltap.errors import ConfigError, EngineError, TrainerError, WeightsLost
 from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.model.weights import digest_of_folder, digest_of_tensors, sendable, whole_folder
@@ -187,7 +188,7 @@ class WeightSender:
     def _open_group(self, stdin: IO[bytes], stdout: IO[bytes], request: SendRequest) -> int:
         """Has the process open the group of `request`; returns the port where it waits for the engines."""
         try:
-            stdin.write(json.dumps(asdict(request)).encode() + b"\n")
+            stdin.write(msgspec.json.encode(request) + b"\n")
             stdin.flush()
         except BrokenPipeError:
             raise TrainerError("the process that sends weights has died") from None
@@ -282,10 +283,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     while line := sys.stdin.buffer.readline():
-        fields = json.loads(line)
-        buckets = tuple(Bucket(**bucket) for bucket in fields["buckets"])
-        request = SendRequest(Rendezvous(**fields["rendezvous"]), fields["device"], buckets)
-        _carry_out(request, sys.stdin.buffer, answers)
+        _carry_out(from_json(line, SendRequest), sys.stdin.buffer, answers)
 
 
 def _carry_out(request: SendRequest, source: BinaryIO, answers: TextIO) -> None:

@@ -227,5 +227,5 @@ def test_what_is_no_url_is_said_before_any_try(
     monkeypatch.setenv("ROLLTAP_RUNNER_KEY", "k")
     result = CliRunner().invoke(app, [*command.split(), "--url", url])
     assert result.exit_code == 1
-    assert result.output.startswith(f"rolltap: the server's URL: {url!r} is not an http(s) URL; {written}")
+    assert result.output.startswith(f"rolltap: --url: {url!r} is not an http(s) URL; {written}")
     assert result.output.count("\n") == 1

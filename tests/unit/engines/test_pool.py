@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 
 from rolltap.contract.trainer import Transfer
@@ -277,7 +277,7 @@ async def test_a_push_reaches_replicas_that_have_all_lost_what_was_sent(pool: En
 async def test_of_two_transfers_at_once_the_first_receives_nothing(pool: EnginePool, replicas: list[Told]):
     for replica in replicas:
         replica.receiver = ToldReceiver(replica)
-    first, second = sent(5, 3), dataclasses.replace(sent(6, 3), group="another")
+    first, second = sent(5, 3), msgspec.structs.replace(sent(6, 3), group="another")
     await receiver_of(pool).join(first)
     await receiver_of(pool).join(second)
     with pytest.raises(EngineError, match="is not in group 'group'"):

@@ -176,10 +176,10 @@ async def test_an_unusable_reward_fails_the_rollout(server: Stub, tmp_path: Path
         await run_groups(RolloutRunner(client), [job], policy="p", n=1)
     (body,) = server.finished.values()
     assert (body["status"], body["cause"]) == ("failed", "evaluation")
-    assert "scoring" not in body, "the ledger's rule for failed rollouts decides"
+    assert body["scoring"] == "masked", "it counts 0 among its siblings, and is not trained"
     assert reason in body["reason"]
     assert ("Traceback" in body.get("evaluation", "")) == reason.endswith("Error")
-    assert not server.rewards
+    assert [reward["value"] for reward in server.rewards] == [0.0]
 
 
 async def test_a_reward_of_an_unknown_scope_fails_the_rollout(server: Stub, tmp_path: Path) -> None:

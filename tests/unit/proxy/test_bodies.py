@@ -64,6 +64,8 @@ class Plane:
         match kind.get("type"):
             case "object":
                 return {name: self.sound(kind["properties"][name]) for name in kind.get("required", ())}
+            case "array" if "prefixItems" in kind:
+                return [self.sound(item) for item in kind["prefixItems"]]
             case "array":
                 return [self.sound(kind["items"])] * max(1, kind.get("minItems", 1))
             case "integer" | "number":
@@ -120,10 +122,9 @@ def bad_bodies(plane: Plane, schema: Schema, body: Body, at: tuple[Any, ...] = (
             yield from [with_value(at, "x" * (kind["maxLength"] + 1))] if kind.get("maxLength", 1e9) < 1e5 else []
         if at and kind.get("type") == "array":
             yield from [with_value(at, [])] if kind.get("minItems") else []
-            item = plane.sound(kind["items"])
-            yield from bad_bodies(
-                plane, kind["items"], with_value(at, [item] * max(1, kind.get("minItems", 1)))[2], (*at, 0)
-            )
+            whole = with_value(at, plane.sound(kind))[2]
+            for place, item in enumerate(kind.get("prefixItems", [kind["items"]])):
+                yield from bad_bodies(plane, item, whole, (*at, place))
         if kind.get("additionalProperties") is False:
             inner: Any = body
             for step in at:
