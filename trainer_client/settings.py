@@ -151,8 +151,7 @@ class ReportSettings(TrainerSection):
     )
     annotate: bool = Field(
         False,
-        description="post each trained token's log-prob, entropy and whether it was clipped to the record, where "
-        "`rolltap view` shows them beside the engine's",
+        description="post each trained token's log-prob, entropy and clipping to the record, for the viewer",
     )
     mismatch_stop: float = Field(
         0.5,
@@ -179,7 +178,7 @@ class TrainerSettings(BaseSettings):
     name: str = Field(
         "trainer",
         min_length=1,
-        description="name of this trainer: leases and rewinds are recorded under it, so keep it across restarts",
+        description="name of this trainer, under which leases and rewinds are recorded: keep it across restarts",
     )
     take_over: bool = Field(
         False, description="take the policy from another trainer, or the name from another run; stop that one first"
@@ -193,9 +192,7 @@ class TrainerSettings(BaseSettings):
     recipe_changed: bool = Field(
         False, description="go on from a checkpoint that another recipe made, or this one with other options or code"
     )
-    steps: int = Field(
-        100, ge=1, description="step to train to, counted from the start of the run; a resumed run continues to it"
-    )
+    steps: int = Field(100, ge=1, description="step to train to, counted from the start of the run")
     groups: int = Field(8, ge=1, description="groups per step")
     max_staleness: int = Field(1, ge=0, description="most weight versions that a group may be behind")
     stale: Literal["drop", "mask"] = Field(

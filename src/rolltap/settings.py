@@ -76,57 +76,50 @@ class LimitSettings(Section):
     body_mb: float = Field(
         default=50,
         gt=0,
-        description="largest request body of a model call, in MB; all long bodies that a key sends at the same time "
-        "may use twice as much",
+        description="largest body of a model call; all long bodies that a key sends at one time: twice as much",
     )
     calls_at_once: int = Field(default=64, ge=1, description="calls in flight per session")
-    receipt_s: float = Field(default=30, gt=0, description="time to receive a request's head, and its body, in seconds")
+    receipt_s: float = Field(default=30, gt=0, description="time to receive a request's head, and its body")
     store_wait_s: float = Field(
         default=15,
         gt=0,
-        description="longest wait for the store, in seconds, of a call that may continue a call of another proxy",
+        description="longest wait for the store, of a call that may continue a call of another proxy",
     )
-    request_mb: float = Field(
-        default=64, gt=0, description="largest request body of the trainer and admin planes, in MB"
-    )
+    request_mb: float = Field(default=64, gt=0, description="largest request body of the trainer and admin planes")
     connections: int = Field(default=4096, ge=1, description="open connections per plane")
     connections_per_key: int = Field(default=1024, ge=1, description="open connections of one key per plane")
-    session_ttl_s: float = Field(default=86_400, gt=0, description="life of a session key, in seconds")
-    session_calls: int = Field(default=0, ge=0, description="calls of a session in all; 0: any number")
-    session_tokens: int = Field(
-        default=0, ge=0, description="prompt and output tokens of a session's calls in all; 0: any number"
-    )
-    session_mb: float = Field(
-        default=0, ge=0, description="total request bodies of a session, including refused ones, in MB; 0: any number"
-    )
-    calls_per_minute: int = Field(default=0, ge=0, description="calls of a session within a minute; 0: any number")
+    session_ttl_s: float = Field(default=86_400, gt=0, description="life of a session key")
+    session_calls: int = Field(default=0, ge=0, description="calls of a session; 0, as in the next three: any number")
+    session_tokens: int = Field(default=0, ge=0, description="prompt and output tokens of a session")
+    session_mb: float = Field(default=0, ge=0, description="request bodies of a session, refused ones included")
+    calls_per_minute: int = Field(default=0, ge=0, description="calls of a session within a minute")
     cache_mb: float = Field(
         default=256,
         gt=0,
-        description="cache of parsed requests and prompts for all protocols, engines and sessions together, in MB; "
-        "with it a call costs its new messages and not its history",
+        description="cache of parsed requests and prompts of all sessions together: with it a call costs its new "
+        "messages and not its history",
     )
     forests_mb: float = Field(
         default=1000,
         gt=0,
-        description="token ids and digests of the sessions in memory, in MB; beyond it the least recently used "
-        "sessions are evicted, and read again from the store with their next call",
+        description="token ids and digests of the sessions in memory; beyond it the least recently used are read again "
+        "from the store with their next call",
     )
     keep_alive_s: float = Field(default=10, gt=0, description="silence in a stream after which a keep-alive is sent")
     unready_s: float = Field(
         default=1,
         ge=0,
-        description="after SIGTERM, how long `/ready` is 503 before the agent plane takes no more connections, in "
-        "seconds; longer than the interval in which a load balancer asks",
+        description="after SIGTERM, how long `/ready` is 503 before the agent plane takes no more connections: longer "
+        "than a load balancer's interval",
     )
     drain_s: float = Field(
         default=900,
         ge=0,
-        description="after SIGTERM, how long calls in flight may go on, in seconds; then they are cut, and recorded as "
-        "aborted with what was sampled. Let systemd or Kubernetes wait longer than that before they kill",
+        description="after SIGTERM, how long calls in flight may go on; then they are cut, and recorded as aborted "
+        "with what was sampled. Let systemd or Kubernetes wait longer",
     )
     read_s: float = Field(
-        default=120, gt=0, description="time limit for reading the record for a page, a query or a lease, in seconds"
+        default=120, gt=0, description="time limit for reading the record for a page, a query or a lease"
     )
 
 
@@ -140,11 +133,11 @@ class StoreSettings(Section):
     connections: int = Field(
         default=30,
         ge=6,
-        description="most connections to Postgres of one proxy process, with those of its reading process; all proxies "
-        "and workers together must leave some of the server's `max_connections` for commands",
+        description="most connections to Postgres of one proxy or worker, with its reading process; all together must "
+        "leave some of the server's `max_connections` for commands",
     )
     spool_mb: float = Field(
-        default=64, ge=0, description="file in `data` that keeps calls while the store is unavailable, in MB; 0: none"
+        default=64, ge=0, description="file in `data` that keeps calls while the store is unavailable; 0: none"
     )
 
     @property
@@ -168,14 +161,13 @@ class QueueSettings(Section):
     trainer_silence_s: float = Field(
         default=600,
         gt=0,
-        description="a trainer that has not taken, extended or ended a lease for this long no longer limits the queue, "
-        "in seconds",
+        description="a trainer that has not taken, extended or ended a lease for this long no longer limits the queue",
     )
     spool_wait_s: float = Field(
         default=10,
         ge=0,
-        description="how long the end of a rollout waits for the calls of proxies that can't reach the store, in "
-        "seconds; its reason then begins with `late`",
+        description="how long the end of a rollout waits for the calls of proxies that can't reach the store; its "
+        "reason then begins with `late`",
     )
 
 
@@ -192,8 +184,8 @@ class EngineSettings(Section):
     dialects: tuple[str, ...] = Field(
         default=(), description="passthrough: protocols that this vendor speaks; empty: all"
     )
-    first_byte_s: float = Field(default=600, gt=0, description="longest wait for the first token, in seconds")
-    idle_s: float = Field(default=120, gt=0, description="longest silence between tokens, in seconds")
+    first_byte_s: float = Field(default=600, gt=0, description="longest wait for the first token")
+    idle_s: float = Field(default=120, gt=0, description="longest silence between tokens")
 
 
 MaskedByDefault = Literal[
@@ -244,8 +236,7 @@ class PolicySettings(Section):
     )
     metrics: str = Field(
         default="",
-        description="file with the steps of the policy's trainer, `metrics.jsonl` in its folder: the viewer draws "
-        "loss, KL, entropy and gradient norm beside the reward",
+        description="the trainer's `metrics.jsonl`: the viewer draws its curves beside the reward",
     )
     history_thinking: Literal["tool_cycle", "keep"] = Field(
         default="tool_cycle",
@@ -266,18 +257,17 @@ class PolicySettings(Section):
         default=0,
         ge=0,
         le=2048,
-        description="record the ids that remained after top-p, top-k and min-p for each token, up to this number of "
-        "ids: a call with truncated sampling carries loss only with them; 0: not recorded",
+        description="most ids recorded of those that top-p, top-k and min-p left for each token: a call with truncated "
+        "sampling carries loss only with them; 0: none",
     )
     tool_media: Literal["describe", "refuse"] = Field(
         default="describe",
-        description="images and documents that a tool returned and the model can't take: `describe`: a line of text "
-        "stands for each; `refuse`: the call is refused",
+        description="images and documents that a tool returned and the model can't take: a line of text stands for "
+        "each, or the call is refused",
     )
     image_hosts: tuple[str, ...] = Field(
         default=(),
-        description="hosts of images that a call may name by http(s) URL, for engines with a chat API, which fetch "
-        "them; none: only data URLs",
+        description="hosts of images by http(s) URL, which engines with a chat API fetch; none: only data URLs",
     )
     weights_roots: tuple[str, ...] = Field(
         default=(),

@@ -19,6 +19,7 @@ from rolltap.settings import EngineSettings, PinSettings, PolicySettings, Settin
 
 HEAD = """\
 # Settings of rolltap, read once at start. A line that begins with `#` and a key shows that key's default.
+# Keys that end in `_s` are seconds, in `_mb` MB.
 # For completion in an editor, beside this file: rolltap config schema > rolltap.schema.json
 #:schema ./rolltap.schema.json
 """
