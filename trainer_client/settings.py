@@ -29,18 +29,16 @@ class LossSettings(TrainerSection):
     """The policy gradient. The settings of a paper come with its recipe."""
 
     normalise: Literal["rollout", "token", "constant"] = Field(
-        "token", description="what the loss is averaged over: each rollout, all tokens, or a constant length"
+        "token", description="what the loss is averaged over: all tokens, each rollout, or a constant length"
     )
-    length: int = Field(4096, ge=1, description="`constant`: number of tokens that divides a rollout's summed loss")
-    ratio: Literal["token", "sequence"] = Field(
-        "token", description="importance ratio per token, or per sequence (GSPO)"
-    )
+    length: int = Field(4096, ge=1, description="`constant`: tokens that divide a rollout's summed loss")
+    ratio: Literal["token", "sequence"] = Field("token", description="importance ratio per token or sequence (GSPO)")
     clip_low: float = Field(0.2, gt=0, description="lower clip: the ratio is at least 1 - clip_low")
     clip_high: float = Field(0.2, gt=0, description="upper clip: the ratio is at most 1 + clip_high (DAPO: 0.28)")
     clip_dual: float = Field(
         0.0,
         ge=0,
-        description="dual-clip: caps the loss of negative-advantage tokens at this times |A| (verl: 3); 0: off",
+        description="caps the loss of negative-advantage tokens at this times |A| (dual-clip; verl: 3); 0: off",
     )
     correction: Literal["engine", "truncated"] = Field(
         "engine",
@@ -50,13 +48,11 @@ class LossSettings(TrainerSection):
     importance_band: tuple[float, float] = Field(
         (0.0, math.inf), description="`truncated`: tokens whose trainer/engine ratio is outside have no loss"
     )
-    kl: float = Field(0.0, ge=0, description="weight of the KL divergence from the model at the start of the run")
-    overlong_limit: int = Field(
-        0, ge=0, description="trained tokens at which the length penalty reaches 1; 0 disables it"
-    )
+    kl: float = Field(0.0, ge=0, description="weight of the KL divergence from the run's first model")
+    overlong_limit: int = Field(0, ge=0, description="trained tokens at which the length penalty reaches 1; 0: none")
     overlong_buffer: int = Field(4096, ge=1, description="tokens before the limit over which the penalty grows")
     drop_zero_variance: bool = Field(
-        False, description="groups whose rewards are all equal count neither towards a step nor in its loss (DAPO)"
+        False, description="groups of equal rewards count neither towards a step nor in its loss (DAPO)"
     )
 
 
@@ -81,7 +77,7 @@ class RouterSettings(TrainerSection):
     replay: Literal["recorded", "required", "off"] = Field(
         "recorded",
         description="experts that the engine recorded: replayed where there are some; a group with a trained token "
-        "without them is refused (`required`); or left to the trainer's routers",
+        "without them is refused; or left to the trainer's routers",
     )
     balance: float = Field(0.0, ge=0, description="weight of the load-balancing loss, 1 for an even load")
     z: float = Field(0.0, ge=0, description="weight of the routers' z-loss")
@@ -111,7 +107,7 @@ class LoraSettings(TrainerSection):
     alpha: float = Field(32.0, gt=0, description="scale of the adapters")
     targets: tuple[str, ...] = Field(
         ("all-linear",),
-        description="names of the modules that get adapters, or all-linear (all but the vocabulary's projection), "
+        description="modules that get adapters, by name, or all-linear (all but the vocabulary's projection), "
         "attention, mlp, unembedding (that projection)",
     )
     push: Literal["merged", "adapter"] = Field(
@@ -124,18 +120,18 @@ class PushSettings(TrainerSection):
 
     transfer: Literal["disk", "distributed"] = Field(
         "disk",
-        description="`disk`: engines load a folder; `distributed`: they receive the weights over a process group",
+        description="engines load a folder, or receive the weights over a process group",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="of pushed weights; bfloat16 for engines that serve it: half the bytes. Not of adapters"
     )
-    address: str = Field("127.0.0.1", description="`distributed`: address of this machine, as engines reach it")
+    address: str = Field("127.0.0.1", description="`distributed`: this machine's address, as engines reach it")
     port: int = Field(0, ge=0, le=65_535, description="`distributed`: port of the rendezvous; 0: any free port")
     backend: Literal["", "gloo", "nccl"] = Field("", description="`distributed`: empty is nccl on CUDA, else gloo")
     timeout_s: float = Field(
         300.0,
         gt=0,
-        description="`distributed`: seconds that a rank waits for the others; a transfer may take 2 minutes more",
+        description="`distributed`: how long a rank waits for the others; a transfer may take 2 minutes more",
     )
 
 
@@ -181,7 +177,7 @@ class TrainerSettings(BaseSettings):
         description="name of this trainer, under which leases and rewinds are recorded: keep it across restarts",
     )
     take_over: bool = Field(
-        False, description="take the policy from another trainer, or the name from another run; stop that one first"
+        False, description="take the policy from another trainer, or the name from another run: stop it first"
     )
     model: Path = Field(description="folder of the model to start from")
     out: Path = Field(description="folder of checkpoints, pushed weights and metrics; with `disk`, engines must see it")
@@ -190,7 +186,7 @@ class TrainerSettings(BaseSettings):
     )
     options: dict[str, Any] = Field({}, description=f"the recipe's options, as {page('recipes')} lists them")
     recipe_changed: bool = Field(
-        False, description="go on from a checkpoint that another recipe made, or this one with other options or code"
+        False, description="go on from a checkpoint of another recipe, or of other options or code"
     )
     steps: int = Field(100, ge=1, description="step to train to, counted from the start of the run")
     groups: int = Field(8, ge=1, description="groups per step")
@@ -200,8 +196,7 @@ class TrainerSettings(BaseSettings):
     )
     tampered: Literal["keep", "drop", "mask"] = Field(
         "keep",
-        description="rollouts whose agent tried to tamper: trained as others, left out of baseline and loss, or out of "
-        "the loss",
+        description="rollouts whose agent tried to tamper: trained as others, out of baseline and loss, or only of the loss",
     )
     lease_ttl: float = Field(
         600.0, gt=0, description="lifetime of a lease in seconds; a dead trainer's groups return after it"

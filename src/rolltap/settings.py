@@ -53,7 +53,7 @@ class ListenSettings(Section):
     )
     names: tuple[str, ...] = Field(
         default=(),
-        description="additional host names that requests to planes on loopback may use, such as the `Host` that a "
+        description="more host names that requests to planes on loopback may use, such as the `Host` that a "
         "reverse proxy forwards",
     )
     tls_certificate: str = Field(default="", description="PEM file; with it the planes speak https only")
@@ -228,7 +228,7 @@ class PolicySettings(Section):
     family: str = Field(default="", description="renderer family, e.g. qwen3; empty: use the folder's chat template")
     tool_format: str = Field(
         default="",
-        description="format of the model's tool calls, if there is no family; empty: that of its chat template",
+        description="format of the model's tool calls, if there is no family; empty: the chat template's",
     )
     trainable: bool = Field(default=True, description="false for frozen helper models: their calls are auxiliary")
     train: tuple[MaskedByDefault, ...] = Field(
@@ -240,17 +240,16 @@ class PolicySettings(Section):
     )
     history_thinking: Literal["tool_cycle", "keep"] = Field(
         default="tool_cycle",
-        description="`tool_cycle`: keep sampled thinking during a tool cycle, then follow the template; `keep`: always "
-        "keep it",
+        description="keep sampled thinking during a tool cycle, then follow the template; or always keep it",
     )
     ignore: tuple[re.Pattern[str], ...] = Field(
         default=(),
         description="regular expressions of volatile text (clocks, billing headers, paths) in messages that are not "
-        "replies: a history that differs only there counts as equal, and the model keeps seeing the recorded text",
+        "replies: a history that differs only there counts as equal, and the model sees the recorded text",
     )
     max_context: int = Field(default=0, ge=0, description="context length in tokens; 0 asks the engine")
     top_logprobs: int = Field(
-        default=0, ge=0, le=20, description="recorded candidates for each sampled token, including itself; 0: none"
+        default=0, ge=0, le=20, description="recorded candidates for each sampled token, with itself; 0: none"
     )
     routed_experts: bool = Field(default=False, description="record the routed experts of each token (MoE models)")
     sampling_mask: int = Field(
