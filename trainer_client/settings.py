@@ -196,7 +196,7 @@ class TrainerSettings(BaseSettings):
     )
     tampered: Literal["keep", "drop", "mask"] = Field(
         "keep",
-        description="rollouts whose agent tried to tamper: trained as others, out of baseline and loss, or only of the loss",
+        description="rollouts whose agent tried to tamper: trained, out of baseline and loss, or only out of the loss",
     )
     lease_ttl: float = Field(
         600.0, gt=0, description="lifetime of a lease in seconds; a dead trainer's groups return after it"
