@@ -90,11 +90,11 @@ def _refuse_over_budget(live: LiveSession, why: str) -> NoReturn:
 
 def _used_up(live: LiveSession, limits: LimitSettings) -> str:
     """The used-up budget as text; empty if none is used up."""
-    nodes = live.forest.nodes
+    nodes = live.forest.own
     if limits.session_calls and len(nodes) >= limits.session_calls:
         return counted(limits.session_calls, "call")
     if limits.session_tokens:
-        tokens = sum(node.prompt_length + len(node.output_ids) for node in nodes.values())
+        tokens = sum(node.prompt_length + len(node.output_ids) for node in nodes)
         if tokens >= limits.session_tokens:
             return counted(limits.session_tokens, "token")
     if limits.session_mb and live.received_bytes > limits.session_mb * 1_000_000:
@@ -125,10 +125,10 @@ def cap_of(session: Session) -> int:
     return int(session.tags.get(TURNS, 0))
 
 
-def check_turn(live: LiveSession, parent: CallNode | None) -> None:
-    """Raises if a call that continues `parent` exceeds the session's cap."""
+def check_turn(live: LiveSession, call: CallNode) -> None:
+    """Raises if a call that is not in the forest yet exceeds the session's cap."""
     cap = cap_of(live.session)
-    if not cap or (_depth(parent) < cap and len(live.forest.nodes) < CONVERSATIONS * cap):
+    if not cap or (_turns(call) <= cap and len(live.forest.own) < CONVERSATIONS * cap):
         return
     live.refused_turns += 1
     if live.refused_turns > FINAL_ANSWERS:
@@ -136,9 +136,9 @@ def check_turn(live: LiveSession, parent: CallNode | None) -> None:
     raise InvalidRequest(f"{REACHED}: this rollout has {cap} turns; finish now with the work done so far")
 
 
-def _depth(node: CallNode | None) -> int:
-    """The number of turns up to and including `node`."""
+def _turns(node: CallNode | None) -> int:
+    """The number of turns up to and including that of `node`, those of a fork's origin, too."""
     count = 0
     while node is not None:
-        count, node = count + 1, node.parent
+        count, node = count + (not node.repeats_parent), node.parent
     return count

@@ -1,8 +1,9 @@
 """The spans of a reply that the session's rules leave without loss (`rolltap.contract.rules.MaskRule`), as token spans.
 
-A reply's text is that of its tokens' bytes. A byte that is no part of a character counts as one, and a token that
-holds a part of a span is masked whole. Where the text can't be had (the upstream's tokenizer is not known) or a pattern
-takes too long, what was not searched is masked.
+A reply's text is that of its tokens' bytes, with those that the prompt began it with (a fork's kept ones, a demanded
+call's). A byte that is no part of a character counts as one, and a token that holds a part of a span is masked whole.
+Where the text can't be had (the upstream's tokenizer is not known) or a pattern takes too long, what was not searched
+is masked.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ async def masked_spans(forest: Forest, call: OpenCall, tokenizer: Any) -> Spans:
     due = forest.due(forest.rules.masks, call.node.request_hash(), call.node.role) if call.sampled.ids else []
     if not due:
         return ()
-    rules = [rule for _, rule in due]
-    if len(call.sampled.ids) <= READ_INLINE:
-        return spans_of(rules, call.sampled.ids, tokenizer)
-    return await asyncio.to_thread(spans_of, rules, list(call.sampled.ids), tokenizer)
+    rules, given = [rule for _, rule in due], call.plan.lineage.call_beginning
+    ids = [*call.prompt[len(call.prompt) - given :], *call.sampled.ids]
+    if len(ids) <= READ_INLINE:
+        return spans_of(rules, ids, tokenizer, given)
+    return await asyncio.to_thread(spans_of, rules, ids, tokenizer, given)
 
 
-def spans_of(rules: Iterable[MaskRule], ids: Sequence[int], tokenizer: Any) -> Spans:
-    """The spans of the tokens `ids` that `rules` mask."""
+def spans_of(rules: Iterable[MaskRule], ids: Sequence[int], tokenizer: Any, given: int = 0) -> Spans:
+    """The spans of the tokens `ids` that `rules` mask, from token `given` on and counted from there."""
     text = SampledText(ids, tokenizer) if tokenizer is not None else None
     found: list[tuple[int, int]] = []
     for rule in rules:
@@ -49,7 +51,7 @@ def spans_of(rules: Iterable[MaskRule], ids: Sequence[int], tokenizer: Any) -> S
             found.append(text.tokens(text.place(start), text.place(end)))
         else:
             found += [text.tokens(*span) for span in text.matches(rule.pattern)]
-    return _joined((max(start, 0), min(end, len(ids))) for start, end in found)
+    return _joined((max(start - given, 0), min(end, len(ids)) - given) for start, end in found)
 
 
 class SampledText:

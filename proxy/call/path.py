@@ -151,7 +151,7 @@ class CallPath:
             plan = await source.plan(call_ids[0], session.forest, request)
             if session.forest.rules.count_calls or source.may_lack_parent(plan, session.forest, request):
                 plan = await self._plan_anew(arrival, plan, call_ids[0])
-            check_turn(session, plan.parent)
+            check_turn(session, plan.node(call_ids[0]))
             if recorded:
                 check_same(recorded[0], request, plan, knows_prompt=source.knows_prompt)
             count_body(arrival)
@@ -194,7 +194,7 @@ class CallPath:
                 )
             parts = await self._sessions.request(expected.intent.id)
             was = dialect.parse_recorded(parts.head, parts.items, parts.fixed)
-        raise differs(len(session.forest.nodes) + 1, was, request)
+        raise differs(len(session.forest.own) + 1, was, request)
 
     async def _plan_anew(self, arrival: Arrival, plan: PromptPlan, call_id: str) -> PromptPlan:
         """The plan after another process's calls were read, which may have recorded the parent. A proxy that is cut off

@@ -103,6 +103,12 @@ class CallNode:
         return self.context_digest + self.frame
 
     @property
+    def repeats_parent(self) -> bool:
+        """Whether its request is its parent's, inside whose reply it goes on: in a fork, the same turn again."""
+        parent = self.parent
+        return parent is not None and self.break_ is None and self.request_hash() == parent.request_hash()
+
+    @property
     def continuable(self) -> bool:
         return self.outcome is Outcome.COMPLETED and self.reply is not None
 
@@ -171,6 +177,12 @@ class CallNode:
     def request_hash(self) -> bytes:
         """The digest of the request in its frame: the same for a repeated request."""
         return self.request_digest() + self.frame
+
+    def has_request(self, request_hash: bytes, thoughts: Sequence[Thought], *, thinking: bool) -> bool:
+        """Whether its request is one with this hash, these `thoughts` of the conversation, and this demand to think."""
+        own = tuple(thought for thought in thoughts if thought[0] >= self.lineage.base)
+        asked = self.request_hash(), self.lineage.thoughts, self.lineage.thinking
+        return asked == (request_hash, own, thinking) and self.has_thoughts(thoughts)
 
     def has_thoughts(self, thoughts: Sequence[Thought]) -> bool:
         """Whether all `thoughts` of a conversation equal those of this call and its ancestors.

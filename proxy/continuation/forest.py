@@ -148,6 +148,7 @@ class Forest:
     def __init__(self, digests: DigestCache, rules: SessionRules = NO_RULES) -> None:
         self._digests = digests
         self.rules = rules
+        self._injects = bool(rules.messages)  # or those of the origin did
         self.nodes: OrderedDict[str, CallNode] = OrderedDict()
         self._contexts: dict[bytes, SameContextCalls] = {}
         self._prefixes: dict[bytes, CallNode] = {}
@@ -306,7 +307,7 @@ class Forest:
     def injected(self, outline: Outline, match: Match, role: str) -> list[InjectedMessage]:
         """The messages that the session's rules put into a request's prompt, by their places: those that stand in the
         prompts of the calls that it continues, and its own."""
-        if not self.rules.messages:
+        if not self._injects:
             return []
         found = _injected_by(match.context, match.covered)
         if match.node is not match.context:
@@ -373,6 +374,11 @@ class Forest:
         ended = {call_id for call_id, node in self.nodes.items() if node.outcome is Outcome.COMPLETED}
         return ended - self._origin_ids
 
+    @property
+    def own(self) -> list[CallNode]:
+        """The session's own calls: those that are not of its origin."""
+        return [node for call_id, node in self.nodes.items() if call_id not in self._origin_ids]
+
     def load_origin(self, rows: Sequence[CallRow], origin: Origin) -> None:
         """Loads the calls of a fork's origin (`CallLog.chain`), before those of the fork."""
         self.load(rows)
@@ -402,6 +408,7 @@ class Forest:
             node = CallNode(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.break_)
             node.dialect, node.fitted, node.recorded = intent.dialect, intent.shape.fitted, True
             node.role, node.injected = intent.shape.role, intent.injected
+            self._injects = self._injects or bool(node.injected)
             self.add(node)
         if done is not None:
             reply = from_json(done.message, Message) if done.message else None
@@ -422,8 +429,9 @@ def _injected_by(node: CallNode | None, places: int) -> list[InjectedMessage]:
     found: list[InjectedMessage] = []
     while node is not None:
         found = [each for each in node.injected if each.place <= places] + found
-        places = min(places, node.lineage.base, *(each.place - 1 for each in node.injected))
-        node = node.parent if node.lineage.base and node.break_ is None else None
+        base = node.length if node.repeats_parent else node.lineage.base
+        places = min(places, base, *(each.place - 1 for each in node.injected))
+        node = node.parent if base and node.break_ is None else None
     return found
 
 

@@ -284,8 +284,9 @@ class Continuation(ParentFinder):
         """
         place, renderer = self._place(forest, request, effort), self._at_effort[effort]
         outline, match, duplicate, request = place
-        if duplicate is not None and duplicate is forest.begun and duplicate.lineage.thinking == thinking:
-            return self._go_on(duplicate, forest, request, place)
+        begun = forest.begun
+        if begun is not None and begun.has_request(outline.request_hash(), outline.thoughts, thinking=thinking):
+            return self._go_on(begun, forest, request, place)
         if (
             duplicate is not None
             and duplicate.lineage.thinking == thinking

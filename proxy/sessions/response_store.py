@@ -42,7 +42,7 @@ class ResponseStore:
 
         async def find(handle: str) -> RecordedCall | None:
             call_id = self._handles.read(handle)
-            if call_id is not None and call_id not in live.forest.completed:  # perhaps another replica's
+            if call_id is not None and live.forest.call(call_id) is None:  # perhaps another replica's
                 live.forest.load(await self._log.rows(live.session.id, known=live.forest.completed))
             node = live.forest.nodes.get(call_id) if call_id else None
             if node is None or node.reply is None or node.dialect != dialect.name:

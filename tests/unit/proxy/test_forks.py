@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from rolltap.contract.rules import NO_RULES, MaskRule, MessageRule, SessionRules
+from rolltap.datasets.texts import call_texts
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ids import new_id
 from rolltap.proxy.call.policies import Policies
@@ -41,12 +43,14 @@ def keep_thinking(plane: Any) -> Any:
     return plane
 
 
-async def fork(plane: Any, call_id: str, at: int | None = None, *, of: Session | None = None) -> Session:
+async def fork(
+    plane: Any, call_id: str, at: int | None = None, *, of: Session | None = None, tags: dict[str, str] | None = None
+) -> Session:
     """A fork with its id as its key."""
     origin, fork_id = Origin((of or plane.session).id, call_id, at), new_id()
     await check_origin(plane.log, Policies({"tiny": plane.policy}), of or plane.session, origin)
     now = time.time()
-    session = Session(fork_id, "tiny", key_hash(fork_id), now, now + 3600, origin=origin)
+    session = Session(fork_id, "tiny", key_hash(fork_id), now, now + 3600, tags=tags or {}, origin=origin)
     await plane.log.open_session(session)
     return session
 
@@ -245,3 +249,134 @@ async def test_what_can_t_be_forked_is_refused_with_its_reason(plane: Any):
         await refused(InvalidRequest, words, Origin(plane.session.id, call_id))
     plane.policy.source.knows_prompt = False
     await refused(InvalidRequest, "no engine with a token API", Origin(plane.session.id, second.intent.id))
+
+
+HINT = "Hint: read a.txt."
+
+
+async def hinted(plane: Any, *, rules: SessionRules) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Two turns of the session "hinted", which has `rules`: its messages and its calls."""
+    now = time.time()
+    session = Session("hinted", "tiny", key_hash("hinted"), now, now + 3600, tags=rules.tags())
+    await plane.log.open_session(session)
+    messages = await played(plane, "hinted")
+    return messages, await plane.rows("hinted")
+
+
+async def fork_hinted(plane: Any, call_id: str, at: int | None = None, rules: SessionRules = NO_RULES) -> Session:
+    now, fork_id = time.time(), new_id()
+    session = Session(fork_id, "tiny", key_hash(fork_id), now, now + 3600, tags=rules.tags(),
+                      origin=Origin("hinted", call_id, at))  # fmt: skip
+    await plane.log.open_session(session)
+    return session
+
+
+NUMBERED = SessionRules(messages=(MessageRule(text=HINT, call=2), MessageRule(text="Third.", call=3)))
+
+
+@pytest.mark.parametrize("at", [None, 0, 3])
+@pytest.mark.parametrize("rules", [NUMBERED, NO_RULES], ids=["same rules", "no rules"])
+async def test_messages_of_the_origin_s_rules_stand_once_in_a_fork_s_prompts(plane: Any, at: int | None, rules: Any):
+    messages, rows = await hinted(plane, rules=NUMBERED)
+    assert [[each.text for each in row.intent.injected] for row in rows] == [[], [HINT]]
+    session = await fork_hinted(plane, rows[1].intent.id, at, rules)
+    served = keep_thinking(serve(plane.log, ToldEngine(plane.engine.tokenizer), plane.session, LimitSettings()))
+    decode = plane.engine.tokenizer.decode
+    if at is not None:
+        answer = await plane.client.chat(*messages[:-1], tools=TOOLS, key=session.id)
+        messages = [*messages[:-1], answer.json()["choices"][0]["message"]]
+    for number, plane_of in enumerate((plane, served)):
+        more = [*messages, {"role": "user", "content": f"{number}: and now?"}]
+        assert (await plane_of.client.chat(*more, tools=TOOLS, key=session.id)).status == 200
+    own = await plane.rows(session.id)
+    assert [row.intent.break_ for row in own] == [None] * len(own)
+    for row in own:
+        assert decode(row.prompt_ids.tolist()).count(HINT) == 1
+    thirds = [decode(row.prompt_ids.tolist()).count("Third.") for row in own[-2:]]
+    assert thirds == ([1, 0] if rules else [0, 0])  # the other request is the session's fourth
+    # An edit of the fork's reply, or a template that drops thinking, renders the prompt anew, with what rules put there.
+    served.policy.source.continuation.history = "tool_cycle"
+    more = [*messages, {"role": "user", "content": "2: and now?"}]
+    assert (await served.client.chat(*more, tools=TOOLS, key=session.id)).status == 200
+    last = (await plane.rows(session.id))[-1]
+    assert last.intent.break_ is not None
+    assert last.intent.break_.reason is BreakReason.THINKING_DROPPED
+    assert decode(last.prompt_ids.tolist()).count(HINT) == 1
+    edited = [*messages[:-1], {**messages[-1], "content": "Something else."}, {"role": "user", "content": "So?"}]
+    assert (await served.client.chat(*edited, tools=TOOLS, key=session.id)).status == 200
+    last = (await plane.rows(session.id))[-1]
+    assert last.intent.break_ is not None
+    assert decode(last.prompt_ids.tolist()).count(HINT) == 1
+    texts = await call_texts([*await plane.log.chain(session.origin), *await plane.rows(session.id)])
+    for row in await plane.rows(session.id):
+        assert [message["content"] for _, message in texts[row.intent.id].injected].count(HINT) == 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "hidden"),
+    [
+        (MaskRule(pattern="is only a"), " a"),
+        (MaskRule(characters=(0, 10)), ""),
+        (MaskRule(call=2), " a folder.<|im_end|>"),
+        (MaskRule(call=1), ""),
+    ],
+)
+async def test_a_mask_covers_the_whole_reply_that_a_fork_goes_on_with(plane: Any, mask: MaskRule, hidden: str):
+    rules = SessionRules(masks=(mask,))
+    messages, (_, second) = await hinted(plane, rules=rules)
+    ids, decode = second.completion.output_ids.tolist(), plane.engine.tokenizer.decode
+    at = next(n for n in range(len(ids)) if decode(ids[:n]).endswith("There is only"))
+    session = await fork_hinted(plane, second.intent.id, at, rules)
+    plane.engine.replies = [" a folder.<|im_end|>"]
+    assert (await plane.client.chat(*messages[:-1], tools=TOOLS, key=session.id)).status == 200
+    (row,) = await plane.rows(session.id)
+    own = row.completion.output_ids.tolist()
+    assert decode([own[n] for start, end in row.completion.masked for n in range(start, end)]) == hidden
+    ((_, calls),) = (await plane.log.calls([session.id])).values()
+    trained = sum(int(segment.loss_mask.sum()) for segment in reconstruct(calls).segments)
+    assert trained == len(own) - sum(end - start for start, end in row.completion.masked)
+
+
+async def test_a_fork_inside_the_reply_that_a_fork_went_on_with(plane: Any):
+    messages = await played(plane)
+    _, second = await plane.rows()
+    ids, decode = second.completion.output_ids.tolist(), plane.engine.tokenizer.decode
+    at = next(n for n in range(len(ids)) if decode(ids[:n]).endswith("There is only"))
+    inner = await fork(plane, second.intent.id, at)
+    plane.engine.replies = [" a folder here, and no more.<|im_end|>"]
+    await plane.client.chat(*messages[:-1], tools=TOOLS, key=inner.id)
+    (middle,) = await plane.rows(inner.id)
+    deeper = await fork(plane, middle.intent.id, 2, of=inner)
+    plane.engine.replies = [" there.<|im_end|>"]
+    answer = await plane.client.chat(*messages[:-1], tools=TOOLS, key=deeper.id)
+    (row,) = await plane.rows(deeper.id)
+    assert row.prompt_ids.tolist() == [*middle.prompt_ids.tolist(), *middle.completion.output_ids.tolist()[:2]]
+    assert (row.intent.parent_id, row.intent.break_) == (middle.intent.id, None)
+    assert answer.json()["choices"][0]["message"]["content"] == "There is only a folder there."
+    ((_, calls),) = (await plane.log.calls([deeper.id])).values()
+    trajectory = reconstruct(calls)
+    assert trajectory.breaks == ()
+    (segment,) = trajectory.segments
+    assert segment.token_ids[segment.loss_mask].tolist() == row.completion.output_ids.tolist()
+
+
+@pytest.mark.parametrize("cap", [2, 3])
+async def test_a_cap_of_turns_counts_the_origin_s_and_a_reply_that_goes_on_once(plane: Any, cap: int):
+    messages = await played(plane)
+    _, second = await plane.rows()
+    session = await fork(plane, second.intent.id, 3, tags={"turns": str(cap)})
+    answer = await plane.client.chat(*messages[:-1], tools=TOOLS, key=session.id)
+    assert answer.status == 200, answer.body
+    more = [*messages[:-1], answer.json()["choices"][0]["message"], {"role": "user", "content": "And now?"}]
+    answer = await plane.client.chat(*more, tools=TOOLS, key=session.id)
+    assert answer.status == (200 if cap == 3 else 400), answer.body
+
+
+async def test_budgets_of_a_fork_are_its_own(plane: Any):
+    messages = await played(plane)
+    _, second = await plane.rows()
+    session = await fork(plane, second.intent.id)
+    limits = LimitSettings(session_calls=1, session_tokens=len(whole(second)) + 1)
+    served = keep_thinking(serve(plane.log, ToldEngine(plane.engine.tokenizer), plane.session, limits))
+    more = [*messages, {"role": "user", "content": "And now?"}]
+    assert [(await served.client.chat(*more, tools=TOOLS, key=session.id)).status for _ in range(2)] == [200, 400]
