@@ -98,21 +98,24 @@ def _session_key(services: Services, session: Session, key: str) -> SessionKey:
 
 
 async def _open_replay(services: Services, body: OpenSession) -> tuple[Session, str]:
-    origin = await services.sessions.get(body.replay)
-    if body.rules or body.rollout_id or body.policy not in (None, origin.policy):
+    recorded = await services.sessions.get(body.replay)
+    if body.rules or body.rollout_id or body.policy not in (None, recorded.policy):
         raise InvalidRequest("a replay has the policy and rules of its session, and no rollout", param="replay")
-    if not services.policies[origin.policy].source.replayable:
-        message = f"policy {origin.policy!r} passed the vendor's bytes through; they are not on record"
+    if not services.policies[recorded.policy].source.replayable:
+        message = f"policy {recorded.policy!r} passed the vendor's bytes through; they are not on record"
         raise InvalidRequest(message, param="replay")
-    if not any(row.completion is not None for row in await services.call_log.rows(origin.id)):
-        raise InvalidRequest(f"session {origin.id} has no calls on record", param="replay")
-    kept = {name: text for name, text in origin.tags.items() if name in (ROLES, TURNS, TEMPERATURE, "harness", "kind")}
+    if not any(row.completion is not None for row in await services.call_log.rows(recorded.id)):
+        raise InvalidRequest(f"session {recorded.id} has no calls on record", param="replay")
+    kept = {
+        name: text for name, text in recorded.tags.items() if name in (ROLES, TURNS, TEMPERATURE, "harness", "kind")
+    }
     return await services.sessions.open(
-        origin.policy,
+        recorded.policy,
         ttl=body.ttl,
         tags={**body.tags, **kept, PURPOSE_TAG: EVALUATION},
-        rules=rules_of(origin),
-        replay=ReplayedSession(origin.id, body.replay_calls),
+        rules=rules_of(recorded),
+        replay=ReplayedSession(recorded.id, body.replay_calls),
+        origin=recorded.origin,
     )
 
 

@@ -25,7 +25,8 @@ class Recording:
 
     @classmethod
     def of(cls, rows: Sequence[CallRow], forest: Forest, calls: int | None) -> Recording:
-        """The recording of a session's `rows`, up to the first `calls` (None: all). `forest`: an empty one."""
+        """The recording of a session's `rows`, up to the first `calls` (None: all). `forest`: one with the calls of its
+        origin only, if it is a fork."""
         forest.load(rows)
         pairs = [
             (node, row)
@@ -38,12 +39,12 @@ class Recording:
         """The recorded calls that answer a request of the session with `forest`, one for each of its choices. Empty if
         all were replayed, or if the request is not on record."""
         rows = [row for node, row in self.calls if node.request_hash() == request_hash]
-        asked = sum(node.request_hash() == request_hash for node in forest.nodes.values())
+        asked = sum(node.request_hash() == request_hash for node in forest.own)
         return [rows[min(asked + index, len(rows) - 1)] for index in range(choices)] if rows else []
 
     def next(self, forest: Forest) -> CallRow | None:
         """The first recorded call whose request the session with `forest` has not made; None if it made all."""
-        asked = Counter(node.request_hash() for node in forest.nodes.values())
+        asked = Counter(node.request_hash() for node in forest.own)
         for node, row in self.calls:
             if asked[node.request_hash()] == 0:
                 return row

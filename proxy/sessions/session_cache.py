@@ -118,16 +118,21 @@ class SessionCache:
         async with self._loading.setdefault(session.key_hash, asyncio.Lock()):
             live = self._referenced.get(session.key_hash)
             if live is None:
-                live = LiveSession(session, Forest(self._digests, rules_of(session)))
-                if session.origin is not None:
-                    live.forest.load_origin(await self._log.chain(session.origin), session.origin)
+                live = LiveSession(session, await self._begin(session))
                 live.forest.load(await self._log.rows(session.id))
                 if (replayed := replay_of(session)) is not None:
                     rows = await self._log.rows(replayed.session_id)
-                    live.recording = Recording.of(rows, Forest(self._digests), replayed.calls)
+                    live.recording = Recording.of(rows, await self._begin(session), replayed.calls)
                 self._referenced[session.key_hash] = live
             self._touch(live)
             return live
+
+    async def _begin(self, session: Session) -> Forest:
+        """A forest with the calls of the session's origin; a replay has that of the session which answers it."""
+        forest = Forest(self._digests, rules_of(session))
+        if session.origin is not None:
+            forest.load_origin(await self._log.chain(session.origin), session.origin)
+        return forest
 
     def _touch(self, live: LiveSession) -> None:
         """Marks a session as the most recently used, and evicts the least recently used if there is no room."""

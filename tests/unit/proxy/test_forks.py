@@ -294,7 +294,7 @@ async def test_messages_of_the_origin_s_rules_stand_once_in_a_fork_s_prompts(pla
         assert decode(row.prompt_ids.tolist()).count(HINT) == 1
     thirds = [decode(row.prompt_ids.tolist()).count("Third.") for row in own[-2:]]
     assert thirds == ([1, 0] if rules else [0, 0])  # the other request is the session's fourth
-    # An edit of the fork's reply, or a template that drops thinking, renders the prompt anew, with what rules put there.
+    # An edit of a reply, or a template that drops thinking, renders the prompt anew, with what rules put there.
     served.policy.source.continuation.history = "tool_cycle"
     more = [*messages, {"role": "user", "content": "2: and now?"}]
     assert (await served.client.chat(*more, tools=TOOLS, key=session.id)).status == 200

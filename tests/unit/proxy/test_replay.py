@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from rolltap.contract.tags import ReplayedSession
 from rolltap.ids import new_id
 from rolltap.proxy.sessions.session_cache import key_hash
 from rolltap.tokenizer import HubTokenizer
-from rolltap.types import Session
+from rolltap.types import Origin, Session
 
 from .conftest import TURN, Plane, ToldEngine, serve
 from .test_session_rules import HINT, LIMITS, SessionRules, plane_with, say, user
@@ -115,3 +118,61 @@ async def test_a_stream_a_retry_and_choices(tokenizer: HubTokenizer) -> None:
     answer = await again.client.chat(user("Stream."), stream=True, key="again")  # again: it did not come
     assert b'"content":"ok"' in answer.body
     assert not again.engine.seen
+
+
+async def fork_of(plane: Plane, at: int | None) -> tuple[Plane, list[dict[str, Any]]]:
+    """A fork of the second call of a recorded session, with two samples and a turn, and what it was asked."""
+    history = await say(plane, [user("Look.")], TURN, tools=TOOLS)
+    asked = [*history, result(history)]
+    history = await say(plane, asked, "It has a.py.<|im_end|>", tools=TOOLS)
+    origin = Origin(plane.session.id, (await plane.rows())[-1].intent.id, at)
+    fork = replace(plane.session, id=new_id(), key_hash=key_hash("fork"), origin=origin)
+    await plane.log.open_session(fork)
+    served = serve(plane.log, ToldEngine(plane.engine.tokenizer), fork, LIMITS)
+    first = asked if at is not None else [*history, user("And?")]
+    served.engine.replies = [" one.<|im_end|>", " two.<|im_end|>"]
+    for _ in range(2):
+        answer = await served.client.chat(*first, tools=TOOLS, key="fork")
+        assert answer.status == 200, answer.body
+    more = [*first, answer.json()["choices"][0]["message"], user("Sure?")]
+    served.engine.replies = [" Yes.<|im_end|>"]
+    assert (await served.client.chat(*more, tools=TOOLS, key="fork")).status == 200
+    return served, first
+
+
+@pytest.mark.parametrize("at", [None, 0, 2])
+@pytest.mark.parametrize("calls", [None, 2])
+async def test_a_fork_is_replayed_behind_its_origin(tokenizer: HubTokenizer, at: int | None, calls: int | None) -> None:
+    rules = SessionRules(messages=(HINT,))
+    fork, first = await fork_of(await plane_with(tokenizer, rules), at)
+    tags = {**fork.session.tags, **ReplayedSession(fork.session.id, calls).tags()}
+    session = Session(new_id(), "tiny", key_hash("again"), 0.0, 1e12, tags=tags, origin=fork.session.origin)
+    await fork.log.open_session(session)
+    again = serve(fork.log, ToldEngine(tokenizer), session, LIMITS)
+    wrong = await again.client.chat(user("Another."), tools=TOOLS, key="again")
+    assert wrong.json()["error"]["message"].startswith("call 1: the harness sends something else")
+    for _ in range(2):
+        history = await ask(again, first, tools=TOOLS)
+    again.engine.replies = [" Yes.<|im_end|>"]
+    await ask(again, [*history, user("Sure?")], tools=TOOLS)
+    assert len(again.engine.seen) == (calls is not None)
+    for before, after in zip(await fork.rows(), (await again.rows())[1:], strict=True):
+        assert before.prompt_ids.tolist() == after.prompt_ids.tolist()
+        assert before.completion.output_ids.tolist() == after.completion.output_ids.tolist()
+        assert (before.intent.parent_id is None) == (after.intent.parent_id is None)
+        assert after.intent.break_ is None
+
+
+async def test_a_fork_of_a_replay_goes_on_with_its_tokens(tokenizer: HubTokenizer) -> None:
+    again = await replayed(await recorded(tokenizer))
+    history = await ask(again, [user("Look.")], tools=TOOLS)
+    asked = [*history, result(history)]
+    await ask(again, asked, tools=TOOLS)
+    last = (await again.rows())[-1]
+    fork = Session(new_id(), "tiny", key_hash("fork"), 0.0, 1e12, origin=Origin(again.session.id, last.intent.id, 1))
+    await again.log.open_session(fork)
+    again.engine.replies = [" nothing.<|im_end|>"]
+    answer = await again.client.chat(*asked, tools=TOOLS, key="fork")
+    assert answer.json()["choices"][0]["message"]["content"] == "I nothing."
+    (row,) = await again.rows(fork.id)
+    assert row.prompt_ids.tolist() == [*last.prompt_ids.tolist(), *last.completion.output_ids.tolist()[:1]]
