@@ -117,9 +117,11 @@ class AdminClient(AsyncHttpClient):
         roles = {role: key.contexts.get(role, 0) for role in key.roles}
         return OpenedSession(key.session_id, _endpoint(key, key.model, roles), key.attempt, key.turns)
 
-    async def fork_rollout(self, rollout_id: str, call: str, *, at: int | None = None, n: int = 1) -> Group:
+    async def fork_rollout(
+        self, rollout_id: str, call: str, *, at: int | None = None, n: int = 1, id: str | None = None
+    ) -> Group:
         """Adds `n` rollouts to this one's group that continue one of its calls (`ForkRollout`)."""
-        return await self._post(f"/rollouts/{rollout_id}/fork", ForkRollout(call, at, n), Group)
+        return await self._post(f"/rollouts/{rollout_id}/fork", ForkRollout(call, at, n, id), Group)
 
     async def finish_rollout(self, rollout_id: str, end: FinishRollout) -> AttemptStatus:
         """Ends the rollout and closes its session. Without `end.scoring` the ledger decides the scoring.

@@ -92,9 +92,12 @@ def _serve_rollouts(routes: PlaneRouter, services: Services) -> None:
 
     @routes.post("/rollouts/{rollout_id}/fork")
     async def fork_rollout(rollout_id: str, body: ForkRollout, by: By) -> Group:
-        """Adds `n` rollouts to this one's group, which is open, that continue call `call` of this one."""
+        """Adds `n` rollouts to this one's group, which is open, that continue call `call` of this one.
+
+        Idempotent by `id`.
+        """
         await rollouts.check_own(rollout_id, by)
-        parent = RolloutParent(rollout_id, body.call, body.at)
+        parent = RolloutParent(rollout_id, body.call, body.at, body.id or "")
         policy = (await rollouts.group_of(rollout_id)).policy
         await origin_of(services.call_log, services.policies, parent, policy)
         return await services.ledger.groups.fork(parent, body.n)

@@ -480,11 +480,15 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class RolloutParent:
-    """Where a forked rollout begins: after call `call_id` of rollout `rollout_id`. `at`: see `Origin`."""
+    """Where a forked rollout begins: after call `call_id` of rollout `rollout_id`. `at`: see `Origin`.
+
+    `fork`: the id that the request gave which forked it (`ForkRollout`), if any.
+    """
 
     rollout_id: str
     call_id: str
     at: int | None = None
+    fork: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
@@ -32,6 +34,22 @@ async def test_forks_join_their_parent_s_open_group_which_waits_for_them(world: 
     assert [record.rollout.parent for record in leased.rollouts] == [None, None, parent, parent, deeper]
     with pytest.raises(LedgerError, match="while it is open"):
         await world.ledger.groups.fork(parent, 1)
+
+
+async def test_the_same_fork_again_has_no_effect(world: World) -> None:
+    group = await world.open(2)
+    first, second = group.rollouts
+    await world.start(first)
+    parent = RolloutParent(first.id, "call", 3, "mine")
+    made = await world.ledger.groups.fork(parent, 2)
+    for again in (1, 2):
+        assert await world.ledger.groups.fork(parent, 2) == made, again
+    for other in (parent, replace(parent, at=None), replace(parent, rollout_id=second.id)):
+        with pytest.raises(LedgerError, match="fork mine of the group is another one"):
+            await world.ledger.groups.fork(other, 1)
+    assert len((await world.ledger.groups.fork(replace(parent, fork="other"), 2)).rollouts) == 6
+    await world.ledger.groups.cancel(group.id)
+    assert len((await world.ledger.groups.fork(parent, 2)).rollouts) == 6
 
 
 async def test_a_group_with_enough_usable_rollouts_counts_its_forks(world: World) -> None:

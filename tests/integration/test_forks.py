@@ -62,6 +62,11 @@ async def test_a_forked_session_shows_where_it_begins_and_counts_only_its_own_to
     path = f"/sessions/{first['session_id']}/fork"
     fork = await post(home, path, {"call": row.intent.id, "at": 1})
     await ask(fork, HI)
+    again = await post(home, "/sessions", {"replay": fork["session_id"]})
+    await ask(again, HI)
+    replies = [await home.app.services.call_log.rows(each["session_id"]) for each in (fork, again)]
+    assert replies[0][0].completion.output_ids.tolist() == replies[1][0].completion.output_ids.tolist()
+    assert [reply.intent.parent_id for (reply,) in replies] == [row.intent.id] * 2
     detail = await home.reader.session(fork["session_id"])
     assert detail.origin is not None
     assert (detail.origin.call_id, detail.origin.at, detail.summary.tags["harness"]) == (row.intent.id, 1, "mine")
@@ -95,10 +100,13 @@ async def test_forked_rollouts_are_leased_with_their_parent_and_train_each_token
     await ask(first, HI)
     (row,) = await home.app.services.call_log.rows(first["session_id"])
     path = f"/rollouts/{group.rollout_ids[0]}/fork"
-    forked = await post(home, path, {"call": row.intent.id, "at": 1, "n": 2})
+    for _ in range(2):
+        forked = await post(home, path, {"call": row.intent.id, "at": 1, "n": 2, "id": "mine"})
     ids = [rollout["id"] for rollout in forked["rollouts"]]
     keys = [first, *[await post(home, f"/rollouts/{each}/start", {}) for each in ids[1:]]]
-    assert [key["parent"] for key in keys[2:]] == [{"rollout_id": ids[0], "call_id": row.intent.id, "at": 1}] * 2
+    assert [key["parent"] for key in keys[2:]] == [
+        {"rollout_id": ids[0], "call_id": row.intent.id, "at": 1, "fork": "mine"}
+    ] * 2
     for key in keys[1:]:
         await ask(key, HI)
     for number, (each, key) in enumerate(zip(ids, keys, strict=True)):
@@ -125,7 +133,7 @@ async def test_a_task_s_fork_is_checked_when_it_is_submitted(home: House) -> Non
     later = Task("later", "go on", {"fork": {"rollout": rollout, "call": row.intent.id}})
     other = await home.client.open_group(later, policy=POLICY, n=2)
     started = await post(home, f"/rollouts/{other.rollout_ids[1]}/start", {})
-    assert started["parent"] == {"rollout_id": rollout, "call_id": row.intent.id, "at": None}
+    assert started["parent"] == {"rollout_id": rollout, "call_id": row.intent.id, "at": None, "fork": ""}
     reply = await ask(started, [*HI, {"role": "assistant", "content": "Hello there."}, *HI])
     assert reply["content"]
     (own,) = await home.app.services.call_log.rows(started["session_id"])

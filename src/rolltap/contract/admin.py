@@ -152,11 +152,15 @@ class Fork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ForkRollout(RequestBody, frozen=True):
-    """`n` more rollouts of the group, which continue call `call` of this one. `at`: see `ForkSession`."""
+    """`n` more rollouts of the group, which continue call `call` of this one. `at`: see `ForkSession`.
+
+    The same `id` again in the group has no effect.
+    """
 
     call: str
     at: Count | None = None
     n: Count = 1
+    id: GivenId | None = None
 
 
 class ForkSession(RequestBody, frozen=True):
