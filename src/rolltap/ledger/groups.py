@@ -86,8 +86,8 @@ class Groups:
         return await self._uow.query(lambda tx: load_group(tx, group_id))
 
     async def fork(self, parent: RolloutParent, n: int) -> Group:
-        """Adds `n` pending rollouts that continue `parent` to the open group of its rollout, unless they are there: those
-        of the same `parent.fork`.
+        """Adds `n` pending rollouts that continue `parent` to the open group of its rollout. The same `parent.fork`
+        again has no effect.
 
         They count as the group's rollouts: it waits for them, or is complete with as many usable ones as its rule says.
         Raises `LedgerError` if the group is not open any more, or if it has other rollouts of that `parent.fork`.
@@ -95,17 +95,15 @@ class Groups:
 
         def work(tx: Tx) -> Group:
             _, group = locked_group(tx, parent.rollout_id)
-            parents = [
-                row.parent for row in tx.all(sa.select(rollouts.c.parent).where(rollouts.c.group_id == group.id))
-            ]
-            known = [each for each in parents if each is not None and parent.fork and each.get("fork") == parent.fork]
-            if known:
+            rows = tx.all(sa.select(rollouts.c.parent).where(rollouts.c.group_id == group.id))
+            known = [row.parent for row in rows if row.parent is not None and row.parent.get("fork") == parent.fork]
+            if parent.fork and known:
                 if known != [asdict(parent)] * n:
                     raise LedgerError(f"fork {parent.fork} of the group is another one; use a new id", param="id")
                 return load_group(tx, group.id)
             if group.status != GroupStatus.OPEN:
                 raise LedgerError(f"group {group.id} is {group.status}; fork its rollouts while it is open")
-            size = len(parents)
+            size = len(rows)
             if not 1 <= n <= MAX_ROLLOUTS - size:
                 raise InvalidRequest(f"n: the group has {size} rollouts, and {MAX_ROLLOUTS} at most", param="n")
             insert_rollouts(tx, group.id, range(size, size + n), parent)
