@@ -197,7 +197,12 @@ def only_segment(item: ExportItem) -> Segment | SkippedItem:
 
 
 def trained_whole(segment: Segment, turn: CallSpan) -> bool:
-    """Whether all tokens of a call carry loss, so that a format without a mask for each token may train its reply."""
+    """Whether all tokens of a call's reply carry loss, so that a format without a mask for each token may train it.
+
+    Not one that a fork goes on with: its beginning is its origin's.
+    """
+    if segment.turns[0].sampled_by and any(each.sampled_by and each.end == turn.start for each in segment.turns):
+        return False
     return turn.trained and bool(segment.loss_mask[turn.start : turn.end].all())
 
 

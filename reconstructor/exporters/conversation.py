@@ -138,7 +138,7 @@ class Conversation:
 
 
 def recorded_messages(item: ExportItem, chain: Sequence[tuple[str, bool]]) -> list[RecordedMessage] | None:
-    """The messages of a chain of (call id, whether this row trains its reply).
+    """The messages of a chain of (call id, whether this row trains its reply). Those of a fork's origin are context.
 
     None if a call has no text, or a trained one no reply. Of an interrupted reply, the next request holds what the
     client kept.
@@ -146,7 +146,9 @@ def recorded_messages(item: ExportItem, chain: Sequence[tuple[str, bool]]) -> li
     messages: list[RecordedMessage] = []
     known, replied = 0, False
     for call_id, train in chain:
-        text = item.texts.get(call_id)
+        text, sampled_by = item.texts.get(call_id), item.calls[call_id].sampled_by
+        if sampled_by and text is not None and text.reply is None:
+            continue  # a fork goes on inside this reply, with the same request
         if text is None or (train and text.reply is None):
             return None
         if replied and not _echoes_a_reply(text, known):
@@ -160,7 +162,8 @@ def recorded_messages(item: ExportItem, chain: Sequence[tuple[str, bool]]) -> li
             continue
         call = item.calls[call_id]
         version = max((span.version for span in call.versions), default=NO_VERSION)
-        messages.append(RecordedMessage(text.reply, call_id, train, call.finish, len(call.output_ids), version))
+        sampler = None if sampled_by else call_id
+        messages.append(RecordedMessage(text.reply, sampler, train, call.finish, len(call.output_ids), version))
         known += 1
     return messages
 
