@@ -142,7 +142,8 @@ class Forest:
     `planning` lock.
 
     `size` is the estimated bytes of all nodes in memory, `rules` are the session's. `begun`: the call of the origin
-    inside whose reply a fork begins; its `output_ids` are the tokens that are kept.
+    inside whose reply a fork begins; its `output_ids` are the tokens that are kept. `counted`: all requests of a fork's
+    origin up to there, as `requests`; the rules count them.
     """
 
     def __init__(self, digests: DigestCache, rules: SessionRules = NO_RULES) -> None:
@@ -157,6 +158,7 @@ class Forest:
         self._replies: dict[bytes, CallNode] = {}  # by the reply's digest, and by digest and frame: the latest call
         self.size = 0
         self.begun: CallNode | None = None
+        self.counted: Sequence[tuple[bytes, str]] = ()
         self._origin_ids: frozenset[str] = frozenset()
         self._outlined: deque[int] = deque()  # keys in `digests.outlines`, the latest first
 
@@ -288,8 +290,8 @@ class Forest:
     def due(self, rules: Sequence[R], request_hash: bytes, role: str) -> list[tuple[int, R]]:
         """Those of `rules` that are for a request of `role`, with their places among them.
 
-        The request's number counts the requests of the session, or of the rule's role. A repeated one has the number
-        of the first.
+        The request's number counts the requests of the session, or of the rule's role, and those of a fork's origin up
+        to there. A repeated one has the number of the first.
         """
         numbers: dict[str, int] = {}
         found: list[tuple[int, R]] = []
@@ -297,8 +299,8 @@ class Forest:
             if rule.role not in ("", role):
                 continue
             if rule.is_numbered and rule.role not in numbers:
-                nodes = sorted(self.nodes.values(), key=_call_id)
-                keys = list(dict.fromkeys(node.request_hash() for node in nodes if rule.role in ("", node.role)))
+                calls = [*self.counted, *self.requests()]
+                keys = list(dict.fromkeys(key for key, by in calls if rule.role in ("", by)))
                 numbers[rule.role] = keys.index(request_hash) + 1 if request_hash in keys else len(keys) + 1
             if not rule.is_numbered or rule.is_for(numbers[rule.role]):
                 found.append((place, rule))
@@ -378,6 +380,11 @@ class Forest:
     def own(self) -> list[CallNode]:
         """The session's own calls: those that are not of its origin."""
         return [node for call_id, node in self.nodes.items() if call_id not in self._origin_ids]
+
+    def requests(self, until: str = "") -> list[tuple[bytes, str]]:
+        """The hash and the role of the session's own requests in the order of their ids, up to call `until`."""
+        nodes = sorted(self.own, key=_call_id)
+        return [(node.request_hash(), node.role) for node in nodes if not until or node.call_id <= until]
 
     def load_origin(self, rows: Sequence[CallRow], origin: Origin) -> None:
         """Loads the calls of a fork's origin (`CallLog.chain`), before those of the fork."""

@@ -22,13 +22,13 @@ from rolltap.calllog.facts import CallLog, RequestParts
 from rolltap.contract.keys import key_hash
 from rolltap.contract.rules import rules_of
 from rolltap.contract.tags import replay_of
-from rolltap.errors import SessionClosed, StoreUnavailable, Unauthenticated
+from rolltap.errors import RecordCorrupt, SessionClosed, StoreUnavailable, Unauthenticated
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.proxy.sessions.recording import Recording
 from rolltap.tenants import act_for, tenant_of
-from rolltap.types import Session
+from rolltap.types import Origin, Session
 
 TRUST_S = 1.0
 ANSWERS_WITHIN_S = 2.0
@@ -132,7 +132,21 @@ class SessionCache:
         forest = Forest(self._digests, rules_of(session))
         if session.origin is not None:
             forest.load_origin(await self._log.chain(session.origin), session.origin)
+            if forest.rules.count_calls:
+                forest.counted = await self._counted(session.origin)
         return forest
+
+    async def _counted(self, origin: Origin) -> list[tuple[bytes, str]]:
+        """All requests of an origin's session up to its call, behind those of that session's own origin."""
+        session = await self._log.session(origin.session_id)
+        if session is None:
+            raise RecordCorrupt(f"session {origin.session_id}, from which another one was forked, is not in the log")
+        forest, before = Forest(self._digests), []
+        if session.origin is not None:
+            forest.load_origin(await self._log.chain(session.origin), session.origin)
+            before = await self._counted(session.origin)
+        forest.load(await self._log.rows(session.id))
+        return before + forest.requests(origin.call_id)
 
     def _touch(self, live: LiveSession) -> None:
         """Marks a session as the most recently used, and evicts the least recently used if there is no room."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rolltap.reconstructor.exporters import EXPORTERS
-from rolltap.reconstructor.exporters.base import ExportItem, Row
+from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.conversation import conversations
 
 from .test_masked_spans import HINT, NO_ROWS_OF_REPLIES, as_text, rows_of, trained
@@ -57,8 +57,8 @@ def test_no_format_trains_what_the_origin_sampled(world: World, format: str, ins
         assert not rows, "whole conversations, or completions, of which a part may not be trained"
         return
     if format == "verifiers":  # a message without tokens is context
-        rows = [Row([node for node in row.values["traces"][0]["nodes"] if "mask" in node]) for row in rows]
-        text = " ".join(as_text({**node, "message": ""}, world) for row in rows for node in row.values)
+        nodes = [node for row in rows for node in row.values["traces"][0]["nodes"] if "mask" in node]
+        text = " ".join(as_text({**node, "message": ""}, world) for node in nodes)
     else:
         text = " ".join(trained(row, world) or as_text(row.values, world) for row in rows)
     assert BEFORE not in text

@@ -263,10 +263,12 @@ async def hinted(plane: Any, *, rules: SessionRules) -> tuple[list[dict[str, Any
     return messages, await plane.rows("hinted")
 
 
-async def fork_hinted(plane: Any, call_id: str, at: int | None = None, rules: SessionRules = NO_RULES) -> Session:
+async def fork_hinted(
+    plane: Any, call_id: str, at: int | None = None, rules: SessionRules = NO_RULES, of: str = "hinted"
+) -> Session:
     now, fork_id = time.time(), new_id()
     session = Session(fork_id, "tiny", key_hash(fork_id), now, now + 3600, tags=rules.tags(),
-                      origin=Origin("hinted", call_id, at))  # fmt: skip
+                      origin=Origin(of, call_id, at))  # fmt: skip
     await plane.log.open_session(session)
     return session
 
@@ -310,6 +312,33 @@ async def test_messages_of_the_origin_s_rules_stand_once_in_a_fork_s_prompts(pla
     texts = await call_texts([*await plane.log.chain(session.origin), *await plane.rows(session.id)])
     for row in await plane.rows(session.id):
         assert [message["content"] for _, message in texts[row.intent.id].injected].count(HINT) == 1
+
+
+@pytest.mark.parametrize("at", [None, 3])
+async def test_calls_are_numbered_on_from_all_calls_of_the_origin_up_to_there(plane: Any, at: int | None):
+    texts = [MessageRule(text=f"Number {call}.", call=call) for call in range(1, 9)]
+    rules = SessionRules(messages=tuple(texts), masks=(MaskRule(call=5),))
+    now = time.time()
+    await plane.log.open_session(Session("hinted", "tiny", key_hash("hinted"), now, now + 3600, tags=rules.tags()))
+    await plane.client.chat({"role": "user", "content": "A title, please."}, key="hinted")
+    messages = await played(plane, "hinted")
+    await plane.client.chat({"role": "user", "content": "Another title."}, key="hinted")
+    rows = await plane.rows("hinted")
+    sessions = [await fork_hinted(plane, rows[2].intent.id, at, rules)]
+    for _ in range(2):  # a fork, and a fork of the fork's first call
+        if at is not None:
+            message = (await plane.client.chat(*messages[:-1], tools=TOOLS, key=sessions[-1].id)).json()["choices"][0]
+            messages = [*messages[:-1], message["message"]]
+        messages = [*messages, {"role": "user", "content": "More?"}]
+        answer = await plane.client.chat(*messages, tools=TOOLS, key=sessions[-1].id)
+        messages = [*messages, answer.json()["choices"][0]["message"]]
+        last = (await plane.rows(sessions[-1].id))[-1]
+        sessions.append(await fork_hinted(plane, last.intent.id, at and 1, rules, of=sessions[-1].id))
+    injected = [[each.text for row in await plane.rows(each.id) for each in row.intent.injected] for each in sessions]
+    assert injected[0] == ["Number 4."]
+    assert injected[1] == ["Number 5."]
+    masked = [[bool(row.completion.masked) for row in await plane.rows(each.id)] for each in sessions[:2]]
+    assert masked == ([[False], [True]] if at is None else [[False, False], [False, True]])
 
 
 @pytest.mark.parametrize(

@@ -131,10 +131,8 @@ async def fork_of(plane: Plane, at: int | None) -> tuple[Plane, list[dict[str, A
     served = serve(plane.log, ToldEngine(plane.engine.tokenizer), fork, LIMITS)
     first = asked if at is not None else [*history, user("And?")]
     served.engine.replies = [" one.<|im_end|>", " two.<|im_end|>"]
-    for _ in range(2):
-        answer = await served.client.chat(*first, tools=TOOLS, key="fork")
-        assert answer.status == 200, answer.body
-    more = [*first, answer.json()["choices"][0]["message"], user("Sure?")]
+    answers = [await served.client.chat(*first, tools=TOOLS, key="fork") for _ in range(2)]
+    more = [*first, answers[1].json()["choices"][0]["message"], user("Sure?")]
     served.engine.replies = [" Yes.<|im_end|>"]
     assert (await served.client.chat(*more, tools=TOOLS, key="fork")).status == 200
     return served, first
@@ -151,8 +149,7 @@ async def test_a_fork_is_replayed_behind_its_origin(tokenizer: HubTokenizer, at:
     again = serve(fork.log, ToldEngine(tokenizer), session, LIMITS)
     wrong = await again.client.chat(user("Another."), tools=TOOLS, key="again")
     assert wrong.json()["error"]["message"].startswith("call 1: the harness sends something else")
-    for _ in range(2):
-        history = await ask(again, first, tools=TOOLS)
+    _, history = [await ask(again, first, tools=TOOLS) for _ in range(2)]
     again.engine.replies = [" Yes.<|im_end|>"]
     await ask(again, [*history, user("Sure?")], tools=TOOLS)
     assert len(again.engine.seen) == (calls is not None)
