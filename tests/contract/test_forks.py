@@ -95,6 +95,20 @@ async def test_a_fork_of_a_fork_has_the_calls_of_both(log: CallLog):
     assert [len(call.prompt_ids) for call in calls] == [3, 6, 9, 11]
 
 
+async def test_a_fork_of_a_fork_inside_a_reply_has_the_kept_tokens_of_both(log: CallLog):
+    session = a_session()
+    _, second = await two_turns(log, session)
+    fork = await forked(log, Origin(session.id, second, 1))
+    child = await append(log, fork, parent_id=second, shared=7, new_ids=ids(), output_ids=ids(20, 21, 22))
+    deeper = await forked(log, Origin(fork.id, child.id, 2))
+    own = await append(log, deeper, parent_id=child.id, shared=9, new_ids=ids(), output_ids=ids(30))
+    turns = [([1, 2, 3], [4, 5]), ([*range(1, 7)], [7]), ([*range(1, 8)], [20, 21]), ([*range(1, 8), 20, 21], [30])]
+    ((_, calls),) = (await log.calls([deeper.id])).values()
+    assert [(call.prompt_ids.tolist(), call.output_ids.tolist()) for call in calls] == turns
+    last = await forked(log, Origin(deeper.id, own.id))
+    assert [(prompt, output) for prompt, output, _ in tokens(await log.chain(last.origin))] == turns
+
+
 async def test_a_parent_of_another_session_is_an_error_unless_it_is_before_the_fork(log: CallLog):
     session = a_session()
     first, second = await two_turns(log, session)

@@ -283,7 +283,7 @@ class CallLog(Protocol):
 
     async def chain(self, origin: Origin) -> Sequence[CallRow]:
         """The call that a fork begins after, and the calls before it: its recorded parent, that one's, and so on. The
-        first call comes first. The last reply is cut at `origin.at`.
+        first call comes first. The last reply is cut at `origin.at`, and so is one inside which an earlier fork began.
 
         Raises `RecordCorrupt` if the call, or one before it, is not in the log.
         """

@@ -137,18 +137,28 @@ def decode_chain(stored: StoredChain, *, requests: bool = True) -> list[CallRow]
 
 
 def chain_rows(rows: Mapping[str, CallRow], origin: Origin, samplers: Mapping[str, str]) -> list[CallRow]:
-    """The calls of an origin (`CallLog.chain`) among `rows` by call id; `samplers`: see `StoredChain`."""
+    """The calls of an origin (`CallLog.chain`) among `rows` by call id; `samplers`: see `StoredChain`.
+
+    Of a reply inside which a session was forked, its fork's calls have the kept tokens only.
+    """
     chain: list[CallRow] = []
     current: str | None = origin.call_id
     while current is not None:
         if current not in rows:
             raise RecordCorrupt(f"call {current}, which a fork of session {origin.session_id} needs, is not in the log")
-        row = rows[current]
-        chain.append(replace(row, sampled_by=samplers[row.intent.session_id]))
+        row = replace(rows[current], sampled_by=samplers[rows[current].intent.session_id])
+        at = _kept(row, chain[-1].intent) if chain else origin.at
+        chain.append(row if at is None else row.cut(at))
         current = row.intent.parent_id
-    if origin.at is not None:
-        chain[0] = chain[0].cut(origin.at)
     return chain[::-1]
+
+
+def _kept(row: CallRow, child: CallIntent) -> int | None:
+    """How many tokens of a call's reply `child` continues, if that is of a fork inside the reply; None: the whole."""
+    if child.session_id == row.intent.session_id or child.break_ is not None or row.completion is None:
+        return None
+    at = child.shared - len(row.prompt_ids)
+    return at if at < len(row.completion.output_ids) else None
 
 
 @dataclass(slots=True, eq=False)

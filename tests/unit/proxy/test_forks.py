@@ -387,6 +387,11 @@ async def test_a_fork_inside_the_reply_that_a_fork_went_on_with(plane: Any):
     assert trajectory.breaks == ()
     (segment,) = trajectory.segments
     assert segment.token_ids[segment.loss_mask].tolist() == row.completion.output_ids.tolist()
+    spans = [(turn.call_id, turn.end - turn.start) for turn in segment.turns[1:]]
+    assert spans == [(second.intent.id, at), (middle.intent.id, 2), (row.intent.id, len(row.completion.output_ids))]
+    more = [*messages, {"role": "user", "content": "And now?"}]  # behind the whole first reply, which none continues
+    assert (await plane.client.chat(*more, tools=TOOLS, key=deeper.id)).status == 200
+    assert (await plane.rows(deeper.id))[-1].intent.break_ is not None
 
 
 @pytest.mark.parametrize("cap", [2, 3])
