@@ -66,7 +66,7 @@ BREAKS: Mapping[BreakReason, tuple[str, str]] = {
     ),
     BreakReason.TEMPLATE_NOT_BRIDGEABLE: ("template_changed", "were rendered anew: the template writes another prompt"),
 }
-JUDGED = (KindRule.REPLACES_HISTORY, KindRule.FORK, KindRule.ASIDE)
+JUDGED = (KindRule.REPLACES_HISTORY, KindRule.SIDE_BRANCH, KindRule.ASIDE)
 """The rules that judge a call's kind by the whole session."""
 
 Test = Callable[[Call], bool]

@@ -4,7 +4,7 @@
 2. `stated`: the policy is a frozen helper, or the harness's header states the purpose.
 3. `role`: the session's owner gave the caller a role, whose calls are the agent's.
 4. `replaces_history`: a summary, whose reply replaced a history, or an attempt at one that the harness discarded.
-5. `fork`: a call of a branch that the conversation goes on without.
+5. `side_branch`: a call of a branch that the conversation goes on without.
 6. `aside`: a side call that is a request of its own, or sees the conversation without its tools.
 7. `agent`: all other calls. So in a session without tools nearly every call is the agent's.
 
@@ -15,7 +15,8 @@ compaction differs in two ways: the agent keeps its tools and its system text, a
 message of its own, whereas an answer follows the result of a tool.
 
 Branches: a branch is a call that continues another one, with all calls that continue it. Where several branches
-continue one call, the conversation's own branch is the one that was continued further; the others are its forks.
+continue one call, the conversation's own branch is the one that was continued further; the others are its side
+branches.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class KindRule(StrEnum):
     STATED = "stated"
     ROLE = "role"
     REPLACES_HISTORY = "replaces_history"
-    FORK = "fork"
+    SIDE_BRANCH = "side_branch"
     ASIDE = "aside"
     AGENT = "agent"
 
@@ -68,17 +69,17 @@ def purposes_of(forest: TokenForest) -> Purposes:
     """Applies the rules to a whole session."""
     threads = threads_of(forest)
     summaries = summaries_of(forest, threads)
-    forks = forks_of(forest, threads, summaries)
+    sides = side_branches_of(forest, threads, summaries)
     asides = asides_of(forest, threads, summaries)
     compactions = {**summaries, **_stated_summaries(forest, summaries)}
-    agents = _agents(threads, compactions, forks, asides)
+    agents = _agents(threads, compactions, sides, asides)
     by_call: dict[str, Purpose] = {}
     for node in forest:
         kind, rule = _stated(node) or (CallKind.MAIN, KindRule.AGENT)
         if rule is KindRule.AGENT and node.id in summaries:
             kind, rule = CallKind.SUMMARY, KindRule.REPLACES_HISTORY
-        elif rule is KindRule.AGENT and node.id in forks.side:
-            kind, rule = CallKind.AUXILIARY, KindRule.FORK
+        elif rule is KindRule.AGENT and node.id in sides.side:
+            kind, rule = CallKind.AUXILIARY, KindRule.SIDE_BRANCH
         elif rule is KindRule.AGENT and node.id in asides:
             kind, rule = CallKind.AUXILIARY, KindRule.ASIDE
         agent = agents.get(node.id, "") if kind is CallKind.MAIN else ""
@@ -111,12 +112,12 @@ def _stated_summaries(forest: TokenForest, summaries: Mapping[str, PrefixNode]) 
 
 
 def _agents(
-    threads: Threads, compactions: Mapping[str, PrefixNode], forks: Forks, asides: Container[str]
+    threads: Threads, compactions: Mapping[str, PrefixNode], sides: SideBranches, asides: Container[str]
 ) -> dict[str, str]:
     """Names for subagents without a name in a header, by call.
 
     A conversation belongs to a subagent if the main one waits for it and continues, or if it has other tools; so does a
-    fork whose last reply the conversation uses. A conversation that continues after a summary is the same agent's.
+    branch whose last reply the conversation uses. A conversation that continues after a summary is the same agent's.
     """
     conversations = _conversations(threads, compactions)
     conversations = [each for each in conversations if each[0].first.id not in asides]
@@ -137,7 +138,7 @@ def _agents(
         if other_tools or waits:
             count += 1
             agents.update((node.id, SUBAGENT.format(count)) for thread in conversation for node in thread.calls)
-    agents.update((call_id, SUBAGENT.format(count + 1 + number)) for call_id, number in forks.used.items())
+    agents.update((call_id, SUBAGENT.format(count + 1 + number)) for call_id, number in sides.used.items())
     return agents
 
 
@@ -323,7 +324,7 @@ ABOUT = 0.8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Forks:
+class SideBranches:
     """The calls of branches that the conversation goes on without.
 
     `side`: those of side agents and single side calls. `used`: by call id, the number of a branch whose last reply the
@@ -334,8 +335,8 @@ class Forks:
     used: Mapping[str, int]
 
 
-def forks_of(forest: TokenForest, threads: Threads, summaries: Mapping[str, PrefixNode]) -> Forks:
-    """Finds the forks of a session. They are judged only if it is on record what their requests end with."""
+def side_branches_of(forest: TokenForest, threads: Threads, summaries: Mapping[str, PrefixNode]) -> SideBranches:
+    """Finds the side branches of a session. They are judged only if it is on record what their requests end with."""
     extents = _extents(forest, threads)
     compacted = {node.id for node in summaries.values()}
     quoting = _quoting(forest)
@@ -346,22 +347,22 @@ def forks_of(forest: TokenForest, threads: Threads, summaries: Mapping[str, Pref
     for node in forest:
         if node.id in side or node.id in used:
             continue
-        for fork, own in _forks_at(node, threads, summaries, extents):
-            goes_on = own is not None and extents[own.id].alike > fork.id
-            if own is not None and fork.id < own.id:  # a summary may have replaced it
+        for branch, own in _side_branches_at(node, threads, summaries, extents):
+            goes_on = own is not None and extents[own.id].alike > branch.id
+            if own is not None and branch.id < own.id:  # a summary may have replaced it
                 goes_on &= own.id not in compacted and threads.depths[own.id] > threads.depths[node.id]
-            extent = extents[fork.id]
+            extent = extents[branch.id]
             if node.call.finish is Finish.TOOL_CALLS and extent.latest in quoting:
-                used.update((each.id, branches) for each in _branch(fork, threads))
+                used.update((each.id, branches) for each in _branch(branch, threads))
                 branches += 1
-            elif fork.call.shape.toolset != node.call.shape.toolset:
-                if goes_on or _ends_apart(fork, node):
-                    branch = {each.id: each.call.shape.toolset for each in _branch(fork, threads)}
-                    if node.call.shape.toolset not in branch.values():
-                        side |= branch.keys()
-            elif goes_on and extent.calls == 1 and fork.id not in repeated and _is_completed(fork):
-                side.add(fork.id)
-    return Forks(frozenset(side), used)
+            elif branch.call.shape.toolset != node.call.shape.toolset:
+                if goes_on or _ends_apart(branch, node):
+                    toolsets = {each.id: each.call.shape.toolset for each in _branch(branch, threads)}
+                    if node.call.shape.toolset not in toolsets.values():
+                        side |= toolsets.keys()
+            elif goes_on and extent.calls == 1 and branch.id not in repeated and _is_completed(branch):
+                side.add(branch.id)
+    return SideBranches(frozenset(side), used)
 
 
 @dataclass(slots=True)
@@ -401,10 +402,10 @@ def _quoting(forest: TokenForest) -> dict[str, PrefixNode]:
     return {call_id: node for node in forest if node.call.shape.tools for call_id in node.call.shape.quotes}
 
 
-def _forks_at(
+def _side_branches_at(
     node: PrefixNode, threads: Threads, summaries: Container[str], extents: Mapping[str, _Extent]
 ) -> Iterator[tuple[PrefixNode, PrefixNode | None]]:
-    """The forks among the branches that continue `node`, and the conversation's own branch.
+    """The side branches among those that continue `node`, and the conversation's own branch.
 
     Only calls that offer tools are compared, and only if it is certain that they continue `node`.
     """
@@ -417,9 +418,9 @@ def _forks_at(
     ]
     alike_branches = [each for each in branches if each.call.shape.toolset == node.call.shape.toolset]
     own = max(alike_branches, key=lambda each: _is_own(each, node, threads, extents), default=None)
-    for fork in branches:
-        if fork is not own:
-            yield fork, own
+    for branch in branches:
+        if branch is not own:
+            yield branch, own
 
 
 def _is_own(
@@ -435,19 +436,19 @@ def _answers(branch: PrefixNode, node: PrefixNode) -> bool:
     return node.call.finish is Finish.TOOL_CALLS and branch.call.shape.ends == "tool"
 
 
-def _branch(fork: PrefixNode, threads: Threads) -> Iterator[PrefixNode]:
-    """A fork's calls."""
-    waiting = [fork]
+def _branch(branch: PrefixNode, threads: Threads) -> Iterator[PrefixNode]:
+    """A branch's calls."""
+    waiting = [branch]
     while waiting:
         node = waiting.pop()
         yield node
         waiting += threads.followers.get(node.id, ())
 
 
-def _ends_apart(fork: PrefixNode, node: PrefixNode) -> bool:
+def _ends_apart(branch: PrefixNode, node: PrefixNode) -> bool:
     """Whether a session's last branch is a side agent's: `node` had answered, and fewer tools and another system text
     are not how the same agent goes on."""
-    mine, theirs = fork.call.shape, node.call.shape
+    mine, theirs = branch.call.shape, node.call.shape
     answered = node.call.finish is Finish.STOP and mine.ends == "user"
     return answered and (mine.tools or 0) < (theirs.tools or 0) and mine.system != theirs.system
 
