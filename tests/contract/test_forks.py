@@ -105,8 +105,8 @@ async def test_a_fork_of_a_fork_inside_a_reply_has_the_kept_tokens_of_both(log: 
     turns = [([1, 2, 3], [4, 5]), ([*range(1, 7)], [7]), ([*range(1, 8)], [20, 21]), ([*range(1, 8), 20, 21], [30])]
     ((_, calls),) = (await log.calls([deeper.id])).values()
     assert [(call.prompt_ids.tolist(), call.output_ids.tolist()) for call in calls] == turns
-    last = await forked(log, Origin(deeper.id, own.id))
-    assert [(prompt, output) for prompt, output, _ in tokens(await log.chain(last.origin))] == turns
+    chain = tokens(await log.chain(Origin(deeper.id, own.id)))
+    assert [(prompt, output) for prompt, output, _ in chain] == turns
 
 
 async def test_a_parent_of_another_session_is_an_error_unless_it_is_before_the_fork(log: CallLog):

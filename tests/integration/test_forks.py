@@ -64,9 +64,10 @@ async def test_a_forked_session_shows_where_it_begins_and_counts_only_its_own_to
     await ask(fork, HI)
     again = await post(home, "/sessions", {"replay": fork["session_id"]})
     await ask(again, HI)
-    replies = [await home.app.services.call_log.rows(each["session_id"]) for each in (fork, again)]
-    assert replies[0][0].completion.output_ids.tolist() == replies[1][0].completion.output_ids.tolist()
-    assert [reply.intent.parent_id for (reply,) in replies] == [row.intent.id] * 2
+    calls = await home.app.services.call_log.calls([fork["session_id"], again["session_id"]])
+    own = [recorded[-1] for _, recorded in calls.values()]
+    assert own[0].output_ids.tolist() == own[1].output_ids.tolist()
+    assert [call.parent_id for call in own] == [row.intent.id] * 2
     detail = await home.reader.session(fork["session_id"])
     assert detail.origin is not None
     assert (detail.origin.call_id, detail.origin.at, detail.summary.tags["harness"]) == (row.intent.id, 1, "mine")
@@ -100,8 +101,9 @@ async def test_forked_rollouts_are_leased_with_their_parent_and_train_each_token
     await ask(first, HI)
     (row,) = await home.app.services.call_log.rows(first["session_id"])
     path = f"/rollouts/{group.rollout_ids[0]}/fork"
-    for _ in range(2):
-        forked = await post(home, path, {"call": row.intent.id, "at": 1, "n": 2, "id": "mine"})
+    body = {"call": row.intent.id, "at": 1, "n": 2, "id": "mine"}
+    forked = await post(home, path, body)
+    assert await post(home, path, body) == forked
     ids = [rollout["id"] for rollout in forked["rollouts"]]
     keys = [first, *[await post(home, f"/rollouts/{each}/start", {}) for each in ids[1:]]]
     assert [key["parent"] for key in keys[2:]] == [
