@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rolltap.contract.tags import TURNS
 from rolltap.errors import InvalidRequest, RateLimited, SessionClosed
 from rolltap.proxy.continuation.call_node import CallNode
+from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.sessions.key_accounts import USED, KeyAccount
 from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.settings import LimitSettings
@@ -125,10 +126,10 @@ def cap_of(session: Session) -> int:
     return int(session.tags.get(TURNS, 0))
 
 
-def check_turn(live: LiveSession, call: CallNode) -> None:
-    """Raises if a call that is not in the forest yet exceeds the session's cap."""
+def check_turn(live: LiveSession, call_id: str, plan: PromptPlan) -> None:
+    """Raises if the planned call exceeds the session's cap."""
     cap = cap_of(live.session)
-    if not cap or (_turns(call) <= cap and len(live.forest.own) < CONVERSATIONS * cap):
+    if not cap or (_turns(plan.node(call_id)) <= cap and len(live.forest.own) < CONVERSATIONS * cap):
         return
     live.refused_turns += 1
     if live.refused_turns > FINAL_ANSWERS:

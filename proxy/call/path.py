@@ -151,7 +151,7 @@ class CallPath:
             plan = await source.plan(call_ids[0], session.forest, request)
             if session.forest.rules.count_calls or source.may_lack_parent(plan, session.forest, request):
                 plan = await self._plan_anew(arrival, plan, call_ids[0])
-            check_turn(session, plan.node(call_ids[0]))
+            check_turn(session, call_ids[0], plan)
             if recorded:
                 check_same(recorded[0], request, plan, knows_prompt=source.knows_prompt)
             count_body(arrival)
