@@ -61,6 +61,7 @@ MASKS = {
     "other_policy": "another policy sampled it",
     "late": "it came to the store after its rollout's end was settled",
     "evaluation": "the session measures, and is never trained",
+    "origin": "the fork's origin sampled it, and trains it",
     "rule": "a rule of the session masks all of it",
     "abandoned": "the harness asked again with the same prompt, and went on with the other reply",
     "auxiliary": "a side call, for example for a title: no call of the agent goes on from it",

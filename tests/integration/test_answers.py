@@ -84,6 +84,7 @@ async def test_every_route_answers_as_its_schema_says(home: House) -> None:
         await _keys(admin)
         await _tasks_and_nodes(admin)
         await _groups(admin)
+        await _forks(admin, home)
         await _leases(admin, trainer, home)
         await _weights(admin, trainer)
         for plane in (admin, trainer):
@@ -159,8 +160,8 @@ async def _groups(admin: CheckedPlane) -> None:
     assert (await admin.get("/policies/{name}", name=POLICY))["engine"] == "main"
 
 
-async def _played(admin: CheckedPlane, home: House) -> str:
-    """A complete group of one rollout, that has a call."""
+async def _asked(admin: CheckedPlane, home: House) -> tuple[str, str, dict[str, Any]]:
+    """An open group of one rollout, which has made a call: the ids of both, and the start's answer."""
     group = await admin.post("/groups", {"policy": POLICY, "n": 1, "task": {"id": "t", "instruction": "Look."}})
     (rollout,) = (rollout["id"] for rollout in group["rollouts"])
     started = await admin.post("/rollouts/{rollout_id}/start", rollout_id=rollout)
@@ -171,12 +172,31 @@ async def _played(admin: CheckedPlane, home: House) -> str:
         http.post(f"{home.urls['agent']}/v1/chat/completions", json=body, headers=headers) as response,
     ):
         assert response.status == 200
+    return group["id"], rollout, started
+
+
+async def _forks(admin: CheckedPlane, home: House) -> None:
+    group, rollout, started = await _asked(admin, home)
+    (call,) = (await admin.get("/read/sessions/{session_id}", session_id=started["session_id"]))["calls"]
+    fork = await admin.post("/sessions/{session_id}/fork", {"call": call["id"]}, session_id=started["session_id"])
+    assert fork["policy"] == POLICY
+    forked = await admin.post("/rollouts/{rollout_id}/fork", {"call": call["id"], "at": 1}, rollout_id=rollout)
+    assert (forked["id"], [each["parent"] and each["parent"]["at"] for each in forked["rollouts"]]) == (
+        group,
+        [None, 1],
+    )
+    assert (await admin.post("/groups/{group_id}/cancel", group_id=group))["status"] == "dropped"
+
+
+async def _played(admin: CheckedPlane, home: House) -> str:
+    """A complete group of one rollout, that has a call."""
+    group, rollout, started = await _asked(admin, home)
     reward = await admin.post("/rewards", {"rollout_id": rollout, "value": 0.5, "detail": {"passed": 3}})
     assert (reward["value"], reward["detail"]) == (0.5, {"passed": 3})
     end = {"status": "succeeded", "attempt": started["attempt"], "evaluation": "well"}
     assert (await admin.post("/rollouts/{rollout_id}/finish", end, rollout_id=rollout))["status"] == "succeeded"
     assert (await admin.get("/read/rollouts/{rollout_id}", rollout_id=rollout))["evaluation"] == "well"
-    return group["id"]
+    return group
 
 
 async def _leases(admin: CheckedPlane, trainer: CheckedPlane, home: House) -> None:
