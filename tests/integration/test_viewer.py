@@ -378,6 +378,7 @@ async def test_one_file_works_without_a_server(driver: webdriver.Chrome, home: H
         page = tmp_path / f"{what}.html"
         page.write_text(await one_file(home.reader, what), encoding="utf-8")
         browser = Browser(driver, page.as_uri())
+        await asyncio.to_thread(browser.leave)
 
         def look(browser: Browser = browser) -> None:
             browser.open("")
