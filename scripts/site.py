@@ -200,6 +200,8 @@ def _type(schema: Mapping[str, Any]) -> str:
         return f"[{name}](#{name.lower()})"
     if options := schema.get("anyOf") or schema.get("oneOf"):
         return " or ".join(_type(option) for option in options)
+    if items := schema.get("prefixItems"):
+        return f"list of {', '.join(_type(item) for item in items)}"
     if schema.get("type") == "array":
         return f"list of {_type(schema.get('items', {}))}"
     if "enum" in schema:
