@@ -26,18 +26,18 @@ Spans = tuple[tuple[int, int], ...]
 
 async def masked_spans(forest: Forest, call: OpenCall, tokenizer: Any) -> Spans:
     """The masked spans of the call's sampled tokens, in order and apart. `tokenizer`: the policy's, None if unknown."""
-    due = forest.due(forest.rules.masks, call.node.request_hash(), call.node.role) if call.sampled.ids else []
-    if not due:
+    if not forest.rules.masks or not call.sampled.ids:
         return ()
-    rules, given = [rule for _, rule in due], call.plan.lineage.call_beginning
-    ids = [*call.prompt[len(call.prompt) - given :], *call.sampled.ids]
+    rules = [rule for _, rule in forest.due(forest.rules.masks, call.node.request_hash(), call.node.role)]
+    beginning = call.plan.lineage.call_beginning
+    ids = [*call.prompt[len(call.prompt) - beginning :], *call.sampled.ids]
     if len(ids) <= READ_INLINE:
-        return spans_of(rules, ids, tokenizer, given)
-    return await asyncio.to_thread(spans_of, rules, ids, tokenizer, given)
+        return spans_of(rules, ids, tokenizer, beginning)
+    return await asyncio.to_thread(spans_of, rules, ids, tokenizer, beginning)
 
 
-def spans_of(rules: Iterable[MaskRule], ids: Sequence[int], tokenizer: Any, given: int = 0) -> Spans:
-    """The spans of the tokens `ids` that `rules` mask, from token `given` on and counted from there."""
+def spans_of(rules: Iterable[MaskRule], ids: Sequence[int], tokenizer: Any, beginning: int = 0) -> Spans:
+    """The spans of the tokens `ids` that `rules` mask, behind the first `beginning` ones and counted from there."""
     text = SampledText(ids, tokenizer) if tokenizer is not None else None
     found: list[tuple[int, int]] = []
     for rule in rules:
@@ -51,7 +51,7 @@ def spans_of(rules: Iterable[MaskRule], ids: Sequence[int], tokenizer: Any, give
             found.append(text.tokens(text.place(start), text.place(end)))
         else:
             found += [text.tokens(*span) for span in text.matches(rule.pattern)]
-    return _joined((max(start - given, 0), min(end, len(ids)) - given) for start, end in found)
+    return _joined((max(start - beginning, 0), min(end, len(ids)) - beginning) for start, end in found)
 
 
 class SampledText:

@@ -147,17 +147,17 @@ class CallPath:
         started = time.perf_counter()
         async with session.planning:
             call_ids = [new_id() for _ in range(request.sampling.n)]
-            recorded = await self._recorded(arrival, len(call_ids))
+            recorded_rows = await self._recorded_rows(arrival, len(call_ids))
             plan = await source.plan(call_ids[0], session.forest, request)
             if session.forest.rules.count_calls or source.may_lack_parent(plan, session.forest, request):
                 plan = await self._plan_anew(arrival, plan, call_ids[0])
             check_turn(session, call_ids[0], plan)
-            if recorded:
-                check_same(recorded[0], request, plan, knows_prompt=source.knows_prompt)
+            if recorded_rows:
+                check_same(recorded_rows[0], request, plan, knows_prompt=source.knows_prompt)
             count_body(arrival)
             charge(session, self._limits, len(call_ids))
             calls = source.open(arrival, plan, call_ids)
-            for call, row in zip_longest(calls, recorded):
+            for call, row in zip_longest(calls, recorded_rows):
                 call.recorded = row
                 call.node.dialect, call.node.role = request.dialect, role_of(request)
                 session.forest.add(call.node)
@@ -171,7 +171,7 @@ class CallPath:
         flight.task.add_done_callback(lambda _: self._flights.discard(flight))
         return flight
 
-    async def _recorded(self, arrival: Arrival, choices: int) -> Sequence[CallRow]:
+    async def _recorded_rows(self, arrival: Arrival, choices: int) -> Sequence[CallRow]:
         """The recorded calls that answer a request of a replayed session; empty if an engine is to answer.
 
         Raises `ReplayDiffers` for a request that is not on record.
@@ -179,22 +179,20 @@ class CallPath:
         session, request, recording = arrival.session, arrival.request, arrival.session.recording
         if recording is None:
             return ()
-        key = session.forest.outline(arrival.policy.name, request, arrival.policy.source.effort(request)).request_hash()
-        if rows := recording.find(key, choices, session.forest):
+        outline = session.forest.outline(arrival.policy.name, request, arrival.policy.source.effort(request))
+        if rows := recording.find(outline.request_hash(), choices, session.forest):
             return rows
         expected = recording.next(session.forest)
         if expected is None and recording.goes_on:
             return ()
-        was: ChatRequest | None = None
+        recorded_request: ChatRequest | None = None
         if expected is not None:
-            spoken, dialect = expected.intent.dialect, arrival.dialect
-            if spoken != dialect.name:
-                raise ReplayDiffers(
-                    f"call {expected.intent.id} was made in {spoken}, and this one is in {dialect.name}"
-                )
-            parts = await self._sessions.request(expected.intent.id)
-            was = dialect.parse_recorded(parts.head, parts.items, parts.fixed)
-        raise differs(len(session.forest.own) + 1, was, request)
+            intent, dialect = expected.intent, arrival.dialect
+            if intent.dialect != dialect.name:
+                raise ReplayDiffers(f"call {intent.id} was made in {intent.dialect}, and this one is in {dialect.name}")
+            parts = await self._sessions.request(intent.id)
+            recorded_request = dialect.parse_recorded(parts.head, parts.items, parts.fixed)
+        raise differs(len(session.forest.own) + 1, recorded_request, request)
 
     async def _plan_anew(self, arrival: Arrival, plan: PromptPlan, call_id: str) -> PromptPlan:
         """The plan after another process's calls were read, which may have recorded the parent. A proxy that is cut off

@@ -152,7 +152,7 @@ class ParentFinder:
             proven = plan.parent is not None and 0 < len(plan.parent.context_ids()) == shared
             break_ = None if proven else replace(break_, token_index=shared)
         plan = replace(plan, prompt_ids=prompt, shared=shared, break_=break_)
-        return replace(plan, injected=_own(plan.injected, plan))
+        return replace(plan, injected=_own(plan.injected, plan)) if plan.injected else plan
 
     def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
         """Whether the request may continue a call that the forest does not have: another replica may have made it."""
