@@ -63,10 +63,11 @@ def answer(call: OpenCall, row: CallRow, request: ChatRequest, policy: Policy, h
     done = row.completion
     assert done is not None
     message = from_json(done.message, Message)
-    named = tuple(
+    tool_calls = tuple(
         msgspec.structs.replace(each, id=handles.mint(call.id, position))
         for position, each in enumerate(message.tool_calls)
     )
+    message = msgspec.structs.replace(message, tool_calls=tool_calls)
     sampled = call.sampled
     sampled.ids, sampled.logprobs = done.output_ids.tolist(), done.logprobs.tolist()
     sampled.missing, sampled.versions = len(sampled.logprobs) != len(sampled.ids), done.versions or None
@@ -74,7 +75,6 @@ def answer(call: OpenCall, row: CallRow, request: ChatRequest, policy: Policy, h
     logprobs = None
     if request.sampling.logprobs:
         logprobs = policy.source.token_logprobs(sampled.ids, sampled.logprobs)
-    message = msgspec.structs.replace(message, tool_calls=named)
     call.choice = Choice(message, done.finish.value, logprobs=logprobs, index=call.index)  # type: ignore[arg-type]
     call.flaw, call.complete = done.flaw, True
     if not len(call.prompt):
