@@ -9,6 +9,7 @@ is masked.
 from __future__ import annotations
 
 import asyncio
+import logging
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -17,6 +18,8 @@ from typing import Any
 from rolltap.contract.rules import MaskRule, pattern_of
 from rolltap.proxy.call.open_call import OpenCall
 from rolltap.proxy.continuation.forest import Forest
+
+log = logging.getLogger("rolltap.call")
 
 READ_INLINE = 1000
 """Tokens of a reply up to which patterns are searched on the event loop."""
@@ -31,9 +34,13 @@ async def masked_spans(forest: Forest, call: OpenCall, tokenizer: Any) -> Spans:
     rules = [rule for _, rule in forest.due(forest.rules.masks, call.node.request_hash(), call.node.role)]
     beginning = call.plan.lineage.call_beginning
     ids = [*call.prompt[len(call.prompt) - beginning :], *call.sampled.ids]
-    if len(ids) <= READ_INLINE:
-        return spans_of(rules, ids, tokenizer, beginning)
-    return await asyncio.to_thread(spans_of, rules, ids, tokenizer, beginning)
+    try:
+        if len(ids) <= READ_INLINE:
+            return spans_of(rules, ids, tokenizer, beginning)
+        return await asyncio.to_thread(spans_of, rules, ids, tokenizer, beginning)
+    except Exception:  # the call must be recorded all the same, and nothing of it may be trained
+        log.exception("call %s: its masks can't be worked out, so all of its reply is masked", call.id)
+        return ((0, len(call.sampled.ids)),)
 
 
 def spans_of(rules: Iterable[MaskRule], ids: Sequence[int], tokenizer: Any, beginning: int = 0) -> Spans:

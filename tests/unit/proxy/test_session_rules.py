@@ -11,6 +11,7 @@ import pytest
 from rolltap.contract.rules import MaskRule, MessageRule, SessionRules, parse_rules
 from rolltap.errors import InvalidRequest
 from rolltap.ids import new_id
+from rolltap.linear_regex import LinearPattern
 from rolltap.proxy.sessions.session_cache import key_hash
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.settings import LimitSettings
@@ -232,6 +233,18 @@ async def test_a_mask_over_all_leaves_nothing_trained(tokenizer: HubTokenizer) -
     assert trajectory.counts["trained_tokens"] == 0
     assert [one.mask for one in trajectory.classifications] == ["rule"]
     assert "nothing_trained" in {finding.name for finding in trajectory.findings}
+
+
+async def test_masks_that_cant_be_worked_out_mask_all_and_lose_no_call(
+    tokenizer: HubTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = await plane_with(tokenizer, SessionRules(masks=(MaskRule(pattern="Secret"),)))
+    monkeypatch.setattr(LinearPattern, "spans", lambda *_: 1 / 0)
+    await say(plane, [user("Fix it.")], "Done.<|im_end|>")
+    (row,) = await plane.rows()
+    assert row.completion is not None
+    assert row.completion.masked == ((0, len(row.completion.output_ids)),)
+    assert (await trajectory_of(plane)).counts["trained_tokens"] == 0
 
 
 async def test_masks_of_numbered_calls(tokenizer: HubTokenizer) -> None:
