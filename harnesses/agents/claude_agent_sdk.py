@@ -9,7 +9,7 @@ from rolltap.harnesses.base import Command, Job, Package
 
 class ClaudeAgentSdk:
     name = "claude-agent-sdk"
-    package = Package("pip", "claude-agent-sdk", "0.2.186", executable="python")
+    package = Package("pip", "claude-agent-sdk", "0.2.189", executable="python")
     dialect = "anthropic"
     quirks = ("A title is asked for in a side call.", *ClaudeCode.quirks)
 

@@ -44,7 +44,7 @@ def claude_window(endpoint: Endpoint) -> dict[str, str]:
 
 class ClaudeCode:
     name = "claude-code"
-    package = Package("npm", "@anthropic-ai/claude-code", "2.1.329", executable="claude")
+    package = Package("npm", "@anthropic-ai/claude-code", "2.1.332", executable="claude")
     dialect = "anthropic"
     quirks = (
         "It puts system messages in mid-list, and moves its cache breakpoint, which turns block lists into strings.",

@@ -22,7 +22,7 @@ TOOL_OUTPUT_BYTES = 10_000
 
 class Codex:
     name = "codex"
-    package = Package("npm", "@openai/codex", "0.169.0", executable="codex")
+    package = Package("npm", "@openai/codex", "0.171.0", executable="codex")
     dialect = "openai_responses"
     quirks = (
         "The model's name decides the request's shape: an unknown name gives plain function tools, names of its vendor "

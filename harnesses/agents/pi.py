@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from rolltap.harnesses.base import Command, Job, Package, choice
 
-PACKAGE = Package("npm", "@earendil-works/pi-coding-agent", "0.87.1", executable="pi", node=22)
+PACKAGE = Package("npm", "@earendil-works/pi-coding-agent", "1.6.0", executable="pi", node=22)
 APIS = {
     "openai_chat": ("openai-completions", "/v1"),
     "openai_responses": ("openai-responses", "/v1"),

@@ -20,7 +20,7 @@ from .matrix import Cell
 from .scenarios import SCENARIOS, TOOLS, main_rule
 from .test_matrix import through
 
-NEWEST = ("0.169.0", "0.166.0", "0.165.0")
+NEWEST = ("0.171.0", "0.169.0", "0.166.0")
 ASKS = "Summarize this conversation."
 FLOODS = 4
 

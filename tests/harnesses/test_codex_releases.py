@@ -23,7 +23,7 @@ from .matrix import Cell
 from .scenarios import SCENARIOS, TOOLS
 from .test_matrix import through
 
-NEWEST = ("0.169.0", "0.166.0", "0.165.0")
+NEWEST = ("0.171.0", "0.169.0", "0.166.0")
 ERROR = re.compile(r"^.*\b(?:error|failed|reconnecting)\b.*$", re.IGNORECASE | re.MULTILINE)
 NO_WEBSOCKET = "failed to connect to "
 """What Codex itself logs of any WebSocket that it doesn't get."""
