@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 from fastapi import FastAPI
 
-from rolltap.calllog import open_call_log
 from rolltap.calllog.notes import append_note
+from rolltap.calllog.open import open_call_log
 from rolltap.calllog.processes import KeysMark, PeersCheck
 from rolltap.calllog.schema import check_separation
 from rolltap.calllog.sql import SqlCallLog

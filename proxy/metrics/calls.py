@@ -14,7 +14,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 
-from rolltap.calllog.annotations import AnnotationLine
+from rolltap.contract.trainer import AnnotationLine
 from rolltap.proxy.metrics.durations import Durations
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)

@@ -21,8 +21,8 @@ from rolltap.proxy.front.access import By
 from rolltap.proxy.planes.answers import packed
 from rolltap.proxy.planes.router import PlaneRouter
 from rolltap.proxy.planes.services import Services
-from rolltap.reading import RecordReader
 from rolltap.reading.operations import ReadPlane
+from rolltap.reading.reader import RecordReader
 from rolltap.types import Trajectory
 
 

@@ -30,9 +30,9 @@ from rolltap.proxy.reading_process.questions import TENANT_HEADER, TIMELINE_HEAD
 from rolltap.proxy.viewer.listing import Selections
 from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import Pages
-from rolltap.reading import Vocabulary, folder_vocabulary
-from rolltap.reading.reader import opened_readers
+from rolltap.reading.reader import folder_vocabulary, opened_readers
 from rolltap.reading.steps import step_files
+from rolltap.reading.tokens import Vocabulary
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import Settings

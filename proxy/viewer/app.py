@@ -40,7 +40,7 @@ from rolltap.proxy.viewer.one_file import SavedPages
 from rolltap.proxy.viewer.pages import DEFAULT_FORMAT, Pages
 from rolltap.proxy.viewer.runs import MOST_RUNS, EngineLine
 from rolltap.proxy.viewer.templating import ASSETS, ASSETS_HASH, render
-from rolltap.reading import RecordReader
+from rolltap.reading.reader import RecordReader
 from rolltap.tenants import DEFAULT_TENANT, NOBODY, act_for, current_tenant
 
 HEADERS = {

@@ -20,8 +20,8 @@ from rolltap.calllog.database import in_thread
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.datasets.record import ReadOptions, chosen_groups
 from rolltap.errors import DatasetError, InvalidRequest
-from rolltap.reading import RecordReader
 from rolltap.reading.index import FIELDS
+from rolltap.reading.reader import RecordReader
 from rolltap.reading.types import Facet, SessionOrder, SessionQuery
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.consumers import layout

@@ -19,7 +19,7 @@ from rolltap.proxy.viewer.runs import spread
 from rolltap.proxy.viewer.session import BREAKS, MASKS, entries_of, turns_of
 from rolltap.proxy.viewer.templating import ASSETS, render_page
 from rolltap.proxy.viewer.tokens import CHUNK, FACTS, call_json, chunk_json
-from rolltap.reading import RecordReader
+from rolltap.reading.reader import RecordReader
 from rolltap.reading.types import SessionDetail
 
 

@@ -46,8 +46,8 @@ from rolltap.proxy.viewer.session import (
 )
 from rolltap.proxy.viewer.templating import render_page
 from rolltap.proxy.viewer.tokens import AROUND, CHUNK, call_json, chunk_json, sides_of
-from rolltap.reading import RecordReader
-from rolltap.reading.runs import VersionRange, version_range
+from rolltap.reading.reader import RecordReader
+from rolltap.reading.runs import version_range
 from rolltap.reading.types import (
     CallTokens,
     CallTurn,
@@ -55,6 +55,7 @@ from rolltap.reading.types import (
     SessionDetail,
     SessionPage,
     SessionQuery,
+    VersionRange,
 )
 from rolltap.reconstructor.exporters import EXPORTERS
 from rolltap.reconstructor.exporters.consumers import layouts

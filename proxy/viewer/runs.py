@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rolltap.proxy.viewer.session import ShownTurn
-from rolltap.reading.runs import Interval, VersionComparison
-from rolltap.reading.types import GroupDetail, GroupEffort, MessageView, RolloutDetail, RunPoint, TrainerStep
+from rolltap.reading.types import (
+    GroupDetail,
+    GroupEffort,
+    Interval,
+    MessageView,
+    RolloutDetail,
+    RunPoint,
+    TrainerStep,
+    VersionComparison,
+)
 
 MOST_RUNS = 6
 """Runs that are laid over each other; more colours can't be told apart."""

@@ -45,7 +45,7 @@ from rolltap.ledger.views import GroupQuery
 from rolltap.protocols.conversation import Message, Text
 from rolltap.proxy.viewer.listing import ListAddress
 from rolltap.proxy.viewer.pages import Pages
-from rolltap.reading import RecordReader, opened_reader
+from rolltap.reading.reader import RecordReader, opened_reader
 from rolltap.types import Finish, Outcome, Session, VersionSpan
 
 from ..integration.browser import Browser, chromium

@@ -25,7 +25,7 @@ from rolltap.harnesses.runtimes.sources import Files
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.reading_process.child import Vocabularies
 from rolltap.proxy.server import bind, serve
-from rolltap.reading import RecordReader, reader_on
+from rolltap.reading.reader import RecordReader, reader_on
 from rolltap.settings import Settings, load_settings
 
 POLICY = "tiny"

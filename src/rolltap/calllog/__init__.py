@@ -1,3 +1,0 @@
-from rolltap.calllog.open import open_call_log
-
-__all__ = ["open_call_log"]

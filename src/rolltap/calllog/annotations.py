@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from rolltap.calllog.codec import CompletionDetail, pack_arrays, unpack_arrays, unpack_floats, unpack_ids
 from rolltap.calllog.schema import annotations, call_completions, call_intents
-from rolltap.contract.trainer import CallAnnotation
+from rolltap.contract.trainer import AnnotationLine, CallAnnotation
 from rolltap.decoding import json_decoder
 from rolltap.errors import InvalidRequest, LedgerError
 from rolltap.types import NO_VERSION, Float32, Int32
@@ -42,35 +42,6 @@ class AnnotationSource:
     step: int | None
     version: int
     sessions: Mapping[str, tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class AnnotationLine:
-    """The sums of a call's annotation. `mismatch_sum` is over `compared` tokens, `fresh_sum` over `fresh` tokens.
-
-    `kept` and `clipped` count tokens by the trainer's clipping; tokens without that information count in neither.
-    """
-
-    call_id: str
-    session_id: str
-    group_id: str
-    harness: str
-    trainer: str
-    step: int | None
-    version: int
-    created_at: float
-    compared: int
-    mismatch_sum: float
-    mismatch_max: float
-    fresh: int
-    fresh_sum: float
-    kept: int
-    clipped: int
-
-    @property
-    def mismatch(self) -> float | None:
-        """The mean mismatch of the compared tokens; None if there are none."""
-        return self.mismatch_sum / self.compared if self.compared else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

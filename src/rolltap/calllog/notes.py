@@ -10,33 +10,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.schema import call_intents, notes, sessions
-from rolltap.contract.admin import NewNote, NoteKind, NoteValue
+from rolltap.contract.admin import NewNote, Note
 from rolltap.decoding import convert
 from rolltap.errors import ConfigError, NotFound, StoreUnavailable
 from rolltap.ids import new_id
 
 log = logging.getLogger("rolltap.calllog")
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A recorded note. `call_id` is None if it belongs to the whole session."""
-
-    id: str
-    session_id: str
-    call_id: str | None
-    kind: NoteKind
-    name: str
-    value: NoteValue
-    author: str
-    created_at: float
 
 
 async def append_note(database: Database, note: NewNote) -> Note:

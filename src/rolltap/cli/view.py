@@ -18,7 +18,7 @@ from rolltap.errors import ConfigError
 from rolltap.settings import STORE_HELP, store_url
 
 if TYPE_CHECKING:
-    from rolltap.reading import Vocabulary
+    from rolltap.reading.tokens import Vocabulary
     from rolltap.settings import Settings
 
 
@@ -91,7 +91,7 @@ class TokenizerFolders:
         self._known: dict[str, Vocabulary] = {}
 
     def of_policy(self, policy: str) -> Vocabulary | None:
-        from rolltap.reading import folder_vocabulary
+        from rolltap.reading.reader import folder_vocabulary
 
         folder = self._folders.get(policy, self._default)
         if folder and folder not in self._known:
@@ -129,7 +129,7 @@ async def _serve(
     from rolltap.proxy.viewer.listing import Selections
     from rolltap.proxy.viewer.one_file import SavedPages
     from rolltap.proxy.viewer.pages import Pages
-    from rolltap.reading import opened_reader
+    from rolltap.reading.reader import opened_reader
 
     vocabularies = TokenizerFolders(named, settings)
     rules = policy_rules(settings, ())
@@ -151,7 +151,7 @@ async def _serve(
 async def _page(store: str, named: Sequence[str], settings: Settings, what: str, metrics: Mapping[str, Path]) -> str:
     from rolltap.cli.export import policy_rules
     from rolltap.proxy.viewer.one_file import one_file
-    from rolltap.reading import opened_reader
+    from rolltap.reading.reader import opened_reader
 
     vocabularies = TokenizerFolders(named, settings)
     rules = policy_rules(settings, ())

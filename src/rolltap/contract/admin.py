@@ -433,6 +433,20 @@ class NewNote(RequestBody, frozen=True):
             raise InvalidRequest("tags are on sessions; label a call instead", param="call_id")
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A recorded note. `call_id` is None if it belongs to the whole session."""
+
+    id: str
+    session_id: str
+    call_id: str | None
+    kind: NoteKind
+    name: str
+    value: NoteValue
+    author: str
+    created_at: float
+
+
 MAX_ENTRIES = 100_000
 ID_CHARS = 256
 PROBLEM_CHARS = 500

@@ -393,6 +393,35 @@ class CallAnnotation(RequestBody, frozen=True):
         return arrays
 
 
+@dataclass(frozen=True, slots=True)
+class AnnotationLine:
+    """The sums of a call's annotation. `mismatch_sum` is over `compared` tokens, `fresh_sum` over `fresh` tokens.
+
+    `kept` and `clipped` count tokens by the trainer's clipping; tokens without that information count in neither.
+    """
+
+    call_id: str
+    session_id: str
+    group_id: str
+    harness: str
+    trainer: str
+    step: int | None
+    version: int
+    created_at: float
+    compared: int
+    mismatch_sum: float
+    mismatch_max: float
+    fresh: int
+    fresh_sum: float
+    kept: int
+    clipped: int
+
+    @property
+    def mismatch(self) -> float | None:
+        """The mean mismatch of the compared tokens; None if there are none."""
+        return self.mismatch_sum / self.compared if self.compared else None
+
+
 def _numbers(call_id: str, name: str, values: Sequence[float | None]) -> Float32:
     """The values that are there; `InvalidRequest` where one is not finite."""
     numbers = np.array([value for value in values if value is not None], np.float64)

@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from rolltap.calllog import open_call_log
-from rolltap.calllog.notes import Note, notes_of, tags_after
+from rolltap.calllog.notes import notes_of, tags_after
+from rolltap.calllog.open import open_call_log
 from rolltap.calllog.sql import SqlCallLog
+from rolltap.contract.admin import Note
 from rolltap.datasets.texts import call_texts
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger import views as ledger

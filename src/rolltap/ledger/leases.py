@@ -28,10 +28,10 @@ from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
 
-from rolltap.calllog.annotations import AnnotationLine, AnnotationSource, append_annotations
+from rolltap.calllog.annotations import AnnotationSource, append_annotations
 from rolltap.calllog.schema import sessions
 from rolltap.contract.base import check_ttl
-from rolltap.contract.trainer import AnnotateLease, Lease, LeaseRequest, Replay, Rewind, Rewound
+from rolltap.contract.trainer import AnnotateLease, AnnotationLine, Lease, LeaseRequest, Replay, Rewind, Rewound
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression, StoreError
 from rolltap.ids import new_id
 from rolltap.ledger.policies import (

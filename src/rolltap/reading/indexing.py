@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rolltap.calllog.database import Database
-from rolltap.calllog.notes import Note, notes_of, tags_after
+from rolltap.calllog.notes import notes_of, tags_after
 from rolltap.calllog.outlines import (
     CallOutline,
     ReaderPosition,
@@ -26,6 +26,7 @@ from rolltap.calllog.outlines import (
     openings,
     session_ids,
 )
+from rolltap.contract.admin import Note
 from rolltap.contract.rules import RULES, rules_of
 from rolltap.errors import StoreError
 from rolltap.ledger.views import SessionOrigin, ledger_changes_since, origins, tampered_since, tampering_counts

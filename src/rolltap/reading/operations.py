@@ -13,10 +13,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rolltap.calllog.notes import Note
-from rolltap.contract.admin import NewNote
+from rolltap.contract.admin import NewNote, Note
 from rolltap.contract.operations import Plane, get, post
-from rolltap.reading.runs import VersionComparison
 from rolltap.reading.types import (
     NEWEST,
     BreakView,
@@ -35,6 +33,7 @@ from rolltap.reading.types import (
     SessionPage,
     SessionQuery,
     TrainerStep,
+    VersionComparison,
 )
 from rolltap.types import GroupStatus, Trajectory
 

@@ -21,12 +21,12 @@ from cachetools import LRUCache
 
 from rolltap.calllog.annotations import NO_SUMS, PolicySums, annotations_of, streams_of, updated_sums
 from rolltap.calllog.database import Database
-from rolltap.calllog.notes import Note, append_note, append_note_beside, notes_of
+from rolltap.calllog.notes import append_note, append_note_beside, notes_of
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.outlines import fetch_summarized, openings, sampled_versions
 from rolltap.calllog.sessions import Fingerprint, fetch_session, fingerprint, session_of_call
 from rolltap.calllog.sql import SqlCallLog
-from rolltap.contract.admin import NewNote
+from rolltap.contract.admin import NewNote, Note
 from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import views as ledger
@@ -49,8 +49,6 @@ from rolltap.reading.indexing import Indexer, summary_of
 from rolltap.reading.operations import MAX_TOKENS, ReadPlane
 from rolltap.reading.runs import (
     ComparedRollout,
-    VersionComparison,
-    VersionRange,
     common_tokens,
     compared,
     default_ranges,
@@ -84,6 +82,8 @@ from rolltap.reading.types import (
     SessionQuery,
     SessionSummary,
     TrainerStep,
+    VersionComparison,
+    VersionRange,
 )
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.reconstructor.report import report_of

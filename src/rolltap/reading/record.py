@@ -18,16 +18,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from rolltap.calllog.notes import Note
-from rolltap.contract.admin import NewNote, NoteKind, NoteValue
+from rolltap.contract.admin import NewNote, Note, NoteKind, NoteValue
 from rolltap.contract.operations import Operation
 from rolltap.contract.trainer import CallAnnotation, Lease, LeaseOptions
 from rolltap.errors import ConfigError, DatasetError
 from rolltap.http_client import AsyncHttpClient
-from rolltap.reading import folder_vocabulary, opened_reader
 from rolltap.reading.index import FIELDS, session_value
 from rolltap.reading.operations import ReadPlane, RecordPlane
-from rolltap.reading.reader import NO_FILES
+from rolltap.reading.reader import NO_FILES, folder_vocabulary, opened_reader
 from rolltap.reading.steps import StepFiles, step_files
 from rolltap.reading.tables import AsyncTable, LoopThread, Portion, Table, session_html
 from rolltap.reading.types import (

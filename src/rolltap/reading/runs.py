@@ -19,7 +19,18 @@ import numpy as np
 from rolltap.calllog.annotations import MismatchSums
 from rolltap.errors import InvalidRequest
 from rolltap.ledger.views import GroupRow, PolicyCounts
-from rolltap.reading.types import GroupEffort, GroupLine, HarnessMismatch, RunLine, RunPoint
+from rolltap.reading.types import (
+    ComparedSide,
+    ComparedTask,
+    GroupEffort,
+    GroupLine,
+    HarnessMismatch,
+    Interval,
+    RunLine,
+    RunPoint,
+    VersionComparison,
+    VersionRange,
+)
 from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Scoring, Trajectory
 
 
@@ -130,21 +141,6 @@ SHARE = 3
 
 
 @dataclass(frozen=True, slots=True)
-class VersionRange:
-    """Weight versions `first` to `last`, both included."""
-
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
-
-    @property
-    def named(self) -> str:
-        return f"version {self}" if self.first == self.last else f"versions {self}"
-
-
-@dataclass(frozen=True, slots=True)
 class ComparedRollout:
     """A rewarded rollout whose trained tokens are all of one range's versions. `tokens`: sampled tokens of its session;
     None if the index does not know it yet."""
@@ -157,42 +153,6 @@ class ComparedRollout:
     last_version: int
     reward: float
     tokens: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedSide:
-    """A task's rollouts of one range: their number, mean reward, the share that solved it, and mean sampled tokens."""
-
-    rollouts: int
-    reward: float
-    solved: float
-    tokens: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedTask:
-    """A task under both ranges. `difference`: the second's mean reward minus the first's. `interval`: its 95% interval;
-    None with too few rollouts."""
-
-    task_id: str
-    first: ComparedSide
-    second: ComparedSide
-    difference: float
-    interval: Interval | None
-
-
-@dataclass(frozen=True, slots=True)
-class VersionComparison:
-    """The tasks that both ranges have, the largest gain first. `difference`: the mean of the tasks' differences, each
-    task with equal weight. `left_out`: number of tasks that only one range has."""
-
-    policy: str
-    first: VersionRange
-    second: VersionRange
-    tasks: tuple[ComparedTask, ...]
-    difference: float | None
-    interval: Interval | None
-    left_out: int
 
 
 def default_ranges(
@@ -291,8 +251,6 @@ Z = NormalDist().inv_cdf(0.975)
 
 FEW = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}
 """Student's 97.5% quantiles for few degrees of freedom."""
-
-Interval = tuple[float, float]
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> Interval | None:

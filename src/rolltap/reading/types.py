@@ -1,7 +1,7 @@
 """Results of the reading layer: the record as frozen values that a page, a notebook or a JSON body can show.
 
-They are never written back; what people and evaluators add to the record are notes (`rolltap.calllog.notes`). Times are
-seconds since the epoch. Token positions count from 0 over the prompt followed by the output.
+They are never written back; what people and evaluators add to the record are notes (`rolltap.contract.admin.Note`).
+Times are seconds since the epoch. Token positions count from 0 over the prompt followed by the output.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rolltap.calllog.annotations import AnnotationLine
-from rolltap.calllog.notes import Note
+from rolltap.contract.admin import Note
+from rolltap.contract.trainer import AnnotationLine
 from rolltap.tampering import TamperingAct
 from rolltap.types import UNCHECKED, Break, LogCheck, LogVerdict, Origin, Rollout, SessionFinding, Task, VersionSpan
 
@@ -437,3 +437,57 @@ class GroupEffort:
     last_call_at: float
     oldest_version: int | None = None
     newest_version: int | None = None
+
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRange:
+    """Weight versions `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
+
+    @property
+    def named(self) -> str:
+        return f"version {self}" if self.first == self.last else f"versions {self}"
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedSide:
+    """A task's rollouts of one range: their number, mean reward, the share that solved it, and mean sampled tokens."""
+
+    rollouts: int
+    reward: float
+    solved: float
+    tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTask:
+    """A task under both ranges. `difference`: the second's mean reward minus the first's. `interval`: its 95% interval;
+    None with too few rollouts."""
+
+    task_id: str
+    first: ComparedSide
+    second: ComparedSide
+    difference: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionComparison:
+    """The tasks that both ranges have, the largest gain first. `difference`: the mean of the tasks' differences, each
+    task with equal weight. `left_out`: number of tasks that only one range has."""
+
+    policy: str
+    first: VersionRange
+    second: VersionRange
+    tasks: tuple[ComparedTask, ...]
+    difference: float | None
+    interval: Interval | None
+    left_out: int

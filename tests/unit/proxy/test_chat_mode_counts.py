@@ -11,7 +11,7 @@ from rolltap.engine.tiny import FOLDER
 from rolltap.proxy.call.engine_watch import probe_engine
 from rolltap.proxy.viewer.one_file import one_file
 from rolltap.proxy.viewer.pages import Pages
-from rolltap.reading import reader_on
+from rolltap.reading.reader import reader_on
 
 from .test_chat_mode import LOOK, chat_mode_proxy, client_of, rows_of, two_turns
 

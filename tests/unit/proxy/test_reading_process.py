@@ -15,7 +15,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from rolltap.calllog import open_call_log
+from rolltap.calllog.open import open_call_log
 from rolltap.errors import NotFound, RolltapError, StoreUnavailable
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.reading_process.child import ERROR_STATUS, QuestionApp
@@ -23,7 +23,7 @@ from rolltap.proxy.reading_process.process import ReadingProcess, SocketFolder, 
 from rolltap.proxy.reading_process.questions import name_of
 from rolltap.proxy.viewer.pages import Pages
 from rolltap.proxy.viewer.runs import EngineLine
-from rolltap.reading import RecordReader
+from rolltap.reading.reader import RecordReader
 from rolltap.reading.types import SessionQuery
 from rolltap.settings import Settings, StoreSettings
 
@@ -239,7 +239,7 @@ async def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     script = f"""
 import asyncio, os, pathlib
 from rolltap.proxy.app import Rolltap
-from rolltap.reading import RecordReader
+from rolltap.reading.reader import RecordReader
 from rolltap.settings import Settings, StoreSettings
 
 async def main():
@@ -282,7 +282,7 @@ async def test_its_start_runs_no_fork_handlers(tmp_path: Path) -> None:
     script = f"""
 import asyncio, ctypes, pathlib, uvloop
 from rolltap.proxy.app import Rolltap
-from rolltap.reading import RecordReader
+from rolltap.reading.reader import RecordReader
 from rolltap.settings import Settings
 
 forks = []

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from rolltap.engine.scripted import say
-from rolltap.reading import RecordReader
+from rolltap.reading.reader import RecordReader
 
 from ...harnesses.house import House, house
 

@@ -16,7 +16,6 @@ from rolltap.harnesses.client import ClaimedRollout
 from rolltap.proxy.viewer.runs import tone
 from rolltap.reading.runs import (
     ComparedRollout,
-    VersionRange,
     compared,
     difference,
     paired,
@@ -24,6 +23,7 @@ from rolltap.reading.runs import (
     version_range,
     within,
 )
+from rolltap.reading.types import VersionRange
 from rolltap.types import RolloutStatus, Task
 
 from ..reading.conftest import Talk

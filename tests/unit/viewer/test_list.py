@@ -16,10 +16,10 @@ from rolltap.harnesses.client import ClaimedRollout
 from rolltap.ledger.views import GroupQuery
 from rolltap.proxy.viewer.listing import ListAddress, address_of
 from rolltap.proxy.viewer.pages import QUIET_S, Pages
-from rolltap.reading import opened_reader
 from rolltap.reading.index import condition
-from rolltap.reading.runs import VersionRange, default_ranges
-from rolltap.reading.types import SessionPage
+from rolltap.reading.reader import opened_reader
+from rolltap.reading.runs import default_ranges
+from rolltap.reading.types import SessionPage, VersionRange
 from rolltap.types import RolloutStatus, Task
 
 from ..reading.conftest import QUESTION, SYSTEM, Talk
