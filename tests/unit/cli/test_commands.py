@@ -22,7 +22,7 @@ def test_the_help_lists_every_command_under_its_panel() -> None:
     assert {name: panel_of.get(name) for name in ELSEWHERE} == {name: place[0] for name, place in ELSEWHERE.items()}
 
 
-@pytest.mark.parametrize("command", ["keys", "status", "train"])
+@pytest.mark.parametrize("command", ["keys", "status", "train", "run", "sessions", "node"])
 def test_a_command_does_not_wait_for_the_modules_of_others(command: str) -> None:
     code = "import sys; from rolltap.cli.main import app; app([sys.argv[1], '--help'], standalone_mode=False)"
     code += "; print(sorted({'sqlalchemy', 'torch'} & set(sys.modules)))"
