@@ -113,7 +113,7 @@ async def ended(
     """The report of a rollout whose agent runs `command`, and its rewards."""
     Files({"checks.py": CHECKS, "tests/test.sh": TEST_SH, "silent/test.sh": "true\n"})(folder / "task")
     is_slow = "sleep" in str(table) or "matches" in str(table)
-    limits = Limits(agent_s=60, evaluate_s=15 if is_slow else evaluate_s, memory_mb=600)
+    limits = Limits(agent_s=60, evaluate_s=6 if is_slow else evaluate_s, memory_mb=600)
     shown = PytestCheck(("t",), python=plain_python()).needs if table["kind"] == "pytest" else ()
     runtime = BubblewrapRuntime(folder / "places", shown=tuple(shown))
     async with AdminClient(server.url, "admin") as client:
