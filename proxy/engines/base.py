@@ -48,6 +48,7 @@ class SampleRequest:
     routed_experts: bool = False
     sampling_mask: int = 0  # most ids of a token's mask to record; 0: no masks
     session_id: str = ""  # for prefix-cache-friendly routing
+    origin_id: str = ""  # of a fork: the session that it was forked from
     extra: Mapping[str, Any] = field(default_factory=dict)  # penalties, structured output
     stream: bool = True
 

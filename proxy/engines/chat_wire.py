@@ -61,6 +61,7 @@ def headers_of(call: ChatCall, ids_by: IdsBy) -> dict[str, str]:
     headers = {"x-session-id": call.session_id} if call.session_id else {}
     if ids_by == "sglang":
         headers |= {"x-sglext-return-input-ids": "1", "x-sglext-return-output-ids": "1"}
+        headers |= {"x-smg-routing-key": call.session_id} if call.session_id else {}
     return headers
 
 

@@ -1,16 +1,16 @@
 """Several replicas of one engine behind one name.
 
-A session stays on its replica, which has the cache of its prefix. A new session goes to the replica with the fewest
-requests. A replica that fails `FAILURES` times in a row is ejected, and its sessions move. It is probed every
-`probe_every_s` seconds; before it serves again it gets the weights that the others have, and is paused if they are.
-Replicas that fail a push of weights are ejected; if all fail, the old weights keep serving.
+A session stays on its replica, which has the cache of its prefix (`Placement`). A replica that fails `FAILURES` times
+in a row is ejected, and its sessions move. It is probed every `probe_every_s` seconds; before it serves again it gets
+the weights that the others have, and is paused if they are. Replicas that fail a push of weights are ejected; if all
+fail, the old weights keep serving.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
-import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -45,6 +45,8 @@ FAILURES = 3
 PROBE_EVERY_S = 2.0
 SESSIONS = 100_000
 """Number of sessions whose replica is remembered."""
+LOAD = 1.25
+"""How many times its share of the requests a replica may have and still get a new session."""
 
 
 class EnginePool:
@@ -62,7 +64,7 @@ class EnginePool:
         self.replicas = Replicas(name, engines, probe_every_s=probe_every_s)
         self._receiver = PoolReceiver(self.replicas)
         self._retries = retries
-        self._by_session: LRUCache[str, Replica] = LRUCache(SESSIONS)
+        self._placement = Placement(self.replicas)
 
     async def probe(self) -> EngineFacts:
         """The features that all replicas have. Ejects replicas that do not answer."""
@@ -82,7 +84,7 @@ class EnginePool:
 
     async def score(self, request: ScoreRequest) -> TokenScores:
         """Scores on one replica, without a retry."""
-        replica = self._choose("", ())
+        replica = self._placement.choose()
         if not isinstance(replica.engine, Scorer):
             raise EngineRefused(f"engine {self.name} can't score given ids", http_status=501)
         replica.running += 1
@@ -121,7 +123,7 @@ class EnginePool:
         await self.replicas.close()
 
     async def _attempt(self, request: SampleRequest, tried: list[Replica], take: Take) -> None:
-        replica = self._choose(request.session_id, tried)
+        replica = self._placement.choose(request.session_id, request.origin_id, tried)
         tried.append(replica)
         replica.running += 1
         try:
@@ -134,25 +136,6 @@ class EnginePool:
             raise
         finally:
             replica.running -= 1
-
-    def _choose(self, session: str, tried: Sequence[Replica]) -> Replica:
-        """The session's replica, or else the least busy one that this request has not tried yet."""
-        serving = self.replicas.serving
-        if not serving:
-            raise EngineUnavailable(f"engine {self.name}: all of its {len(self.replicas)} replicas are down")
-        former = self._by_session.get(session)
-        if former is not None and not former.ejected and former not in tried:
-            return former
-        fresh = [replica for replica in serving if replica not in tried] or serving
-
-        def rank(replica: Replica) -> tuple[int, int]:
-            """Ties are broken the same way in every proxy, and differently for every session."""
-            return replica.running, zlib.crc32(f"{session}/{self.replicas.all.index(replica)}".encode())
-
-        replica_of_call = min(fresh, key=rank)
-        if session:
-            self._by_session[session] = replica_of_call
-        return replica_of_call
 
 
 def _common(answers: Sequence[EngineFacts], replicas: int) -> EngineFacts:
@@ -398,3 +381,44 @@ async def _all_or_none(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Placement:
+    """Which replica gets a call. Calls of a session stay where their prefix is cached.
+
+    The replica of a new session is the first one by a hash of session and replica that has no more than `LOAD` times
+    its share of the requests: so other proxies, and this one after a restart, choose the same replica as a rule, and
+    few keep their sessions when the number of replicas changes. A fork goes where its origin is.
+    """
+
+    def __init__(self, replicas: Replicas) -> None:
+        self._replicas = replicas
+        self._by_session: LRUCache[str, Replica] = LRUCache(SESSIONS)
+
+    def choose(self, session: str = "", origin: str = "", tried: Sequence[Replica] = ()) -> Replica:
+        """The replica for a call of `session`; the least busy one for a call of none. `origin`: the session that this
+        one was forked from. `tried`: replicas that failed the call. Raises `EngineUnavailable` if all are down.
+        """
+        serving = self._replicas.serving
+        if not serving:
+            name, number = self._replicas.name, len(self._replicas)
+            raise EngineUnavailable(f"engine {name}: all of its {number} replicas are down")
+        former = self._by_session.get(session)
+        if former is not None and not former.ejected and former not in tried:
+            return former
+        fresh = [replica for replica in serving if replica not in tried] or serving
+        if not session:
+            return min(fresh, key=lambda replica: replica.running)
+        most = LOAD * (sum(replica.running for replica in serving) + 1) / len(serving)
+        with_room = [replica for replica in fresh if replica.running < most] or fresh
+        home = self._by_session.get(origin) if origin else None
+        chosen = (
+            home if home in with_room else min(with_room, key=lambda replica: self._rank(origin or session, replica))
+        )
+        assert chosen is not None
+        self._by_session[session] = chosen
+        return chosen
+
+    def _rank(self, session: str, replica: Replica) -> bytes:
+        place = f"{session}/{self._replicas.all.index(replica)}"
+        return hashlib.blake2b(place.encode(), digest_size=8).digest()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -231,6 +231,11 @@ class SglangOutput(Output[SglangEvent]):
 
     def body(self) -> dict[str, Any]:
         return body_of(self.request)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """For SGLang's gateway, where one stands in front of the replicas."""
+        return {"x-smg-routing-key": self.request.session_id} if self.request.session_id else {}
 
     def cancel_request(self) -> tuple[str, dict[str, Any]]:
         return "/abort_request", {"rid": self.request.id}

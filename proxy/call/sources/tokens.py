@@ -259,6 +259,7 @@ class TokenSource:
         if room < 1:
             raise self._overflow(len(prompt_ids))
         requested, pin = arrival.request.sampling, self.settings.pin
+        origin = arrival.session.session.origin
         sampling = self._sampling(requested, temperature_of(arrival.session.session, arrival.policy.name))
         extra: dict[str, Any] = {name: sampling[name] for name in PENALTIES if name in sampling}
         if (schema := _reply_schema(arrival.request)) is not None:
@@ -277,6 +278,7 @@ class TokenSource:
             routed_experts=self.settings.routed_experts,
             sampling_mask=self.settings.sampling_mask,
             session_id=arrival.session.session.id,
+            origin_id=origin.session_id if origin is not None else "",
             extra=extra,
             # The parser finds stop strings and surplus tool calls; streaming lets it end the engine's request there.
             stream=arrival.request.stream or bool(requested.stop) or not arrival.request.tool_choice.parallel,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -14,18 +16,23 @@ from rolltap.contract.trainer import Transfer
 from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, EngineError, EngineTimeout, EngineUnavailable, WeightsLost
-from rolltap.proxy.engines.base import Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
-from rolltap.proxy.engines.pool import FAILURES, EnginePool
+from rolltap.protocols.conversation import ChatRequest, Sampling
+from rolltap.proxy.engines.base import ChatCall, Engine, EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
+from rolltap.proxy.engines.chat_wire import headers_of
+from rolltap.proxy.engines.decode import Output
+from rolltap.proxy.engines.pool import FAILURES, LOAD, EnginePool
 from rolltap.proxy.engines.receivers import Receiver
 from rolltap.proxy.engines.registry import open_chat_engine, open_engine
 from rolltap.proxy.engines.retries import Retries
+from rolltap.proxy.engines.sglang import SglangOutput
+from rolltap.proxy.engines.vllm_wire import GenerateOutput
 from rolltap.settings import EngineSettings
 
 from ...contract.engine_world import collect
 
 
-def request(session: str = "", id: str = "call") -> SampleRequest:
-    return SampleRequest(id=id, model="m", prompt_ids=[1, 2], max_tokens=5, session_id=session)
+def request(session: str = "", id: str = "call", origin: str = "") -> SampleRequest:
+    return SampleRequest(id=id, model="m", prompt_ids=[1, 2], max_tokens=5, session_id=session, origin_id=origin)
 
 
 class Told:
@@ -121,8 +128,8 @@ async def pool(replicas: list[Told]) -> AsyncIterator[EnginePool]:
     await pool.close()
 
 
-async def sample(pool: EnginePool, session: str = "") -> list[SampleChunk]:
-    return await collect(pool.sample, request(session))
+async def sample(pool: EnginePool, session: str = "", origin: str = "") -> list[SampleChunk]:
+    return await collect(pool.sample, request(session, origin=origin))
 
 
 async def until_all_serve(pool: EnginePool) -> None:
@@ -148,17 +155,59 @@ async def test_a_session_stays_with_its_replica(pool: EnginePool, replicas: list
         assert sorted(replica.seen.count(session) for replica in replicas) == [0, 0, 3]
 
 
-async def test_new_sessions_go_where_least_is_running(pool: EnginePool, replicas: list[Told]):
+@pytest.mark.parametrize("sessions", [1, 2, 3, 9, 40])
+async def test_no_replica_gets_much_more_than_its_share(sessions: int, pool: EnginePool, replicas: list[Told]):
     for replica in replicas:
         replica.gate.clear()
-    tasks = [asyncio.create_task(sample(pool, f"s{at}")) for at in range(9)]
+    tasks = [asyncio.create_task(sample(pool, f"s{at}")) for at in range(sessions)]
     async with asyncio.timeout(20):
-        while sum(len(replica.seen) for replica in replicas) < 9:  # noqa: ASYNC110  the replicas' log is the event
+        while sum(len(replica.seen) for replica in replicas) < sessions:  # noqa: ASYNC110  their log is the event
             await asyncio.sleep(0)
-    assert [len(replica.seen) for replica in replicas] == [3, 3, 3]
+    assert max(len(replica.seen) for replica in replicas) <= math.ceil(LOAD * sessions / 3)
     for replica in replicas:
         replica.gate.set()
     await asyncio.gather(*tasks)
+
+
+async def test_every_proxy_gives_a_session_the_same_replica_and_most_keep_it_when_there_are_more() -> None:
+    """Another proxy, or this one after a restart, knows nothing of what was chosen."""
+    homes: list[list[str]] = []
+    for number in (3, 3, 4):
+        replicas = [Told(name) for name in "abcd"[:number]]
+        pool = EnginePool("main", [*replicas], retries=Retries(first_wait_s=0), probe_every_s=0.01)
+        for at in range(400):
+            await sample(pool, f"s{at}")
+        homes.append([next(one.name for one in replicas if f"s{at}" in one.seen) for at in range(400)])
+        await pool.close()
+    one, other, with_a_fourth = homes
+    assert one == other
+    assert all(90 < one.count(name) < 180 for name in "abc")
+    moved = [after for before, after in zip(one, with_a_fourth, strict=True) if before != after]
+    assert set(moved) == {"d"}
+    assert 60 < len(moved) < 140
+
+
+async def test_a_fork_goes_where_its_origin_is_unless_that_is_busy(pool: EnginePool, replicas: list[Told]):
+    await sample(pool, "origin")
+    home = next(replica for replica in replicas if replica.seen)
+    for at in range(10):
+        await sample(pool, f"fork{at}", origin="origin")
+    assert len(home.seen) == 11
+    home.gate.clear()
+    stuck = [asyncio.create_task(sample(pool, "origin")) for _ in range(3)]
+    await asyncio.sleep(0)
+    await sample(pool, "late", origin="origin")
+    assert "late" not in home.seen
+    home.gate.set()
+    await asyncio.gather(*stuck)
+
+
+@pytest.mark.parametrize(("output", "name"), [(GenerateOutput, "x-session-id"), (SglangOutput, "x-smg-routing-key")])
+def test_a_router_in_front_is_told_the_session(output: Callable[[str, SampleRequest], Output[Any]], name: str) -> None:
+    assert output("main", request("s")).headers == {name: "s"}
+    assert output("main", request()).headers == {}
+    chat = ChatCall("call", "m", ChatRequest("test", "m", ()), Sampling(), "s")
+    assert headers_of(chat, "sglang")[name] == "s"
 
 
 async def test_a_call_moves_on_from_a_replica_that_is_down(pool: EnginePool, replicas: list[Told]):
