@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -215,13 +215,16 @@ class FirstPass:
         return self._query.session_filter.choose(self._seen)
 
 
+NO_CONTENTS: Mapping[bytes, bytes] = MappingProxyType({})
+
+
 class DatasetWriter:
     """Takes groups of items and writes a finished dataset, or nothing. Use it as a context manager.
 
     Without `out` it is a dry run: all rows are made and counted, and nothing is written.
     `differs` counts the rows of re-rendering formats whose tokens would not be the sampled ones. `decode` returns the
-    text of a row's token ids, which is searched for secrets; a row with ids of which `lacks` is true is left out. Rows
-    with a digest in `known` are duplicates.
+    text of a row's token ids, which is searched for secrets; a row with ids of which `lacks` is true is left out.
+    `known` are contents of rows that an earlier part of the dataset has.
     """
 
     def __init__(
@@ -233,14 +236,13 @@ class DatasetWriter:
         differs: Differs | None = None,
         decode: Decode | None = None,
         lacks: Lacks | None = None,
-        known: Collection[bytes] = frozenset(),
+        known: Mapping[bytes, bytes] = NO_CONTENTS,
     ) -> None:
         self._decode = decode
         self._lacks = lacks
         self._known = known
         self._near = NearDuplicates(query.near) if query.near else None
-        self.contents: set[bytes] = set()  # digests of the rows that were written
-        self._claims: dict[bytes, Hashable] = {}  # of their contents
+        self.contents: dict[bytes, bytes] = {}  # of the rows that were written: digest → claim as JSON
         self._out = out or Path()
         self._destination: Destination = NewFolder(out) if out is not None else DryRun()
         self._exporter = exporter
@@ -351,19 +353,18 @@ class DatasetWriter:
             return False
         if row.content is None or (self._query.duplicates and row.claim is None):
             return True
-        digest = hashlib.blake2b(_canonical(row.content), digest_size=16).digest()
-        if self._claims.setdefault(digest, row.claim) != row.claim:
+        digest, claim = hashlib.blake2b(_canonical(row.content), digest_size=16).digest(), _canonical(row.claim)
+        before = self.contents.get(digest) or self._known.get(digest)
+        if before is not None and before != claim:
             self._skipped["contradicts an earlier row"] += 1
             return False
-        if self._query.duplicates:
-            return True
-        if digest in self.contents or digest in self._known:
+        if before is not None and not self._query.duplicates:
             self._counts["duplicates_left_out"] += 1
             return False
         if self._near is not None and self._near.knows(row.content):
             self._counts["near_duplicates_left_out"] += 1
             return False
-        self.contents.add(digest)
+        self.contents[digest] = claim
         return True
 
     def _spells_secret(self, row: Row) -> bool:

@@ -30,7 +30,7 @@ from rolltap.reconstructor.report import report_from, total
 TABLES = """
 create table if not exists parts (number integer primary key, manifest blob not null);
 create table if not exists units (id text primary key) without rowid;
-create table if not exists contents (digest blob primary key) without rowid;
+create table if not exists contents (digest blob primary key, claim blob not null) without rowid;
 create table if not exists tasks (split text, id text, primary key (split, id)) without rowid;
 """
 
@@ -48,6 +48,10 @@ class ExportState:
             for table in filter(None, map(str.strip, TABLES.split(";"))):
                 self._connection.execute(table)
             self._connection.execute("commit")
+            columns = {row[1] for row in self._connection.execute("pragma table_info(contents)")}
+        if "claim" not in columns:
+            self.close()
+            raise DatasetError(f"--state: {path}: an earlier release wrote it; begin a new dataset with a new file")
 
     def close(self) -> None:
         self._connection.close()
@@ -57,8 +61,9 @@ class ExportState:
         return {row[0] for row in self._rows("select id from units")}
 
     @property
-    def contents(self) -> set[bytes]:
-        return {row[0] for row in self._rows("select digest from contents")}
+    def contents(self) -> dict[bytes, bytes]:
+        """As `DatasetWriter.contents`."""
+        return dict(self._rows("select digest, claim from contents"))
 
     @property
     def parts(self) -> dict[int, dict[str, Any]]:
@@ -76,7 +81,7 @@ class ExportState:
             run("insert into parts values (?, ?)", (number, msgspec.json.encode(manifest)))
             many = self._connection.executemany
             many("insert into units values (?)", [(unit,) for unit in units])
-            many("insert or ignore into contents values (?)", [(digest,) for digest in writer.contents])
+            many("insert or ignore into contents values (?, ?)", writer.contents.items())
             tasks = [(split, task) for split, ids in writer.tasks.items() for task in ids]
             many("insert or ignore into tasks values (?, ?)", tasks)
             run("commit")
@@ -99,12 +104,12 @@ class ExportState:
 class GrowingDataset:
     """Used like `DatasetWriter`: takes groups, and `finish` returns the manifest of the whole dataset.
 
-    `part(folder, known)` returns the writer of a part, in which rows with a digest in `known` are duplicates. A part
-    ends at about `part_bytes`.
+    `part(folder, known)` returns the writer of a part; `known` are the contents of earlier ones. A part ends at about
+    `part_bytes`.
     """
 
     def __init__(
-        self, out: Path, state: Path, part: Callable[[Path, set[bytes]], DatasetWriter], part_bytes: float
+        self, out: Path, state: Path, part: Callable[[Path, Mapping[bytes, bytes]], DatasetWriter], part_bytes: float
     ) -> None:
         self._out = out
         self._parts = out.parent / f".{out.name}.parts"
@@ -195,7 +200,7 @@ class GrowingDataset:
             if self._out.exists() and (not self._out.is_dir() or any(self._out.iterdir())):
                 raise DatasetError(f"{self._out} exists and is not empty, and --state knows nothing of it")
             return
-        query = msgspec.json.decode(msgspec.json.encode(self._make(self._folder(0), set()).asked))
+        query = msgspec.json.decode(msgspec.json.encode(self._make(self._folder(0), {}).asked))
         for name, value in query.items():
             before = next(iter(parts.values()))[name]
             if name == "query":  # an older release knew fewer of its parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
@@ -85,7 +85,7 @@ class ExportJob:
         if self.out is None or self.state is None:
             return DatasetWriter(self.out, self.exporter, query, differs=differs, decode=decode, lacks=lacks)
 
-        def part(folder: Path, known: set[bytes]) -> DatasetWriter:
+        def part(folder: Path, known: Mapping[bytes, bytes]) -> DatasetWriter:
             return DatasetWriter(folder, self.exporter, query, differs=differs, decode=decode, lacks=lacks, known=known)
 
         return GrowingDataset(self.out, self.state, part, query.shard_mb * 1e6)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from datasets import load_dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.sql import SqlCallLog
@@ -38,7 +43,7 @@ def items(world: World) -> list[ExportItem]:
 
 
 def growing(folder: Path, query: Query = QUERY, format: str = "sft") -> GrowingDataset:
-    def part(out: Path, known: set[bytes]) -> DatasetWriter:
+    def part(out: Path, known: Mapping[bytes, bytes]) -> DatasetWriter:
         return DatasetWriter(out, exporter_named(format), query, known=known)
 
     return GrowingDataset(folder / "out", folder / "state", part, query.shard_mb * 1e6)
@@ -55,8 +60,12 @@ def add(dataset: GrowingDataset, items: Sequence[ExportItem]) -> None:
         dataset.add([item])
 
 
+def rows_in(out: Path) -> list[dict[str, Any]]:
+    return [row for path in sorted(out.glob("*.jsonl")) for row in lines(path)]
+
+
 def sessions(out: Path) -> list[str]:
-    return sorted(row["session_id"] for path in out.glob("*.jsonl") for row in lines(path))
+    return sorted(row["session_id"] for row in rows_in(out))
 
 
 def at_once(folder: Path, items: Sequence[ExportItem]) -> dict[str, Any]:
@@ -81,6 +90,49 @@ def test_three_runs_make_what_one_export_makes(items: list[ExportItem], tmp_path
     assert {split: data[split].num_rows for split in data} == {
         name: figures["rows"] for name, figures in manifest["splits"].items()
     }
+
+
+OUTCOMES = st.lists(
+    st.lists(st.tuples(st.sampled_from(["x", "y", "z"]), st.sampled_from([0.0, 1.0])), min_size=2, max_size=4),
+    min_size=2,
+    max_size=4,
+)
+
+
+@settings(max_examples=15)
+@given(groups=OUTCOMES, duplicates=st.booleans(), in_one_run=st.booleans())
+@pytest.mark.parametrize("format", ["kto", "preference"])
+def test_a_run_that_grows_has_the_rows_of_one_export(
+    groups: list[list[tuple[str, float]]], duplicates: bool, in_one_run: bool, format: str, world: World
+) -> None:
+    """Also where a label, or a pair's order, contradicts an earlier run's, or that of an earlier part of the run."""
+    query = Query(duplicates=duplicates, container="jsonl", shard_mb=1e-6)
+    said = {answer: world.solved(answer, answer) for answer in "xyz"}
+    added = [
+        [said[one].item(reward=reward, task="t", group=f"g{number}") for one, reward in group]
+        for number, group in enumerate(groups)
+    ]
+    with tempfile.TemporaryDirectory() as name:
+        folder, grown_manifest = Path(name), dict[str, Any]()
+        for upto in [len(added)] if in_one_run else range(1, len(added) + 1):
+            with growing(folder, query, format) as dataset:
+                for group in added[:upto]:
+                    dataset.add(group)
+                grown_manifest = dataset.finish()
+        with DatasetWriter(folder / "whole", exporter_named(format), query) as writer:
+            for group in added:
+                writer.add(group)
+            manifest = writer.finish()
+        rows = [sorted(map(json.dumps, rows_in(folder / part))) for part in ("out", "whole")]
+    counts = [(one["rows"], one["skipped"], one["duplicates_left_out"]) for one in (grown_manifest, manifest)]
+    assert (rows[0], counts[0]) == (rows[1], counts[1])
+
+
+def test_a_state_of_an_earlier_release_is_refused_in_words(items: list[ExportItem], tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "state")) as connection:
+        connection.execute("create table contents (digest blob primary key) without rowid")
+    with pytest.raises(DatasetError, match="an earlier release wrote it; begin a new dataset with a new file"):
+        grown(tmp_path, items[:1])
 
 
 def test_what_has_not_ended_waits_for_a_later_run(items: list[ExportItem], tmp_path: Path):
