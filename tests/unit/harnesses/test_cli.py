@@ -29,7 +29,8 @@ def output(*words: str, code: int = 0, env: Mapping[str, str] | None = None) -> 
 
 def test_the_list_names_every_harness_with_its_tested_release() -> None:
     told, package = output("list"), get_harness("codex").package
-    assert package and re.search(rf"^codex +openai_responses +{re.escape(package.version)} ", told, re.MULTILINE)
+    assert package
+    assert re.search(rf"^codex +openai_responses +{re.escape(package.version)} ", told, re.MULTILINE)
     assert told.count("\n") > 20
 
 
