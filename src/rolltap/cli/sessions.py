@@ -213,7 +213,7 @@ def _state(row: SessionSummary) -> str:
 def show(
     session: SessionArgument, as_json: JsonOption = False, url: UrlOption = None, config: ConfigOption = None
 ) -> None:
-    """Shows a session as a tree of calls: parents, breaks, tokens, outcomes."""
+    """Shows a session's calls: a conversation line by line, indented where it branches; breaks, tokens, outcomes."""
     plane = connect("admin", config, url)
     detail = plane.ask(ReadPlane.session, whole_id(plane, session))
     if as_json:
@@ -227,11 +227,11 @@ def show(
     tree = Tree(f"session {detail.summary.id} (policy {detail.summary.policy})")
     continuing = Counter(call.parent_id for call in detail.calls)
     rows: dict[str | None, tuple[Tree, int]] = {None: (tree, 0)}
-    for call in detail.calls:  # indented where the history branches, not at every call
+    for call in detail.calls:  # indented where there are several histories or one branches, not at every call
         above, depth = rows.get(call.parent_id, (tree, 0))
         line, branch = _line(call), above is not tree and continuing[call.parent_id] > 1
         row = above.add(line.append(f", branches off {(call.parent_id or '')[-6:]}") if branch else line)
-        indents = above is tree or branch or continuing[call.id] > 1
+        indents = (above is tree and continuing[None] > 1) or branch or continuing[call.id] > 1
         rows[call.id] = (row, depth + 1) if indents else (above, depth)
     screen = Screen()
     screen.width = max(screen.width, NARROWEST_ROW + max(INDENT * depth for _, depth in rows.values()))

@@ -173,7 +173,7 @@ def test_every_call_of_a_long_session_is_shown_in_80_columns(monkeypatch: pytest
     shown = {int(line.split(" agent ")[0][-6:]): line for line in lines}
     assert sorted(shown) == sorted(tree)
     indents = {at: line.index(" agent ") for at, line in shown.items()}
-    assert {indents[at] for at in range(1, 6)} == {indents[1]}
+    assert {indents[at] for at in range(6)} == {indents[0]}
     assert indents[6] == indents[40] == indents[5] + 4
     assert "branches off 000005" in shown[40]
     assert "branches off" not in shown[5]
