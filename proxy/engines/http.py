@@ -49,14 +49,20 @@ SLOWEST_TOKENS_PER_S = 10.0
 """The time limit of a reply that arrives in one piece is its first-token limit plus `max_tokens` at this rate."""
 
 _OVERFLOW = re.compile(
-    r"maximum context length|context length|context size|maximum model length|max_model_len|exceed_context", re.I
+    r"maximum context length|context length|context size|maximum model length|max_model_len|exceed_context|"
+    r"tokens \+ .max_new_tokens. must be",  # the last is TGI's
+    re.I,
 )
 
-_NO_MODEL = re.compile(r"model .{1,300} does not exist", re.I | re.S)
+_NO_MODEL = re.compile(
+    r"model .{1,300} (?:does not exist|not found)|no models loaded|no endpoints found",  # Ollama, LM Studio, OpenRouter
+    re.I | re.S,
+)
+_TITLE = re.compile(r"<title[^>]*>([^<]{1,300})", re.I)
 MODEL_RETRY_S = 5.0
 NO_HEADERS: Mapping[str, str] = {}
 
-_LIMIT = re.compile(r"(?:context length|model length|context size)\D{0,24}(\d+)", re.I)
+_LIMIT = re.compile(r"(?:context length|model length|context size|max_new_tokens. must be)\D{0,24}(\d+)", re.I)
 
 
 encoder = msgspec.json.Encoder(enc_hook=written)
@@ -203,6 +209,8 @@ class EngineHttp:
             raise self._lost(error) from error
         finally:
             response.release()
+        if not answer.strip():
+            raise EngineProtocolError(f"engine {self.name}: {path} answered 200 with nothing")
         return await take([answer])
 
     def soon(self, path: str, body: Any) -> None:
@@ -235,7 +243,10 @@ class EngineHttp:
         kind = response.headers.get("content-type", "")
         if not _is_stream(response) and not (or_whole and kind.startswith("application/json")):
             response.close()
-            raise EngineProtocolError(f"engine {self.name}: {path} answered {kind or 'nothing'}, not a stream")
+            raise EngineProtocolError(
+                f"engine {self.name}: {path} answered {kind or 'nothing'}, not a stream: is the engine's `url` that of "
+                "its API?"
+            )
         return response
 
     async def _request(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> Response:
@@ -248,7 +259,10 @@ class EngineHttp:
             text = (await response.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
         finally:
             response.release()
-        raise failure(self.name, path, response.status, error_text(text), response.headers.get("retry-after"))
+        message = error_text(text)
+        if place := response.headers.get("location"):
+            message = f"go to {place[:300]}"
+        raise failure(self.name, path, response.status, message, response.headers.get("retry-after"))
 
     def _lost(self, error: ConnectionBroken) -> EngineUnavailable:
         return EngineUnavailable(f"engine {self.name} at {self.base} can't be reached or broke off: {error}")
@@ -272,21 +286,30 @@ def failure(name: str, path: str, status: int, message: str, retry_after: str | 
     if status in (400, 413, 422) and _OVERFLOW.search(message):
         limit = _LIMIT.search(message)
         return ContextOverflow(f"engine {name}: {message}", limit=int(limit[1]) if limit else None)
-    return EngineRefused(f"engine {name}: {path} answered {status}: {message}", http_status=status)
+    advice = f" (its key is `engines.{name}.api_key`)" if status == 401 else ""
+    return EngineRefused(f"engine {name}: {path} answered {status}: {message}{advice}", http_status=status)
 
 
 def error_text(text: str) -> str:
-    """The message in an error body of OpenAI's, FastAPI's or SGLang's shape; otherwise the beginning of the text."""
+    """The message in an error body of OpenAI's, FastAPI's or SGLang's shape, or in a list of one (Google's); a page's
+    title; otherwise the beginning of the text. With what OpenRouter adds of its provider's answer."""
     try:
         body = msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return " ".join(text[:300].split()) or "(nothing)"
-    if isinstance(body, dict):
-        error = body.get("error", body)
-        if isinstance(error, dict):
-            error = error.get("message") or error.get("detail") or error
-        return " ".join(str(error)[:500].split())
-    return " ".join(text[:300].split())
+        title = _TITLE.search(text)
+        return f"a page: {' '.join(title[1].split())}" if title else " ".join(text[:300].split()) or "(nothing)"
+    if isinstance(body, list) and len(body) == 1:
+        body = body[0]
+    if not isinstance(body, dict):
+        return " ".join(text[:300].split())
+    error: Any = body.get("error", body)
+    if isinstance(error, dict):
+        details = error.get("metadata")
+        raw = details.get("raw") if isinstance(details, dict) else None
+        error = error.get("message") or error.get("detail") or error
+        if isinstance(raw, str):
+            error = f"{error}: {raw}"
+    return " ".join(str(error)[:500].split())
 
 
 def _seconds(retry_after: str | None) -> float | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from rolltap.engine.scripted import Fault, ScriptedEngine, ScriptedReply, ToolUse, say
 from rolltap.engine.tiny import FOLDER
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, EngineError
 from rolltap.protocols.conversation import (
     ChatRequest,
     Image,
@@ -131,3 +134,41 @@ def test_the_plain_way_sends_nothing_but_the_standard():
 def test_token_engines_are_no_chat_upstreams(http: aiohttp.ClientSession):
     with pytest.raises(ConfigError, match=r"known: .*openai_compatible"):
         open_chat_engine("up", EngineSettings.model_validate({"kind": "vllm", "url": "http://x"}))
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "body", "told"),
+    [
+        (
+            200,
+            {"content-type": "text/html"},
+            "<title>Sign in</title>",
+            "not a stream: is the engine's `url` that of its API",
+        ),
+        (200, {"content-type": "application/json"}, "", "answered 200 with nothing"),
+        (307, {"location": "https://login.example/"}, "", "answered 307: go to https://login.example/"),
+        (
+            401,
+            {},
+            '{"error": {"code": 401, "message": "Invalid API Key"}}',
+            "Invalid API Key (its key is `engines.up.api_key`)",
+        ),
+        (
+            404,
+            {"content-type": "text/html"},
+            "<html><title>404 Not Found</title>",
+            "answered 404: a page: 404 Not Found",
+        ),
+    ],
+)
+async def test_what_is_no_api_is_told_in_a_sentence(status: int, headers: dict[str, str], body: str, told: str) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(status=status, headers=headers, text=body)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(app) as server:
+        url = str(server.make_url(""))
+        engine = open_chat_engine("up", EngineSettings.model_validate({"kind": "openai_compatible", "url": url}))
+        with pytest.raises(EngineError, match=re.escape(told)):
+            await collect(engine.chat, chat_call())
