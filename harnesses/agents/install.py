@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -74,9 +75,18 @@ def install(package: Package, cache: Path | None = None) -> Installation:
 
 
 def _install(package: Package, cache: Path) -> Installation:
+    """Installs into an empty folder, of which nothing stays if that fails or is stopped."""
     folder = _folder(package, cache)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    try:
+        return _installed_in(folder, package)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _installed_in(folder: Path, package: Package) -> Installation:
     started = time.monotonic()
     untimed = _npm(package, folder) if package.manager == "npm" else _pip(package, folder)
     installation = replace(untimed, seconds=round(time.monotonic() - started, 1))
@@ -223,19 +233,27 @@ def _python(package: Package) -> str:
 
 
 def _run(command: list[str], failure: str) -> str:
+    """The output of a command. If this process is stopped meanwhile, everything that the command started ends."""
     environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
-    result = subprocess.run(
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(
         command,
-        capture_output=True,
+        stdin=nothing,
+        stdout=pipe,
+        stderr=pipe,
         text=True,
         errors="replace",
-        check=False,
         env=environment,
-        stdin=subprocess.DEVNULL,
-    )
-    if result.returncode:
-        raise ConfigError(f"{failure}: {_cause(result.stderr or result.stdout) or f'exit code {result.returncode}'}")
-    return result.stdout
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise ConfigError(f"{failure}: {_cause(errors or output) or f'exit code {process.returncode}'}")
+    return output
 
 
 def _cause(output: str) -> str:

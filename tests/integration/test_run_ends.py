@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from rolltap.engine.tiny import FOLDER
+
 from ..forked_commands import forked_rolltap
-from .service import Service, end, service, until
+from .service import POLICY, SCRIPT, Service, end, service, until
 
 AGENT = "echo made > made.txt; echo printed before; while [ ! -e go ]; do sleep 0.1; done; echo printed after"
 
@@ -81,3 +86,70 @@ async def test_a_run_that_is_interrupted_shows_what_the_agent_printed(
     assert "begun\n" in printed
     assert "is closed, its calls stay on record" in printed
     assert "Traceback" not in printed
+
+
+@dataclass(frozen=True)
+class Long:
+    """A command that goes on until it is stopped: what it prints before that, and then. Its status is 130; also 0, if
+    to be stopped is its `usual` end."""
+
+    words: tuple[str, ...]
+    begun: str
+    told: str
+    usual: bool = False
+
+
+LONG = {
+    "engine": Long(("engine", "--script", "SCRIPT", "--port", "0"), "http://", "stopped"),
+    "serve": Long(
+        ("serve", "--data", "other", "--engine", "http://127.0.0.1:9", "--tokenizer", str(FOLDER), "--policy", "p")
+        + ("--agent-port", "0", "--trainer-port", "0", "--admin-port", "0"),
+        "look at it",
+        "stopped",
+        usual=True,
+    ),
+    "view": Long(("view", "STORE"), "works once", "stopped", usual=True),
+    "node": Long(("node",), "agents at once", "stopped; rollouts that had not ended go to another node", usual=True),
+    "run": Long(
+        ("run", "TASKS", "--policy", POLICY, "--nodes"), "submission", "nodes go on; the same command with --id"
+    ),
+}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", LONG)
+async def test_what_goes_on_until_it_is_stopped_says_so_and_leaves_nothing(
+    name: str, sent: signal.Signals, running: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = {"id": "t", "instruction": "wait", "harness": "command", "argv": ["sleep", "60"]}
+    (tmp_path / "tasks.jsonl").write_text(json.dumps({**task, "evaluator": {"kind": "session_completed"}}))
+    (tmp_path / "script.toml").write_text(SCRIPT)
+    database = next((running.folder / "data").glob("*.db"))
+    places = {"TASKS": "tasks.jsonl", "SCRIPT": "script.toml", "STORE": str(database)}
+    long, log = LONG[name], running.folder / f"{name}-{sent.name}.log"
+    command = running.command(*(places.get(word, word) for word in long.words), log=log.name)
+
+    async def begun() -> bool:
+        assert command.poll() is None, log.read_text()
+        return long.begun in log.read_text()
+
+    await until(begun, True)
+    (os.killpg if sent is signal.SIGINT else os.kill)(command.pid, sent)
+    status = await asyncio.to_thread(command.wait, 60)
+    printed = log.read_text()
+    assert status in ((0, 130) if long.usual else (130,)), printed
+    assert "Traceback" not in printed
+    assert long.told in printed.splitlines()[-1], printed
+    assert command.pid not in process_sessions()
+
+
+def process_sessions() -> set[int]:
+    """The sessions of all processes on this machine."""
+    found = set[int]()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            found.add(os.getsid(int(process.name)))
+    return found

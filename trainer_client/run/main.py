@@ -60,6 +60,8 @@ def _lead(settings: TrainerSettings, ranks: Ranks) -> None:
 
         with _signals_to(stop):
             trainer.run()
+        if trainer.stopping:
+            terminal.say(f"stopped after step {trainer.step}; the same command goes on from there")
 
 
 @contextmanager

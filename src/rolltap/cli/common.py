@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -135,7 +136,10 @@ def signals_put_back(*numbers: signal.Signals) -> Iterator[None]:
 
 @contextmanager
 def interrupted_by_term() -> Iterator[None]:
-    """SIGTERM ends the command in an orderly way, like Ctrl-C."""
+    """SIGTERM interrupts, like Ctrl-C; in another thread than the main one, which gets no signals, nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def interrupt(*_: object) -> None:
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells ignore SIGINT in background jobs

@@ -22,7 +22,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rolltap.cli.common import interrupted_by_term
 from rolltap.cli.doctor import missing_modules
 from rolltap.cli.export import ExportJob, run_export
 from rolltap.cli.screen import Screen
@@ -53,7 +52,6 @@ MADE = ("data", "dataset", "train", "rolltap.toml", "reward.png", "report.json",
 """What the demo writes into its folder and removes again, besides its processes' logs and a folder for each seed."""
 
 
-@interrupted_by_term()  # so that the demo's processes end with it
 def run(*, seeds: list[int], out: Path, recipe: DemoRecipe, shuffle_rewards: bool, report: Path | None = None) -> None:
     """Runs every seed and prints the results. `report` defaults to `report.json` in `out`."""
     console = Screen()

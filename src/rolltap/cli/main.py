@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from rolltap import __version__
-from rolltap.cli.common import ConfigOption, config_path, one_line_errors
-from rolltap.cli.screen import LogFormat, LogLevel, say, set_up_logging
+from rolltap.cli.common import ConfigOption, config_path, interrupted_by_term, one_line_errors
+from rolltap.cli.screen import LogFormat, LogLevel, say, set_up_logging, stopped
 from rolltap.errors import ConfigError
 from rolltap.extras import documentation, install_line, page
 
@@ -45,8 +44,31 @@ ELSEWHERE = {
 """The commands that are defined in other modules of this package: their panel, the module, its function or group."""
 
 
+IF_STOPPED = {
+    "export": "nothing is written; with --state, the files that are finished stay, and the same command goes on",
+    "import": "what is on record stays; the same command goes on",
+    "status": "the work goes on",
+    "train": "the same command begins anew, or goes on from the last checkpoint",
+}
+"""What Ctrl-C leaves behind, by command."""
+
+
 class Commands(TyperGroup):
-    """The commands of this module, then those of `ELSEWHERE`, each imported when it is called."""
+    """The commands of this module, then those of `ELSEWHERE`, each imported when it is called.
+
+    SIGTERM ends a command as Ctrl-C does: with status 130 and a line that says so.
+    """
+
+    def invoke(self, ctx: Any) -> Any:
+        stopped.told = False
+        try:
+            with interrupted_by_term():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            left = IF_STOPPED.get(ctx.invoked_subcommand or "")
+            if not stopped.told:
+                stopped.say(f"stopped; {left}" if left else "stopped")
+        raise typer.Exit(130)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(dict.fromkeys([*super().list_commands(ctx), *ELSEWHERE]))
@@ -221,11 +243,3 @@ def demo(
     sizes: dict[str, Any] = {name: value for name, value in (("steps", steps), ("held_out", held_out)) if value}
     setup = DemoRecipe(recipe=recipe, **sizes)
     run(seeds=seed or [0], out=out, recipe=setup, shuffle_rewards=shuffle_rewards, report=report)
-
-
-def main() -> None:
-    if sys.argv[1:2] == ["node"]:
-        from rolltap.harnesses.runtimes.disk import keep_mounts
-
-        keep_mounts()  # must precede the first thread
-    app()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from rolltap.cli.common import ConfigOption, UrlOption, complete_runtime, connect, interrupted_by_term, one_line_errors
+from rolltap.cli.common import ConfigOption, UrlOption, complete_runtime, connect, one_line_errors
 from rolltap.cli.screen import say
 from rolltap.cli.server_address import PlaneClient
 from rolltap.harnesses.client import AdminClient
@@ -17,7 +17,6 @@ from rolltap.harnesses.runner.specs import Defaults
 
 
 @one_line_errors
-@interrupted_by_term()
 def replay_rollout(
     rollout: Annotated[str, typer.Argument(help="a rollout's id")],
     runtime: Annotated[

@@ -23,11 +23,10 @@ from rolltap.cli.common import (
     complete_runtime,
     complete_target,
     connect,
-    interrupted_by_term,
     one_line_errors,
     refuse_relayed,
 )
-from rolltap.cli.screen import Screen, say
+from rolltap.cli.screen import Screen, say, stopped
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import RunRequest, bars, groups_table, only, policy_or_roles, print_failures, run_tasks
 from rolltap.contract.operations import request_of
@@ -59,7 +58,6 @@ console = Screen(highlight=False)
 
 
 @one_line_errors
-@interrupted_by_term()
 def run(
     target: Annotated[
         str, typer.Argument(help="a harness, a file or folder of tasks, or KIND:WHERE", autocompletion=complete_target)
@@ -189,7 +187,7 @@ async def _run_watched(
     except BaseException as error:
         problem = await _close(client, session, seen)
         if isinstance(error, asyncio.CancelledError):
-            console.print(problem or f"stopped; session {session.session_id} is closed, its calls stay on record")
+            stopped.say(problem or f"stopped; session {session.session_id} is closed, its calls stay on record")
         raise
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -63,6 +64,20 @@ class Screen(Console):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
+@dataclass
+class Stopped:
+    """Whether the running command has said that it was stopped, and what it leaves."""
+
+    told: bool = False
+
+    def say(self, text: str) -> None:
+        self.told = True
+        say(text, err=True)
+
+
+stopped = Stopped()
+
+
 FIRST_LINE_S, BETWEEN_LINES_S = 1.5, 10.0
 """Seconds, in a pipe: before the first line (a shorter step prints nothing), and between two lines."""
 
@@ -101,7 +116,7 @@ def working(what: str, *, if_stopped: str = "") -> Iterator[Callable[[str], None
                 ended.set()
                 teller.join()
     except KeyboardInterrupt:
-        say(f"stopped: {what}" + (f"; {if_stopped}" if if_stopped else ""), err=True)
+        stopped.say(f"stopped: {what}" + (f"; {if_stopped}" if if_stopped else ""))
         raise
 
 

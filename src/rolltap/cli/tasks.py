@@ -27,7 +27,7 @@ from rolltap.cli.common import (
     one_line_errors,
     refuse_relayed,
 )
-from rolltap.cli.screen import Screen, json_text, say
+from rolltap.cli.screen import Screen, json_text, say, stopped
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.up import slots_of
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
@@ -106,7 +106,7 @@ async def run_tasks(plane: PlaneClient, request: RunRequest, defaults: Defaults)
         except asyncio.CancelledError:  # Ctrl-C
             state = "stopped" if request.here else "nodes go on"
             goes_on = f"the same command with --id {submission_id} goes on, rolltap cancel {submission_id} ends it"
-            console.print(f"{state}; {goes_on}", soft_wrap=True)
+            stopped.say(f"{state}; {goes_on}")
             raise
         return await print_outcome(client, submission_id, time.monotonic() - started)
 

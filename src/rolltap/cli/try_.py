@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from rolltap.cli.common import complete_harness, interrupted_by_term, one_line_errors
+from rolltap.cli.common import complete_harness, one_line_errors
 from rolltap.cli.run import run_one
 from rolltap.cli.screen import say, working
 from rolltap.cli.server_address import PlaneClient, kept_key
@@ -40,7 +40,6 @@ POLICY = "scripted"
 
 
 @one_line_errors
-@interrupted_by_term()
 def try_(
     name: Annotated[
         str, typer.Argument(metavar="HARNESS", help=", ".join(KNOWN), autocompletion=complete_harness)

@@ -223,3 +223,5 @@ async def run_node(plane: PlaneClient, settings: NodeSettings, defaults: Default
     say(f"node {settings.name}: {settings.slots.run} agents at once, from {plane.url}")
     async with AdminClient(plane.url, plane.key) as client:
         await NodeAgent(client, settings, defaults).run(stop, until_idle=until_idle)
+    if stop.is_set():
+        say("stopped; rollouts that had not ended go to another node")

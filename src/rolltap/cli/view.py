@@ -64,6 +64,7 @@ def view(
         settings = load_settings(config_path(config))
         files = metrics_files(metrics or (), settings)
         asyncio.run(_serve(store_url(what), tokenizer or (), settings, files, port, browser))
+        say("stopped", err=True)
     else:
         plane = connect("admin", config, url)
         _show(plane.url + plane.call("POST", "/view/links")["path"], browser)

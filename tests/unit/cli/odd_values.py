@@ -21,8 +21,8 @@ from typing import Any
 
 import typer
 
+from rolltap.__main__ import main as command_line
 from rolltap.cli.main import ELSEWHERE, app
-from rolltap.cli.main import main as command_line
 
 NUMBERS = {int: ("-1", "99999999999999999999999"), float: ("-1", "nan", "inf")}
 PATHS = ("missing", "folder", "bytes", "file/below", "nul\0")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,28 @@ def test_a_sandbox_refuses_to_show_a_persons_folder(what: str, tmp_path: Path, m
     folder = {"HOME": home, "/": Path("/"), "around": home.parent, "keys": home / "project"}[what]
     with pytest.raises(RuntimeFailed, match="a sandbox can't show"):
         BubblewrapRuntime(None, (), (folder,))
+
+
+def test_a_stopped_installation_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not what npm or pip started themselves."""
+    started = tmp_path / "started"
+
+    def interrupted(process: subprocess.Popen[str]) -> None:
+        while not (started.exists() and started.read_text().strip()):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    npm = tmp_path / "bin" / "npm"
+    npm.parent.mkdir()
+    npm.write_text(f"#!/bin/sh\nsleep 300 & echo $! > {started}; wait\n")
+    npm.chmod(0o755)
+    monkeypatch.setenv("PATH", str(npm.parent), prepend=os.pathsep)
+    with pytest.raises(KeyboardInterrupt):
+        install(Package("npm", "x", "1.0.0", executable="x"), tmp_path / "cache")
+    assert [path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()] == []
+    grandchild = Path(f"/proc/{started.read_text().strip()}/stat")
+    deadline = time.monotonic() + 10
+    while grandchild.exists() and grandchild.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

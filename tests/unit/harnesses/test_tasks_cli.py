@@ -110,4 +110,4 @@ async def test_a_run_that_is_interrupted_says_how_it_goes_on(
     replies = {"GET /policies": {"policies": [{"name": "p", "relayed": []}]}, "POST /tasks": {"id": "one"}}
     with stub_plane(replies) as plane, pytest.raises(asyncio.CancelledError):
         await run_tasks(PlaneClient("admin", plane.url, "k"), request, defaults)
-    assert f"{state}; the same command with --id one goes on, rolltap cancel one ends it" in capsys.readouterr().out
+    assert f"{state}; the same command with --id one goes on, rolltap cancel one ends it" in capsys.readouterr().err
