@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -11,12 +12,14 @@ from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import typer
 
 from rolltap.cli.screen import say
 from rolltap.contract.keys import Role
 from rolltap.errors import ConfigError, RolltapError
+from rolltap.network import is_loopback
 from rolltap.settings import STORE_HELP, store_url
 
 if TYPE_CHECKING:
@@ -120,6 +123,20 @@ def connect(
     else:
         key, origin = kept_key(role, settings.data), f"the {role} key of {settings.data / 'keys.toml'}"
     return PlaneClient(plane, url or plane_url(settings, plane), key, origin)
+
+
+PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def past_proxies(url: str) -> list[str]:
+    """The line by which clients reach `url` directly, if it is on this machine and the shell sends HTTP to a proxy."""
+    host = urlsplit(url).hostname or ""
+    direct = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    known = [name.strip() for name in direct.split(",")]
+    if not any(map(os.environ.get, PROXIES)) or not is_loopback(host) or host in known or "*" in known:
+        return []
+    value = shlex.quote(",".join([host, *filter(None, known)]))
+    return [f"export NO_PROXY={value} no_proxy={value}"]
 
 
 @contextmanager

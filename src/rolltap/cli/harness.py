@@ -23,6 +23,7 @@ from rolltap.cli.common import (
     config_path,
     connect,
     one_line_errors,
+    past_proxies,
     plane_url,
     refuse_relayed,
 )
@@ -182,6 +183,8 @@ def env(
         say(f'export PATH={shlex.quote(os.pathsep.join(map(str, cached.bins)))}:"$PATH"')
     with_prompt = {name: value for name, value in launch.env.items() if PROMPT in value}
     for line in exports({name: value for name, value in launch.env.items() if name not in with_prompt}):
+        say(line)
+    for line in past_proxies(endpoint.base_url):
         say(line)
     values = [f"{name}={shlex.quote(value)} " for name, value in with_prompt.items()]
     say(comment(f"then: {''.join(values)}{shlex.join(launch.argv)}"))

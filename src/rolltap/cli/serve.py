@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from rolltap.cli.common import signals_put_back
+from rolltap.cli.common import past_proxies, signals_put_back
 from rolltap.cli.screen import Screen, json_only, say
 from rolltap.cli.server_address import Listening
 from rolltap.errors import ConfigError
@@ -196,4 +196,4 @@ def exports(settings: Settings, url: str, shown_key: str | None = None) -> list[
         lines.append(line if relayed else f"{line} {client.key}={key}")
         if "openai_responses" in speaking:
             codex = "codex" if relayed else f"CODEX_API_KEY={key} codex exec"
-    return [*lines, f"{codex} -c openai_base_url={url}/v1  # Codex reads no OPENAI_BASE_URL"]
+    return [*lines, *past_proxies(url), f"{codex} -c openai_base_url={url}/v1  # Codex reads no OPENAI_BASE_URL"]

@@ -25,6 +25,7 @@ from rolltap.cli.common import (
     connect,
     one_line_errors,
     one_that_begins,
+    past_proxies,
 )
 from rolltap.cli.screen import Screen, json_text, say
 from rolltap.cli.server_address import PlaneClient
@@ -105,7 +106,8 @@ def relayed_exports(session: dict[str, Any], dialects: Collection[str]) -> list[
         if not speaking.isdisjoint(dialects)
     ]
     codex = [f"# codex -c openai_base_url={url}/v1"] if "openai_responses" in dialects else []
-    return [f"# session {session['session_id']}; its key, in the URL, is shown only now", *lines, *codex]
+    told = f"# session {session['session_id']}; its key, in the URL, is shown only now"
+    return [told, *lines, *past_proxies(url), *codex]
 
 
 def exports(session: dict[str, Any]) -> list[str]:
@@ -117,6 +119,7 @@ def exports(session: dict[str, Any]) -> list[str]:
         f"export OPENAI_BASE_URL={v1} OPENAI_API_KEY={key}",
         f"export ANTHROPIC_BASE_URL={base} ANTHROPIC_API_KEY={key}",
         f"export GOOGLE_GEMINI_BASE_URL={base} GEMINI_API_KEY={key}",
+        *past_proxies(session["base_url"]),
         "# Codex and others ignore these variables; this prints what they need:",
         f"#   rolltap harness env codex --session {session['session_id']} --key {key}",
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from rolltap.cli.common import PROXIES, past_proxies
 from rolltap.cli.harness import app, comment
 from rolltap.cli.sessions import exports, relayed_exports
 from rolltap.harnesses.agents.registry import get_harness, harness_names
@@ -148,3 +149,30 @@ def test_env_tells_the_context(tmp_path: Path) -> None:
     with stub_plane(PLANE) as plane:
         told = output("env", "claude-code", "--url", plane.url, env={"ROLLTAP_ADMIN_KEY": "k"})
     assert int(evaluated(told, tmp_path).environment["CLAUDE_CODE_MAX_CONTEXT_TOKENS"]) >= 45_000
+
+
+@pytest.mark.parametrize(
+    ("proxies", "line"),
+    [
+        ({}, []),
+        ({"http_proxy": "http://proxy:3128"}, ["export NO_PROXY=127.0.0.1 no_proxy=127.0.0.1"]),
+        (
+            {"ALL_PROXY": "socks5://p", "NO_PROXY": "a.org, b"},
+            ["export NO_PROXY=127.0.0.1,a.org,b no_proxy=127.0.0.1,a.org,b"],
+        ),
+        ({"HTTP_PROXY": "http://p", "no_proxy": "localhost,127.0.0.1"}, []),
+        ({"HTTP_PROXY": "http://p", "NO_PROXY": "*"}, []),
+    ],
+)
+def test_where_the_shell_has_a_proxy_clients_are_led_past_it(
+    proxies: dict[str, str], line: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*PROXIES, "NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in proxies.items():
+        monkeypatch.setenv(name, value)
+    assert past_proxies("http://127.0.0.1:8710/s/1") == line
+    assert past_proxies("https://rolltap.example/s/1") == []
+    opened = OPENED | {"key": "rt-key", "base_url": "http://127.0.0.1:8710/s/1"}
+    assert [text for text in exports(opened) if "NO_PROXY" in text] == line
+    assert [text for text in relayed_exports(opened, ["anthropic"]) if "NO_PROXY" in text] == line
