@@ -2,7 +2,7 @@
 
 Every agent call and every read of a stream goes through this client. aiohttp's client takes about five times its CPU,
 which was a fifth of a call (docs/adr/0007). httptools parses the replies. The client supports what model servers need
-and nothing else: no redirects, cookies, compression, proxies or pipelining.
+and nothing else: no redirects, cookies, compression or pipelining, and a proxy only for https (`proxy_of`).
 
 A connection carries one exchange at a time. It is reused only if its reply was read to the end.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import cast
 
@@ -19,7 +20,7 @@ import httptools
 from cachetools import LRUCache
 from yarl import URL
 
-from rolltap.network import notice_death
+from rolltap.network import notice_death, proxy_of
 
 CONNECT_S = 10.0
 IDLE_S = 60.0
@@ -42,6 +43,7 @@ class Connections:
         url = URL(base)
         self._host, self._port = url.raw_host or "", url.port or 80
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._proxy = URL(proxy) if (proxy := proxy_of(base)) else None
         authority = (url.raw_authority or "").rpartition("@")[2]
         self._common = _header_lines({"host": authority, **headers})
         self._heads: LRUCache[tuple[str, str], bytes] = LRUCache(64)
@@ -96,14 +98,34 @@ class Connections:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_S):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(self), self._host, self._port, ssl=self._tls
-                )
+                if self._proxy is not None:
+                    host, port = self._proxy.raw_host or "", self._proxy.port or 80
+                    _, connection = await loop.create_connection(lambda: _Connection(self), host, port)
+                    await self._tunnel(connection, self._proxy)
+                else:
+                    _, connection = await loop.create_connection(
+                        lambda: _Connection(self), self._host, self._port, ssl=self._tls
+                    )
         except TimeoutError:
             raise ConnectionBroken(f"no connection within {CONNECT_S:g} s") from None
         except OSError as error:  # TLS errors, too
             raise ConnectionBroken(f"can't connect: {error.strerror or error}") from error
         return connection
+
+    async def _tunnel(self, connection: _Connection, proxy: URL) -> None:
+        """Has the proxy lead the connection to the server, and begins TLS with that."""
+        place = f"{self._host}:{self._port}"
+        headers = {"host": place}
+        if proxy.user is not None:
+            credentials = b64encode(f"{proxy.user}:{proxy.password or ''}".encode()).decode("ascii")
+            headers["proxy-authorization"] = f"Basic {credentials}"
+        request = f"CONNECT {place} HTTP/1.1\r\n".encode("ascii") + _header_lines(headers) + b"\r\n"
+        reply = await connection.exchange(request)
+        if reply.status != 200:
+            reply.close()
+            raise ConnectionBroken(f"the proxy {proxy.host}:{proxy.port} (HTTPS_PROXY) answered {reply.status}")
+        assert self._tls is not None
+        await connection.secure(self._tls, self._host)
 
     def _head(self, method: str, path: str) -> bytes:
         """The request line and the common headers, cached by path."""
@@ -172,6 +194,13 @@ class _Connection(asyncio.Protocol):
             self.close()
             raise
         return Response(self, self._parser.get_status_code(), self._headers)
+
+    async def secure(self, tls: ssl.SSLContext, host: str) -> None:
+        """Begins TLS on the connection, which an exchange has led to `host`."""
+        assert self._transport is not None
+        loop = asyncio.get_running_loop()
+        self._transport = await loop.start_tls(self._transport, self, tls, server_hostname=host)
+        self._begin()
 
     async def read_some(self) -> bytes:
         while not self._parts:

@@ -19,6 +19,7 @@ import aiohttp
 from yarl import URL
 
 from rolltap.errors import EngineTimeout, EngineUnavailable, InvalidRequest
+from rolltap.network import proxy_of
 from rolltap.proxy.engines.base import EngineFacts, FixedWeights
 from rolltap.proxy.engines.http import IdleTimeout
 from rolltap.settings import EngineSettings
@@ -120,6 +121,7 @@ class PassthroughUpstream(FixedWeights):
         self.name = name
         self.dialects = dialects
         self._base = settings.url.strip().rstrip("/")
+        self._proxy = proxy_of(self._base)
         self._key = settings.api_key
         self._first_byte_s = settings.first_byte_s
         self._idle_s = settings.idle_s
@@ -175,6 +177,7 @@ class PassthroughUpstream(FixedWeights):
                     data=request.body or None,
                     headers=self._headers(request),
                     allow_redirects=False,
+                    proxy=self._proxy,
                 )
         except TimeoutError:
             raise EngineTimeout(f"upstream {self.name} did not begin within {self._first_byte_s:g} s") from None
