@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -53,6 +54,14 @@ def test_the_base_lock_is_what_the_package_needs() -> None:
     for requirement in map(Requirement, project["dependencies"]):
         version, _ = base[canonicalize_name(requirement.name)]
         assert version in requirement.specifier, REMEDY
+
+
+@pytest.mark.parametrize("name", ["harbor-0.25.0", "python-3.12"])
+def test_an_environment_that_sees_nothing_of_ours_has_what_the_package_needs(name: str) -> None:
+    lines = (ROOT / "scripts" / "trainers" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+    has = {canonicalize_name(line.partition("==")[0]) for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {canonicalize_name(Requirement(each).name) for each in project["dependencies"]} <= has
 
 
 def test_an_audit_that_looked_up_nothing_does_not_pass_for_clean() -> None:
