@@ -189,6 +189,10 @@ async def test_a_nemo_gym_server_scores_an_agents_answer_and_no_policy_is_its_ju
     case = Case("nemo-gym:nemo_gym/capitals.py", "python-3.12", CAPITALS, {"0": 0.5, "1": 0.0}, harness="command")
     rollouts, texts = await play(case, tmp_path)
     assert (rollouts["0"]["status"], rollouts["0"]["rewards"][0]["value"]) == ("succeeded", 0.5)
-    assert (rollouts["1"]["status"], rollouts["1"]["rewards"]) == ("failed", [])
+    assert (rollouts["1"]["status"], rollouts["1"]["scoring"]) == (
+        "failed",
+        "masked",
+    )  # its answer decides who is asked
+    assert [reward["value"] for reward in rollouts["1"]["rewards"]] == [0.0]
     assert "the server asks a judge or another server, policy_model" in rollouts["1"]["reason"]
     assert "Is that right?" not in texts["1"]

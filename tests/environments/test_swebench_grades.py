@@ -50,18 +50,19 @@ GOLD = {"FAIL_TO_PASS": ["test_calc.py::test_two"], "PASS_TO_PASS": ["test_calc.
 
 async def reward_of(attempt: Mapping[str, str], folder: Path) -> float:
     runtime = ProcessRuntime(folder)
-    agent, clean = await runtime.prepare(Files({**BASE, **attempt})), await runtime.prepare(Files(BASE))
+    agent, clean = await runtime.prepare(Files({**BASE, **attempt})), list[Workspace]()
 
     async def clean_workspace() -> Workspace:
-        return clean
+        clean.append(await runtime.prepare(Files(BASE)))
+        return clean[-1]
 
     check = PytestCheck(tuple(GOLD["FAIL_TO_PASS"]), tuple(GOLD["PASS_TO_PASS"]), PATCH, sys.executable)
     evidence = Evidence(Task("t", "Mend add."), Exit(Ending.DONE, 1.0, 0), agent, clean_workspace, Limits())
     try:
         return (await check.evaluate(evidence)).scores[0].value
     finally:
-        await agent.close()
-        await clean.close()
+        for workspace in (agent, *clean):
+            await workspace.close()
 
 
 def log_of(attempt: Mapping[str, str], folder: Path) -> str:
