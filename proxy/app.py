@@ -263,7 +263,7 @@ def _build(
         rebuilder=RemoteRebuilder(reading),
         close_session=sessions.close,
         late_peers=partial(_late_peers, call_log, settings.queue.spool_wait_s, recorder.metrics),
-        settings=LedgerSettings(trainer_silence=settings.queue.trainer_silence_s),
+        settings=LedgerSettings(trainer_silence=settings.queue.trainer_silence_s, barrier=settings.queue.barrier),
         tenants=policies.tenants,
     )
     keyring = Keyring(settings.keys, ledger.keys, single_process=single_process)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rolltap.contract.tags import CAPTURED, MAX_ROLES, ROLE_NAME, roles_of
 from rolltap.errors import InvalidRequest, NotFound
@@ -85,8 +85,9 @@ class Policies:
             raise NotFound("this tenant has no policy", param="model")
         return policy.name if policy is not None else next(iter(self._own))
 
-    def trained(self, roles: Mapping[str, str]) -> str:
-        """The policy that a group with these policies by role belongs to: the trainable one, or else the first.
+    def trained(self, roles: Mapping[str, str]) -> Sequence[str]:
+        """The policies that a rollout with these policies by role trains: the trainable ones, in the order of their
+        first roles; without any the first policy, whose group it is.
 
         Raises `InvalidRequest` for invalid roles.
         """
@@ -99,14 +100,11 @@ class Policies:
             if name not in self.names:
                 known = ", ".join(self.names)
                 raise InvalidRequest(f"policy: role {role!r}: no policy {name!r}; served: {known}", param="policy")
-        trainable = list(dict.fromkeys(name for name in roles.values() if self[name].settings.trainable))
-        if len(trainable) > 1:
-            raise InvalidRequest(
-                f"policy: {' and '.join(trainable)} are trainable, and a rollout trains one policy: set "
-                f"policies.{trainable[1]}.trainable = false, or give both roles one policy",
-                param="policy",
-            )
-        return trainable[0] if trainable else next(iter(roles.values()))
+        return self.trainable_in(roles.values()) or [next(iter(roles.values()))]
+
+    def trainable_in(self, names: Iterable[str]) -> list[str]:
+        """The trainable ones of the policies, each once. Those that are served no more are left out."""
+        return [name for name in dict.fromkeys(names) if name in self and self[name].settings.trainable]
 
     def served(self, bound: str) -> list[str]:
         """The model names that a session bound to policy `bound` may ask for."""

@@ -31,7 +31,7 @@ from rolltap.contract.admin import (
 )
 from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
-from rolltap.contract.tags import TEMPERATURE, TURNS, main_role, role_tags
+from rolltap.contract.tags import TURNS, main_role, role_tags, temperature_tag
 from rolltap.errors import EngineUnavailable, Forbidden, InvalidRequest, LedgerError
 from rolltap.ledger.groups import GroupSpec, parent_of
 from rolltap.ledger.submissions import Submission, SubmissionSpec
@@ -67,10 +67,13 @@ def _serve_groups(routes: PlaneRouter, services: Services) -> None:
 
     @routes.post("/groups")
     async def open_group(body: OpenGroup) -> Group:
-        """Opens a group of `n` rollouts of a task. Idempotent by `id`. 429 while too many groups are outstanding."""
-        policy, roles = services.resolve_roles(body.policy)
-        spec = GroupSpec(policy, body.n, task_of(body.task), tuple(body.tags), body.rule, body.priority, roles)
-        await _check_fork(services, spec.task, policy)
+        """Opens a group of `n` rollouts of a task. Idempotent by `id`. 429 while too many groups are outstanding.
+
+        Where several policies are trained, each has a group with these rollouts (`trains`). Returns the first one's.
+        """
+        cast, task = services.resolve_roles(body.policy), task_of(body.task)
+        spec = GroupSpec(cast.policy, body.n, task, tuple(body.tags), body.rule, body.priority, cast.roles, cast.also)
+        await _check_fork(services, task, cast.policy)
         return await groups.open(spec, group_id=body.id)
 
     @routes.post("/groups/{group_id}/cancel")
@@ -122,11 +125,12 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
     if f"{PURPOSE_TAG}={EVALUATION}" in group.tags:
         tags[PURPOSE_TAG] = EVALUATION
     else:
-        control = await ledger.controls.of(policy)
-        turns = min(turns or MOST_TURNS, control.max_turns) if control.max_turns else turns
-        if control.temperature is not None and _can_train_at(services, policy, control.temperature):
-            tags[TEMPERATURE] = str(control.temperature)
-        rules += control.rules.of_roles(roles)
+        for name in group.trains or (policy,):
+            control = await ledger.controls.of(name)
+            turns = min(turns or MOST_TURNS, control.max_turns) if control.max_turns else turns
+            if control.temperature is not None and _can_train_at(services, name, control.temperature):
+                tags[temperature_tag(name, policy)] = str(control.temperature)
+            rules += control.rules.of_roles(roles)
     if turns:
         tags[TURNS] = str(turns)
     parent = next(rollout for rollout in group.rollouts if rollout.id == rollout_id).parent
@@ -180,13 +184,14 @@ def task_router(services: Services) -> PlaneRouter:
     @routes.post("/tasks")
     async def submit(body: SubmitTasks) -> Submission:
         """Queues `n` rollouts of each task. Idempotent by `id`. Refuses a task that no node could run."""
-        policy, roles = services.resolve_roles(body.policy)
+        cast = services.resolve_roles(body.policy)
         tasks: list[Task] = []
         async for task in paused(task_of(submitted) for submitted in body.tasks):
             services.check_task(task, services.policies.names)
-            await _check_fork(services, task, policy)
+            await _check_fork(services, task, cast.policy)
             tasks.append(task)
-        spec = SubmissionSpec(policy, body.n, tuple(tasks), tuple(body.tags), body.rule, body.priority, roles)
+        terms = (tuple(tasks), tuple(body.tags), body.rule, body.priority)
+        spec = SubmissionSpec(cast.policy, body.n, *terms, cast.roles, cast.also)
         return await ledger.submissions.submit(spec, submission_id=body.id)
 
     @routes.get("/tasks")

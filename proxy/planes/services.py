@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rolltap.calllog.processes import PeersCheck
 from rolltap.calllog.sql import SqlCallLog
@@ -17,6 +17,16 @@ from rolltap.proxy.reading_process.questions import AskRecord
 from rolltap.proxy.sessions.service import SessionService
 from rolltap.settings import Settings
 from rolltap.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who plays in a rollout: `policy` and the ones that are `also` trained, and the policy of each role."""
+
+    policy: str
+    roles: Mapping[str, str] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
+
 
 CheckTask = Callable[[Task, Collection[str]], None]
 
@@ -43,9 +53,12 @@ class Services:
     stopping: bool = False  # no load balancer should send new calls
     count_tampering: CountTampering = uncounted_acts
 
-    def resolve_roles(self, policy: PolicyOrRoles) -> tuple[str, Mapping[str, str]]:
-        """The policy that is trained, and the policy of each role (empty where one policy plays alone)."""
-        return (policy, {}) if isinstance(policy, str) else (self.policies.trained(policy), policy)
+    def resolve_roles(self, policy: PolicyOrRoles) -> Cast:
+        """The policies that are trained, and the policy of each role (empty where one policy plays alone)."""
+        if isinstance(policy, str):
+            return Cast(policy)
+        first, *also = self.policies.trained(policy)
+        return Cast(first, policy, tuple(also))
 
     def session_url(self, session_id: str) -> str:
         """The base URL of one session, for harnesses that can't carry a key everywhere."""

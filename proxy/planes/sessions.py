@@ -9,7 +9,7 @@ import msgspec
 
 from rolltap.contract.admin import ClosedSession, ForkSession, HarnessLog, OpenSession, SessionKey
 from rolltap.contract.rules import rules_of
-from rolltap.contract.tags import ROLES, TEMPERATURE, TURNS, ReplayedSession, inherited_tags
+from rolltap.contract.tags import ROLES, TURNS, ReplayedSession, inherited_tags, is_temperature_tag, roles_of
 from rolltap.decoding import convert
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
 from rolltap.proxy.call.budget import cap_of
@@ -78,7 +78,8 @@ def router(services: Services) -> PlaneRouter:
         else:
             await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
         await services.sessions.close(session_id)
-        ended = await _ask_json(services, SessionEnds.ended, session_id, cap_of(session) > 0)
+        also = services.policies.trainable_in(roles_of(session).values())
+        ended = await _ask_json(services, SessionEnds.ended, session_id, cap_of(session) > 0, also)
         return {"session_id": session_id, **ended}
 
     @routes.post("/sessions/{session_id}/log")
@@ -107,7 +108,9 @@ async def _open_replay(services: Services, body: OpenSession) -> tuple[Session, 
     if not any(row.completion is not None for row in await services.call_log.rows(recorded.id)):
         raise InvalidRequest(f"session {recorded.id} has no calls on record", param="replay")
     kept = {
-        name: text for name, text in recorded.tags.items() if name in (ROLES, TURNS, TEMPERATURE, "harness", "kind")
+        name: text
+        for name, text in recorded.tags.items()
+        if name in (ROLES, TURNS, "harness", "kind") or is_temperature_tag(name)
     }
     return await services.sessions.open(
         recorded.policy,

@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -183,14 +184,14 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
             await _serve(FailedApp(error, stop), socket_fd, stop)
             return
 
-        async def trajectories(session_ids: Sequence[str]) -> list[Trajectory]:
+        async def trajectories(session_ids: Sequence[str], policy: str = "", /) -> list[Trajectory]:
             sessions = await readers.log.calls(session_ids)
 
             def rebuild(session_id: str) -> Trajectory:
                 if session_id not in sessions:
                     return reconstruct(())
                 session, calls = sessions[session_id]
-                return reconstruct(calls, rules=rules(session))
+                return reconstruct(calls, rules=rules(replace(session, policy=policy or session.policy)))
 
             return await asyncio.to_thread(lambda: [rebuild(session_id) for session_id in session_ids])
 

@@ -115,8 +115,8 @@ class RemoteRebuilder:
     def __init__(self, ask: AskRecord) -> None:
         self._ask = ask
 
-    async def trained_versions(self, session_id: str) -> TrainedVersions:
-        answer = await self._ask(LocalRebuilder.trained_versions, session_id)
+    async def trained_versions(self, session_id: str, policy: str) -> TrainedVersions:
+        answer = await self._ask(LocalRebuilder.trained_versions, session_id, policy)
         return from_json(await answer.read(), TrainedVersions)
 
     async def lease(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Lease | BrokenGroups:
@@ -141,13 +141,17 @@ class SessionEnds:
         self._log = call_log
         self._trajectories = trajectories
 
-    async def ended(self, session_id: str, has_cap: bool) -> dict[str, Any]:
-        """Returns whether the session's turn cap, if it has one, refused calls; if a model answered; the findings."""
+    async def ended(self, session_id: str, has_cap: bool, also: list[str]) -> dict[str, Any]:
+        """Returns whether the session's turn cap, if it has one, refused calls; if a model answered; the findings.
+
+        `also`: the policies that are trained in it beside its own.
+        """
         rows = await self._log.rows(session_id) if has_cap else ()
         capped = any(REACHED in row.completion.error for row in rows if row.completion)
         (trajectory,) = await self._trajectories([session_id])
         findings = [asdict(finding) for finding in trajectory.findings]
-        return {"capped": capped, "answered": answered(trajectory), "findings": findings}
+        others = [(await self._trajectories([session_id], policy))[0] for policy in also if not answered(trajectory)]
+        return {"capped": capped, "answered": any(map(answered, (trajectory, *others))), "findings": findings}
 
     async def compared(self, session_id: str, log: dict[str, Any]) -> LogCheck:
         """Returns whether `log`, the fields of a `HarnessLog`, agrees with the record."""

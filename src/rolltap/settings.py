@@ -163,6 +163,11 @@ class QueueSettings(Section):
         gt=0,
         description="a trainer that has not taken, extended or ended a lease for this long no longer limits the queue",
     )
+    barrier: bool = Field(
+        default=False,
+        description="rollouts that train several policies begin only once each of them has made its step on the "
+        "earlier ones and serves the new weights; their trainers take equally many groups a step",
+    )
     spool_wait_s: float = Field(
         default=10,
         ge=0,

@@ -528,7 +528,9 @@ class Rollout:
 class Group:
     """The rollouts of one task that are compared with each other.
 
-    `policy` is the one that is trained. Where several play in a rollout, `roles` maps each role to its policy.
+    `policy` is the one that is trained. Where several play in a rollout, `roles` maps each role to its policy. Where
+    several are trained, each has a group with the same rollouts: `trains` has the id of each one's, the first policy's
+    first; it is empty where one is trained.
     """
 
     id: str
@@ -540,6 +542,16 @@ class Group:
     failures: int = 0
     tags: tuple[str, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
+    trains: Mapping[str, str] = field(default_factory=dict)
+
+    def reward_of(self, rollout: Rollout) -> float | None:
+        """The rollout's reward in this group: the sum of the rewards with scope "rollout"; None if there are none.
+
+        Where several policies are trained: the sum of those of this policy's roles, if there are any.
+        """
+        scopes = {f"role:{role}" for role, policy in self.roles.items() if policy == self.policy and self.trains}
+        own = [reward.value for reward in rollout.rewards if reward.scope in scopes]
+        return sum(own) if own else rollout.total_reward
 
 
 def call_order(trajectory: Trajectory) -> list[str]:

@@ -74,7 +74,7 @@ async def write(url: str, groups: int) -> None:
     await log.start()
     rng = np.random.default_rng(0)
 
-    async def trajectories(session_ids: Sequence[str]) -> list[Trajectory]:
+    async def trajectories(session_ids: Sequence[str], policy: str = "", /) -> list[Trajectory]:
         return [reconstruct(calls) for _, calls in (await log.calls(session_ids)).values()]
 
     async def close_session(session_id: str) -> None:

@@ -296,16 +296,16 @@ async def test_a_submission_that_is_cancelled_while_a_group_is_opened_hands_out_
 ) -> None:
     await world.ledger.submissions.submit(spec(tasks=1, n=1), submission_id="s")
     loop, cancelling = asyncio.get_running_loop(), []
-    lock = task_queue.locked_policy
+    lock = task_queue.lock_policies
 
-    def slow(tx: Tx, name: str) -> object:
+    def slow(tx: Tx, policy: str, also: Sequence[str]) -> None:
         cancelling.append(asyncio.run_coroutine_threadsafe(world.ledger.submissions.cancel("s"), loop))
         if tx.connection.dialect.name == "postgresql":  # on SQLite one transaction waits for the other
             tx.connection.exec_driver_sql("SELECT pg_sleep(0.5)")
-        return lock(tx, name)
+        lock(tx, policy, also)
 
     with monkeypatch.context() as patch:
-        patch.setattr(task_queue, "locked_policy", slow)
+        patch.setattr(task_queue, "lock_policies", slow)
         given = await claim(world)
     assert (await asyncio.wrap_future(cancelling[0])).ended
     assert given == () or await world.ledger.nodes.heartbeat([one.token for one in given], 15.0) == []

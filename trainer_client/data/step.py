@@ -109,6 +109,8 @@ class Step:
     readings: Mapping[str, PolicyReading] = field(default_factory=dict)
     tokenizer: Path | None = None
     """The folder of the policy's tokenizer, to encode hints and to read replies as text."""
+    shared: bool = False
+    """Whether the rollouts train other policies, too, each in its own run."""
 
     @cached_property
     def hint_ids(self) -> list[list[int]]:
@@ -275,7 +277,8 @@ def view(
             turns += _turns(record, segments, len(rollouts), len(rows))
             rows += [StepRow(len(rollouts), segment) for segment in segments]
             rollouts.append(rollout)
-    return Step(number, tuple(rollouts), tuple(turns), tuple(rows))
+    shared = any(group.group.trains for group in groups)
+    return Step(number, tuple(rollouts), tuple(turns), tuple(rows), shared=shared)
 
 
 def check_credit(credit: Credit, step: Step) -> None:

@@ -162,7 +162,7 @@ class Recipe:
             "role_rewards": any(rollout.roles for rollout in step.rollouts),
             "hints": any(rollout.hint for rollout in step.rollouts),
             "candidates": any("top_ids" in row.segment.extras for row in step.rows),
-            "roles": len({turn.agent for turn in step.turns}) > 1,
+            "roles": step.shared or len({turn.agent for turn in step.turns}) > 1,
         }
         for need in self.needs:
             if not present[need]:

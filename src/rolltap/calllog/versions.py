@@ -36,7 +36,7 @@ INITIAL = "0100"
 UNVERSIONED = "0000"
 """The version of tables that were made before versions were recorded."""
 
-CUTS_OFF: Sequence[str] = ()
+CUTS_OFF: Sequence[str] = ("0103",)
 """The steps after which a running proxy of an older schema can't work: it would refuse known keys, or write rows that
 nobody finds. All other steps only add what an older proxy doesn't look at."""
 

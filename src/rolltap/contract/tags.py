@@ -1,9 +1,9 @@
 """A session's tags: their sizes, and those that control every call of the session.
 
 Tag `roles`: several policies in one rollout, one for each role, `{"solver": "tiny", "judge": "frozen"}`. A role's name
-is the model that the harness asks for. At most one of the policies is trainable: the group belongs to it, and only its
-calls carry loss. The main role is the first one with the session's policy: its calls are the main agent's. Other roles'
-calls are recorded under the role's name (`Call.agent`).
+is the model that the harness asks for. Each trainable policy has a group with the rollout; in it only its own calls
+carry loss. The session's policy is the first of them. The main role is the first one with the session's policy: its
+calls are the main agent's. Other roles' calls are recorded under the role's name (`Call.agent`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ TURNS = "turns"
 """Tag with the turn cap (`rolltap.proxy.call.budget`)."""
 TURN_COUNT = re.compile(r"[0-9]{1,10}")
 TEMPERATURE = "rolltap.temperature"
-"""Tag with the temperature at which the session's policy samples all of its calls (`rolltap.contract.control`)."""
+"""Tag with the temperature at which the session's policy samples all of its calls (`rolltap.contract.control`). That
+of another policy is in the tag `rolltap.temperature.NAME`."""
 TEMPERATURE_NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,20})?")
 REPLAY = "rolltap.replay"
 """Tag of a session in which a harness runs again: the id of the recorded session that answers its calls, and after a
@@ -63,9 +64,10 @@ def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) 
             raise InvalidRequest(f"tags.{name}: the server sets this tag itself", param=f"tags.{name}")
     if TURNS in tags and not TURN_COUNT.fullmatch(tags[TURNS]):
         raise InvalidRequest(f"tags.{TURNS}: a number of turns; 0: no cap", param=f"tags.{TURNS}")
-    if TEMPERATURE in tags and not _is_temperature(tags[TEMPERATURE]):
-        message = "tags.{}: a temperature of {} to {}".format(TEMPERATURE, *TEMPERATURES)
-        raise InvalidRequest(message, param=f"tags.{TEMPERATURE}")
+    for name in filter(is_temperature_tag, tags):
+        if not _is_temperature(tags[name]):
+            message = "tags.{}: a temperature of {} to {}".format(name, *TEMPERATURES)
+            raise InvalidRequest(message, param=f"tags.{name}")
     if ROLES in tags:
         _check_roles(tags[ROLES], policy, policies)
 
@@ -77,8 +79,17 @@ def inherited_tags(session: Session) -> dict[str, str]:
 
 def temperature_of(session: Session, policy: str) -> float | None:
     """The temperature that was set for calls of `policy` in the session; None: its settings or the harness decide."""
-    set_value = session.tags.get(TEMPERATURE)
-    return float(set_value) if set_value is not None and session.policy == policy else None
+    set_value = session.tags.get(temperature_tag(policy, session.policy))
+    return float(set_value) if set_value is not None else None
+
+
+def temperature_tag(policy: str, of_session: str) -> str:
+    """The tag with the temperature of `policy` in a session of the policy `of_session`."""
+    return TEMPERATURE if policy == of_session else f"{TEMPERATURE}.{policy}"
+
+
+def is_temperature_tag(name: str) -> bool:
+    return name == TEMPERATURE or name.startswith(f"{TEMPERATURE}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,10 @@ from rolltap.contract.admin import Note
 from rolltap.datasets.texts import call_texts
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger import views as ledger
-from rolltap.ledger.views import all_groups
+from rolltap.ledger.rebuilding import scored_if_played
+from rolltap.ledger.rows import load_groups
+from rolltap.ledger.unit_of_work import Tx
+from rolltap.ledger.views import SessionOrigin, all_groups
 from rolltap.reading.indexing import harness_of
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.conversation import opening_key
@@ -57,6 +60,8 @@ async def recorded_groups(
     call_log: SqlCallLog, options: ReadOptions, failed: Failed
 ) -> AsyncIterator[list[ExportItem]]:
     """The rollouts of each group, oldest first; then the sessions that belong to no rollout.
+
+    Rollouts that train several policies are read once for each, as a session of that policy.
 
     Each of these is by itself, or with the others of its group once all have been seen. A damaged session is left out.
     """
@@ -104,14 +109,26 @@ async def chosen_groups(
         origin = origins.get(session.rollout_id or "")
         by_group.setdefault(origin.group.id if origin else session.id, []).append(session)
     for sessions in by_group.values():
-        items = []
-        for session in sessions:
-            origin = origins.get(session.rollout_id or "")
-            if origin is None or origin.rollout.session_id == session.id:  # earlier attempts are no rollout's
-                of = (origin.group, origin.rollout, origin.task) if origin else None
-                items += await _readable(call_log, session, options, of, failed)
-        if items:
-            yield items
+        first = origins.get(sessions[0].rollout_id or "")
+        for group in await _sharing(call_log, first):
+            items = []
+            for session in sessions:
+                origin = origins.get(session.rollout_id or "")
+                if origin is None or group is None:
+                    items += await _readable(call_log, session, options, None, failed)
+                elif origin.rollout.session_id == session.id:  # earlier attempts are no rollout's
+                    rollout = next(one for one in group.rollouts if one.id == origin.rollout.id)
+                    items += await _readable(call_log, session, options, (group, rollout, origin.task), failed)
+            if items:
+                yield items
+
+
+async def _sharing(call_log: SqlCallLog, origin: SessionOrigin | None) -> Sequence[Group | None]:
+    """The groups that train the rollout of a session; only None if it has no rollout."""
+    if origin is None or not origin.group.trains:
+        return [origin.group if origin else None]
+    ids = list(origin.group.trains.values())
+    return await call_log.database.query(lambda connection: load_groups(Tx(connection, 0.0), ids))
 
 
 async def _readable(
@@ -136,8 +153,9 @@ async def _item(
     purpose = {name: session.tags[name] for name in (PURPOSE_TAG,) if name in session.tags}
     session = replace(session, tags=tags_after(session.tags, notes) | purpose)  # no note makes an evaluation trainable
     group, rollout, task = of or (None, None, None)
+    if group is not None and group.trains:
+        session = replace(session, policy=group.policy)
     rewards = rollout.rewards if rollout is not None else ()
-    totals = [reward.value for reward in rewards if reward.scope == "rollout"]
     item = ExportItem(
         session=session,
         trajectory=reconstruct(()),
@@ -145,7 +163,7 @@ async def _item(
         texts={},
         rollout=rollout,
         task=task,
-        reward=_own_reward(session, notes, options) if of is None else sum(totals) if totals else None,
+        reward=_own_reward(session, notes, options) if of is None else of[0].reward_of(of[1]),
         rewards=rewards,
         harness=harness_of(session.tags.get("harness"), task),
         tags=group.tags if group is not None else (),
@@ -158,9 +176,12 @@ async def _item(
     if session.origin is not None and rows:
         rows = [*await call_log.chain(session.origin), *rows]
     calls = [row.call() for row in rows]
+    trajectory = reconstruct(calls, strategy=options.strategy, rules=options.rules(session))
+    if group is not None and rollout is not None:
+        item = replace(item, rollout=scored_if_played(group, rollout, trajectory))
     return replace(
         item,
-        trajectory=reconstruct(calls, strategy=options.strategy, rules=options.rules(session)),
+        trajectory=trajectory,
         calls={call.id: call for call in calls},
         texts=await call_texts(rows),
     )

@@ -6,12 +6,17 @@ baseline either.
 
 `settle` applies the decision when a rollout ends, a reward arrives, or the deadline passes, in a transaction that holds
 the group's lock. Only this module takes a group out of the state `open`.
+
+Where several policies are trained in the same rollouts, each has a group, and those of the others share the rollouts of
+the first one's. The rule decides on the rollouts once, and all of these groups are complete or dropped together. What
+follows is each one's own: its versions, its rewards and whether they differ, and a rollout in which its policy sampled
+nothing counts as unscorable in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,13 +24,14 @@ import sqlalchemy as sa
 from rolltap.contract.admin import EACH_CALL, WILDCARDS, GroupRule
 from rolltap.contract.trainer import all_equal
 from rolltap.ids import new_id
-from rolltap.ledger.rows import rollout_rows, rule_of
-from rolltap.ledger.schema import groups, rollouts
+from rolltap.ledger.rows import group_of, rollout_rows, rule_of
+from rolltap.ledger.schema import groups, rollout_policies, rollouts
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx
 from rolltap.types import (
     EVALUATION,
     NO_VERSION,
     PURPOSE_TAG,
+    Group,
     GroupStatus,
     Rollout,
     RolloutParent,
@@ -36,7 +42,8 @@ from rolltap.types import (
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A rollout's input to the rule. `scopes`: scopes of its rewards; `reward`: its total reward of scope rollout."""
+    """A rollout's input to the rule. `scopes`: scopes of its rewards; `reward`: its reward in the group;
+    `versions`: the oldest and newest of its trained tokens, None without any."""
 
     rollout_id: str
     status: RolloutStatus
@@ -44,6 +51,7 @@ class Member:
     scopes: Set[str] = frozenset()
     reward: float | None = None
     trained_calls: tuple[str, ...] = ()
+    versions: tuple[int, int] | None = None
 
     def settled(self, scopes: Sequence[str]) -> bool:
         if not self.status.terminal:
@@ -139,7 +147,7 @@ def pending_again(row: Any, *, failed: bool, reason: str | None = None) -> dict[
 
 
 def settle(tx: Tx, group: Any, settings: LedgerSettings) -> None:
-    """Applies the group's rule to the current state of its rollouts."""
+    """Applies the rule of a group, which has rollouts of its own, to their current state."""
     if group.status != GroupStatus.OPEN:
         return
     rows_and_rollouts = rollout_rows(tx, [group.id])[group.id]
@@ -152,56 +160,95 @@ def settle(tx: Tx, group: Any, settings: LedgerSettings) -> None:
             tx.note("group_refilled", group.id, rollouts=count)
         case Drop(reason, left_out):
             leave_out(tx, left_out, [row for row, _ in rows_and_rollouts], reason)
-            drop(tx, group.id, reason)
+            drop_all(tx, group.id, reason)
         case Complete(left_out):
             leave_out(tx, left_out, [row for row, _ in rows_and_rollouts], "the group is complete without it")
-            _complete(tx, group, [row for row, _ in rows_and_rollouts], members, left_out, settings)
+            _complete(tx, group, rows_and_rollouts, left_out, settings)
 
 
 def _complete(
-    tx: Tx,
-    group: Any,
-    rows: Sequence[Any],
-    members: Sequence[Member],
-    left_out: Sequence[str],
-    settings: LedgerSettings,
+    tx: Tx, group: Any, members: Sequence[tuple[Any, Rollout]], left_out: Sequence[str], settings: LedgerSettings
 ) -> None:
+    """Completes the group and those that share its rollouts. `members` are the rows and rollouts."""
+    sharing = _sharing(tx, group.id)
+    sampled = _sampled(tx, [row.id for row, _ in members]) if sharing else {}
+    trains = {each.policy: each.id for each in (group, *sharing)} if sharing else {}
+    dropped = []
+    for each in (group, *sharing):
+        own = group_of(each, (), trains)
+        played = [_member_in(own, *member, sampled.get((member[0].id, each.policy))) for member in members]
+        dropped.append(_complete_one(tx, each, played, left_out))
+    rule = rule_of(group)
+    if rule.zero_variance == "replace" and group.generation < settings.max_generations and all(dropped):
+        _replace(tx, group, [each.policy for each in sharing], members[0][0].parent)
+
+
+def _complete_one(tx: Tx, group: Any, members: Sequence[Member], left_out: Sequence[str]) -> bool:
+    """Completes one group; True if it is dropped because its rewards are all equal."""
     trained = [
-        row
-        for row in rows
-        if row.id not in left_out
-        and row.scoring == Scoring.SCORED
-        and row.oldest_version is not None
-        and row.oldest_version != NO_VERSION
+        member.versions
+        for member in members
+        if member.rollout_id not in left_out and member.scoring is Scoring.SCORED and member.versions
     ]
     rewards = usable_rewards(members, left_out)
     is_even, mean = zero_variance(rewards), sum(rewards) / len(rewards) if rewards else None
-    update = sa.update(groups).where(groups.c.id == group.id)
-    tx.run(
-        update.values(
-            status=GroupStatus.COMPLETE,
-            completed_at=tx.now,
-            oldest_version=min((row.oldest_version for row in trained), default=NO_VERSION),
-            newest_version=max((row.newest_version for row in trained), default=NO_VERSION),
-            zero_variance=is_even,
-            reward_mean=mean,
-        )
-    )
+    values = {
+        "status": GroupStatus.COMPLETE,
+        "completed_at": tx.now,
+        "oldest_version": min((oldest for oldest, _ in trained), default=NO_VERSION),
+        "newest_version": max((newest for _, newest in trained), default=NO_VERSION),
+        "zero_variance": is_even,
+        "reward_mean": mean,
+    }
+    tx.run(sa.update(groups).where(groups.c.id == group.id).values(values))
     if f"{PURPOSE_TAG}={EVALUATION}" in group.tags:
         drop(tx, group.id, "evaluation")
-        return
-    rule = rule_of(group)
-    if is_even and rule.zero_variance != "keep":
+        return False
+    if is_even and rule_of(group).zero_variance != "keep":
         drop(tx, group.id, "zero variance")
-        if rule.zero_variance == "replace" and group.generation < settings.max_generations:
-            _replace(tx, group, rows[0].parent)
-        return
+        return True
     tx.note("group_complete", group.id, policy=group.policy, task_id=group.task_id, reward_mean=mean)
     tx.wake_trainers()
+    return False
 
 
-def _replace(tx: Tx, group: Any, parent: Mapping[str, Any] | None) -> None:
-    """Opens a new group of the same task, whose rollouts have the same parent, to replace a dropped one."""
+def _sharing(tx: Tx, group_id: str) -> Sequence[Any]:
+    """The rows of the groups that share the rollouts of a group."""
+    return tx.all(sa.select(groups).where(groups.c.shares == group_id).order_by(groups.c.id))
+
+
+def _sampled(tx: Tx, rollout_ids: Sequence[str]) -> Mapping[tuple[str, str], Any]:
+    """What each policy sampled in ended rollouts that train several, by rollout and policy."""
+    of_rollouts = sa.select(rollout_policies).where(rollout_policies.c.rollout_id.in_(rollout_ids))
+    return {(row.rollout_id, row.policy): row for row in tx.all(of_rollouts)}
+
+
+def _member_in(group: Group, row: Any, rollout: Rollout, sampled: Any) -> Member:
+    """The rollout as it counts in a group. `sampled`: the row of what the group's policy sampled, if there is one."""
+    own = row if sampled is None else sampled
+    member = replace(member_of(row, rollout), reward=group.reward_of(rollout), versions=_versions(own))
+    return member if sampled is None or sampled.sampled else replace(member, scoring=Scoring.UNSCORABLE)
+
+
+def _versions(row: Any) -> tuple[int, int] | None:
+    """The oldest and newest version of trained tokens; None if there are none."""
+    return None if row.oldest_version in (None, NO_VERSION) else (row.oldest_version, row.newest_version)
+
+
+def insert_sharing(tx: Tx, owner: Mapping[str, Any], policies: Sequence[str]) -> None:
+    """Inserts a group for each of `policies`, which are trained in the rollouts of the group with the row `owner`.
+
+    A claim, a deadline and a submission are the owner's: they are of rollouts.
+    """
+    for policy in policies:
+        own = {"id": new_id(), "policy": policy, "shares": owner["id"], "submission_id": None, "deadline_at": None}
+        tx.run(groups.insert().values({**owner, **own}))
+        tx.note("group_opened", own["id"], policy=policy, task_id=owner["task_id"], n=owner["n"], shares=owner["id"])
+
+
+def _replace(tx: Tx, group: Any, also: Sequence[str], parent: Mapping[str, Any] | None) -> None:
+    """Opens a new group of the same task, whose rollouts have the same parent, to replace a dropped one, and those of
+    the policies that are `also` trained."""
     values = {
         **group._mapping,
         "id": new_id(),
@@ -211,6 +258,7 @@ def _replace(tx: Tx, group: Any, parent: Mapping[str, Any] | None) -> None:
         "generation": group.generation + 1,
     }
     tx.run(groups.insert().values(values))
+    insert_sharing(tx, values, also)
     insert_rollouts(tx, values["id"], range(group.n), None if parent is None else RolloutParent(**parent))
     tx.note("group_opened", values["id"], policy=group.policy, task_id=group.task_id, replaces=group.id)
 
@@ -220,6 +268,12 @@ def drop(tx: Tx, group_id: str, reason: str) -> None:
     statement = sa.update(groups).where(groups.c.id == group_id)
     tx.run(statement.values(status=GroupStatus.DROPPED, reason=reason))
     tx.note("group_dropped", group_id, reason=reason)
+
+
+def drop_all(tx: Tx, group_id: str, reason: str) -> None:
+    """Drops an open group and the groups that share its rollouts."""
+    for each in (group_id, *(row.id for row in _sharing(tx, group_id))):
+        drop(tx, each, reason)
 
 
 def leave_out(tx: Tx, rollout_ids: Sequence[str], rows: Sequence[Any], reason: str) -> None:

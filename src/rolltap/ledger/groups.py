@@ -13,10 +13,10 @@ from rolltap.contract.admin import FORK, Fork, GroupRule
 from rolltap.decoding import convert
 from rolltap.errors import InvalidRequest, LedgerError, NotFound, RateLimited
 from rolltap.ids import new_id
-from rolltap.ledger.completion import drop, insert_rollouts, leave_out, settle
-from rolltap.ledger.policies import locked_policy, room
+from rolltap.ledger.completion import drop_all, insert_rollouts, insert_sharing, leave_out, settle
+from rolltap.ledger.policies import first_behind, lock_policies, room
 from rolltap.ledger.rows import load_group, load_groups, locked_group, rule_json, task_digest
-from rolltap.ledger.schema import groups, rollouts, tasks
+from rolltap.ledger.schema import OWNER, groups, rollouts, tasks
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.types import Group, GroupStatus, RolloutParent, Task
 
@@ -27,7 +27,8 @@ MAX_ROLLOUTS = 4096
 class GroupSpec:
     """A group to open. A greater `priority` is run and trained first.
 
-    `policy` is the trained one. `roles` maps each role to its policy if there are several.
+    `policy` is the trained one. `roles` maps each role to its policy if there are several; `also` are the other ones
+    that are trained, each with a group that shares the rollouts.
     """
 
     policy: str
@@ -37,6 +38,7 @@ class GroupSpec:
     rule: GroupRule = field(default_factory=GroupRule)
     priority: int = 0
     roles: Mapping[str, str] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.n <= MAX_ROLLOUTS:
@@ -65,16 +67,22 @@ class Groups:
         id = group_id or new_id()
 
         def work(tx: Tx) -> Group:
-            locked_policy(tx, spec.policy)
+            lock_policies(tx, spec.policy, spec.also)
             known = tx.first(sa.select(groups).where(groups.c.id == id))
             if known is not None:
-                _check_same(known, spec)
+                _check_same(tx, known, spec)
                 return load_group(tx, id)
             settings = self._uow.settings
-            if room(tx, spec.policy, settings.trainer_silence) == 0:
+            for policy in (spec.policy, *spec.also):
+                if room(tx, policy, settings.trainer_silence) == 0:
+                    raise RateLimited(
+                        f"policy {policy!r} has as many outstanding groups as its trainers can take; open this one "
+                        "later",
+                        retry_after=settings.open_retry_after,
+                    )
+            if spec.also and (behind := first_behind(tx, (spec.policy, *spec.also), settings)):
                 raise RateLimited(
-                    f"policy {spec.policy!r} has as many outstanding groups as its trainers can take; open this one "
-                    "later",
+                    f"policy {behind!r} is behind at the barrier; open this group later",
                     retry_after=settings.open_retry_after,
                 )
             insert_group(tx, id, spec)
@@ -113,17 +121,19 @@ class Groups:
         return await self._uow.transact(work)
 
     async def cancel(self, group_id: str, reason: str = "cancelled") -> Group:
-        """Drops an open group and cancels its rollouts that are not terminal. Cancelling it again has no effect.
+        """Drops an open group, and those with the same rollouts, and cancels its rollouts that are not terminal.
+        Cancelling it again has no effect.
 
         Raises `LedgerError` for a complete, leased or acknowledged group.
         """
 
         def work(tx: Tx) -> Group:
-            group = locked_group_row(tx, group_id)
+            owner = tx.scalar(sa.select(OWNER).where(groups.c.id == group_id)) or group_id
+            group = locked_group_row(tx, owner)
             if group.status == GroupStatus.OPEN:
-                rows = tx.all(sa.select(rollouts).where(rollouts.c.group_id == group_id))
+                rows = tx.all(sa.select(rollouts).where(rollouts.c.group_id == owner))
                 leave_out(tx, [row.id for row in rows], rows, reason)
-                drop(tx, group_id, reason)
+                drop_all(tx, owner, reason)
             elif group.status != GroupStatus.DROPPED:
                 raise LedgerError(f"group {group_id} is {group.status}; only an open one can be cancelled")
             return load_group(tx, group_id)
@@ -199,27 +209,27 @@ def insert_task(tx: Tx, task: Task) -> str:
 
 
 def insert_group(tx: Tx, id: str, spec: GroupSpec, *, submission_id: str | None = None) -> None:
-    """Inserts an open group with its pending rollouts."""
-    tx.run(
-        groups.insert().values(
-            id=id,
-            task_id=spec.task.id,
-            task_digest=insert_task(tx, spec.task),
-            policy=spec.policy,
-            roles=dict(spec.roles) or None,
-            n=spec.n,
-            priority=spec.priority,
-            tags=list(spec.tags),
-            rule=rule_json(spec.rule),
-            status=GroupStatus.OPEN,
-            reason="",
-            failures=0,
-            created_at=tx.now,
-            deadline_at=None if spec.rule.deadline is None else tx.now + spec.rule.deadline,
-            generation=1,
-            submission_id=submission_id,
-        )
-    )
+    """Inserts an open group with its pending rollouts, and the groups that share them."""
+    values = {
+        "id": id,
+        "task_id": spec.task.id,
+        "task_digest": insert_task(tx, spec.task),
+        "policy": spec.policy,
+        "roles": dict(spec.roles) or None,
+        "n": spec.n,
+        "priority": spec.priority,
+        "tags": list(spec.tags),
+        "rule": rule_json(spec.rule),
+        "status": GroupStatus.OPEN,
+        "reason": "",
+        "failures": 0,
+        "created_at": tx.now,
+        "deadline_at": None if spec.rule.deadline is None else tx.now + spec.rule.deadline,
+        "generation": 1,
+        "submission_id": submission_id,
+    }
+    tx.run(groups.insert().values(values))
+    insert_sharing(tx, values, spec.also)
     insert_rollouts(tx, id, range(spec.n), parent_of(spec.task))
     tx.note("group_opened", id, policy=spec.policy, task_id=spec.task.id, n=spec.n)
 
@@ -231,13 +241,15 @@ def locked_group_row(tx: Tx, group_id: str) -> Any:
     return row
 
 
-def _check_same(known: Any, spec: GroupSpec) -> None:
+def _check_same(tx: Tx, known: Any, spec: GroupSpec) -> None:
     """Raises `LedgerError` if the group with this id was opened with another content."""
     roles = dict(spec.roles) or None
     requested = {"policy": spec.policy, "roles": roles, "n": spec.n, "task": task_digest(spec.task)}
-    requested["rule"] = rule_json(spec.rule)
+    requested |= {"rule": rule_json(spec.rule), "policies": {spec.policy, *spec.also}}
     rule = {**known.rule, "scopes": tuple(known.rule["scopes"])}
     recorded = {"policy": known.policy, "roles": known.roles, "n": known.n, "task": known.task_digest, "rule": rule}
+    sharing = sa.select(groups.c.policy).where(groups.c.shares == known.id)
+    recorded["policies"] = {known.policy, *(row.policy for row in tx.all(sharing))}
     differing = [name for name, value in requested.items() if value != recorded[name]]
     if differing:
         raise LedgerError(

@@ -42,6 +42,7 @@ from rolltap.ledger.policies import (
     end_foreign_control,
     fresh,
     history_of,
+    last_acknowledged,
     lock_incarnation,
     locked_policy,
     new_incarnation,
@@ -51,7 +52,7 @@ from rolltap.ledger.policies import (
     restore,
 )
 from rolltap.ledger.rebuilding import BrokenGroups, OpenedLease, Rebuilder
-from rolltap.ledger.schema import demands, groups, lease_groups, leases, policies, rollouts, tasks, trainers
+from rolltap.ledger.schema import OWNER, demands, groups, lease_groups, leases, policies, rollouts, tasks, trainers
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork, wait_for
 from rolltap.types import GroupStatus
 
@@ -412,13 +413,23 @@ def acknowledge(tx: Tx, key: LeaseKey, step: int) -> int:
             "After restoring a checkpoint, rewind first",
             param="step",
         )
-    tx.run(sa.update(leases).where(leases.c.token == token).values(status="acknowledged", step=step))
+    ended = {"status": "acknowledged", "step": step, "served": _served_before(tx, lease, step)}
+    tx.run(sa.update(leases).where(leases.c.token == token).values(ended))
     tx.run(sa.update(trainers).where(trainers.c.name == lease.trainer).values(step=step))
     acknowledgement = {"acked_by": lease.trainer, "acked_step": step, "acked_at": tx.now}
     leased_groups = sa.update(groups).where(groups.c.lease_token == token, groups.c.status == GroupStatus.LEASED)
     tx.run(leased_groups.values(status=GroupStatus.ACKNOWLEDGED, **acknowledgement))
     tx.note("acknowledged", key.id, trainer=lease.trainer, policy=lease.policy, step=step)
     return len(tx.all(members))
+
+
+def _served_before(tx: Tx, lease: Any, step: int) -> int | None:
+    """The version that was served when the trainer first acknowledged groups for `step`; None for step 0, before which
+    no weights are made."""
+    before = last_acknowledged(tx, lease.trainer, lease.policy)
+    if before is not None and before.step == step:
+        return before.served
+    return policy_row(tx, lease.policy).version if step else None
 
 
 def refuse(tx: Tx, key: LeaseKey, reason: str, blamed: Sequence[str], settings: LedgerSettings) -> int:
@@ -503,9 +514,9 @@ def annotate(tx: Tx, key: LeaseKey, posted: AnnotateLease) -> tuple[str, list[An
 def _sessions(tx: Tx, token: int) -> dict[str, tuple[str, str]]:
     """The sessions of a lease's rollouts, each with its group and harness."""
     query = (
-        sa.select(rollouts.c.session_id, rollouts.c.group_id, sessions.c.tags, tasks.c.spec)
-        .join(lease_groups, lease_groups.c.group_id == rollouts.c.group_id)
-        .join(groups, groups.c.id == rollouts.c.group_id)
+        sa.select(rollouts.c.session_id, groups.c.id.label("group_id"), sessions.c.tags, tasks.c.spec)
+        .join(groups, rollouts.c.group_id == OWNER)
+        .join(lease_groups, lease_groups.c.group_id == groups.c.id)
         .join(tasks, tasks.c.digest == groups.c.task_digest)
         .join(sessions, sessions.c.id == rollouts.c.session_id)
         .where(lease_groups.c.token == token)

@@ -31,16 +31,16 @@ class Nodes:
 
     async def claim(self, node: str, request: ClaimRollouts, by: Caller = SERVER) -> Sequence[AssignedRollout]:
         """Claims rollouts for the node: highest priority first, then the longest waiting."""
-        silence = self._uow.settings.trainer_silence
+        settings = self._uow.settings
         deadline = time.monotonic() + request.wait
         submission, ticket = request.submission, self._uow.changed.ticket()
-        assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, silence, by))
+        assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, settings, by))
         while not assigned and (remaining_s := deadline - time.monotonic()) > 0:
             await wait_for(ticket, min(remaining_s, self._uow.settings.poll))
             ticket = self._uow.changed.ticket()
             # Work that a curriculum holds back is not worth a write transaction.
             if await self._uow.query(lambda tx: _has_free(tx, submission) or opens_any(tx, submission)):
-                assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, silence, by))
+                assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, settings, by))
         return assigned
 
     async def has_work(self, submission: str | None = None) -> bool:
@@ -91,9 +91,11 @@ def _has_free(tx: Tx, submission: str | None) -> bool:
     return tx.first(sa.select(rollouts.c.id).select_from(JOINED).where(_waiting(submission)).limit(1)) is not None
 
 
-def _claim(tx: Tx, node: str, request: ClaimRollouts, silence: float, by: Caller) -> Sequence[AssignedRollout]:
+def _claim(
+    tx: Tx, node: str, request: ClaimRollouts, settings: LedgerSettings, by: Caller
+) -> Sequence[AssignedRollout]:
     note_node(tx, node, request.submission)
-    _open_what_is_due(tx, request, silence)
+    _open_what_is_due(tx, request, settings)
     candidates = (
         sa.select(groups.c.id, groups.c.policy)
         .where(sa.exists().where(rollouts.c.group_id == groups.c.id, _waiting(request.submission)))
@@ -114,14 +116,14 @@ def _claim(tx: Tx, node: str, request: ClaimRollouts, silence: float, by: Caller
     return [AssignedRollout(row.id, token, policies[row.group_id], tasks[row.group_id]) for row in waiting]
 
 
-def _open_what_is_due(tx: Tx, request: ClaimRollouts, silence: float) -> None:
+def _open_what_is_due(tx: Tx, request: ClaimRollouts, settings: LedgerSettings) -> None:
     """Opens groups of queued tasks until enough rollouts wait to fill the node."""
-    queue = TaskQueue(tx, request.submission, silence, request.capacity)
+    queue = TaskQueue(tx, request.submission, settings, request.capacity)
     while (head := queue.next()) is not None:
         ahead = sa.select(sa.func.count()).select_from(JOINED).where(_waiting(request.submission))
         if tx.scalar(ahead.where(groups.c.priority >= head.priority)) >= request.capacity:
             return
-        if not open_queued(tx, head, silence):
+        if not open_queued(tx, head, settings):
             return
 
 

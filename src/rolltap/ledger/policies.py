@@ -34,17 +34,19 @@ from rolltap.contract.rules import parse_rules
 from rolltap.contract.trainer import OwnerRequest, PolicyState, Rewind
 from rolltap.errors import ConfigError, LedgerError, TrainerFenced, UnknownPolicy, VersionTaken
 from rolltap.ledger.schema import (
+    OWNER,
     abandoned,
     controls,
     demands,
     groups,
     leases,
     policies,
+    rollout_policies,
     rollouts,
     trainers,
     version_digests,
 )
-from rolltap.ledger.unit_of_work import Tx, UnitOfWork
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 from rolltap.types import GroupStatus
 from rolltap.wording import utc_text
 
@@ -62,7 +64,7 @@ class PolicyStats:
     `staleness`: the number of ready groups by the staleness of their oldest trained token. `abandoned`: the number of
     those with a token of weights that a rewind abandoned, which are in no `staleness`. `untrained`: the number of
     groups that were dropped because no reply in them is trained. `unanswered`: the number of ended rollouts in which
-    nothing was sampled.
+    the policy sampled nothing.
     """
 
     policy: str
@@ -285,19 +287,65 @@ def room(tx: Tx, policy: str, silence: float) -> int | None:
     return max(0, limit - outstanding(tx, policy))
 
 
+def lock_policies(tx: Tx, policy: str, also: Sequence[str] = ()) -> None:
+    """Locks the rows of the policies that a group trains, in the order of their names."""
+    for name in sorted({policy, *also}):
+        locked_policy(tx, name)
+
+
+def first_behind(tx: Tx, names: Sequence[str], settings: LedgerSettings) -> str:
+    """The first of the policies that the barrier waits for (`is_behind`); "" if none, or if there is no barrier."""
+    if not settings.barrier:
+        return ""
+    return next((name for name in names if is_behind(tx, name, settings.trainer_silence)), "")
+
+
+def is_behind(tx: Tx, name: str, silence: float) -> bool:
+    """Whether the policy has yet to make a step, or to serve the weights of one, on rollouts that others train, too:
+    another policy's trainer has acknowledged the same rollouts, and there are enough groups for this one's next step.
+
+    A policy without an active trainer is not waited for, and neither are weights if no trainer owns it.
+    """
+    demands_now = demands_of(tx, name, silence)
+    if not demands_now:
+        return False
+    policy = policy_row(tx, name)
+    last = last_acknowledged(tx, policy.owner, name)
+    if last is not None and last.served == policy.version:
+        return True
+    others = groups.alias()
+    same_rollouts = sa.or_(others.c.id == OWNER, others.c.shares == OWNER)
+    is_trained = sa.exists().where(same_rollouts, others.c.status == GroupStatus.ACKNOWLEDGED)
+    waiting = sa.and_(groups.c.policy == name, groups.c.status.in_((GroupStatus.COMPLETE, GroupStatus.LEASED)))
+    count = sa.select(sa.func.count()).where(waiting)
+    if tx.scalar(count) < sum(row.batch for row in demands_now):
+        return False
+    return tx.scalar(count.where(is_trained)) > 0
+
+
+def last_acknowledged(tx: Tx, trainer: str | None, policy: str) -> Any:
+    """The row of the last lease of fresh groups of `policy` that the trainer acknowledged; None if there is none."""
+    mine = sa.and_(leases.c.trainer == trainer, leases.c.policy == policy, leases.c.status == "acknowledged")
+    fresh_ones = sa.select(leases).where(mine, leases.c.replay.is_(False))
+    return tx.first(fresh_ones.order_by(leases.c.token.desc()).limit(1))
+
+
 def _stats(tx: Tx, policy: Any, silence: float) -> PolicyStats:
     of_policy = groups.c.policy == policy.name
     by_status = tx.all(sa.select(groups.c.status, sa.func.count()).where(of_policy).group_by(groups.c.status))
     of_rollouts = (
         sa.select(rollouts.c.status, sa.func.count())
-        .join(groups, groups.c.id == rollouts.c.group_id)
+        .join(groups, rollouts.c.group_id == OWNER)
         .where(of_policy)
         .group_by(rollouts.c.status)
     )
+    own = sa.and_(rollout_policies.c.rollout_id == rollouts.c.id, rollout_policies.c.policy == policy.name)
+    played_without = sa.exists().where(own, rollout_policies.c.sampled.is_(False))
     unanswered = (
         sa.select(sa.func.count())
-        .select_from(rollouts.join(groups, groups.c.id == rollouts.c.group_id))
-        .where(of_policy, rollouts.c.finished_at.is_not(None), rollouts.c.reason.startswith(NOTHING_SAMPLED))
+        .select_from(rollouts.join(groups, rollouts.c.group_id == OWNER))
+        .where(of_policy, rollouts.c.finished_at.is_not(None))
+        .where(sa.or_(rollouts.c.reason.startswith(NOTHING_SAMPLED), played_without))
     )
     untrained = sa.select(sa.func.count()).where(
         of_policy, groups.c.status == GroupStatus.DROPPED, groups.c.reason == NOTHING_TO_TRAIN

@@ -8,19 +8,20 @@ rollout had ended, and with `stale="mask"` tokens that are too stale.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from rolltap.calllog.database import Database
+from rolltap.contract.admin import NOTHING_SAMPLED
 from rolltap.contract.trainer import Lease, LeasedGroup, LeaseRequest, RolloutRecord
 from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger.policies import VersionHistory
 from rolltap.ledger.rows import load_for_training
 from rolltap.ledger.unit_of_work import Tx
-from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Group, Scoring, Segment, Task, Trajectory
+from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Group, Rollout, Scoring, Segment, Task, Trajectory
 
 GROUPS_AT_ONCE = 16
 """Number of groups whose sessions are read and rebuilt together."""
@@ -52,8 +53,8 @@ class BrokenGroups:
 class Rebuilder(Protocol):
     """Rebuilds the trajectories of sessions, for the ledger."""
 
-    async def trained_versions(self, session_id: str) -> TrainedVersions:
-        """The trained versions of an ended rollout. Raises `RecordCorrupt` or `AlignmentError`."""
+    async def trained_versions(self, session_id: str, policy: str) -> TrainedVersions:
+        """What an ended rollout has to train of `policy`. Raises `RecordCorrupt` or `AlignmentError`."""
         ...
 
     async def lease(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Lease | BrokenGroups:
@@ -68,8 +69,8 @@ class LocalRebuilder:
         self._database = database
         self._trajectories = trajectories
 
-    async def trained_versions(self, session_id: str) -> TrainedVersions:
-        (trajectory,) = await self._trajectories([session_id])
+    async def trained_versions(self, session_id: str, policy: str) -> TrainedVersions:
+        (trajectory,) = await self._trajectories([session_id], policy)
         return TrainedVersions.of(trajectory)
 
     async def lease(self, request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Lease | BrokenGroups:
@@ -107,7 +108,8 @@ class LocalRebuilder:
         """
         session_ids = [session_id for group in groups for session_id in _sessions(group)]
         try:
-            trajectories = dict(zip(session_ids, await self._trajectories(session_ids), strict=True))
+            policy = groups[0].policy  # a lease is of one policy
+            trajectories = dict(zip(session_ids, await self._trajectories(session_ids, policy), strict=True))
             for group in groups:
                 for rollout in group.rollouts:
                     trajectory = trajectories.get(rollout.session_id or "")
@@ -152,13 +154,22 @@ def _score_tampered(group: Group, tampered: str) -> Group:
     return replace(group, rollouts=tuple(rollouts))
 
 
+def scored_if_played(group: Group, rollout: Rollout, trajectory: Trajectory | None) -> Rollout:
+    """The rollout of the group, unscorable if only other policies that are trained in it sampled something."""
+    if not group.trains or trajectory is None or answered(trajectory):
+        return rollout
+    return replace(rollout, scoring=Scoring.UNSCORABLE, reason=rollout.reason or NOTHING_SAMPLED)
+
+
 def _leased_group(group: Group, task: Task, trajectories: Mapping[str, Trajectory], opened: OpenedLease) -> LeasedGroup:
     """The leased group. `trajectories` is by session id; an unscorable rollout gets an empty trajectory."""
+    played = (scored_if_played(group, one, trajectories.get(one.session_id or "")) for one in group.rollouts)
+    group = replace(group, rollouts=tuple(played))
     records = tuple(
         RolloutRecord(
             rollout,
             trajectories.get(rollout.session_id or "") or Trajectory(rollout.session_id or "", (), (), {}),
-            rollout.total_reward,
+            group.reward_of(rollout),
         )
         for rollout in group.rollouts
     )
@@ -243,8 +254,13 @@ def _cleared(array: np.ndarray, where: np.ndarray) -> np.ndarray:
     return cleared
 
 
-TrajectoriesOf = Callable[[Sequence[str]], Awaitable[Sequence[Trajectory]]]
-"""Rebuilds the trajectories of sessions, in the order of their ids: the reconstructor on the call log."""
+class TrajectoriesOf(Protocol):
+    """Rebuilds the trajectories of sessions, in the order of their ids: the reconstructor on the call log.
+
+    Calls of `policy` carry loss; "": of each session's own policy.
+    """
+
+    async def __call__(self, session_ids: Sequence[str], policy: str = "", /) -> Sequence[Trajectory]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ Each act of tampering is a row of its session. A rollout gets the counts of its 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, No
 from rolltap.ledger.completion import FREE, pending_again, settle
 from rolltap.ledger.rebuilding import Rebuilder, TrainedVersions
 from rolltap.ledger.rows import load_group, locked_group
-from rolltap.ledger.schema import attempts, evaluations, rollouts, tampering
+from rolltap.ledger.schema import attempts, evaluations, rollout_policies, rollouts, tampering
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 from rolltap.tampering import TamperingAct, TamperingKind, count_by_kind
 from rolltap.types import Cause, Group, GroupStatus, Rollout, RolloutStatus, Scoring
@@ -115,22 +115,24 @@ class Rollouts:
         """Ends the rollout in a terminal state and closes its session. The same ending again has no effect.
 
         After an infrastructure failure the rollout may be pending again, with the next attempt's number. A rollout in
-        which nothing was sampled, or whose calls can't be reconstructed, says nothing about the policy: it becomes
+        which nothing was sampled, or whose calls can't be reconstructed, says nothing about its policies: it becomes
         unscorable, with a reason, and where its runner reports a success, the ledger records a failure. Raises
         `LedgerError` if the rollout has ended differently or the attempt is not the last one, `LeaseLost` if another
         node has claimed it.
         """
         await self.check_own(rollout_id, by, ending.node_token)
-        rollout = await self.get(rollout_id)
+        its_group = await self.group_of(rollout_id)
+        rollout = next(rollout for rollout in its_group.rollouts if rollout.id == rollout_id)
         if not _check_ending(rollout, ending):
             return rollout
         if rollout.session_id is not None:
             await self._uow.close_session(rollout.session_id)
         late: Sequence[str] = ()
-        trained, reported = TrainedVersions(), ending
+        trained: TrainedByPolicy = {}
+        reported = ending
         if ending.counts_as is not Scoring.UNSCORABLE or ending.status is RolloutStatus.SUCCEEDED:
             late = await self._late_peers()
-            trained, ending = await self._trained(rollout, ending)
+            trained, ending = await self._trained(rollout, list(its_group.trains) or [its_group.policy], ending)
         if late:
             log.warning("rollout %s ends while %d proxies can't reach the store", rollout_id, len(late))
             ending = msgspec.structs.replace(ending, reason="; ".join(filter(None, (LATE, ending.reason))))
@@ -148,24 +150,35 @@ class Rollouts:
                     why = {"status": values["status"], "attempt": row.attempt, "reason": ending.reason}
                     tx.note("rollout_returned", row.id, group_id=row.group_id, **why)
                     return
-                _end(tx, row, ending, trained)
+                _end(tx, row, group.policy, ending, trained)
                 settle(tx, group, self._uow.settings)
 
         await self._uow.transact(work)
         return await self.get(rollout_id)
 
-    async def _trained(self, rollout: Rollout, ending: FinishRollout) -> tuple[TrainedVersions, FinishRollout]:
-        """What the rollout has to train, and its ending: unscorable if nothing was sampled or nothing can be read."""
+    async def _trained(
+        self, rollout: Rollout, policies: Sequence[str], ending: FinishRollout
+    ) -> tuple[TrainedByPolicy, FinishRollout]:
+        """What the rollout has to train of each of `policies`, and its ending: unscorable if none of them sampled
+        anything or nothing can be read."""
         if rollout.session_id is None:
-            return TrainedVersions(), _without_result(ending, NOTHING_SAMPLED, Cause.AGENT)
+            return {}, _without_result(ending, NOTHING_SAMPLED, Cause.AGENT)
         try:
-            trained = await self._rebuilder.trained_versions(rollout.session_id)
+            trained = {
+                policy: await self._rebuilder.trained_versions(rollout.session_id, policy) for policy in policies
+            }
         except (RecordCorrupt, AlignmentError) as error:
             reason = f"{error.code}: {error.message}"
-            return TrainedVersions(), _without_result(ending, reason, Cause.INFRASTRUCTURE)
-        if not trained.sampled:
-            return TrainedVersions(), _without_result(ending, NOTHING_SAMPLED, Cause.AGENT)
-        return trained if ending.counts_as is Scoring.SCORED else TrainedVersions(), ending
+            return {}, _without_result(ending, reason, Cause.INFRASTRUCTURE)
+        if not any(versions.sampled for versions in trained.values()):
+            return {}, _without_result(ending, NOTHING_SAMPLED, Cause.AGENT)
+        if ending.counts_as is Scoring.SCORED:
+            return trained, ending
+        return {policy: TrainedVersions(sampled=versions.sampled) for policy, versions in trained.items()}, ending
+
+
+TrainedByPolicy = Mapping[str, TrainedVersions]
+"""What a rollout has to train of each trained policy; empty if nothing."""
 
 
 NO_RESULT = (NOTHING_SAMPLED, RecordCorrupt.code, AlignmentError.code)
@@ -243,7 +256,9 @@ def _may_retry(row: Any, group: Any, ending: FinishRollout, settings: LedgerSett
     return waited_for and failed and blameless and row.infra_failures < settings.infra_retries
 
 
-def _end(tx: Tx, row: Any, ending: FinishRollout, trained: TrainedVersions) -> None:
+def _end(tx: Tx, row: Any, policy: str, ending: FinishRollout, trained: TrainedByPolicy) -> None:
+    """Ends a rollout whose group is of `policy`."""
+    own = trained.get(policy, TrainedVersions())
     tx.run(
         sa.update(rollouts)
         .where(rollouts.c.id == row.id)
@@ -253,17 +268,24 @@ def _end(tx: Tx, row: Any, ending: FinishRollout, trained: TrainedVersions) -> N
             reason=ending.reason,
             cause=ending.caused_by,
             finished_at=tx.now,
-            oldest_version=trained.oldest,
-            newest_version=trained.newest,
-            trained_calls=list(trained.calls),
+            oldest_version=own.oldest,
+            newest_version=own.newest,
+            trained_calls=[call for versions in trained.values() for call in versions.calls],
             **FREE,
             tampering=counted(tx, row.session_id),
         )
     )
+    if len(trained) > 1:
+        tx.run(rollout_policies.insert(), [_sampled_by(row.id, *one) for one in trained.items()])
     if ending.evaluation:
         tx.run(evaluations.insert().values(rollout_id=row.id, seen=pack_bytes(ending.evaluation.encode())))
     outcome = {"status": ending.status, "cause": ending.caused_by, "reason": ending.reason}
     tx.note("rollout_finished", row.id, group_id=row.group_id, **outcome)
+
+
+def _sampled_by(rollout_id: str, policy: str, trained: TrainedVersions) -> dict[str, Any]:
+    versions = {"oldest_version": trained.oldest, "newest_version": trained.newest}
+    return {"rollout_id": rollout_id, "policy": policy, **versions, "sampled": trained.sampled}
 
 
 class Tampering:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 
 from rolltap.contract.admin import GroupRule
 from rolltap.errors import NotFound
-from rolltap.ledger.schema import groups, rewards, rollouts, tasks
+from rolltap.ledger.schema import OWNER, groups, rewards, rollouts, tasks
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Cause, Group, GroupStatus, Reward, Rollout, RolloutParent, RolloutStatus, Scoring, Task
 
@@ -49,17 +50,18 @@ def rollout_of(row: Any, task_id: str, rewards: Sequence[Reward]) -> Rollout:
     )
 
 
-def group_of(row: Any, members: Sequence[Rollout]) -> Group:
+def group_of(row: Any, members: Sequence[Rollout], trains: Mapping[str, str]) -> Group:
     return Group(
         id=row.id,
         task_id=row.task_id,
         policy=row.policy,
         status=GroupStatus(row.status),
-        rollouts=tuple(members),
+        rollouts=tuple(replace(one, group_id=row.id) for one in members) if row.shares else tuple(members),
         created_at=row.created_at,
         failures=row.failures,
         tags=tuple(row.tags),
         roles=row.roles or {},
+        trains=trains,
     )
 
 
@@ -82,7 +84,8 @@ def task_digest(task: Task) -> str:
 
 
 def rollout_rows(tx: Tx, group_ids: Sequence[str]) -> dict[str, list[tuple[Any, Rollout]]]:
-    """The groups' rollouts by group, in order, as (row, rollout). Their rewards are those of the last attempt."""
+    """The rollouts of groups with rollouts of their own, by group, in order, as (row, rollout). Their rewards are those
+    of the last attempt."""
     rewards_of: defaultdict[str, list[Reward]] = defaultdict(list)
     current = (
         sa.select(rewards)
@@ -108,13 +111,28 @@ def load_groups(tx: Tx, group_ids: Sequence[str]) -> list[Group]:
     """The groups in the order of `group_ids`. Unknown ids are left out."""
     if not group_ids:
         return []
-    members = rollout_rows(tx, group_ids)
     by_id = {row.id: row for row in tx.all(sa.select(groups).where(groups.c.id.in_(group_ids)))}
+    owners = {row.id: row.shares or row.id for row in by_id.values()}
+    members = rollout_rows(tx, list(dict.fromkeys(owners.values())))
+    trains = _trained_policies(tx, {owners[row.id] for row in by_id.values() if row.roles})
     return [
-        group_of(by_id[group_id], [rollout for _, rollout in members[group_id]])
-        for group_id in group_ids
-        if group_id in by_id
+        group_of(by_id[id], [rollout for _, rollout in members[owners[id]]], trains.get(owners[id], {}))
+        for id in group_ids
+        if id in by_id
     ]
+
+
+def _trained_policies(tx: Tx, owners: Collection[str]) -> dict[str, dict[str, str]]:
+    """The group of each trained policy, by the id of the group that owns the rollouts, which is the first one's.
+
+    Groups whose rollouts no other group shares are left out.
+    """
+    sharing = sa.select(groups.c.id, groups.c.policy, groups.c.shares).where(groups.c.shares.in_(owners))
+    by_owner: defaultdict[str, dict[str, str]] = defaultdict(dict)
+    for row in tx.all(sharing.order_by(groups.c.id)) if owners else ():
+        by_owner[row.shares][row.policy] = row.id
+    own = sa.select(groups.c.id, groups.c.policy).where(groups.c.id.in_(by_owner))
+    return {row.id: {row.policy: row.id, **by_owner[row.id]} for row in tx.all(own)} if by_owner else {}
 
 
 def load_group(tx: Tx, group_id: str) -> Group:
@@ -138,7 +156,8 @@ def load_for_training(
     tx: Tx, group_ids: Sequence[str]
 ) -> tuple[list[Group], dict[str, Task], dict[str, tuple[str, ...]]]:
     """The groups; their tasks by group id; and the calls that each rollout had to train when it ended, by its id."""
-    statement = sa.select(rollouts.c.id, rollouts.c.trained_calls).where(rollouts.c.group_id.in_(group_ids))
+    statement = sa.select(rollouts.c.id, rollouts.c.trained_calls).join(groups, rollouts.c.group_id == OWNER)
+    statement = statement.where(groups.c.id.in_(group_ids))
     trained = {row.id: tuple(row.trained_calls) for row in tx.all(statement)}
     return load_groups(tx, group_ids), load_tasks(tx, group_ids), trained
 

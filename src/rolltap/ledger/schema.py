@@ -22,6 +22,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    func,
 )
 
 from rolltap.calllog.schema import append_only, metadata
@@ -90,6 +91,7 @@ submissions = Table(
     Column("digest", String, nullable=False),
     Column("policy", ForeignKey("policies.name"), nullable=False),
     Column("roles", JSON(none_as_null=True)),  # role to policy; None: only one policy
+    Column("also", JSON(none_as_null=True)),  # the other policies that are trained; None: there are none
     Column("n", Integer, nullable=False),
     Column("priority", Integer, nullable=False),
     Column("tags", JSON, nullable=False),
@@ -139,6 +141,7 @@ groups = Table(
     Column("zero_variance", Boolean),
     Column("reward_mean", Double),
     Column("replaces", String),
+    Column("shares", String, index=True),  # the group whose rollouts it has; None: its own
     Column("submission_id", ForeignKey("submissions.id"), index=True),
     Column("generation", Integer, nullable=False),
     Column("lease_token", Serial),
@@ -187,6 +190,16 @@ attempts = Table(
     Column("runner", String, nullable=False),
     Column("started_at", Double, nullable=False),
     Column("key_id", String, index=True),  # the key that started it
+)
+
+rollout_policies = Table(
+    "rollout_policies",  # of ended rollouts that train several policies: what each of them sampled
+    metadata,
+    Column("rollout_id", ForeignKey("rollouts.id"), primary_key=True),
+    Column("policy", ForeignKey("policies.name"), primary_key=True),
+    Column("oldest_version", Integer, nullable=False),
+    Column("newest_version", Integer, nullable=False),
+    Column("sampled", Boolean, nullable=False),
 )
 
 evaluations = Table(
@@ -262,6 +275,7 @@ leases = Table(
     Column("replay", Boolean, nullable=False),
     Column("status", String, nullable=False),
     Column("step", BigInteger),
+    Column("served", Integer),  # the version that was served when it was acknowledged for a new step
     Column("created_at", Double, nullable=False),
     Column("expires_at", Double, nullable=False),
     Index("leases_by_trainer", "trainer", "status"),
@@ -326,6 +340,9 @@ events = Table(
     Column("data", JSON, nullable=False),
     sqlite_autoincrement=True,
 )
+
+OWNER = func.coalesce(groups.c.shares, groups.c.id)
+"""The id of the group that a group's rollouts belong to: its own, or that of the group whose rollouts it shares."""
 
 for _table in metadata.tables.values():
     for _constraint in _table.foreign_key_constraints:

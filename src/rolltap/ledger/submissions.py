@@ -21,9 +21,9 @@ import sqlalchemy as sa
 from rolltap.contract.admin import GroupRule
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.ids import new_id
-from rolltap.ledger.completion import drop, leave_out
+from rolltap.ledger.completion import drop_all, leave_out
 from rolltap.ledger.groups import GroupSpec, insert_task, parent_of
-from rolltap.ledger.policies import demands_of, locked_policy, room
+from rolltap.ledger.policies import demands_of, first_behind, lock_policies, room
 from rolltap.ledger.rollouts import LATE
 from rolltap.ledger.rows import load_groups, rule_json, task_digest
 from rolltap.ledger.schema import groups, nodes, rollouts, submissions, submitted
@@ -39,7 +39,8 @@ MAX_TASKS = 10_000
 class SubmissionSpec:
     """A submission to queue: `n` rollouts of each of `tasks`, with one `rule`. A greater `priority` goes first.
 
-    `policy` is the trained one. `roles` maps each role to its policy if there are several.
+    `policy` is the trained one. `roles` maps each role to its policy if there are several; `also` are the other ones
+    that are trained.
     """
 
     policy: str
@@ -49,6 +50,7 @@ class SubmissionSpec:
     rule: GroupRule = field(default_factory=GroupRule)
     priority: int = 0
     roles: Mapping[str, str] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.tasks) <= MAX_TASKS:
@@ -62,7 +64,7 @@ class SubmissionSpec:
         self.group(self.tasks[0])  # checks n and the rule
 
     def group(self, task: Task) -> GroupSpec:
-        return GroupSpec(self.policy, self.n, task, self.tags, self.rule, self.priority, self.roles)
+        return GroupSpec(self.policy, self.n, task, self.tags, self.rule, self.priority, self.roles, self.also)
 
     @property
     def digest(self) -> str:
@@ -76,13 +78,15 @@ class SubmissionSpec:
 class Submission:
     """A submission and its progress. `queued` tasks have no group yet. `groups` and `rollouts` are counts by status.
 
-    `late` rollouts ended while a proxy could not reach the store, so calls may be missing from their leases.
+    They are those of `policy`; each of the policies that are `also` trained has groups with the same rollouts. `late`
+    rollouts ended while a proxy could not reach the store, so calls may be missing from their leases.
     `waits_for`: what the unclaimed work waits for, as text. `ended`: nothing is left to run or to score.
     """
 
     id: str
     policy: str
     roles: Mapping[str, str]
+    also: tuple[str, ...]
     n: int
     priority: int
     tags: tuple[str, ...]
@@ -107,7 +111,7 @@ class Submissions:
         id = submission_id or new_id()
 
         def work(tx: Tx) -> Submission:
-            locked_policy(tx, spec.policy)
+            lock_policies(tx, spec.policy, spec.also)
             known = tx.first(sa.select(submissions).where(submissions.c.id == id))
             if known is None:
                 _insert(tx, id, spec)
@@ -156,7 +160,7 @@ class Submissions:
             for group in tx.all(still_open):
                 rows = tx.all(sa.select(rollouts).where(rollouts.c.group_id == group.id))
                 leave_out(tx, [each.id for each in rows], rows, reason)
-                drop(tx, group.id, reason)
+                drop_all(tx, group.id, reason)
             return _load(tx, submission_id, self._uow.settings)
 
         return await self._uow.transact(work, within_s=BULK_WITHIN_S)
@@ -168,6 +172,7 @@ def _insert(tx: Tx, id: str, spec: SubmissionSpec) -> None:
         "digest": spec.digest,
         "policy": spec.policy,
         "roles": dict(spec.roles) or None,
+        "also": list(spec.also) or None,
         "n": spec.n,
         "priority": spec.priority,
         "tags": list(spec.tags),
@@ -196,6 +201,7 @@ def _load(tx: Tx, id: str, settings: LedgerSettings) -> Submission:
         id=row.id,
         policy=row.policy,
         roles=row.roles or {},
+        also=tuple(row.also or ()),
         n=row.n,
         priority=row.priority,
         tags=tuple(row.tags),
@@ -235,9 +241,14 @@ def waits_for(tx: Tx, submission: Any, queued: int, settings: LedgerSettings) ->
     unclaimed = tx.scalar(free)
     if not unclaimed and queued and not opens_any(tx, submission.id):
         return f"the curriculum of policy {submission.policy}: it names none of the {queued:,} queued tasks"
-    if unclaimed or (queued and room(tx, submission.policy, settings.trainer_silence) != 0):
+    names = (submission.policy, *(submission.also or ()))
+    full = [name for name in names if room(tx, name, settings.trainer_silence) == 0] if queued else []
+    behind = first_behind(tx, names, settings) if submission.also and queued else ""
+    if unclaimed or (queued and not full and not behind):
         return _for_a_node(tx, submission.id)
-    return _for_trainers(tx, submission.policy, settings) if queued else ""
+    if full:
+        return _for_trainers(tx, full[0], settings)
+    return f"the trainer of {behind}, which has not made its step on rollouts that others have" if behind else ""
 
 
 def _for_a_node(tx: Tx, submission: str) -> str:

@@ -7,6 +7,7 @@ among those of the same priority. Submissions for evaluation follow no control.
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections import defaultdict, deque
@@ -21,10 +22,10 @@ from rolltap.contract.control import OTHERS, RolloutControl
 from rolltap.errors import InvalidRequest
 from rolltap.ids import new_id
 from rolltap.ledger.groups import GroupSpec, insert_group
-from rolltap.ledger.policies import controls_in_force, locked_policy, room
+from rolltap.ledger.policies import controls_in_force, first_behind, lock_policies, room
 from rolltap.ledger.rows import rule_of, task_of
 from rolltap.ledger.schema import policies, submissions, submitted, tasks
-from rolltap.ledger.unit_of_work import Tx
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx
 from rolltap.types import EVALUATION, PURPOSE_TAG
 
 MEASURING = f"{PURPOSE_TAG}={EVALUATION}"
@@ -45,6 +46,12 @@ class _Key(NamedTuple):
     priority: int  # as the control changes it
     policy: str
     place: int  # among the names of the policy's curriculum
+    also: str | None  # the other policies that are trained, as JSON
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies that are trained."""
+        return [self.policy, *(json.loads(self.also) if self.also else ())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +74,10 @@ class TaskQueue:
     of the claim, `most` tasks of each name, and a second time only if other transactions took all of these.
     """
 
-    def __init__(self, tx: Tx, submission: str | None, silence: float, most: int) -> None:
+    def __init__(self, tx: Tx, submission: str | None, settings: LedgerSettings, most: int) -> None:
         self._tx = tx
         self._submission = submission
-        self._silence = silence
+        self._settings = settings
         self._most = most
         self._controls = controls_in_force(tx)
         self._by_key: dict[_Key, deque[tuple[int, Any]]] | None = None
@@ -78,21 +85,23 @@ class TaskQueue:
         self._reads_left = 2
 
     def next(self) -> QueuedTask | None:
-        """The task to open next, its row locked, of a policy that has room for a group; None if there is none.
+        """The task to open next, its row locked, of policies that have room for a group; None if there is none.
 
         Where a curriculum is set, each call draws anew.
         """
         names = [row.name for row in self._tx.all(sa.select(policies.c.name))]
-        full = [name for name in names if room(self._tx, name, self._silence) == 0]
+        full = [name for name in names if room(self._tx, name, self._settings.trainer_silence) == 0]
+        behind = [name for name in names if first_behind(self._tx, [name], self._settings)]
         draws = any(control.curriculum for control in self._controls.values())
-        row = self._drawn(full) if draws else self._head(full)
+        row = self._drawn(full, behind) if draws else self._head(full, behind)
         if row is None:
             return None
         measures = MEASURING in row.tags
         return QueuedTask(row, RolloutControl() if measures else self._controls.get(row.policy, RolloutControl()))
 
-    def _head(self, full: Collection[str]) -> Any:
-        """The locked row of the first task: the first one of the first submission that has any.
+    def _head(self, full: Collection[str], behind: Collection[str]) -> Any:
+        """The locked row of the first task: the first one of the first submission that has any. `full` policies have no
+        room, and the barrier of those with several waits for those that are `behind`.
 
         Each step reads one row of an index. Sorting the tasks themselves would take time by the length of the queue.
         """
@@ -100,6 +109,8 @@ class TaskQueue:
         heads = sa.select(submissions.c.id).where(
             submissions.c.cancelled_at.is_(None), submissions.c.policy.not_in(full), queued
         )
+        for name in {*full, *behind}:
+            heads = heads.where(sa.or_(submissions.c.also.is_(None), sa.not_(trains(self._tx, name))))
         if self._submission is not None:
             heads = heads.where(submissions.c.id == self._submission)
         heads = heads.order_by(
@@ -111,12 +122,16 @@ class TaskQueue:
                 return row
         return None
 
-    def _drawn(self, full: Collection[str]) -> Any:
+    def _drawn(self, full: Collection[str], behind: Collection[str]) -> Any:
         """The locked row of the first task, or of one that its policy's curriculum draws in its place."""
         if self._by_key is None:
             self._by_key = _by_name(self._tx, self._submission, self._controls, self._most)
             self._reads_left -= 1
-        while heads := {key: rows[0][0] for key, rows in self._by_key.items() if rows and key.policy not in full}:
+
+        def may_open(key: _Key) -> bool:
+            return not any(name in full or (key.also and name in behind) for name in key.policies)
+
+        while heads := {key: rows[0][0] for key, rows in self._by_key.items() if rows and may_open(key)}:
             first = min(heads, key=lambda key: heads[key])
             for key in self._order(first, heads):
                 if (row := self._first_free(self._by_key[key])) is not None:
@@ -124,7 +139,7 @@ class TaskQueue:
         if not self._missed_some or not self._reads_left:
             return None
         self._missed_some, self._by_key = False, None
-        return self._drawn(full)
+        return self._drawn(full, behind)
 
     def _order(self, first: _Key, heads: Collection[_Key]) -> Sequence[_Key]:
         """The names that stand for `first`, in the order in which they are drawn: of its policy and its priority."""
@@ -146,6 +161,11 @@ class TaskQueue:
         return None
 
 
+def trains(tx: Tx, policy: str) -> sa.ColumnElement[bool]:
+    """The condition for submissions that train the policy."""
+    return sa.or_(submissions.c.policy == policy, _has(tx, submissions.c.also, policy))
+
+
 def has_queued(tx: Tx, submission: str | None) -> bool:
     """Whether any task is queued, even if a curriculum or the trainers' room holds it back."""
     return tx.first(_waiting(submission).limit(1)) is not None
@@ -158,11 +178,12 @@ def opens_any(tx: Tx, submission: str | None) -> bool:
     return tx.first(waiting.where(place.is_not(None)).limit(1)) is not None
 
 
-def open_queued(tx: Tx, queued: QueuedTask, silence: float) -> bool:
-    """Opens the group of a queued task; False if another transaction has just taken the room or cancelled the task."""
-    head = queued.row
-    locked_policy(tx, head.policy)
-    if room(tx, head.policy, silence) == 0:
+def open_queued(tx: Tx, queued: QueuedTask, settings: LedgerSettings) -> bool:
+    """Opens the group of a queued task, and those that share its rollouts; False if another transaction has just taken
+    the room or cancelled the task."""
+    head, also = queued.row, tuple(queued.row.also or ())
+    lock_policies(tx, head.policy, also)
+    if any(room(tx, name, settings.trainer_silence) == 0 for name in (head.policy, *also)):
         return False
     own = sa.select(submissions).where(submissions.c.id == head.submission_id)
     submission = tx.first(own.with_for_update(read=True))
@@ -172,7 +193,7 @@ def open_queued(tx: Tx, queued: QueuedTask, silence: float) -> bool:
         return False
     rule, roles = rule_of(submission), submission.roles or {}
     n = _size(submission.n, queued.control.n, rule, roles)
-    spec = GroupSpec(submission.policy, n, task_of(task), tuple(submission.tags), rule, queued.priority, roles)
+    spec = GroupSpec(submission.policy, n, task_of(task), tuple(submission.tags), rule, queued.priority, roles, also)
     group_id = new_id()
     insert_group(tx, group_id, spec, submission_id=submission.id)
     its_row = sa.and_(submitted.c.submission_id == head.submission_id, submitted.c.position == head.position)
@@ -182,7 +203,7 @@ def open_queued(tx: Tx, queued: QueuedTask, silence: float) -> bool:
 
 def _waiting(submission: str | None) -> sa.Select[Any]:
     """The queued tasks, of one `submission` if it is given."""
-    columns = (submissions.c.priority, submissions.c.policy, submissions.c.tags)
+    columns = (submissions.c.priority, submissions.c.policy, submissions.c.tags, submissions.c.also)
     waiting = sa.select(submitted, *columns).select_from(QUEUE)
     waiting = waiting.where(submitted.c.group_id.is_(None), submissions.c.cancelled_at.is_(None))
     return waiting if submission is None else waiting.where(submissions.c.id == submission)
@@ -216,16 +237,17 @@ def _by_name(
     priority = _priority(tx, controls)
     keyed = waiting.with_only_columns(
         submitted.c.submission_id, submitted.c.position, submissions.c.created_at, submissions.c.policy,
-        priority.label("effective"), place.label("place"),
+        priority.label("effective"), place.label("place"), sa.cast(submissions.c.also, sa.Text).label("also"),
     ).subquery()  # fmt: skip
     own = (keyed.c.created_at, keyed.c.submission_id, keyed.c.position)
-    nth = sa.func.row_number().over(partition_by=(keyed.c.effective, keyed.c.policy, keyed.c.place), order_by=own)
+    alike = (keyed.c.effective, keyed.c.policy, keyed.c.place, keyed.c.also)
+    nth = sa.func.row_number().over(partition_by=alike, order_by=own)
     ranked = sa.select(keyed, nth.label("nth")).where(keyed.c.place.is_not(None)).subquery()
     first = sa.select(ranked).where(ranked.c.nth <= most)
     first = first.order_by(ranked.c.effective.desc(), ranked.c.created_at, ranked.c.submission_id, ranked.c.position)
     by_key: dict[_Key, deque[tuple[int, Any]]] = defaultdict(deque)
     for number, row in enumerate(tx.all(first)):
-        by_key[_Key(row.effective, row.policy, row.place)].append((number, row))
+        by_key[_Key(row.effective, row.policy, row.place, row.also)].append((number, row))
     return by_key
 
 

@@ -45,6 +45,9 @@ class LedgerSettings:
     trainer_silence: float = 600.0
     """A trainer that took, extended or ended no lease for this long does not count for backpressure."""
 
+    barrier: bool = False
+    """Whether a group that trains several policies opens only once all of them have made and serve their step."""
+
     infra_retries: int = 3
     """Number of retries of a rollout after infrastructure failures. The next such failure ends it."""
 

@@ -19,6 +19,7 @@ from rolltap.calllog.prune import GroupUse
 from rolltap.errors import NotFound
 from rolltap.ledger.rows import load_groups, load_tasks
 from rolltap.ledger.schema import (
+    OWNER,
     attempts,
     evaluations,
     events,
@@ -27,6 +28,7 @@ from rolltap.ledger.schema import (
     leases,
     policies,
     rewards,
+    rollout_policies,
     rollouts,
     submissions,
     submitted,
@@ -34,6 +36,7 @@ from rolltap.ledger.schema import (
     tasks,
     trainers,
 )
+from rolltap.ledger.task_queue import trains
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Group, GroupStatus, Rollout, Scoring, Task
@@ -269,9 +272,7 @@ def policy_counts(connection: sa.Connection) -> list[PolicyCounts]:
     column = groups.c
     counted = sa.select(column.policy, column.status, sa.func.count()).group_by(column.policy, column.status)
     by_group.update({(row[0], row[1]): row[2] for row in connection.execute(counted)})
-    joined = sa.select(column.policy, rollouts.c.status, sa.func.count()).join(
-        rollouts, rollouts.c.group_id == column.id
-    )
+    joined = sa.select(column.policy, rollouts.c.status, sa.func.count()).join(rollouts, rollouts.c.group_id == OWNER)
     for row in connection.execute(joined.group_by(column.policy, rollouts.c.status)):
         by_rollout[row[0], row[1]] = row[2]
     spans = sa.select(
@@ -305,16 +306,19 @@ def rewarded_rollouts(
     if not has_ledger(connection):
         return []
     value = sa.func.sum(rewards.c.value).label("reward")
-    names = (groups.c.task_id, rollouts.c.group_id, rollouts.c.id.label("rollout_id"), rollouts.c.session_id)
-    oldest, newest = rollouts.c.oldest_version, rollouts.c.newest_version
+    names = (groups.c.task_id, groups.c.id.label("group_id"), rollouts.c.id.label("rollout_id"), rollouts.c.session_id)
+    own = sa.and_(rollout_policies.c.rollout_id == rollouts.c.id, rollout_policies.c.policy == policy)
+    oldest = sa.func.coalesce(rollout_policies.c.oldest_version, rollouts.c.oldest_version)
+    newest = sa.func.coalesce(rollout_policies.c.newest_version, rollouts.c.newest_version)
     query = (
         sa.select(*names, oldest.label("first_version"), newest.label("last_version"), value)
-        .join(groups, groups.c.id == rollouts.c.group_id)
+        .join(groups, rollouts.c.group_id == OWNER)
+        .outerjoin(rollout_policies, own)
         .join(rewards, sa.and_(rewards.c.rollout_id == rollouts.c.id, rewards.c.attempt == rollouts.c.attempt))
         .where(sa.or_(sa.and_(oldest >= first, newest <= last), oldest == NO_VERSION))
         .where(groups.c.policy == policy, rewards.c.scope == "rollout")
         .where(rollouts.c.scoring != Scoring.UNSCORABLE, rollouts.c.session_id.is_not(None))
-        .group_by(*names[:2], rollouts.c.id, rollouts.c.session_id, oldest, newest)
+        .group_by(groups.c.task_id, groups.c.id, rollouts.c.id, rollouts.c.session_id, oldest, newest)
         .order_by(groups.c.task_id, rollouts.c.id)
     )
     return connection.execute(query if task_id is None else query.where(groups.c.task_id == task_id)).all()
@@ -379,10 +383,8 @@ def run_state(connection: sa.Connection, policy: str) -> RunState:
         return RunState(0, 0, (), (), ())
     tx = Tx(connection, 0.0)
     tasks = sa.select(sa.func.count()).select_from(submitted.join(submissions))
-    tasks = tasks.where(
-        submitted.c.group_id.is_(None), submissions.c.policy == policy, submissions.c.cancelled_at.is_(None)
-    )
-    of_policy = sa.select(groups.c.id).where(groups.c.policy == policy, groups.c.status == GroupStatus.OPEN)
+    tasks = tasks.where(submitted.c.group_id.is_(None), trains(tx, policy), submissions.c.cancelled_at.is_(None))
+    of_policy = sa.select(OWNER).where(groups.c.policy == policy, groups.c.status == GroupStatus.OPEN)
     waiting = sa.select(sa.func.count()).where(
         rollouts.c.group_id.in_(of_policy), rollouts.c.status == "pending", rollouts.c.node.is_(None)
     )
@@ -408,7 +410,7 @@ def _leases(policy: str) -> sa.Select[*tuple[Any, ...]]:
 def _nodes(policy: str) -> sa.Select[*tuple[Any, ...]]:
     return (
         sa.select(rollouts.c.node, sa.func.count(), sa.func.max(rollouts.c.node_expires_at))
-        .join(groups, groups.c.id == rollouts.c.group_id)
+        .join(groups, rollouts.c.group_id == OWNER)
         .where(groups.c.policy == policy, rollouts.c.node_expires_at.is_not(None), rollouts.c.node.is_not(None))
         .where(rollouts.c.status.in_(("pending", "running")))
         .group_by(rollouts.c.node)
@@ -456,8 +458,13 @@ _USES: Mapping[str, GroupUse] = {
 }
 
 
+_FIRST = (GroupUse.WAITING, GroupUse.REPLAYED, GroupUse.ACKNOWLEDGED, GroupUse.ABANDONED)
+
+
 def group_uses(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, tuple[GroupUse, float | None]]:
     """The use of the groups of sessions, and when a group was acknowledged. Sessions without a group are left out.
+
+    Of several groups that train the same rollouts, the first use in the order of `_FIRST` counts.
 
     Sessions of a rollout's earlier attempts have the same use as that of its last attempt.
     """
@@ -468,7 +475,7 @@ def group_uses(connection: sa.Connection, session_ids: Sequence[str]) -> dict[st
     query = (
         sa.select(attempts.c.session_id, groups.c.status, groups.c.acked_at, replayed.label("leased"))
         .join(rollouts, rollouts.c.id == attempts.c.rollout_id)
-        .join(groups, groups.c.id == rollouts.c.group_id)
+        .join(groups, sa.or_(groups.c.id == rollouts.c.group_id, groups.c.shares == rollouts.c.group_id))
         .where(attempts.c.session_id.in_(session_ids))
     )
     use_by_session: dict[str, tuple[GroupUse, float | None]] = {}
@@ -476,5 +483,7 @@ def group_uses(connection: sa.Connection, session_ids: Sequence[str]) -> dict[st
         use = _USES.get(row.status, GroupUse.WAITING)
         if row.leased and use is not GroupUse.WAITING:
             use = GroupUse.REPLAYED
-        use_by_session[row.session_id] = (use, row.acked_at)
+        known, acked_at = use_by_session.get(row.session_id, (use, None))
+        times = [at for at in (acked_at, row.acked_at) if at is not None]
+        use_by_session[row.session_id] = (min(use, known, key=_FIRST.index), max(times, default=None))
     return use_by_session

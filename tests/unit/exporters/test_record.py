@@ -119,7 +119,7 @@ async def _record(url: str) -> None:
     log = SqlCallLog(Database(url))
     await log.start()
 
-    async def trajectories(session_ids: Sequence[str]) -> list[Trajectory]:
+    async def trajectories(session_ids: Sequence[str], policy: str = "", /) -> list[Trajectory]:
         return [reconstruct(calls) for _, calls in (await log.calls(session_ids)).values()]
 
     async def close(session_id: str) -> None:

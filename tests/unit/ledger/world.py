@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +107,26 @@ def trajectory(session_id: str, versions: tuple[int, ...], prompt: int = 3) -> T
     return Trajectory(session_id, (segment,), (), {"calls": 1, "sampled_tokens": len(versions)})
 
 
+def _of_policy(session_id: str, played: Mapping[str, tuple[int, ...]], policy: str) -> Trajectory:
+    """A segment for each policy; only those of `policy` carry loss."""
+    segments = []
+    for name, versions in played.items():
+        (segment,) = trajectory(f"{session_id}-{name}", versions).segments
+        if name != policy:
+            (span,) = segment.turns
+            segment = replace(
+                segment,
+                loss_mask=np.zeros(len(segment), bool),
+                logprobs=np.zeros(len(segment), np.float32),
+                versions=np.full(len(segment), NO_VERSION, np.int32),
+                turns=(replace(span, trained=False),),
+            )
+        segments.append(segment)
+    others = sum(len(versions) for name, versions in played.items() if name != policy)
+    counts = {"sampled_tokens": sum(map(len, played.values())), "masked_tokens.other_policy": others}
+    return Trajectory(session_id, tuple(segments), (), counts)
+
+
 class World:
     """A ledger over a database, with sessions that sample one token of the policy's version each."""
 
@@ -114,6 +134,7 @@ class World:
         self.database = database
         self.clock = clock or Clock()
         self.versions: dict[str, tuple[int, ...]] = {}
+        self.played: dict[str, dict[str, tuple[int, ...]]] = {}  # by policy, of sessions that train several
         self.closed: set[str] = set()
         self.corrupt: set[str] = set()
         self.pruned: set[str] = set()
@@ -128,17 +149,19 @@ class World:
             clock=self.clock,
         )
 
-    async def trajectories(self, session_ids: Sequence[str]) -> list[Trajectory]:
+    async def trajectories(self, session_ids: Sequence[str], policy: str = "", /) -> list[Trajectory]:
         if self.unreadable:
             self.unreadable -= 1
             raise StoreUnavailable("the record was not read in time")
         for session_id in self.corrupt.intersection(session_ids):
             raise RecordCorrupt(f"session {session_id} has a row that fails its checks")
-        return [self._trajectory(session_id) for session_id in session_ids]
+        return [self._trajectory(session_id, policy) for session_id in session_ids]
 
-    def _trajectory(self, session_id: str) -> Trajectory:
+    def _trajectory(self, session_id: str, policy: str) -> Trajectory:
         if session_id in self.pruned:
             return Trajectory(session_id, (), (), {})
+        if (played := self.played.get(session_id)) is not None:
+            return _of_policy(session_id, played, policy)
         recorded = trajectory(session_id, self.versions.get(session_id, ()))
         if session_id not in self.late:
             return recorded
@@ -156,6 +179,12 @@ class World:
     async def open(self, n: int = 2, *, policy: str = "policy", tags: tuple[str, ...] = (), **rule: Any) -> Group:
         task = Task(f"task-{new_id()}", "list the files", {"files": {"a": "b"}}, ("easy",))
         return await self.ledger.groups.open(GroupSpec(policy, n, task, tags, rule=GroupRule(**rule)))
+
+    async def play(self, rollout: Rollout, **versions: tuple[int, ...]) -> Rollout:
+        """Starts a rollout in which each policy samples one token of each of its versions."""
+        session = new_id()
+        self.played[session] = versions
+        return (await self.ledger.rollouts.start(rollout.id, session)).rollout
 
     async def start(self, rollout: Rollout, *versions: int) -> Rollout:
         session = new_id()
