@@ -100,7 +100,18 @@ class Policies:
             if name not in self.names:
                 known = ", ".join(self.names)
                 raise InvalidRequest(f"policy: role {role!r}: no policy {name!r}; served: {known}", param="policy")
-        return self.trainable_in(roles.values()) or [next(iter(roles.values()))]
+        trainable = self.trainable_in(roles.values())
+        by_weights: dict[tuple[str, str], str] = {}
+        for name in trainable:
+            served = self[name].settings
+            if (other := by_weights.setdefault((served.engine, served.model or name), name)) != name:
+                raise InvalidRequest(
+                    f"policy: {other} and {name} are both trained, but engine {served.engine!r} serves them as one "
+                    "model, so that one's weights would replace the other's: give each an engine, or an adapter's name "
+                    f"as policies.{name}.model",
+                    param="policy",
+                )
+        return trainable or [next(iter(roles.values()))]
 
     def trainable_in(self, names: Iterable[str]) -> list[str]:
         """The trainable ones of the policies, each once. Those that are served no more are left out."""

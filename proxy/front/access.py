@@ -93,6 +93,7 @@ TRAINER_PLANE: Table = {
     "POST /policies/{name}/push": TRAIN,
     "POST /policies/{name}/finish_update": TRAIN,
     "POST /policies/{name}/control": TRAIN,
+    "POST /policies/{name}/leave": TRAIN,
     "POST /policies/{name}/score": TRAIN,
     "GET /policies/{name}/ranks": LOOK_AT_TRAINING,
     "POST /policies/{name}/receive": TRAIN,

@@ -12,7 +12,9 @@ from rolltap.contract.trainer import (
     BeginUpdate,
     EngineRanks,
     FinishUpdate,
+    LeavePolicy,
     OwnerRequest,
+    PolicyLeft,
     PolicyPaused,
     PolicyResumed,
     PolicyScores,
@@ -95,6 +97,13 @@ def trainer_router(services: Services) -> PlaneRouter:
         adapter = (policy.settings.model or name) if body.adapter else ""
         await policy.engine.load_weights(body.path, body.version, adapter)
         return await serve_version(services, policy, body.version, body.path, adapter)
+
+    @routes.post("/policies/{name}/leave")
+    async def leave(name: str, body: LeavePolicy) -> PolicyLeft:
+        """The trainer has ended: no rollout waits for it any more. It is the policy's owner still."""
+        policy_of(services, name)
+        await policies.leave(name, body)
+        return PolicyLeft(name)
 
     @routes.post("/policies/{name}/control")
     async def set_control(name: str, body: SetControl) -> RolloutControl:

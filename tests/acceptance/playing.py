@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,10 +19,14 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 class Player:
-    """Plays groups in a thread for as long as the ledger wants any, as a context manager."""
+    """Plays groups in a thread for as long as the ledger wants any, as a context manager.
 
-    def __init__(self, stack: Stack, *, rollouts: int = 3) -> None:
+    `policy`: the one that plays, or one for each role; each role makes a call.
+    """
+
+    def __init__(self, stack: Stack, *, rollouts: int = 3, policy: str | Mapping[str, str] = POLICY) -> None:
         self._rollouts = rollouts
+        self._policy = policy
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._play_on, name="player")
         self._http = httpx.Client(
@@ -43,7 +48,7 @@ class Player:
     def play(self) -> str | None:
         """One group from its opening to its rewards; None while the ledger has enough."""
         task = {"id": f"task-{time.monotonic_ns()}", "instruction": "say something", "spec": {}, "tags": []}
-        opened = self._http.post("/groups", json={"policy": POLICY, "n": self._rollouts, "task": task})
+        opened = self._http.post("/groups", json={"policy": self._policy, "n": self._rollouts, "task": task})
         if opened.status_code == 429:
             return None
         group = opened.raise_for_status().json()
@@ -51,9 +56,9 @@ class Player:
             self._rollout(rollout["id"], number)
         return group["id"]
 
-    def say(self, base_url: str, key: str) -> dict[str, Any]:
+    def say(self, base_url: str, key: str, model: str = POLICY) -> dict[str, Any]:
         """One chat completion."""
-        body = {"model": POLICY, "messages": [{"role": "user", "content": "List the files."}]}
+        body = {"model": model, "messages": [{"role": "user", "content": "List the files."}]}
         reply = httpx.post(
             f"{base_url}/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=30
         )
@@ -63,7 +68,8 @@ class Player:
         with ExitStack() as stack:
             begun = self._http.post(f"/rollouts/{rollout_id}/start", json={"ttl": 600}).raise_for_status().json()
             stack.callback(self._finish, rollout_id, begun["attempt"])
-            self.say(begun["base_url"], begun["key"])
+            for model in begun["roles"] or [POLICY]:
+                self.say(begun["base_url"], begun["key"], model)
             reward = {"rollout_id": rollout_id, "value": float(number % 2)}
             self._http.post("/rewards", json=reward).raise_for_status()
 

@@ -9,7 +9,7 @@ import pytest
 
 from rolltap.calllog.prune import GroupUse
 from rolltap.contract.admin import NOTHING_SAMPLED, ClaimRollouts, GroupRule, NewReward
-from rolltap.contract.trainer import BeginUpdate, Lease, LeaseRequest, Rewind
+from rolltap.contract.trainer import BeginUpdate, Lease, LeaseRequest, LeavePolicy, Rewind
 from rolltap.errors import LeaseLost, LedgerError, RateLimited, TrainerFenced
 from rolltap.ids import new_id
 from rolltap.ledger.groups import GroupSpec
@@ -299,3 +299,17 @@ async def test_a_late_acknowledgement_of_a_shared_group_is_lost(world: World) ->
         await world.ledger.trainers.acknowledge(key(old), 1)
     await world.ledger.sweep()
     assert await statuses(world, group) == {"a": "leased", "b": "complete"}
+
+
+async def test_rollouts_do_not_wait_for_a_trainer_that_has_left(world: World) -> None:
+    await prepared(world)
+    rewound = await world.ledger.trainers.rewind("bs", Rewind(0, {"b": 0}, "b"))
+    await lease(world, "b", max_staleness=0, batch=1, incarnation=rewound.incarnation)
+    await world.ledger.groups.open(spec())
+    with pytest.raises(RateLimited, match="policy 'b'"):
+        await world.ledger.groups.open(spec())
+    with pytest.raises(TrainerFenced):
+        await world.ledger.policies.leave("b", LeavePolicy(trainer="bs", incarnation=0))
+    await world.ledger.policies.leave("b", LeavePolicy(trainer="bs", incarnation=rewound.incarnation))
+    await world.ledger.groups.open(spec())
+    assert (await world.ledger.policies.get("b")).owner == "bs"

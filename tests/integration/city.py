@@ -210,6 +210,7 @@ def bodies(victim: Tenant) -> Mapping[str, Any]:
         "POST /policies/{name}/begin_update": {"trainer": "w", "incarnation": 0, "mode": "keep"},
         "POST /policies/{name}/push": {"trainer": "w", "incarnation": 0, "path": "/w", "version": 1, "digest": "d"},
         "POST /policies/{name}/finish_update": {"trainer": "w", "incarnation": 0},
+        "POST /policies/{name}/leave": {"trainer": "w", "incarnation": 0},
         "POST /policies/{name}/receive": {
             "trainer": "w",
             "incarnation": 0,

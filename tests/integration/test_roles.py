@@ -59,7 +59,8 @@ async def home(tmp_path: Path) -> AsyncIterator[tuple[Rolltap, AdminClient]]:
     async with ScriptedEngine(Script(otherwise=ScriptedReply(say="Hello.")), FOLDER) as engine:
         asked: dict[str, Any] = dict(house_settings(tmp_path, engine.url))
         tiny = asked["policies"][POLICY]
-        asked["policies"] = {POLICY: tiny, "frozen": {**tiny, "trainable": False, "max_context": 3000}, "other": tiny}
+        asked["policies"] = {POLICY: tiny, "frozen": {**tiny, "trainable": False, "max_context": 3000}}
+        asked["policies"] |= {"other": {**tiny, "model": "second"}, "twin": {**tiny, "model": "second"}}
         settings = load_settings(None, **asked)
         async with (
             Rolltap.running(settings, check_task=check) as app,
@@ -160,7 +161,7 @@ async def test_a_control_of_each_trained_policy_holds_in_shared_rollouts(home: t
 
 async def test_the_context_is_the_settings_or_else_the_engines(home: tuple[Rolltap, AdminClient]) -> None:
     _, client = home
-    contexts = {POLICY: 1 << 20, "frozen": 3000, "other": 1 << 20}
+    contexts = {POLICY: 1 << 20, "frozen": 3000, "other": 1 << 20, "twin": 1 << 20}
     assert {row["name"]: row["context"] for row in (await client.get("/policies"))["policies"]} == contexts
     for policy, context in contexts.items():
         assert (await client.open_session(policy=policy)).endpoint.context == context
@@ -169,7 +170,8 @@ async def test_the_context_is_the_settings_or_else_the_engines(home: tuple[Rollt
 async def test_a_cast_that_cannot_play_is_refused_when_it_is_submitted(home: tuple[Rolltap, AdminClient]) -> None:
     _, client = home
     for policy, told in (
-        ({"solver": "tiny", "judge": "gone"}, "'judge': no policy 'gone'; served: tiny, frozen, other"),
+        ({"solver": "tiny", "judge": "gone"}, "'judge': no policy 'gone'; served: tiny, frozen, other, twin"),
+        ({"solver": "other", "critic": "twin"}, r"one's weights would replace the other's.*policies\.twin\.model"),
         ({"a b": "tiny"}, "invalid role name"),
         ({}, "1 to 16 roles"),
     ):
@@ -178,7 +180,7 @@ async def test_a_cast_that_cannot_play_is_refused_when_it_is_submitted(home: tup
                 await ask
     with pytest.raises(InvalidRequest, match="no role for 'role:poet'"):
         await client.submit(SubmitTasks(ROLES, 1, [debate()], rule=GroupRule(scopes=("role:poet",))))
-    with pytest.raises(TaskInvalid, match="no policy 'gone'; known: frozen, other, tiny"):
+    with pytest.raises(TaskInvalid, match="no policy 'gone'; known: frozen, other, tiny, twin"):
         await client.submit(SubmitTasks(POLICY, 1, [debate({"kind": "llm_judge", "policy": "gone"})]))
     assert (await client.get("/tasks"))["submissions"] == []
 

@@ -117,6 +117,8 @@ class Run:
     shuffle: Shuffle | None
     slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(TOGETHER))
     success: list[float] = field(default_factory=list)
+    cast: Mapping[str, str] | None = None
+    """The policy of each role; None: one plays all."""
 
     async def measured(self, plays: list[Play]) -> float:
         """The share of held-out jobs done by the policy as it is, at the demo's temperature."""
@@ -138,7 +140,7 @@ class Run:
 
     async def _group(self, one: Play) -> None:
         task = Task(one.id, one.jobs[0].task.instruction, {"hint": one.hint})
-        policy = dict.fromkeys(self.family.roles, POLICY) or POLICY
+        policy = self.cast or dict.fromkeys(self.family.roles, POLICY) or POLICY
         while True:
             with suppress(RateLimited):
                 group = await self.client.open_group(task, policy=policy, n=ROLLOUTS)

@@ -142,6 +142,13 @@ class TrainerClient(HttpClient):
         """Resumes the policy's engines; `WeightsLost` if the last transfer of weights broke off."""
         self.send(protocol.finish_update(self.caller, policy))
 
+    def leave(self, policy: str) -> None:
+        """Tells that this trainer wants no more groups of the policy: rollouts that train others need not wait for it.
+
+        It stays the owner. Its next lease asks again.
+        """
+        self.send(protocol.leave(self.caller, policy))
+
 
 class AsyncTrainerClient(AsyncHttpClient):
     """The same calls for asyncio, over one connection pool: `async with AsyncTrainerClient(...) as client`."""
@@ -202,3 +209,6 @@ class AsyncTrainerClient(AsyncHttpClient):
 
     async def finish_update(self, policy: str) -> None:
         await self.send(protocol.finish_update(self.caller, policy))
+
+    async def leave(self, policy: str) -> None:
+        await self.send(protocol.leave(self.caller, policy))

@@ -29,6 +29,7 @@ from rolltap.contract.trainer import (
     LeaseOptions,
     LeaseRefused,
     LeaseRequest,
+    LeavePolicy,
     NackLease,
     PauseMode,
     PolicyScores,
@@ -126,6 +127,10 @@ def receive(name: str, transfer: Transfer) -> Request[None]:
 
 def finish_update(by: TrainerCaller, name: str) -> Request[None]:
     return Request("POST", _path(name, "/finish_update"), FinishUpdate(**by), parse=no_content)
+
+
+def leave(by: TrainerCaller, name: str) -> Request[None]:
+    return Request("POST", _path(name, "/leave"), LeavePolicy(**by), parse=no_content)
 
 
 def _path(name: str, rest: str = "") -> str:

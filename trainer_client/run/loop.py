@@ -95,6 +95,7 @@ class Trainer:
         self._checkpointed_step = self.step
         self._control: RolloutControl | None = None  # the control that this run set last
         self._skipped_updates = 0  # updates of the current step whose gradient was not finite
+        self._shares_rollouts = False  # with other policies' trainers, which would wait for this one
         self._served_folder = saved.folder if saved else settings.model
         self._pushes_adapters = settings.lora.rank > 0 and settings.lora.push == "adapter"
         distributed = settings.push.transfer == "distributed"
@@ -126,6 +127,9 @@ class Trainer:
             self._checkpoint()
             self.checkpoints.prune(self.step)
         self._end_control()
+        if self._shares_rollouts:
+            with suppress(TrainerFenced):
+                self.client.leave(self.settings.policy)
         self._workers.dismiss()
         if self._sender is not None:
             self._sender.close()
@@ -164,6 +168,7 @@ class Trainer:
                 notice.report_wait(missing)
 
             complete = leases.gather(self.settings.groups, lambda: self.stopping, waiting)
+            self._shares_rollouts |= any(group.group.trains for group in leases.groups)
             self._watch.check()
             if complete and (replayed := self._recipe.replay(self.step + 1)) is not None:
                 leases.gather_replayed(replayed.count, replayed.filter)

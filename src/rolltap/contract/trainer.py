@@ -266,6 +266,10 @@ class FinishUpdate(OwnerRequest, frozen=True):
     """The engines go on."""
 
 
+class LeavePolicy(OwnerRequest, frozen=True):
+    """The trainer asks for no more groups of the policy, so rollouts that train others, too, need not wait for it."""
+
+
 class PushWeights(OwnerRequest, frozen=True):
     """The engines load the safetensors folder `path`, as they see it, and serve it as `version`.
 
@@ -317,6 +321,13 @@ class PolicyPaused:
 @dataclass(frozen=True, slots=True)
 class PolicyResumed:
     """The policy's engines are resumed."""
+
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLeft:
+    """The policy's trainer asks for no more groups. It is the policy's owner still."""
 
     policy: str
 

@@ -105,6 +105,7 @@ class Stack:
     model: Path
     policies: dict[str, dict[str, object]]
     replicas: int = 1
+    more_engines: tuple[str, ...] = ()  # names of engines beside `local`, for policies that name one
     family: str = "qwen3"  # "": the chat template in the model's folder
     engine_options: tuple[str, ...] = ()
     kind: str = "rolltap"  # of the engines
@@ -122,6 +123,10 @@ class Stack:
 
     @property
     def engine_names(self) -> list[str]:
+        return [*self._local, *self.more_engines]
+
+    @property
+    def _local(self) -> list[str]:
         return ["engine", *(f"engine-{number}" for number in range(1, self.replicas))]
 
     def engine_url(self, name: str) -> str:
@@ -160,10 +165,10 @@ class Stack:
             f"data = {json.dumps(str(self.folder / 'data'))}",
             "[listen]",
             *(f"{plane}_port = {self.ports[plane]}" for plane in ("agent", "trainer", "admin")),
-            "[engines.local]",
-            f'kind = "{self.kind}"',
-            f'url = "{", ".join(self.engine_url(name) for name in self.engine_names)}"',
         ]
+        for name, processes in {"local": self._local, **{name: [name] for name in self.more_engines}}.items():
+            urls = ", ".join(map(self.engine_url, processes))
+            lines += [f"[engines.{name}]", f'kind = "{self.kind}"', f'url = "{urls}"']
         for name, options in self.policies.items():
             lines.append(f"[policies.{name}]")
             common: dict[str, object] = {"engine": "local", "model": "tiny", "tokenizer": str(self.model)}

@@ -150,6 +150,17 @@ class PolicyVersions:
         """Raises `TrainerFenced` unless this incarnation of the trainer owns the policy."""
         await self._uow.transact(lambda tx: owned_policy(tx, name, by))
 
+    async def leave(self, name: str, by: OwnerRequest) -> None:
+        """Forgets what the trainer wants of the policy, until its next lease: it does not count for backpressure."""
+
+        def work(tx: Tx) -> None:
+            owned_policy(tx, name, by)
+            mine = sa.and_(demands.c.policy == name, demands.c.trainer == by.trainer)
+            tx.run(sa.delete(demands).where(mine))
+            tx.note("trainer_left", name, trainer=by.trainer)
+
+        await self._uow.transact(work)
+
     async def assign_version(self, name: str, version: int, digest: str, by: OwnerRequest) -> None:
         """Assigns `version` to the weights with `digest`, before the engines load them.
 
