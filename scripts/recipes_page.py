@@ -35,8 +35,9 @@ SETTINGS_HEAD = """Settings of a paper over a recipe above; credit and loss are 
 CONTROLS_HEAD = """Controls of the rollouts to come, over a recipe above; credit and loss are that recipe's:
 
 """
-SAME_CREDIT = ("sec", "agentflow")
-"""Recipes with a `credit` that is their base's: one reads the step for its control, one has its own by an option."""
+SAME_CREDIT = ("sec", "agentflow", "astraflow")
+"""Recipes whose credit is their base's: one reads the step for its control, one has its own by an option, one takes
+stored groups again."""
 
 
 def page() -> str:

@@ -137,6 +137,10 @@ async def test_two_policies_are_trained_in_the_same_rollouts(home: tuple[Rolltap
     for policy in (POLICY, "other"):
         state = await client.get(f"/policies/{policy}")
         assert (state["groups"], state["rollouts"]) == ({"leased": 1}, {"succeeded": 2})
+    for policy in (POLICY, "other"):
+        shown = await client.get(f"/read/groups/{group['trains'][policy]}")
+        assert (shown["line"]["trains"], shown["line"]["rewards"]) == (group["trains"], [rewards[policy]] * 2)
+        assert [one["reward"] for one in shown["rollouts"]] == [rewards[policy]] * 2
     chosen = chosen_groups(app.call_log, READ, [rollout["session_id"] for rollout in group["rollouts"]], fail)
     for read in (recorded_groups(app.call_log, READ, fail), chosen):
         exported = [item async for items in read for item in items]

@@ -16,6 +16,7 @@ import aiohttp
 import pytest
 
 from rolltap.cli.export import ExportJob, run_export
+from rolltap.contract.trainer import LeaseRequest
 from rolltap.engine.scripted import Prompt, ScriptedEngine
 from rolltap.engine.tiny import FOLDER
 from rolltap.harnesses.client import AdminClient
@@ -25,6 +26,8 @@ from rolltap.reconstructor.exporters.dataset import Query
 from rolltap.reconstructor.exporters.where import parse_where
 from rolltap.reconstructor.rules import session_rules
 from rolltap.settings import load_settings
+from rolltap.trainer_client.data.step import view
+from rolltap.trainer_client.recipes import make_recipe
 
 from ..harnesses.house import house_settings, serving
 
@@ -46,7 +49,7 @@ async def home(example: Any, tmp_path: Path) -> AsyncIterator[Any]:
     async with ScriptedEngine(reply, FOLDER) as engine:
         asked: dict[str, Any] = dict(house_settings(tmp_path, engine.url))
         tiny = asked["policies"]["tiny"]
-        asked["policies"] = {"tiny": tiny, "frozen": {**tiny, "trainable": False}}
+        asked["policies"] = {"tiny": tiny, "frozen": {**tiny, "trainable": False}, "worker": {**tiny, "model": "w"}}
         settings = load_settings(None, **asked)
         async with (
             Rolltap.running(settings) as app,
@@ -54,7 +57,9 @@ async def home(example: Any, tmp_path: Path) -> AsyncIterator[Any]:
             AdminClient(urls["admin"], app.settings.keys.admin) as client,
             aiohttp.ClientSession() as http,
         ):
-            yield exporting_here(import_module("home").Home, f"sqlite:///{tmp_path}/data/rolltap.db")(client, http)
+            here = exporting_here(import_module("home").Home, f"sqlite:///{tmp_path}/data/rolltap.db")(client, http)
+            here.trainers = app.ledger.trainers
+            yield here
 
 
 def exporting_here(home: type[Any], store: str) -> type[Any]:
@@ -204,6 +209,24 @@ async def test_arpo_forks_after_a_tools_answer(home: Any, example: Any) -> None:
     group = await home.client.get(f"/read/groups/{found['group']}")
     parents = [each["rollout"]["parent"] for each in group["rollouts"]]
     assert [parent["at"] for parent in parents if parent] == [0] * 4
+
+
+@of("unity_mas")
+async def test_unity_mas_trains_two_models_of_three_roles(home: Any, example: Any) -> None:
+    """Each model is leased its own roles' calls, paid by them; a role without a reward gets the rollout's."""
+    groups = (await example.main(home))["groups"]
+    assert list(groups) == ["tiny", "worker"]
+    played: dict[str, set[str]] = {}
+    for policy in groups:
+        (leased,) = (await home.trainers.lease(LeaseRequest(policy, policy, 1))).groups
+        assert (leased.group.id, len(leased.rollouts)) == (groups[policy], 4)
+        segments = [each for record in leased.rollouts for each in record.trajectory.segments if each.loss_mask.any()]
+        played[policy] = {span.agent for segment in segments for span in segment.turns if span.trained}
+        assert {record.reward for record in leased.rollouts} == {1.0 if policy == "tiny" else 2.0}
+        step = view([leased])
+        assert step.shared
+        make_recipe("dr_mas", {}).check(step)  # it needs agents, and each run has some of them
+    assert played == {"tiny": {""}, "worker": {"first", "second"}}
 
 
 def test_every_example_stands_in_the_readme() -> None:

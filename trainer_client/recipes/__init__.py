@@ -27,6 +27,7 @@ from rolltap.trainer_client.recipes.papers.agentflow import AgentFlow
 from rolltap.trainer_client.recipes.papers.agentgym_rl import AgentGymRL
 from rolltap.trainer_client.recipes.papers.archer import ArCHer
 from rolltap.trainer_client.recipes.papers.arpo import ARPO
+from rolltap.trainer_client.recipes.papers.astraflow import AstraFlow
 from rolltap.trainer_client.recipes.papers.cm2 import CM2
 from rolltap.trainer_client.recipes.papers.dart import DART
 from rolltap.trainer_client.recipes.papers.dr_grpo import DrGRPO
@@ -79,6 +80,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "chain_of_agents": ChainOfAgents,
     "cm2": CM2,
     "dapo": DAPO,
+    "astraflow": AstraFlow,
     "dart": DART,
     "dr_grpo": DrGRPO,
     "dr_mas": DrMAS,

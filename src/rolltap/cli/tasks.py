@@ -303,7 +303,8 @@ def submissions_table(submissions: Sequence[dict[str, Any]]) -> Table:
         mean = "" if one["reward_mean"] is None else f"{one['reward_mean']:.3f}"
         tasks = f"{one['tasks']}, {one['queued']} queued" if one["queued"] else f"{one['tasks']}"
         rollouts = "cancelled" if one["cancelled"] else f"{ended} of {open_now + ended}"
-        table.add_row(one["id"], one["policy"], tasks, rollouts, counts, mean)
+        policies = ", ".join((one["policy"], *one.get("also", ())))
+        table.add_row(one["id"], policies, tasks, rollouts, counts, mean)
     return table
 
 

@@ -349,7 +349,8 @@ class RecordReader(ReadPlane):
     async def group(self, group_id: str) -> GroupDetail:
         """Returns the group with its rollouts, the best reward first. Raises `NotFound`."""
         row, task = await self._query(lambda connection: ledger.group_row(connection, group_id))
-        rollouts = await self._rollouts([rollout.id for rollout in row.group.rollouts])
+        details = await self._rollouts([rollout.id for rollout in row.group.rollouts])
+        rollouts = [replace(each, reward=row.group.reward_of(each.rollout)) for each in details]
         rollouts.sort(key=lambda each: (each.reward is None, -(each.reward or 0.0), each.rollout.index))
         trajectories = await self._trajectories([each.session.id for each in rollouts if each.session is not None])
         (line,) = await self._group_lines([row])

@@ -48,13 +48,14 @@ def group_line(group_row: GroupRow, sampled: tuple[int, int] | None = None) -> G
         created_at=group.created_at,
         completed_at=row.completed_at,
         rewards=tuple(
-            None if rollout.scoring is Scoring.UNSCORABLE else rollout.total_reward for rollout in group.rollouts
+            None if rollout.scoring is Scoring.UNSCORABLE else group.reward_of(rollout) for rollout in group.rollouts
         ),
         oldest_version=oldest,
         newest_version=newest,
         step=row.acked_step,
         failures=group.failures,
         tags=group.tags,
+        trains=group.trains,
     )
 
 

@@ -318,7 +318,8 @@ class BreakView:
 class GroupLine:
     """A group without its rollouts. `rewards`: those of its rollouts, None for one without a reward.
 
-    `instruction`: the beginning of its task's.
+    `instruction`: the beginning of its task's. `trains`: the group of each policy that learns from the same rollouts;
+    empty where one policy does.
     """
 
     id: str
@@ -335,6 +336,7 @@ class GroupLine:
     step: int | None
     failures: int
     tags: tuple[str, ...]
+    trains: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,13 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from rolltap.contract.trainer import LeasedGroup
+from rolltap.contract.trainer import LeasedGroup, Replay
 from rolltap.trainer_client.data.readings import POLICY, PolicyReading
 from rolltap.trainer_client.data.step import Credit, Step, view
 from rolltap.trainer_client.model.loss import Correction, PolicyLoss
 from rolltap.trainer_client.model.network import Predictions
 from rolltap.trainer_client.recipes import RECIPES, estimators, make_recipe, recipe_class
-from rolltap.trainer_client.recipes.base import Recipe
+from rolltap.trainer_client.recipes.base import Recipe, ReplayedGroups
 from rolltap.trainer_client.recipes.papers.archer import ArCHer
 from rolltap.trainer_client.recipes.papers.epo import EPO
 from rolltap.trainer_client.recipes.papers.hiper import HiPER
@@ -350,6 +350,13 @@ def test_dart_trains_the_turns_of_most_entropy_in_each_group() -> None:
     assert {float(value) for row in credit.weights for value in row} == {0.0, 1.0}
     plain = make_recipe("grpo", {}).credit(step)
     assert by_turn(step, credit) == by_turn(step, plain)
+
+
+def test_astraflow_mixes_stored_groups_within_its_bound() -> None:
+    recipe = make_recipe("astraflow", {"groups": 2})
+    assert recipe.replay(3) == ReplayedGroups(2, Replay(min_age=1, max_age=8, order="random"))
+    assert make_recipe("astraflow", {"groups": 0}).replay(3) is None
+    assert RECIPES["astraflow"].settings == {"max_staleness": 8}
 
 
 def test_dart_replays_the_successes_of_hard_tasks() -> None:
