@@ -14,7 +14,7 @@ from rolltap.errors import LeaseLost, LedgerError, RateLimited, TrainerFenced
 from rolltap.ids import new_id
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.submissions import SubmissionSpec
-from rolltap.ledger.views import group_uses, policy_counts, rewarded_rollouts, run_state
+from rolltap.ledger.views import group_rows, group_uses, policy_counts, rewarded_rollouts, run_state
 from rolltap.types import EVALUATION, PURPOSE_TAG, Group, GroupStatus, Rollout, RolloutStatus, Scoring, Task
 
 from ..unit.ledger.world import World, key, status
@@ -147,6 +147,8 @@ async def test_a_rollout_in_which_a_policy_sampled_nothing_is_left_out_for_it_al
     left_out = Scoring.UNSCORABLE
     assert scoring == {"a": [Scoring.SCORED, Scoring.SCORED, left_out], "b": [Scoring.SCORED, left_out, left_out]}
     assert leased.rollouts[1].rollout.reason == NOTHING_SAMPLED
+    rows = await world.database.query(group_rows)
+    assert {each.group.policy: each.row.reward_mean for each in rows} == {"a": 0.5, "b": 1.0}
     counts = {policy: (await world.ledger.policies.stats(policy)).unanswered for policy in ("a", "b")}
     assert counts == {"a": 1, "b": 2}
 
