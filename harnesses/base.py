@@ -470,14 +470,14 @@ class Evidence:
     seen: Transcript = field(default_factory=Transcript)
     began: float = field(default_factory=time.monotonic)
     harness: str = ""
-    extend: Callable[[], None] = lambda: None
-    """Tells the runner that the evaluator's time begins anew."""
+    extend: Callable[[float], None] = lambda _: None
+    """Tells the runner that the evaluator has so many seconds from now."""
 
-    def anew(self) -> Evidence:
-        """The same evidence for a check of the result, with as much time as the result had: slow tests of honest work
-        would leave none."""
-        self.extend()
-        return replace(self, began=time.monotonic())
+    def anew(self, runs: int = 1) -> Evidence:
+        """The same evidence for checks of the result, with as much time for each run as the result had: slow tests of
+        honest work would leave none."""
+        self.extend(runs * self.limits.evaluate_s)
+        return replace(self, began=time.monotonic() + (runs - 1) * self.limits.evaluate_s)
 
     @property
     def deadline(self) -> float:

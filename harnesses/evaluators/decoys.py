@@ -47,6 +47,14 @@ EQUALITY = re.compile(r"assert(?!Not)\w*Equals?")
 COMPARISONS = (ast.Eq, ast.In, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 """Those that a value of the code under test decides."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+KNOWN_DECORATORS = frozenset(
+    (
+        *("pytest", "unittest", "skip", "skipIf", "skipUnless", "patch", "mock", "parameterized", "classmethod"),
+        *("staticmethod", "hypothesis", "given", "settings", "example", "freeze_time", "responses", "time_machine"),
+    )
+)
+"""Begin the names of decorators under which a function's failure is the test's: of any other it may be expected."""
 
 
 def another(value: Any, salt: int) -> Any:
@@ -114,12 +122,28 @@ def _comes_first(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _make_decoy(tree: ast.Module, names: Sequence[str], probes: _Probes) -> bool:
-    """Changes the function of these names. False if the file doesn't define it."""
+def function_to_change(tree: ast.Module, names: Sequence[str]) -> Function | None:
+    """The function of these names; None if the file doesn't define it, or something around it may run another or catch
+    what it raises: a decorator (`@raises(ValueError)`), an assignment (`test_x = raises(ValueError)(test_x)`)."""
     body: list[ast.stmt] = tree.body
     for name in names[:-1]:
         body = next((each.body for each in reversed(body) if isinstance(each, ast.ClassDef) and each.name == name), [])
     function = next((each for each in reversed(body) if isinstance(each, FUNCTIONS) and each.name == names[-1]), None)
+    if function is None or not all(_is_known(each) for each in function.decorator_list):
+        return None
+    stored = (each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store))
+    return None if function.name in stored else function
+
+
+def _is_known(decorator: ast.expr) -> bool:
+    while isinstance(decorator, ast.Call | ast.Attribute):
+        decorator = decorator.func if isinstance(decorator, ast.Call) else decorator.value
+    return isinstance(decorator, ast.Name) and decorator.id in KNOWN_DECORATORS
+
+
+def _make_decoy(tree: ast.Module, names: Sequence[str], probes: _Probes) -> bool:
+    """Changes the function of these names. False if it can't be."""
+    function = function_to_change(tree, names)
     if function is None:
         return False
     function.body = [changed for statement in function.body for changed in probes.of(statement)]
@@ -129,7 +153,8 @@ def _make_decoy(tree: ast.Module, names: Sequence[str], probes: _Probes) -> bool
 
 
 class _Probes(ast.NodeTransformer):
-    """Replaces the comparisons that a function asserts by probes. Not in functions and classes inside it."""
+    """Replaces the comparisons that a function asserts by probes, and its returns by a failure: honest code may return
+    before the end (`except ValueError: return`). Not in functions and classes inside it."""
 
     def __init__(self, prefix: str, salt: int) -> None:
         self._prefix, self._salt = prefix, salt
@@ -157,6 +182,9 @@ class _Probes(ast.NodeTransformer):
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.stmt:
         return node
+
+    def visit_Return(self, node: ast.Return) -> ast.stmt:
+        return ast.parse(LAST).body[0]
 
     def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
         """Each part of a conjunction has a probe of its own."""

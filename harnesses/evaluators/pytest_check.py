@@ -4,27 +4,33 @@ The task's test patch is applied to a clean workspace, and then the agent's chan
 (to tests, files of the patch and configuration) are dropped and named. The reward is 1.0 if every named test passed,
 else 0.0; the detail lists the passed and the failed tests.
 
-A test passed if its call ran and passed, and no part of it failed. Our own plug-in counts; reports of other plug-ins
-are ignored. The code under test shares pytest's process, so it can make up results. Before a reward of 1.0, therefore,
+A test passed if its call ran and passed, and no part of it failed. One that was skipped in its call, or was expected to
+fail, is left out if it ends so without the agent's changes, too. Our own plug-in counts; reports of other plug-ins are
+ignored. The code under test shares pytest's process, so it can make up results. Before a reward of 1.0, therefore,
 decoys of the tests run in two other clean workspaces (`decoys.py`, `quiet_decoys.py`): one that passes with the agent's
-code, but not without it, is tampering, and the reward is 0.0.
+code, but not without it, is tampering, and the reward is 0.0. With the second kind the tests themselves run again, at
+the same time, so that a clock doesn't tell which run is which.
 """
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
+import random
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from rolltap.errors import EvaluatorFailed, LogUnreadable, Unreadable
 from rolltap.harnesses.base import Command, Ending, Evidence, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
-from rolltap.harnesses.evaluators.decoys import chosen, function_of, with_decoys
+from rolltap.harnesses.evaluators.decoys import FUNCTIONS, chosen, function_of, with_decoys
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
@@ -81,6 +87,13 @@ sys.exit(pytest.main(sys.argv[3:], plugins=[WorkingCopy(), Results()]))
 """
 """`python -m pytest`, except that pytest and its plugins are imported before the agent's folder is on the path, and no
 new module of the agent's takes the place of an installed one."""
+
+Results = Mapping[str, bool | None]
+Run = Callable[[], Coroutine[Any, Any, Results]]
+
+DECOYS = "the tests with other expectations"
+TRIES = 2
+"""A test of honest work that fails at random passes beside its decoys in one of so many runs, or is worth 0."""
 
 MOST_DECOYS = 50
 """The most test functions of which decoys are made: first of `must_pass`, then at random of `keep_passing`."""
@@ -149,10 +162,9 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     async def evaluate(self, evidence: Evidence) -> Verdict:
         place = await self._place(evidence)
         evidence.seen.add("the agent's changes", "\n".join(listed(place.changed, place.dropped)))
-        tests = (*self.must_pass, *self.keep_passing)
-        await asyncio.to_thread(_write_again, place.clean.folder, dict.fromkeys(self._files_of(place)))
-        results = await self._results(evidence, place, "the tests", [test.split("[")[0] for test in tests])
-        passed = {test: _test_passed(test, results) for test in tests}
+        results = await self._run(evidence, place, {}, "the tests")
+        left_out = await self._left_out(evidence, place, results)
+        passed = self._passed(results, left_out)
         detail = {
             "passed": [test for test, ok in passed.items() if ok],
             "failed": [test for test, ok in passed.items() if not ok],
@@ -165,7 +177,9 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             return Verdict((Score(1.0),), {**detail, UNPROTECTED: "its results are not checked by decoys"})
         passing = await self._passing_decoys(evidence, results)
         if not passing:
-            quiet = await self._passing_quiet_decoys(evidence, results)
+            quiet, failed = await self._passing_quiet_decoys(evidence, results, left_out)
+            if failed:
+                return Verdict((Score(0.0),), {**detail, "passed": [], "failed": failed, "passed_once": True})
             passing = quiet if passing is None else [*passing, *(quiet or ())]
         if passing is None:
             return Verdict((Score(1.0),), {**detail, UNPROTECTED: "no decoy can be made of its tests"})
@@ -174,10 +188,45 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             return Verdict((Score(0.0),), {**detail, "forged": passing[:NAMED_CHANGES]}, tampering=tuple(acts))
         return Verdict((Score(1.0),), detail)
 
+    @property
+    def _tests(self) -> list[str]:
+        """What pytest is asked for: the named tests, without parameters."""
+        return [function_of(test) for test in self._named]
+
+    @property
+    def _named(self) -> tuple[str, ...]:
+        return (*self.must_pass, *self.keep_passing)
+
+    async def _left_out(self, evidence: Evidence, place: _Place, results: Results) -> set[str]:
+        """The nodes without a verdict that end so without the agent's changes, too, or that the task's own text expects
+        to fail. None are looked for if a named test failed."""
+        named = {node: ok for node, ok in results.items() if any(_is_of(node, test) for test in self._named)}
+        nodes = {node for node, ok in named.items() if ok is None}
+        if not nodes or False in named.values():
+            return set()
+        texts = await asyncio.to_thread(_texts, place.clean.folder, self._files_of(place))
+        expected = {node for node in nodes if is_expected_to_fail(texts.get(node.partition("::")[0], ""), node)}
+        if nodes == expected:
+            return expected
+        evidence = evidence.anew()
+        own = await self._place(evidence, of_agent=False)
+        without = await self._results(evidence, own, "the tests without the agent's changes", self._tests)
+        return expected | {node for node in nodes if without.get(node, False) is None}
+
+    def _passed(self, results: Results, left_out: Collection[str]) -> dict[str, bool]:
+        """Named test -> whether it ran and all of it passed; a file, class or unparametrised function means all tests
+        below it. One of `keep_passing` of which all is left out did, too."""
+        passed: dict[str, bool] = {}
+        for test in self._named:
+            nodes = [node for node in results if _is_of(node, test)]
+            outcomes = [results[node] for node in nodes if node not in left_out]
+            passed[test] = all(outcomes) and bool(outcomes if test in self.must_pass else nodes)
+        return passed
+
     async def _place(self, evidence: Evidence, *, of_agent: bool = True) -> _Place:
         """A clean workspace with the task's patch and, `of_agent`, the agent's changes that come in."""
         clean = await evidence.clean_workspace()
-        files = {test.partition("::")[0] for test in (*self.must_pass, *self.keep_passing)}
+        files = {test.partition("::")[0] for test in self._named}
         agents = evidence.workspace.folder
         visible = await asyncio.to_thread(_texts, clean.folder, files)
         changed = await asyncio.to_thread(changes, clean.folder, agents) if of_agent else []
@@ -195,8 +244,14 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         own = (start.files | set(patched)) - ({change.path for change in changed} - {each.path for each in dropped})
         return _Place(clean, configuration, changed, dropped, new, own, visible)
 
-    async def _results(self, evidence: Evidence, place: _Place, step: str, tests: Iterable[str]) -> dict[str, bool]:
-        """Runs `tests`. Node id -> passed, as `read_results`."""
+    async def _run(self, evidence: Evidence, place: _Place, texts: Mapping[str, str], step: str) -> Results:
+        """Runs the named tests from files that are written anew, those of `texts` with these."""
+        files = {**dict.fromkeys(self._files_of(place)), **texts}
+        await asyncio.to_thread(_write_again, place.clean.folder, files)
+        return await self._results(evidence, place, step, self._tests)
+
+    async def _results(self, evidence: Evidence, place: _Place, step: str, tests: Iterable[str]) -> Results:
+        """Runs `tests`. Returns what `read_results` does."""
         clean = place.clean
         chosen = clean.workdir / place.configuration if place.configuration else clean.home / CONFIGURATION
         options = ("-q", "-p", "no:cacheprovider", "-c", str(chosen), f"--rootdir={clean.workdir}")
@@ -206,7 +261,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         exit_ = await evidence.run(clean, step, launch)
         return await read_untrusted(read_results, clean.home_folder, exit_.output)
 
-    async def _passing_decoys(self, evidence: Evidence, results: Mapping[str, bool]) -> list[str] | None:
+    async def _passing_decoys(self, evidence: Evidence, results: Results) -> list[str] | None:
         """The decoys that pass only with the agent's code; None if there are none of these tests.
 
         Raises `EvaluatorFailed` if the agent's code leaves no result of a decoy.
@@ -224,33 +279,46 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
 
     def _files_of(self, place: _Place) -> list[str]:
         """The task's own Python files that the tests name, or whose folders they name."""
-        named = {test.partition("::")[0] for test in (*self.must_pass, *self.keep_passing)}
+        named = {test.partition("::")[0] for test in self._named}
         python = [path for path in place.own if path.endswith(".py")]
         return [path for path in python if any(PurePosixPath(path).is_relative_to(each) for each in named)]
 
-    async def _passing_quiet_decoys(self, evidence: Evidence, results: Mapping[str, bool]) -> list[str] | None:
-        """The quiet decoys that pass only with the agent's code; None if there are none of these tests.
+    async def _passing_quiet_decoys(
+        self, evidence: Evidence, results: Results, left_out: Collection[str]
+    ) -> tuple[list[str] | None, list[str]]:
+        """The quiet decoys that pass only with the agent's code, None if there are none of these tests; and the tests
+        that passed but did not beside them, twice.
 
-        They run as the tests did, from files that were written anew, too: nothing tells which run it is.
+        Both run as the tests did, from files that were written anew, too: nothing tells which run it is.
         """
-        evidence = evidence.anew()
-        place = await self._place(evidence)
         every = [function_of(node) for node, ok in results.items() if ok]
         first = [each for each in every if any(_is_of(each, function_of(test)) for test in self.must_pass)]
-        files = self._files_of(place)
         functions = chosen(first, every, MOST_DECOYS)
-        texts, made = await asyncio.to_thread(_quiet_texts, place, files, functions)
-        passing = set(made)
-        for of_agent in (True, False) if made else ():  # a decoy that passes without the agent's code says nothing
-            place = place if of_agent else await self._place(evidence.anew(), of_agent=False)
-            await asyncio.to_thread(_write_again, place.clean.folder, {**dict.fromkeys(files), **texts})
-            tests = [test.split("[")[0] for test in (*self.must_pass, *self.keep_passing)]
-            ended = await self._results(evidence, place, "the tests with other expectations", tests)
-            passed = {function_of(node) for node, ok in ended.items() if ok}
-            passing = passing & passed if of_agent else passing - passed
-            if not passing:
+        failed: list[str] = []
+        for _ in range(TRIES):
+            again = evidence.anew(2)
+            decoys = await self._place(again)
+            files = self._files_of(decoys)
+            texts, made = await asyncio.to_thread(_quiet_texts, decoys, files, functions)
+            if not made:
+                return None, []
+            tests = await self._place(again)
+            results, with_decoys = await _both(
+                partial(self._run, again, tests, {}, "the tests again"),
+                partial(self._run, again, decoys, texts, DECOYS),
+                at_once=tests.clean.is_sandboxed,
+            )
+            passing = _passed_functions(with_decoys) & set(made)
+            if passing:  # one that passes without the agent's code says nothing
+                again = evidence.anew()
+                own = await self._place(again, of_agent=False)
+                passing -= _passed_functions(await self._run(again, own, texts, DECOYS))
+            if passing:
+                return sorted(passing), []
+            failed = [test for test, ok in self._passed(results, left_out).items() if not ok]
+            if not failed:
                 break
-        return sorted(passing) if made else None
+        return [], failed
 
     async def _outcomes(
         self, evidence: Evidence, nodes: Iterable[str], *, of_agent: bool = True
@@ -291,8 +359,9 @@ def find_configuration(folder: Path, tests: Iterable[str]) -> str:
     return ""
 
 
-def read_results(home: Path, output: str) -> dict[str, bool]:
-    """Node id → passed: its call ran and passed, and no part of it failed. One that is tried again counts at its end.
+def read_results(home: Path, output: str) -> Results:
+    """Node id → passed: its call ran and passed, and no part of it failed. None if it was skipped in its call, or was
+    expected to fail. One that is tried again counts at its end.
 
     Raises `EvaluatorFailed` if the file is missing, `Unreadable` if it isn't what our plug-in writes: then code of the
     working copy wrote it.
@@ -310,17 +379,46 @@ def read_results(home: Path, output: str) -> dict[str, bool]:
         raise EvaluatorFailed(f"pytest did not begin: {last_line(output)}")
     with file:
         text = file.read().decode("utf-8", errors="replace")
-    called: dict[str, bool] = {}
+    called: dict[str, bool | None] = {}
     failed: set[str] = set()
     try:
         for node, when, outcome, expected_to_fail in map(json.loads, text.splitlines()):
             if when == "call" and outcome != "rerun":
-                called[node] = called.get(node, True) and outcome == "passed" and not expected_to_fail
+                ok = None if outcome == "skipped" or expected_to_fail else outcome == "passed"
+                before = called.get(node, True)
+                called[node] = min(before, ok, key=(False, None, True).index)
             elif outcome == "failed":
                 failed.add(node)
     except (ValueError, TypeError) as error:
         raise Unreadable(f"the results of the tests: {error}") from error
-    return {node: ok and node not in failed for node, ok in called.items()} | dict.fromkeys(failed - set(called), False)
+    return {**called, **dict.fromkeys(failed, False)}
+
+
+def is_expected_to_fail(source: str, node: str) -> bool:
+    """Whether a test file marks the function of the test, or a class around it, to fail whatever happens."""
+    try:
+        tree: ast.Module | ast.ClassDef = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    for name in function_of(node).split("::")[1:]:
+        defined = [each for each in tree.body if isinstance(each, (*FUNCTIONS, ast.ClassDef)) and each.name == name]
+        if any(_is_expectation(mark) for each in defined[-1:] for mark in each.decorator_list):
+            return True
+        if not defined or not isinstance(defined[-1], ast.ClassDef):
+            return False
+        tree = defined[-1]
+    return False
+
+
+def _is_expectation(decorator: ast.expr) -> bool:
+    """Without a condition."""
+    if (
+        isinstance(decorator, ast.Call)
+        and not decorator.args
+        and all(each.arg != "condition" for each in decorator.keywords)
+    ):
+        decorator = decorator.func
+    return ast.unparse(decorator) in ("pytest.mark.xfail", "unittest.expectedFailure")
 
 
 def _module_names(path: str) -> list[str]:
@@ -394,10 +492,25 @@ def _is_of(node: str, test: str) -> bool:
     return node == test or node.startswith((f"{test}::", f"{test}["))
 
 
-def _test_passed(test: str, results: dict[str, bool]) -> bool:
-    """True if `test` ran and passed; a file, class or unparametrised function means all tests below it."""
-    outcomes = [ok for node, ok in results.items() if _is_of(node, test)]
-    return bool(outcomes) and all(outcomes)
+def _passed_functions(results: Results) -> set[str]:
+    return {function_of(node) for node, ok in results.items() if ok}
+
+
+async def _both(one: Run, other: Run, *, at_once: bool) -> tuple[Results, Results]:
+    """The results of two runs. If not at once (both may use the same port), which one is first is random."""
+    if not at_once and random.random() < 0.5:
+        second = await other()
+        return await one(), second
+    if not at_once:
+        return await one(), await other()
+    tasks = asyncio.create_task(one()), asyncio.create_task(other())
+    try:
+        one_result, other_result = await asyncio.gather(*tasks)
+        return one_result, other_result
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _identities(folder: Path) -> dict[str, tuple[int, int, int]]:

@@ -18,11 +18,12 @@ import string
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from rolltap.harnesses.evaluators.decoys import FUNCTIONS
+from rolltap.harnesses.evaluators.decoys import Function, function_to_change
 
 METHODS: Mapping[str, type[ast.cmpop]] = {"assertEqual": ast.Eq, "assertIn": ast.In}
-LONG = 4
-"""Characters of a text that another text surely doesn't contain when one of them is changed."""
+LETTERS = 4
+"""So many letters of a text are changed so that another text surely doesn't contain it: of `"item 1"` one letter or
+digit might make a text that is there, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,11 @@ def with_quiet_decoys(source: str, functions: Collection[str], visible: str = ""
     places = _Places(source)
     edits: dict[str, _Edit] = {}
     for name in functions:
-        function = _function(tree, name.split("::"))
+        function = function_to_change(tree, name.split("::"))
         found = [] if function is None else [edit for each in _assertions(function) for edit in places.edits(each)]
         if function is not None and found:
             edits[name] = random.choice(found)
-    hidden = [name for name in edits if places.text(_function(tree, name.split("::"))) not in visible]
+    hidden = [name for name in edits if places.text(function_to_change(tree, name.split("::"))) not in visible]
     made = hidden or list(edits)
     data = source.encode()
     for edit in sorted((edits[name] for name in made), key=lambda edit: -edit.start):
@@ -65,14 +66,7 @@ def with_quiet_decoys(source: str, functions: Collection[str], visible: str = ""
     return text, made, bool(hidden)
 
 
-def _function(tree: ast.Module, names: list[str]) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
-    body: list[ast.stmt] = tree.body
-    for name in names[:-1]:
-        body = next((each.body for each in reversed(body) if isinstance(each, ast.ClassDef) and each.name == name), [])
-    return next((each for each in reversed(body) if isinstance(each, FUNCTIONS) and each.name == names[-1]), None)
-
-
-def _assertions(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.stmt]:
+def _assertions(function: Function) -> Iterator[ast.stmt]:
     """The function's own statements, up to one that may return before the next."""
     for statement in function.body:
         yield statement
@@ -108,17 +102,25 @@ class _Places:
             comparisons = [each for each in parts if isinstance(each, ast.Compare) and len(each.ops) == 1]
             found = [self._of_comparison(type(each.ops[0]), each.left, each.comparators[0]) for each in comparisons]
             return [edit for edits in found for edit in edits]
-        if isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
-            kind = METHODS.get(call.func.attr) if isinstance(call.func, ast.Attribute) else None
-            if kind and len(call.args) > 1 and not any(isinstance(each, ast.Starred) for each in call.args):
-                return self._of_comparison(kind, *call.args[:2])
+        if (
+            isinstance(statement, ast.Expr)
+            and isinstance(call := statement.value, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and (kind := METHODS.get(call.func.attr))
+            and f"def {call.func.attr}(".encode() not in self._data
+            and len(call.args) > 1
+            and not any(isinstance(each, ast.Starred) for each in call.args)
+        ):
+            return self._of_comparison(kind, *call.args[:2])
         return []
 
     def _of_comparison(self, kind: type[ast.cmpop], left: ast.expr, right: ast.expr) -> list[_Edit]:
         if kind is ast.Eq:
-            return self._of_literals((left, right))
-        is_text = isinstance(left, ast.Constant) and isinstance(left.value, str) and len(left.value) >= LONG
-        return self._of_literals((left,)) if kind is ast.In and is_text else []
+            return [] if _is_about(left) or _is_about(right) else self._of_literals((left, right))
+        if kind is not ast.In or not isinstance(left, ast.Constant) or not isinstance(left.value, str):
+            return []
+        text = _distant(left.value, self.text(left))
+        return [_Edit(self.start(left), self.end(left), text)] if text else []
 
     def _of_literals(self, sides: Collection[ast.expr]) -> list[_Edit]:
         """One edit for each constant of the sides that are literals, if only one is."""
@@ -138,6 +140,28 @@ def _is_literal(node: ast.expr) -> bool:
     return True
 
 
+def _is_about(node: ast.expr) -> bool:
+    """Whether it may equal other numbers, too: `pytest.approx(x)`."""
+    return any("approx" in (getattr(each, "attr", "") or getattr(each, "id", "")) for each in ast.walk(node))
+
+
+def _distant(value: str, written: str) -> str:
+    """A text with `LETTERS` other letters; "" if it has fewer."""
+    places = [place for place, char in enumerate(value) if char in string.ascii_letters]
+    if len(places) < LETTERS or written[:1] not in "'\"" or written[1:-1] != value:
+        return ""
+    chars = list(value)
+    for place in random.sample(places, LETTERS):
+        chars[place] = _other_letter(chars[place])
+    return f"{written[0]}{''.join(chars)}{written[0]}"
+
+
+def _other_letter(char: str) -> str:
+    kinds = (string.ascii_lowercase, string.ascii_uppercase, string.digits)
+    kind = next(each for each in kinds if char in each)
+    return random.choice(kind.replace(char, ""))
+
+
 def _another(value: object, written: str) -> str:
     """Another constant as a test could have it, written alike; "" for none."""
     if type(value) is int and written.isdigit():
@@ -150,8 +174,5 @@ def _another(value: object, written: str) -> str:
         if not places:
             return f"{written[:-1]}{random.choice(string.ascii_lowercase)}{written[-1]}"
         place = random.choice(places)
-        kinds = (string.ascii_lowercase, string.ascii_uppercase, string.digits)
-        kind = next(each for each in kinds if value[place] in each)
-        other = random.choice(kind.replace(value[place], ""))
-        return f"{written[0]}{value[:place]}{other}{value[place + 1 :]}{written[0]}"
+        return f"{written[0]}{value[:place]}{_other_letter(value[place])}{value[place + 1 :]}{written[0]}"
     return ""

@@ -211,10 +211,10 @@ class RolloutRunner(AttemptRunner[Assignment]):
         try:
             async with asyncio.timeout(None) as limit:
 
-                def extend() -> None:
-                    limit.reschedule(asyncio.get_running_loop().time() + limits.evaluate_s + ENDING_S)
+                def extend(seconds: float) -> None:
+                    limit.reschedule(asyncio.get_running_loop().time() + seconds + ENDING_S)
 
-                extend()
+                extend(limits.evaluate_s)
                 return await assignment.evaluator.evaluate(replace(evidence, extend=extend))
         except TimeoutError:
             raise EvaluatorFailed(f"the evaluation ran past {limits.evaluate_s:g} s") from None
