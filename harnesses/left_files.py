@@ -230,7 +230,12 @@ MOST_BYTES = 4 << 30
 MOST_FILES = 200_000
 """The most data and files of an agent that are copied into a clean workspace."""
 
-MOST_LISTED, DEEPEST = 2_000_000, 500
+MOST_LISTED, DEEPEST = 2_000_000, 100
+MOST_PATHS = 256 << 20
+"""The most characters that the paths of all listed entries have."""
+MOST_STEPS = 4_000_000
+"""The most folders that are opened on the way, as no link is followed: each folder and each copied file costs its
+depth."""
 
 UNSEEN = {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"}
 """Folders that are not compared: those of builds and tools."""
@@ -266,17 +271,24 @@ def apply_changes(
 ) -> list[Change]:
     """Applies to `target` the changes that `brings` accepts, but none through a link outward.
 
-    Returns the changes that were not applied. Raises `Unreadable` for more than `budget` (`MOST_BYTES`, `MOST_FILES`),
-    and for what can't lie in the target, such as a file in a file's place.
+    Returns the changes that were not applied. Raises `Unreadable` for more than `budget` (`MOST_BYTES`, `MOST_FILES`)
+    or `MOST_STEPS`, and for what can't lie in the target, such as a file in a file's place.
     """
     budget = budget or CopyBudget(MOST_BYTES, MOST_FILES)
-    left, dropped = LeftFiles(after), []
+    left, dropped, root = LeftFiles(after), list[Change](), target.resolve()
+    parent, is_inside = target, True  # of one folder's files only the first looks where that is
+    steps = 0
     for change in every:
         destination = target / change.path
-        is_inside = destination.parent.resolve().is_relative_to(target.resolve())  # whatever links there are
-        if not brings(change) or not is_inside:
+        if destination.parent != parent:
+            parent = destination.parent
+            is_inside = parent.resolve().is_relative_to(root)  # whatever links there are
+        if not is_inside or not brings(change):
             dropped.append(change)
             continue
+        steps += change.path.count("/")
+        if steps > MOST_STEPS:
+            raise Unreadable("the agent's changes lie in too many folders")
         try:
             if destination.is_symlink() or destination.is_file():
                 destination.unlink()
@@ -298,17 +310,24 @@ FileState = tuple[int, int, int]
 def file_states(folder: Path) -> dict[str, FileState]:
     """The files and links below `folder`, but for folders that are not compared. It may change meanwhile.
 
-    Raises `Unreadable` for more than `MOST_LISTED` entries.
+    Raises `Unreadable` for more than `MOST_LISTED` entries, `MOST_PATHS` or `MOST_STEPS`.
     """
-    left, found, waiting, looked_at = LeftFiles(folder), dict[str, FileState](), [""], 0
+    left, found, waiting = LeftFiles(folder), dict[str, FileState](), [""]
+    looked_at = characters = steps = 0
     while waiting:
         for path, status in left.entries(waiting.pop()):
             looked_at += 1
             if looked_at > MOST_LISTED:
                 raise Unreadable(f"the working copy has more than {MOST_LISTED:,} files")
+            characters += len(path)
+            if characters > MOST_PATHS:
+                raise Unreadable(f"the paths of the working copy have more than {MOST_PATHS >> 20} MB")
             if stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
                 found[path[1:]] = (status.st_ino, status.st_ctime_ns, status.st_size)
             elif stat.S_ISDIR(status.st_mode) and path.rpartition("/")[2] not in UNSEEN and path.count("/") < DEEPEST:
+                steps += path.count("/")
+                if steps > MOST_STEPS:
+                    raise Unreadable("the working copy has too many folders, or too deep ones")
                 waiting.append(path)
     return found
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -147,20 +147,29 @@ class Intake:
 
     def _shadows(self, path: str) -> bool:
         """Whether a new module has the name of one of Python's own, in a folder that Python may import from."""
-        parts = path.split("/")
         return any(
-            part.partition(".")[0] in sys.stdlib_module_names and "/".join(parts[:place]) in self.start.roots
-            for place, part in enumerate(parts)
-            if place == len(parts) - 1 or "/".join(parts[: place + 1]) not in self.start.folders
+            inner.rpartition("/")[2].partition(".")[0] in sys.stdlib_module_names and folder in self.start.roots
+            for folder, inner in self._in_task(path)
+            if inner == path or inner not in self.start.folders
         )
 
     def _displaces(self, path: str) -> bool:
         """Whether an import would find the new `path` instead of a file or folder of the task."""
-        parts = path.split("/")
-        for place, part in enumerate(parts):
-            name = "/".join((*parts[:place], part.partition(".")[0]))
-            if place == len(parts) - 1 and name in self.start.folders:
+        for folder, inner in self._in_task(path):
+            name = os.path.join(folder, inner.rpartition("/")[2].partition(".")[0])
+            if inner == path and name in self.start.folders:
                 return True
             if any(not self.brings(each) for each in self.start.modules.get(name, ())):
                 return True
         return False
+
+    def _in_task(self, path: str) -> Iterator[tuple[str, str]]:
+        """The folders on the way to `path` that the task has, each with what follows in it. An agent's own, below,
+        can be very deep."""
+        folder = ""
+        for part in path.split("/"):
+            if folder not in self.start.folders:
+                return
+            inner = os.path.join(folder, part)
+            yield folder, inner
+            folder = inner

@@ -24,7 +24,7 @@ from rolltap.errors import EvaluatorFailed
 from rolltap.harnesses.base import Evidence, Score, Verdict, choice, shortened, storable
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.evaluators.base import EvaluatorTable
-from rolltap.harnesses.left_files import UNSEEN, Change, ChangeKind, LeftFiles, changes
+from rolltap.harnesses.left_files import DEEPEST, UNSEEN, Change, ChangeKind, LeftFiles, changes
 
 SHOWN_BYTES = 20_000
 OUTPUT_CHARS = 4_000
@@ -152,7 +152,7 @@ def shown_changes(folder: Path, agent_changes: Sequence[Change], mark: str) -> t
     cut = sum(shares[path] < size for path, size in sizes.items())
     missing = len(agent_changes) - len(named)
     summary = f"{len(agent_changes)} changes. Of {cut} only the beginning and the end are shown. "
-    summary += f"Folders named {', '.join(sorted(UNSEEN))} are not compared."
+    summary += f"Folders named {', '.join(sorted(UNSEEN))}, or more than {DEEPEST} deep, are not compared."
     return f"{summary} {missing} more are not named." if missing else summary, "\n".join(parts) or "none"
 
 

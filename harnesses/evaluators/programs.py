@@ -48,6 +48,7 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 
 DISK = "MB of disk"
 """How the `excess` of a run ends that used too much disk."""
+MOST_LINES = 5_000
 NAMED = 20
 """The most removed files that a reward's detail names."""
 
@@ -152,9 +153,12 @@ async def place_of(
 
 
 def listed(every: Iterable[Change], left_out: Iterable[Change]) -> list[str]:
-    """The changes, one a line. An agent can make very many."""
-    dropped = set(left_out)
-    return [f"{each.kind.value} {each.path}{' (dropped)' if each in dropped else ''}" for each in every]
+    """The changes, one a line. An agent can make very many: the first and the last `MOST_LINES`."""
+    every, dropped = list(every), set(left_out)
+    missing = len(every) - 2 * MOST_LINES
+    shown = every[:MOST_LINES] + every[-MOST_LINES:] if missing > 0 else every
+    lines = [f"{each.kind.value} {each.path}{' (dropped)' if each in dropped else ''}" for each in shown]
+    return [*lines[:MOST_LINES], f"[{missing:,} more]", *lines[MOST_LINES:]] if missing > 0 else lines
 
 
 async def run_program(evidence: Evidence, place: JudgesPlace, step: str, launch: Command) -> ProgramEnd:

@@ -6,11 +6,15 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rolltap.errors import Unreadable
+from rolltap.harnesses import left_files
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
-from rolltap.harnesses.left_files import Change, ChangeKind, apply_changes, changes
+from rolltap.harnesses.evaluators.programs import listed
+from rolltap.harnesses.left_files import Change, ChangeKind, apply_changes, changes, file_states
 
 NAMES = st.sampled_from(["a.py", "b.py", "src/a.py", "src/deep/c.txt", "tests/test_a.py", "conftest.py", "x.pth"])
 TREES = st.dictionaries(NAMES, st.text("ab\n", max_size=5), max_size=7)
@@ -77,3 +81,67 @@ def test_a_tree_deeper_than_python_recurses_is_compared(tmp_path: Path) -> None:
     os.close(here)
     assert changes(fresh, agent) == [Change("a.py", ChangeKind.ADDED)]
     subprocess.run(["rm", "-rf", agent], check=True)
+
+
+def tree(root: Path, depth: int, files: int, name: str = "d") -> Path:
+    """A folder below so many others, with so many files."""
+    place = root.joinpath(*[name] * depth)
+    place.mkdir(parents=True)
+    for number in range(files):
+        (place / f"f{number}.py").touch()
+    return root
+
+
+LARGE = {
+    "MOST_LISTED": {"depth": 1, "files": 60},
+    "MOST_PATHS": {"depth": 12, "files": 8, "name": "d" * 200},
+    "MOST_STEPS": {"depth": 48, "files": 1},
+}
+SMALL_LIMITS = {"MOST_LISTED": 50, "MOST_PATHS": 20_000, "MOST_STEPS": 1000}
+
+
+@pytest.mark.parametrize("limit", LARGE)
+def test_a_tree_that_takes_long_to_look_through_is_unreadable(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its files, by the length of its paths, by its depth; each alone is over no other limit."""
+    tree(tmp_path / "agent", **LARGE[limit])
+    for name, most in SMALL_LIMITS.items():
+        monkeypatch.setattr(left_files, name, most)
+    with pytest.raises(Unreadable):
+        file_states(tmp_path / "agent")
+    monkeypatch.setattr(left_files, limit, 1 << 60)
+    assert len(file_states(tmp_path / "agent")) == LARGE[limit]["files"]
+
+
+def test_copies_cost_their_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(left_files, "MOST_STEPS", 1000)
+    agent, fresh = tree(tmp_path / "agent", 30, 40), tmp_path / "fresh"
+    fresh.mkdir()
+    found = changes(fresh, agent)
+    assert len(found) == 40
+    with pytest.raises(Unreadable, match="too many folders"):
+        apply_changes(found, agent, fresh)
+    apply_changes(found[:33], agent, fresh)
+    assert len(file_states(fresh)) == 33
+
+
+@pytest.mark.parametrize("depth", [2, 50, 800])
+def test_of_a_deep_path_only_the_tasks_own_folders_are_looked_at(depth: int, tmp_path: Path) -> None:
+    write(tmp_path, {"src/a.py": ""})
+    intake = Intake(StartingState.of(tmp_path))
+    path = "src/" + "d/" * depth + "b.py"
+    assert [folder for folder, _ in intake._in_task(path)] == ["", "src"]
+    assert intake.brings(path)
+    assert not intake.brings("src/json.py")
+    assert not intake.brings("json/" + "d/" * depth + "b.py")
+    assert not intake.brings("src/json/" + "d/" * depth + "b.py")
+    assert intake.brings("src/" + "json2/" * depth + "json.py")
+
+
+def test_of_very_many_changes_the_first_and_the_last_are_listed() -> None:
+    every = [Change(f"f{number:06}", ChangeKind.ADDED) for number in range(12_345)]
+    lines = listed(every, every[:1])
+    assert (lines[0], lines[5000], lines[-1]) == ("added f000000 (dropped)", "[2,345 more]", "added f012344")
+    assert len(lines) == 10_001
+    assert len(listed(every[:10_000], [])) == 10_000
