@@ -5,11 +5,13 @@ The task's test patch is applied to a clean workspace, and then the agent's chan
 else 0.0; the detail lists the passed and the failed tests.
 
 A test passed if its call ran and passed, and no part of it failed. One that was skipped in its call, or was expected to
-fail, is left out if it ends so without the agent's changes, too. Our own plug-in counts; reports of other plug-ins are
-ignored. The code under test shares pytest's process, so it can make up results. Before a reward of 1.0, therefore,
-decoys of the tests run in two other clean workspaces (`decoys.py`, `quiet_decoys.py`): one that passes with the agent's
-code, but not without it, is tampering, and the reward is 0.0. With the second kind the tests themselves run again, at
-the same time, so that a clock doesn't tell which run is which.
+fail, is left out if it ends so without the agent's changes, too; one that has a result only there did not pass. Our own
+plug-in counts; reports of other plug-ins are ignored.
+
+The code under test shares pytest's process, so it can make up results. Before a reward of 1.0, therefore, decoys of the
+tests run in two other clean workspaces (`decoys.py`, `quiet_decoys.py`): one that passes with the agent's code, but not
+without it, is tampering, and the reward is 0.0. With the second kind the tests themselves run again, at the same time,
+so that a clock doesn't tell which run is which.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ sys.exit(pytest.main(sys.argv[3:], plugins=[WorkingCopy(), Results()]))
 """`python -m pytest`, except that pytest and its plugins are imported before the agent's folder is on the path, and no
 new module of the agent's takes the place of an installed one."""
 
-Results = Mapping[str, bool | None]
+Results = dict[str, bool | None]
 Run = Callable[[], Coroutine[Any, Any, Results]]
 
 DECOYS = "the tests with other expectations"
@@ -163,8 +165,8 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         place = await self._place(evidence)
         evidence.seen.add("the agent's changes", "\n".join(listed(place.changed, place.dropped)))
         results = await self._run(evidence, place, {}, "the tests")
-        left_out = await self._left_out(evidence, place, results)
-        passed = self._passed(results, left_out)
+        left_out, lost = await self._without_agent(evidence, place, results)
+        passed = self._passed(results | dict.fromkeys(lost, False), left_out)
         detail = {
             "passed": [test for test, ok in passed.items() if ok],
             "failed": [test for test, ok in passed.items() if not ok],
@@ -197,21 +199,29 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     def _named(self) -> tuple[str, ...]:
         return (*self.must_pass, *self.keep_passing)
 
-    async def _left_out(self, evidence: Evidence, place: _Place, results: Results) -> set[str]:
-        """The nodes without a verdict that end so without the agent's changes, too, or that the task's own text expects
-        to fail. None are looked for if a named test failed."""
+    async def _without_agent(
+        self, evidence: Evidence, place: _Place, results: Results
+    ) -> tuple[Collection[str], Collection[str]]:
+        """What the same tests say without the agent's changes, if that matters: the nodes without a verdict that end so
+        there, too, or that the task's own text expects to fail; and the functions that have a result only there. The
+        agent's code can let pytest lose tests."""
         named = {node: ok for node, ok in results.items() if any(_is_of(node, test) for test in self._named)}
-        nodes = {node for node, ok in named.items() if ok is None}
-        if not nodes or False in named.values():
-            return set()
+        if False in named.values():
+            return (), ()
         texts = await asyncio.to_thread(_texts, place.clean.folder, self._files_of(place))
+        nodes = {node for node, ok in named.items() if ok is None}
         expected = {node for node in nodes if is_expected_to_fail(texts.get(node.partition("::")[0], ""), node)}
-        if nodes == expected:
-            return expected
+        tests = {f"{path}::{test}" for path, text in texts.items() for test in tests_of(text)}
+        lost = {each for each in tests if any(_is_of(each, test) for test in self._named)} - set(
+            map(function_of, named)
+        )
+        if nodes == expected and not lost:
+            return expected, ()
         evidence = evidence.anew()
         own = await self._place(evidence, of_agent=False)
         without = await self._results(evidence, own, "the tests without the agent's changes", self._tests)
-        return expected | {node for node in nodes if without.get(node, False) is None}
+        left_out = expected | {node for node in nodes if without.get(node, False) is None}
+        return left_out, lost & set(map(function_of, without))
 
     def _passed(self, results: Results, left_out: Collection[str]) -> dict[str, bool]:
         """Named test -> whether it ran and all of it passed; a file, class or unparametrised function means all tests
@@ -392,6 +402,26 @@ def read_results(home: Path, output: str) -> Results:
     except (ValueError, TypeError) as error:
         raise Unreadable(f"the results of the tests: {error}") from error
     return {**called, **dict.fromkeys(failed, False)}
+
+
+def tests_of(source: str) -> list[str]:
+    """The test functions that a file defines, as pytest finds them without settings."""
+    try:
+        return _tests_in(ast.parse(source))
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+
+
+def _tests_in(scope: ast.Module | ast.ClassDef) -> list[str]:
+    found: list[str] = []
+    for each in scope.body:
+        if isinstance(each, FUNCTIONS) and each.name.startswith("test"):
+            found.append(each.name)
+        elif isinstance(each, ast.ClassDef) and (
+            each.name.startswith("Test") or any(ast.unparse(base).endswith("TestCase") for base in each.bases)
+        ):
+            found += [f"{each.name}::{test}" for test in _tests_in(each)]
+    return found
 
 
 def is_expected_to_fail(source: str, node: str) -> bool:
