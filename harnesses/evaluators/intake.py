@@ -44,7 +44,8 @@ PLACES = frozenset(
 NAMES = re.compile(
     r"(conftest|sitecustomize|usercustomize|setup|hatch_build|dodo|duties|pavement)\.py"
     r"|(conan|nox|fab|tox|locust|gulp|grunt|jake|make|rake|mage|guard|thor|cap|fast|danger)file\.[^.]*"
-    r"|(cmakelists|requirements|constraints)\.txt|build\.(rs|zig|clj|jl|dart|pl|scala)|package\.swift|startup\.jl"
+    r"|setup(tests|proxy)\.[^.]*|(xmake|premake5)\.lua"
+    r"|(cmakelists|requirements|constraints|meson_options)\.txt|build\.(rs|zig|clj|jl|dart|pl|scala)|package\.swift|startup\.jl"
     r"|(project|user|data_readers)\.clj|myocamlbuild\.ml|(spec|test|rails)_helper\.[^.]*",
     re.IGNORECASE,
 )
@@ -55,7 +56,11 @@ NAMES_OF_NEW = frozenset(("tasks.py",))
 CONFIGURES = re.compile(
     r"[^/]*(config|conf|rc|setup|workspace)\.[^/.]+|[^/]*\.(pth|pyc|pyo|so|egg-link|cfg|ini|toml|mk|cmake|opts|gradle|kts"
     r"|gemspec|lock)|[^/]*(make|rake|gem|docker|just|task|build|proc|jenkins|vagrant)file|build|workspace|package\.json"
-    r"|pom\.xml|build\.xml|deno\.json|composer\.json|rust-toolchain",
+    r"|(pom|build|phpunit|testng|ivy)\.xml(\.dist)?|(deno|composer|angular|nx|turbo|lerna|nodemon|cypress|global)\.jsonc?"
+    r"|cmakepresets\.json|rust-toolchain|go\.(mod|sum|work)|(gradle|junit-platform)\.properties|(gradlew|mvnw)(\.[^/.]*)?"
+    r"|[^/]*\.([cfv][sb]proj|props|targets|sln|cabal|bazel|bzl|gyp|sbt|neon|zon|config)|meson\.build|mix\.exs|dune(-project)?"
+    r"|(cabal\.project|stack\.yaml|pubspec\.yaml)|(deps|bb|shadow-cljs)\.edn|scons(truct|cript)|wscript|configure"
+    r"|(pip|snake|tup|earth|tilt|pod)file|cpanfile|(task|behat|codeception|environment|shard)(file)?\.ya?ml",
     re.IGNORECASE,
 )
 """Paths that no pattern of `takes` with a wildcard takes."""

@@ -318,13 +318,13 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
                 partial(self._run, again, decoys, texts, DECOYS),
                 at_once=tests.clean.is_sandboxed,
             )
-            passing = _passed_functions(with_decoys) & set(made)
-            if passing:  # one that passes without the agent's code says nothing
+            odd = _passed_functions(with_decoys) & set(made)
+            if odd:  # one that passes without the agent's code says nothing
                 again = evidence.anew()
                 own = await self._place(again, of_agent=False)
-                passing -= _passed_functions(await self._run(again, own, texts, DECOYS))
-            if passing:
-                return sorted(passing), []
+                odd -= _passed_functions(await self._run(again, own, texts, DECOYS))
+            if odd:
+                return sorted(odd), []
             failed = [test for test, ok in self._passed(results, left_out).items() if not ok]
             if not failed:
                 break

@@ -124,7 +124,7 @@ MUTANTS = (
            "security/test_forged_results.py::test_made_up_results_are_found[the report]"),
     Mutant(42, "harnesses/evaluators/programs.py", "is_clean=True, unknown=text.unknown)", "is_clean=True)",
            "unit/harnesses/test_code_sandbox.py::test_a_judge_that_starts_what_may_be_the_agents_is_unprotected"),
-    Mutant(43, "harnesses/evaluators/pytest_check.py", "quiet = await self._passing_quiet_decoys(evidence, results)", "quiet = []",
+    Mutant(43, "harnesses/evaluators/pytest_check.py", "quiet, failed = await self._passing_quiet_decoys(evidence, results, left_out)", "quiet, failed = [], []",
            "security/test_forged_results.py::test_code_that_knows_how_decoys_are_made_is_found[the report]"),
     Mutant(44, "harnesses/evaluators/judge_text.py", "self._read_expansions(words)", "pass",
            "security/test_judge_text.py::test_what_makes_a_program_of_the_agents_text_is_not_known"),

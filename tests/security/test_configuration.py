@@ -249,6 +249,30 @@ def test_no_configuration_comes_in_at_any_depth(seed: int, tmp_path: Path) -> No
         assert not Intake(start, (path,), {path}).brings(path)
 
 
+BUILDS = (
+    *(
+        "go.work",
+        "a/go.mod",
+        "a/phpunit.xml",
+        "phpunit.xml.dist",
+        "meson.build",
+        "a/mix.exs",
+        "gradle.properties",
+        "App.csproj",
+    ),
+    *(
+        "a/Directory.Build.props",
+        "dune",
+        "BUILD.bazel",
+        "a/x.cabal",
+        "nx.json",
+        "SConstruct",
+        "mvnw",
+        "src/setupTests.js",
+    ),
+)
+
+
 def test_source_files_and_documents_come_in_and_links_do_not(tmp_path: Path) -> None:
     Files(START)(tmp_path)
     start = StartingState.of(tmp_path)
@@ -257,7 +281,7 @@ def test_source_files_and_documents_come_in_and_links_do_not(tmp_path: Path) -> 
     wide = Intake(start, ("*",))
     assert wide.brings("out/result.json")
     assert wide.brings("answer")
-    known = ("conftest.py", "a/package.json", ".env", "x/jest.config.js", "a/x.pth", "json.py", "a/Makefile")
+    known = ("conftest.py", "a/package.json", ".env", "x/jest.config.js", "a/x.pth", "json.py", "a/Makefile", *BUILDS)
     assert [path for path in known if wide.brings(path)] == []
 
 
