@@ -14,6 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from rolltap.errors import ConfigError
+from rolltap.token_masks import MASK_ROWS
 from rolltap.types import (
     EVALUATION,
     PURPOSE_TAG,
@@ -57,7 +58,7 @@ class MaskReason(StrEnum):
     ABANDONED = "abandoned"  # the harness asked again with the same prompt and continued with the other reply
     AUXILIARY = "auxiliary"  # a side call
     SUMMARY = "summary"  # a compaction's summary
-    CONSTRAINED = "constrained"  # a grammar or a forced tool call limited what could be sampled
+    CONSTRAINED = "constrained"  # a grammar limited what could be sampled, to ids that are not on record
     LENGTH_TRUNCATED = "length_truncated"  # cut off by the token limit
     TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
     VERSION_UNKNOWN = "version_unknown"  # the weight version of its tokens is not on record
@@ -142,7 +143,7 @@ class Rules:
             MaskReason.ABANDONED: abandoned,
             MaskReason.AUXILIARY: kind is CallKind.AUXILIARY,
             MaskReason.SUMMARY: kind is CallKind.SUMMARY,
-            MaskReason.CONSTRAINED: call.shape.constrained,
+            MaskReason.CONSTRAINED: call.shape.constrained and MASK_ROWS not in call.extras,
             MaskReason.LENGTH_TRUNCATED: call.finish is Finish.LENGTH,
             MaskReason.TOOL_CALL_UNPARSABLE: call.flaw is Flaw.TOOL_CALL_UNPARSABLE,
             MaskReason.VERSION_UNKNOWN: call.flaw is Flaw.VERSION_UNKNOWN or not call.versions,

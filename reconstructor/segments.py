@@ -20,6 +20,7 @@ from rolltap.extras import lookup
 from rolltap.reconstructor.forest import PrefixNode
 from rolltap.reconstructor.kinds import Purpose, Purposes
 from rolltap.reconstructor.rules import MaskReason
+from rolltap.token_masks import MASK_ROWS, MASK_TABLE, joined
 from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Call, CallKind, CallSpan, Segment
 
 
@@ -80,8 +81,13 @@ def _extras(trained: Sequence[Call], path: Sequence[Call], length: int) -> dict[
     Tables [T, K] have the width of the widest one, as the number of candidates can change during a session.
     """
     extras: dict[str, np.ndarray] = {}
-    for name in sorted({name for call in trained for name in call.extras}):
+    rows_of, table = _mask_rows(trained)
+    if rows_of:
+        extras[MASK_TABLE] = table
+    for name in sorted({name for call in trained for name in call.extras} - {MASK_TABLE}):
         samples = {call.id: call.extras[name] for call in trained if name in call.extras}
+        if name == MASK_ROWS:
+            samples = rows_of
         dtype, shape = _common_form(name, samples)
         routed = name == ROUTED_EXPERTS
         laid = np.full((length, *shape), -1 if routed else 0, dtype)
@@ -92,6 +98,14 @@ def _extras(trained: Sequence[Call], path: Sequence[Call], length: int) -> dict[
                 laid[len(call.prompt_ids) : call.context_length][~call.unmasked] = 0
         extras[name] = laid
     return extras
+
+
+def _mask_rows(calls: Sequence[Call]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The `mask_rows` of each call that has some, over one table for all of them."""
+    masked = [call for call in calls if MASK_ROWS in call.extras]
+    rows, table = joined([(call.extras[MASK_ROWS], call.extras[MASK_TABLE]) for call in masked])
+    ends = np.cumsum([len(call.output_ids) for call in masked])
+    return {call.id: part for call, part in zip(masked, np.split(rows, ends), strict=False)}, table
 
 
 def _common_form(name: str, samples: Mapping[str, np.ndarray]) -> tuple[np.dtype, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, SampleChunk, SampleRequest
 from rolltap.proxy.metrics.calls import CallCounts
+from rolltap.token_masks import MASK_ROWS, MASK_TABLE, per_token
 from rolltap.types import Flaw, Float32, VersionSpan
 
 SENT = ("model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
@@ -44,6 +45,8 @@ class SampledTokens:
             self.versions = until(chunk.versions, len(self.ids))
         for name, array in chunk.extras.items():
             self.extras.setdefault(name, []).append(array[:size])
+        if chunk.mask_table is not None:
+            self.extras.setdefault(MASK_TABLE, []).append(chunk.mask_table)
         for name, array in chunk.whole.items():
             self.extras[name] = [array[: len(self.ids)]]
 
@@ -65,7 +68,8 @@ class SampledTokens:
             return
         del self.ids[size:], self.logprobs[size:]
         self.versions = self.versions and until(self.versions, size)
-        self.extras = {name: [np.concatenate(arrays)[:size]] for name, arrays in self.extras.items()}
+        whole = {name: np.concatenate(arrays) for name, arrays in self.extras.items()}
+        self.extras = {name: [array] for name, array in per_token(whole, lambda _, array: array[:size]).items()}
 
     def clear(self) -> None:
         """Drops the tokens. Used if the upstream did not return all of them: the call keeps only its text."""
@@ -76,9 +80,11 @@ class SampledTokens:
         self.versions = (VersionSpan(version, 0, len(self.ids)),) if self.ids else ()
 
     def aligned(self) -> dict[str, np.ndarray]:
-        """The optional arrays, [T, ...] each. An array that does not cover every token is left out."""
+        """The optional arrays, [T, ...] each, and the masks' table. One that does not cover every token is left out."""
         whole = {name: np.concatenate(arrays) for name, arrays in self.extras.items()}
-        return {name: array for name, array in whole.items() if len(array) == len(self.ids)}
+        table = whole.pop(MASK_TABLE, np.empty(0, np.int32))
+        aligned = {name: array for name, array in whole.items() if len(array) == len(self.ids)}
+        return {**aligned, MASK_TABLE: table} if MASK_ROWS in aligned else aligned
 
     def flaw(self, logprobs: Float32) -> Flaw | None:
         """The reason why these tokens, with log-probs `logprobs` [T], cannot be trained; None if they can.

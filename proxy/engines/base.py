@@ -63,7 +63,8 @@ class SampleChunk(msgspec.Struct, frozen=True, eq=False):
     number; None: it returned none. A log-prob that is not a number is NaN. `prompt_ids` (first chunk): the prompt that
     the engine echoes, if it does; the proxy compares it. `extras`: optional arrays with one row per id of this chunk:
     `top_ids` and `top_logprobs` [t, k], including the sampled token, and `sampling_mask` [t, k], the ids that the token
-    was drawn from if not all (padded with -1). `whole`: arrays with one row per id of the whole output, with the last
+    was drawn from if not all (padded with -1), or `mask_rows` [t], into a table; the table's words of this chunk are
+    `mask_table` (`rolltap.token_masks`). `whole`: arrays with one row per id of the whole output, with the last
     chunk: `routed_experts` int16 [T, layers, k] (from SGLang, which sends no shape: [T, layers x k]). `unknown_finish`:
     the server's finish reason if rolltap does not know it; `finish` is "stop" then.
     """
@@ -74,6 +75,7 @@ class SampleChunk(msgspec.Struct, frozen=True, eq=False):
     versions: tuple[VersionSpan, ...] | None = None
     prompt_ids: Sequence[int] | None = None
     extras: Mapping[str, np.ndarray] = NOTHING
+    mask_table: np.ndarray | None = None
     whole: Mapping[str, np.ndarray] = NOTHING
     unknown_finish: str = ""
 
@@ -83,6 +85,7 @@ def join_chunks(chunks: Sequence[SampleChunk]) -> SampleChunk:
     if len(chunks) == 1:
         return chunks[0]
     names = {name for chunk in chunks for name in chunk.extras}
+    tables = [chunk.mask_table for chunk in chunks if chunk.mask_table is not None]
     return SampleChunk(
         token_ids=[token for chunk in chunks for token in chunk.token_ids],
         logprobs=None if chunks[0].logprobs is None else [value for chunk in chunks for value in chunk.logprobs or ()],
@@ -91,6 +94,7 @@ def join_chunks(chunks: Sequence[SampleChunk]) -> SampleChunk:
         versions=next((chunk.versions for chunk in reversed(chunks) if chunk.versions is not None), None),
         prompt_ids=next((chunk.prompt_ids for chunk in chunks if chunk.prompt_ids is not None), None),
         extras={name: np.concatenate([c.extras[name] for c in chunks if name in c.extras]) for name in names},
+        mask_table=np.concatenate(tables) if tables else None,
         whole=next((chunk.whole for chunk in reversed(chunks) if chunk.whole), {}),
     )
 
@@ -112,6 +116,7 @@ class EngineFacts:
     logprobs_mode: Literal["processed", "raw", "unknown"]
     notes: tuple[str, ...] = ()
     structured_output: bool = True  # a JSON schema for the reply is honoured
+    grammars: bool = False  # it takes grammars that begin behind thinking, and tells the ids that they leave
     states_weights: bool = False  # it says the version that it serves, when asked (`StatesWeights`)
 
 

@@ -157,6 +157,7 @@ def _common(answers: Sequence[EngineFacts], replicas: int) -> EngineFacts:
         logprobs_mode=first.logprobs_mode if len(modes) == 1 else "unknown",
         notes=tuple(notes),
         structured_output=all(facts.structured_output for facts in answers),
+        grammars=all(facts.grammars for facts in answers),
         states_weights=all(facts.states_weights for facts in answers),
     )
 

@@ -59,7 +59,7 @@ class VllmEngine:
         self._http = EngineHttp(name, settings)
         self.receiver = VllmReceiver(name, self._http, whole=settings.kind == "rolltap")
         self._retries = retries
-        self._structured_output = settings.kind != "rolltap"  # the embedded engine has no grammars
+        self._grammars = settings.kind == "rolltap"
         self._output: type[GenerateOutput] = GenerateOutput
 
     async def probe(self) -> EngineFacts:
@@ -83,7 +83,7 @@ class VllmEngine:
             weight_updates=info is not None,
             logprobs_mode=probed.mode,
             notes=tuple(notes),
-            structured_output=self._structured_output,
+            grammars=self._grammars,
             states_weights=stated_version(info) is not None,
         )
 

@@ -33,6 +33,7 @@ from rolltap.proxy.engines.decode import (
     top_k,
 )
 from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
+from rolltap.token_masks import MASK_ROWS
 
 NO_LOGPROB = -9999.0
 """vLLM's value for a log-prob that is NaN, -inf or absent: no sampled token can have it."""
@@ -66,6 +67,8 @@ class GenerateChoice(msgspec.Struct):
     finish_reason: str | None = None
     weight_versions: list[WireVersionSpan] | None = None
     sampling_mask: list[list[int]] | None = None
+    mask_rows: list[int] | None = None  # the embedded engine's alone, as `mask_table`
+    mask_table: str | None = None
     routed_experts: str | None = None
 
 
@@ -149,9 +152,13 @@ def _streaming(request: SampleRequest) -> dict[str, Any]:
 def _extra(request: SampleRequest) -> dict[str, Any]:
     """The extra fields: penalties unchanged, and a JSON schema ({}: any object) as vLLM's structured output."""
     extra = dict(request.extra)
-    schema = extra.pop("json_schema", None)
+    schema, thinking = extra.pop("json_schema", None), extra.pop("thinking", None)
     if schema is not None:
         extra["structured_outputs"] = {"json": schema} if schema else {"json_object": True}
+    if (grammar := extra.pop("grammar", None)) is not None:
+        extra["structured_outputs"] = {"grammar": grammar}
+    if thinking is not None:
+        extra["structured_outputs"] |= {"thinking": thinking}
     return extra
 
 
@@ -167,12 +174,15 @@ def generate_chunk(choice: GenerateChoice, event: GenerateEvent, request: Sample
             extras = top_k(ids, logprobs, rows, request.top_logprobs)
     if request.sampling_mask:
         extras |= sampling_mask(choice.sampling_mask, len(ids), request.sampling_mask)
+    if choice.mask_rows is not None and len(choice.mask_rows) == len(ids):
+        extras |= {MASK_ROWS: np.asarray(choice.mask_rows, np.int32)}
     finish, unknown_finish = finish_of(choice.finish_reason, FINISHES)
     return SampleChunk(
         token_ids=ids,
         logprobs=logprobs if ids else [],
         finish=finish,
         unknown_finish=unknown_finish,
+        mask_table=None if choice.mask_table is None else _table(choice.mask_table),
         versions=None if choice.weight_versions is None else spans(choice.weight_versions, count),
         prompt_ids=echoed_ids(event.prompt_token_ids, request.prompt_ids),
         extras=extras,
@@ -258,6 +268,13 @@ class CompletionOutput(GenerateOutput):
 
     def cancel_request(self) -> tuple[str, dict[str, Any]]:
         return "/abort_requests", {"request_ids": self._ids()}
+
+
+def _table(encoded: str) -> np.ndarray:
+    table = npy(encoded)
+    if table.dtype != np.int32 or table.ndim != 1:
+        raise EngineProtocolError(f"the table of masks is {table.dtype} {table.shape}, not int32 [words]")
+    return table
 
 
 def _experts(encoded: str | None, request: SampleRequest, count: int) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rolltap.errors import AlignmentError
+from rolltap.token_masks import MASK_TABLE
 
 Int32 = NDArray[np.int32]
 
@@ -220,7 +221,8 @@ class Call:
     `prompt_ids` [P] is exactly what the engine saw, `output_ids` [T] exactly what it sampled (the end-of-turn
     token included where it was sampled). `logprobs` [T] and `versions` belong to the sampled tokens. `shared` is
     the count of leading prompt tokens that equal the parent's prompt followed by its output. `extras` are
-    optional per-token arrays with first dimension T (top-k, experts, sampling masks, temperatures other than 1).
+    optional per-token arrays with first dimension T (top-k, experts, sampling masks, temperatures other than 1); only
+    the table of `rolltap.token_masks` has none.
     `masked`: the sampled tokens `[start, end)` that rules of the session leave without loss, in order and apart.
     """
 
@@ -259,7 +261,7 @@ class Call:
         if self.shared > len(self.prompt_ids):
             raise AlignmentError(f"call {self.id}: shares {self.shared} of {len(self.prompt_ids)} prompt ids")
         for name, array in self.extras.items():
-            if len(array) != sampled:
+            if len(array) != sampled and name != MASK_TABLE:
                 raise AlignmentError(f"call {self.id}: extra {name!r} has {len(array)} rows for {sampled} ids")
         edges = [edge for span in self.masked for edge in span]
         if edges and (edges != sorted(set(edges)) or edges[0] < 0 or edges[-1] > sampled):
@@ -308,7 +310,7 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """The longest run of calls that extend each other token for token. All arrays are [L].
+    """The longest run of calls that extend each other token for token. All arrays are [L], except the table of masks.
 
     `loss_mask` is True where a token was sampled and is trained here; `logprobs` is 0.0 and `versions` is
     `NO_VERSION` elsewhere.
@@ -327,7 +329,7 @@ class Segment:
         length = len(self.token_ids)
         named = {"loss_mask": self.loss_mask, "logprobs": self.logprobs, "versions": self.versions, **self.extras}
         for name, array in named.items():
-            if len(array) != length:
+            if len(array) != length and name != MASK_TABLE:
                 raise AlignmentError(f"segment of {length} tokens: {name} has {len(array)} rows")
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rolltap.trainer_client.data.packing import Pack, TokenSpan
-from rolltap.trainer_client.data.recorded import sampling_masks, temperatures
+from rolltap.trainer_client.data.recorded import grammar_masks, sampling_masks, temperatures
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +28,8 @@ class Batch:
     `logprobs_M` are the engine's log-probs and `versions_M` the weight versions that sampled the tokens. The step's
     loss is the sum over its batches and over M of `weights_M` times the token's loss. `rollouts_M` are indices into the
     step's rollouts. `temperatures_M` are the sampling temperatures; None if all are 1. `masks_MK` are the ids that each
-    token was drawn from, padded with -1 (only -1: all ids); None if every token was drawn from all ids. `reference_M`
+    token was drawn from, padded with -1 (only -1: all ids); None if every token was drawn from all ids. `mask_rows_M`
+    and `mask_table` are those that grammars left (`rolltap.token_masks`); None if there are none. `reference_M`
     are the reference model's log-probs; None without a reference. `extra` holds the recipe's own arrays [M].
 
     `experts_NX` are the recorded experts (-1: not known); None if none are replayed. `places` are the places of each
@@ -50,6 +51,8 @@ class Batch:
     unshared_tokens: int
     temperatures_M: Tensor | None = None
     masks_MK: Tensor | None = None
+    mask_rows_M: Tensor | None = None
+    mask_table: NDArray[np.int32] | None = None
     proximal_M: Tensor | None = None
     reference_M: Tensor | None = None
     extra: Mapping[str, Tensor] = field(default_factory=dict)
@@ -93,6 +96,7 @@ def collate(pack: Pack, update_rows: int = 1) -> Batch:
         rollouts.append(np.full(len(trained), row.rollout))
     sources_U, states_M = predicting(np.concatenate(sources))
     segments = [row.segment for row in pack.rows]
+    constrained = grammar_masks(segments)
     extra = {
         name: np.concatenate([row.extra[name][row.segment.loss_mask] for row in pack.rows])
         for name in pack.rows[0].extra
@@ -113,6 +117,8 @@ def collate(pack: Pack, update_rows: int = 1) -> Batch:
         unshared_tokens=sum(len(row) for row in pack.rows),
         temperatures_M=_tensor(temperatures(segments)),
         masks_MK=_tensor(sampling_masks(segments)),
+        mask_rows_M=None if constrained is None else torch.from_numpy(constrained[0]),
+        mask_table=None if constrained is None else constrained[1],
         extra={name: torch.from_numpy(values.astype(np.float32)) for name, values in extra.items()},
         experts_NX=None if pack.experts_NX is None else torch.from_numpy(pack.experts_NX.astype(np.int64)),
         places=tuple(torch.from_numpy(place.astype(np.int64)) for place in pack.places),

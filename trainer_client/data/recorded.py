@@ -1,8 +1,8 @@
 """What the record holds of trained tokens: their sampling, and the experts of a mixture. Needs only numpy.
 
-A trainer computes log-probs of the distribution that was sampled: at the call's temperature and, with top-p, top-k or
-min-p, over the ids that remained ("keep sampling mask": DeepSeek-V3.2, arXiv 2512.02556, section 3.1). M are the
-trained tokens of some segments. A mixture's recorded experts must exist in the model that replays them.
+A trainer computes log-probs of the distribution that was sampled: at the call's temperature and, with top-p, top-k,
+min-p or a grammar, over the ids that remained ("keep sampling mask": DeepSeek-V3.2, arXiv 2512.02556, section 3.1). M
+are the trained tokens of some segments. A mixture's recorded experts must exist in the model that replays them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rolltap.errors import AlignmentError
+from rolltap.token_masks import FREE, MASK_ROWS, MASK_TABLE, Int32, ids_of, joined
 from rolltap.types import ROUTED_EXPERTS, Float32, Segment
 
 TEMPERATURE = "temperature"
@@ -43,9 +44,16 @@ def sampling_masks(segments: Sequence[Segment]) -> NDArray[np.int64] | None:
     return np.concatenate(wide).astype(np.int64)
 
 
+def grammar_masks(segments: Sequence[Segment]) -> tuple[NDArray[np.int64], Int32] | None:
+    """The rows [M] of the sampling masks that grammars left, and their table (`token_masks`); None if none did."""
+    parts = [(_rows(segment), segment.extras.get(MASK_TABLE, np.empty(0, np.int32))) for segment in segments]
+    rows, table = joined(parts)
+    return (rows.astype(np.int64), table) if (rows != FREE).any() else None
+
+
 def masked_tokens(segment: Segment) -> int:
     """The number of trained tokens with a sampling mask."""
-    return int((_masks(segment) >= 0).any(axis=1).sum())
+    return int(((_masks(segment) >= 0).any(axis=1) | (_rows(segment) != FREE)).sum())
 
 
 def check_masks(segment: Segment, vocabulary: int) -> None:
@@ -57,6 +65,22 @@ def check_masks(segment: Segment, vocabulary: int) -> None:
     missing = (masks >= 0).any(axis=1) & ~(masks == sampled[:, None]).any(axis=1)
     if missing.any():
         raise AlignmentError(f"token {sampled[missing][0]} is not among the ids of its sampling mask")
+    table = segment.extras.get(MASK_TABLE, np.empty(0, np.int32))
+    rows = _rows(segment)
+    for row in np.unique(rows):
+        try:
+            ids = ids_of(int(row), table)
+        except (IndexError, ValueError) as error:
+            raise AlignmentError(f"a sampling mask is missing in its table: {error}") from error
+        if ids is not None and (not len(ids) or ids[-1] >= vocabulary):
+            raise AlignmentError(f"a sampling mask has ids up to {ids[-1:]}, of a vocabulary of {vocabulary}")
+        if ids is not None and (outside := np.setdiff1d(sampled[rows == row], ids)).size:
+            raise AlignmentError(f"token {outside[0]} is not among the ids of its sampling mask")
+
+
+def _rows(segment: Segment) -> Int32:
+    recorded = segment.extras.get(MASK_ROWS)
+    return np.full(int(segment.loss_mask.sum()), FREE, np.int32) if recorded is None else recorded[segment.loss_mask]
 
 
 def _masks(segment: Segment) -> NDArray[np.int32]:

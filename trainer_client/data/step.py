@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.errors import AlignmentError, ConfigError
+from rolltap.token_masks import per_token
 from rolltap.trainer_client.data.readings import PolicyReading, RowArrays, RowView
 from rolltap.trainer_client.data.scoring import baseline, trained_segments
 from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Float32, Int32, Scoring, Segment, call_order
@@ -355,11 +356,10 @@ def _prefixed(segment: Segment, ids: Sequence[int]) -> Segment:
         np.concatenate([none, segment.logprobs]),
         np.concatenate([np.full(len(front), NO_VERSION, np.int32), segment.versions]),
         (),
-        extras={
-            name: np.concatenate([np.zeros((len(front), *array.shape[1:]), array.dtype), array])
-            for name, array in segment.extras.items()
-            if name != ROUTED_EXPERTS
-        },
+        extras=per_token(
+            {name: array for name, array in segment.extras.items() if name != ROUTED_EXPERTS},
+            lambda _, array: np.concatenate([np.zeros((len(front), *array.shape[1:]), array.dtype), array]),
+        ),
     )
 
 

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from rolltap.errors import CheckpointMismatch, ConfigError
+from rolltap.token_masks import ids_of
 from rolltap.trainer_client.data.collate import Batch
 from rolltap.trainer_client.data.readings import ValueHead
 from rolltap.trainer_client.model import architectures, attention
@@ -88,15 +91,17 @@ class PolicyNetwork(nn.Module):
     def _predict(self, hidden_UE: Tensor, batch: Batch) -> Predictions:
         """The predictions. Tokens of one place share its logits if none has its own sampling and they fit one piece."""
         piece = max(1, PIECE_BYTES // (4 * self.model.config.vocab_size))
-        sampling: tuple[Tensor | None, ...] = (batch.temperatures_M, batch.masks_MK)
+        sampling: tuple[Tensor | None, ...] = (batch.temperatures_M, batch.masks_MK, batch.mask_rows_M)
+        sets = MaskSets(batch.mask_table, self.model.config.vocab_size)
         values = {name: self._value(name, hidden_UE)[batch.states_M] for name in self.heads}
         if all(one is None for one in sampling) and len(hidden_UE) <= piece:
-            logprobs_M, entropy_U = self._read(hidden_UE, batch.targets_M, None, None, batch.states_M)
+            logprobs_M, entropy_U = self._read(hidden_UE, batch.targets_M, sets, None, None, None, batch.states_M)
             return Predictions(logprobs_M, entropy_U[batch.states_M], values)
         hidden_ME = hidden_UE[batch.states_M]
         if len(hidden_ME) <= piece:
-            return Predictions(*self._read(hidden_ME, batch.targets_M, *sampling), values)
-        columns: list[Sequence[Tensor | None]] = [hidden_ME.split(piece), batch.targets_M.split(piece)]
+            return Predictions(*self._read(hidden_ME, batch.targets_M, sets, *sampling), values)
+        columns: list[Sequence[Any]] = [hidden_ME.split(piece), batch.targets_M.split(piece)]
+        columns.append([sets] * len(columns[0]))
         for one in sampling:
             columns.append([None] * len(columns[0]) if one is None else one.split(piece))
         predictions = [checkpoint(self._read, *parts, use_reentrant=False) for parts in zip(*columns, strict=True)]
@@ -112,8 +117,10 @@ class PolicyNetwork(nn.Module):
         self,
         hidden_SE: Tensor,
         targets_M: Tensor,
+        sets: MaskSets,
         temperatures_S: Tensor | None,
         masks_SK: Tensor | None,
+        mask_rows_S: Tensor | None,
         states_M: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Log-probs [M] of the targets, and entropies [S].
@@ -128,6 +135,8 @@ class PolicyNetwork(nn.Module):
             ids_SK = torch.where(masks_SK < 0, first_S1.clamp(min=0), masks_SK)
             inside_SV = torch.zeros_like(logits_SV, dtype=torch.bool).scatter(-1, ids_SK, True) | (first_S1 < 0)
             logits_SV = logits_SV.masked_fill(~inside_SV, torch.finfo(logits_SV.dtype).min)  # -inf: the entropy is NaN
+        if mask_rows_S is not None:
+            logits_SV = logits_SV.masked_fill(~sets.inside(mask_rows_S), torch.finfo(logits_SV.dtype).min)
         total_S = torch.logsumexp(logits_SV, dim=-1)
         if states_M is None:
             logprobs_M = logits_SV.gather(-1, targets_M.unsqueeze(-1)).squeeze(-1) - total_S
@@ -137,6 +146,24 @@ class PolicyNetwork(nn.Module):
             expected_S = (torch.softmax(logits_SV, dim=-1) * logits_SV).sum(-1)
             entropy_S = total_S - expected_S
         return logprobs_M, entropy_S
+
+
+class MaskSets:
+    """The sets of ids in a batch's table of masks, for a model with `vocabulary` ids."""
+
+    def __init__(self, table: NDArray[np.int32] | None, vocabulary: int) -> None:
+        self._table = table
+        self._vocabulary = vocabulary
+
+    def inside(self, rows_S: Tensor) -> Tensor:
+        """Whether each id is in each row's set, [S, V]."""
+        assert self._table is not None
+        distinct, set_S = rows_S.cpu().unique(return_inverse=True)
+        inside_DV = torch.zeros(len(distinct), self._vocabulary, dtype=torch.bool)
+        for inside_V, row in zip(inside_DV, distinct.tolist(), strict=True):
+            ids = ids_of(row, self._table)
+            inside_V[slice(None) if ids is None else torch.from_numpy(ids.astype(np.int64))] = True
+        return inside_DV.to(rows_S.device)[set_S.to(rows_S.device)]
 
 
 class LogitsHead:

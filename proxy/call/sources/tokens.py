@@ -60,6 +60,7 @@ class TokenSource:
     max_context: int = 0  # in tokens; 0: the setting, or what the engine's probe returns
     knows_context: bool = False  # `max_context` is the setting's or the engine's own
     structured_output: bool = True
+    grammars: bool = False  # the engine's; see `EngineFacts`
     knows_prompt: bool = True
     replayable: bool = True
     sets_sampling: bool = True
@@ -88,6 +89,7 @@ class TokenSource:
         self.max_context = self.settings.max_context or facts.max_context or self.max_context
         self.knows_context = True
         self.structured_output = facts.structured_output
+        self.grammars = facts.grammars
 
     def check(self, request: ChatRequest) -> None:
         allowed, demanded = request.tool_choice.names, demanded_tool(request.tool_choice)
@@ -99,7 +101,7 @@ class TokenSource:
             raise refused(request, "tool_choice", f"{why}; declare only those, or use auto or none")
         if _reply_schema(request) is not None and not self.structured_output:
             raise refused(request, "response_format", "this policy's engine has no structured output")
-        if _reply_schema(request) is not None and self.continuation.renderer.opens_thinking:
+        if _reply_schema(request) is not None and self.continuation.renderer.opens_thinking and not self._waits:
             why = "this policy's model always thinks first, and the engine would write the JSON in its thinking"
             raise refused(request, "response_format", why)
         if self.settings.tool_media == "refuse" and marks_of(request) & {TOOL_MEDIA, TOOL_DOCUMENT}:
@@ -143,14 +145,14 @@ class TokenSource:
         renderer = self.continuation.renderer
         prompted = True if renderer.efforts.levels else None
         if renderer.switches_thinking:
-            prompted = thinks(self.settings, request)
+            prompted = self._thinks(request)
         is_closed = prompted is False and wants_thinking(self.settings, request.sampling)
         return is_closed or request.sampling.thinking not in (None, prompted)
 
     def effort(self, request: ChatRequest) -> str:
         level = self.settings.pin.effort or asked_effort(request.sampling)
         renderer = self.continuation.renderer
-        if not thinks(self.settings, request) and not renderer.switches_thinking:
+        if not self._thinks(request) and not renderer.switches_thinking:
             return renderer.efforts.level("none")
         return renderer.efforts.level("" if level == "none" else level)
 
@@ -162,7 +164,7 @@ class TokenSource:
             call_id,
             forest,
             request,
-            thinking=thinks(self.settings, request),
+            thinking=self._thinks(request),
             effort=self.effort(request),
             keeps=request.sampling.keep_thinking is True,
             beginning=self._call_beginning(request),
@@ -264,6 +266,8 @@ class TokenSource:
         extra: dict[str, Any] = {name: sampling[name] for name in PENALTIES if name in sampling}
         if (schema := _reply_schema(arrival.request)) is not None:
             extra["json_schema"] = schema
+            if (thinking := self._thinking_tokens(arrival.request, prompt_ids)) is not None:
+                extra["thinking"] = thinking
         return SampleRequest(
             id=call_id,
             model=self.settings.model or self.name,
@@ -283,6 +287,28 @@ class TokenSource:
             # The parser finds stop strings and surplus tool calls; streaming lets it end the engine's request there.
             stream=arrival.request.stream or bool(requested.stop) or not arrival.request.tool_choice.parallel,
         )
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a grammar can begin behind the thinking: it ends with a token that the engine can be told."""
+        markers = self.continuation.renderer.markers
+        return self.grammars and markers.beginnings is not None and markers.reasoning_close is not None
+
+    def _thinks(self, request: ChatRequest) -> bool:
+        """Whether a call thinks: not if a demanded call begins with the first token, or a schema's grammar does."""
+        if demanded_tool(request.tool_choice) is not None or (_reply_schema(request) is not None and not self._waits):
+            return False
+        return wants_thinking(self.settings, request.sampling)
+
+    def _thinking_tokens(self, request: ChatRequest, prompt_ids: Sequence[int]) -> dict[str, Any] | None:
+        """The ids around the thinking that comes before what a grammar constrains; None if there is none."""
+        markers = self.continuation.renderer.markers
+        if not self._waits:
+            return None
+        if markers.opens_in_reasoning(prompt_ids[-64:]):
+            return {"close": markers.reasoning_close, "opened": True}
+        opens = self._thinks(request) and markers.reasoning_open is not None
+        return {"close": markers.reasoning_close, "open": markers.reasoning_open} if opens else None
 
     @property
     def _is_neutral(self) -> bool:
@@ -347,15 +373,6 @@ def demanded_tool(choice: ToolChoice) -> str | None:
 def _reply_schema(request: ChatRequest) -> dict[str, Any] | None:
     """The schema that the engine must keep to. A demanded call has none: it is no text, and its prompt has begun it."""
     return request.sampling.json_schema if demanded_tool(request.tool_choice) is None else None
-
-
-def thinks(settings: PolicySettings, request: ChatRequest) -> bool:
-    """Whether a call thinks. One with a JSON schema or a demanded tool does not: the grammar, or the call, begins with
-    the first token, which would be thinking.
-    """
-    if _reply_schema(request) is not None or demanded_tool(request.tool_choice) is not None:
-        return False
-    return wants_thinking(settings, request.sampling)
 
 
 def wants_thinking(settings: PolicySettings, requested: Sampling) -> bool:

@@ -33,6 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rolltap.errors import RecordCorrupt
+from rolltap.token_masks import MASK_ROWS, per_token
 from rolltap.types import (
     NO_SHAPE,
     Break,
@@ -177,7 +178,7 @@ class CallRow:
             logprobs=done.logprobs[:at],
             versions=until(done.versions, at),
             message=b"",
-            extras={name: array[:at] for name, array in done.extras.items()},
+            extras=per_token(done.extras, lambda _, array: array[:at]),
             masked=tuple((start, min(end, at)) for start, end in done.masked if start < at),
         )
         return replace(self, completion=completion)
@@ -405,7 +406,10 @@ def sampling_flaw(
     `extras` are the call's optional arrays.
     """
     temperature = temperature_of(sent)
-    replayed = logprobs_mode == "processed" and SAMPLING_MASK in (extras or {})
+    masked = not {SAMPLING_MASK, MASK_ROWS}.isdisjoint(extras or {})
+    replayed = logprobs_mode == "processed" and masked
+    if MASK_ROWS in (extras or {}) and not replayed:
+        return SamplingFlaw.TRUNCATED
     if temperature <= 0 or _differs(sent, PENALTIES) or (_differs(sent, CUTS) and not replayed):
         return SamplingFlaw.TRUNCATED
     if temperature != 1.0 and logprobs_mode != "processed":

@@ -7,12 +7,13 @@ message for a wrong type has the field's path.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
 from rolltap.decoding import from_json
+from rolltap.engine.grammar import json_grammar, regex_grammar
 from rolltap.engine.sampling import SamplingOptions
 from rolltap.errors import ContextOverflow, InvalidRequest
 
@@ -25,6 +26,38 @@ Body = TypeVar("Body", bound=Struct)
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool = False
     continuous_usage_stats: Literal[False] = False
+
+
+class ThinkingTokens(Struct, forbid_unknown_fields=True):
+    """The ids around thinking, which is free (not vLLM's: it is told by `--reasoning-parser`)."""
+
+    close: Id
+    open: Id | None = None
+    opened: bool = False
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """A grammar for the output; one of the first four. `grammar` is in llguidance's dialect of Lark."""
+
+    json: dict[str, Any] | None = None
+    json_object: bool = False
+    regex: str | None = None
+    grammar: str | None = None
+    thinking: ThinkingTokens | None = None
+
+    @property
+    def lark(self) -> str:
+        """The grammar; `InvalidRequest` if it is not exactly one."""
+        after = self.thinking is not None
+        given = [
+            *([json_grammar(self.json, after_thinking=after)] if self.json is not None else []),
+            *([json_grammar({"type": "object"}, after_thinking=after)] if self.json_object else []),
+            *([regex_grammar(self.regex, after_thinking=after)] if self.regex is not None else []),
+            *([self.grammar] if self.grammar is not None else []),
+        ]
+        if len(given) != 1:
+            raise InvalidRequest(f"structured_outputs has {len(given)} grammars, not one", param="structured_outputs")
+        return given[0]
 
 
 class Draw(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -40,6 +73,7 @@ class Draw(Struct, forbid_unknown_fields=True, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     ignore_eos: bool = False
     skip_special_tokens: bool = True  # about text only
+    structured_outputs: StructuredOutputs | None = None
 
     def sampling(self, max_tokens: int, choice: int) -> SamplingOptions:
         """The sampling of one of the `n` choices; each has its own seed."""

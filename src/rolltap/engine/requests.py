@@ -7,11 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rolltap.engine.grammar import GrammarState
 from rolltap.engine.sampling import SamplingOptions
+from rolltap.token_masks import FREE, Int32
 
+NO_WORDS: Int32 = np.empty(0, np.int32)
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -39,7 +43,8 @@ class TokenDelta:
     """The next sampled tokens of a request.
 
     `logprobs` has one value per id. `tops` has the likeliest candidates of each id as (id, log-prob), if they were
-    asked for, and `masks` the ids that it was drawn from, if those are not all. `spans` tile the output so far, from
+    asked for, and `masks` the ids that it was drawn from, if those are not all; with a grammar `mask_rows` and the new
+    words of the table (`rolltap.token_masks`). `spans` tile the output so far, from
     its first token; the last delta has `finish`, and of a mixture the experts [T, layers, k] of the sampling passes.
     """
 
@@ -52,6 +57,8 @@ class TokenDelta:
     spans: tuple[EngineVersionSpan, ...] = ()
     cached_tokens: int = 0
     experts: Tensor | None = None
+    mask_rows: tuple[int, ...] = ()
+    mask_table: Int32 = field(default_factory=lambda: NO_WORDS)
 
     def __add__(self, later: TokenDelta) -> TokenDelta:
         return TokenDelta(
@@ -64,6 +71,8 @@ class TokenDelta:
             later.spans,
             max(self.cached_tokens, later.cached_tokens),
             later.experts,
+            self.mask_rows + later.mask_rows,
+            np.concatenate([self.mask_table, later.mask_table]),
         )
 
 
@@ -81,6 +90,7 @@ class SamplingRequest:
     sampling: SamplingOptions
     sink: Sink
     stream: bool = True
+    grammar: GrammarState | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -100,8 +110,10 @@ class ActiveRequest:
     logprobs: list[float] = field(default_factory=list)
     tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     masks: list[tuple[int, ...]] = field(default_factory=list)
+    mask_rows: list[int] = field(default_factory=list)
     spans: list[EngineVersionSpan] = field(default_factory=list)
     experts: list[Tensor] = field(default_factory=list)
+    allowed: Int32 | None = None  # what the grammar leaves for the next token, as a bitmap; None: all ids
     sent: int = 0
 
     @property
@@ -117,9 +129,18 @@ class ActiveRequest:
         else:
             self.spans.append(EngineVersionSpan(version, count - 1, count))
 
+    def take_mask(self, token: int, words: Int32 | None) -> None:
+        """Notes the ids that `token` was drawn from, and takes the grammar on by it."""
+        grammar = self.request.grammar
+        assert grammar is not None
+        if not grammar.writer.full:
+            self.mask_rows.append(FREE if words is None else grammar.writer.add(words))
+        grammar.take(token)
+
     def take_delta(self, finish: FinishReason | None = None, stop_reason: int | None = None) -> TokenDelta:
         """The tokens sampled since the last call."""
         start, self.sent = self.sent, len(self.ids)
+        grammar = self.request.grammar
         return TokenDelta(
             tuple(self.ids[start:]),
             tuple(self.logprobs[start:]),
@@ -130,4 +151,6 @@ class ActiveRequest:
             tuple(self.spans),
             self.reused,
             torch.stack(self.experts) if finish and self.experts else None,
+            tuple(self.mask_rows[start:]),
+            NO_WORDS if grammar is None else grammar.writer.take(),
         )

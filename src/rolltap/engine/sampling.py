@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from rolltap.token_masks import Int32
 
 LOGPROBS_MODE = "processed_logprobs"
 
@@ -58,6 +61,16 @@ def processed_logprobs(logits_BV: Tensor, samplings: Sequence[SamplingOptions]) 
     return logprobs_BV
 
 
+def constrained(logits_BV: Tensor, allowed: Sequence[Int32 | None]) -> Tensor:
+    """The logits [B,V], -inf for the ids that are not in a row's bitmap; None: all are."""
+    for row, words in enumerate(allowed):
+        if words is not None:
+            bits = np.unpackbits(words.view(np.uint8), count=logits_BV.shape[-1], bitorder="little")
+            excluded_V = torch.from_numpy(bits == 0).to(logits_BV.device)
+            logits_BV[row] = logits_BV[row].masked_fill(excluded_V, -torch.inf)
+    return logits_BV
+
+
 def draw_tokens(logprobs_BV: Tensor, samplings: Sequence[SamplingOptions], uniforms: Sequence[float]) -> Tensor:
     """One token id a row [B], by inverting the cumulative distribution at `uniforms` in [0, 1).
 
@@ -73,6 +86,13 @@ def draw_tokens(logprobs_BV: Tensor, samplings: Sequence[SamplingOptions], unifo
 def sampling_mask(logprobs_V: Tensor) -> tuple[int, ...]:
     """The ids that a row of `processed_logprobs` can be drawn from."""
     return tuple(torch.isfinite(logprobs_V).nonzero()[:, 0].tolist())
+
+
+def sampling_words(logprobs_V: Tensor) -> Int32:
+    """The same ids as a bitmap [ceil(V / 32)]."""
+    bits = torch.isfinite(logprobs_V).cpu().numpy()
+    packed = np.packbits(np.pad(bits, (0, -len(bits) % 32)), bitorder="little")
+    return packed.view("<i4").astype(np.int32)
 
 
 def _truncate(logprobs_V: Tensor, sampling: SamplingOptions) -> Tensor:

@@ -22,9 +22,10 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
+from rolltap.engine.grammar import GrammarFailed
 from rolltap.engine.model import CausalModel, read_weights
 from rolltap.engine.requests import ActiveRequest, FinishReason, Outbox, PromptScores, SamplingRequest, TokenDelta
-from rolltap.engine.sampling import draw_tokens, processed_logprobs, sampling_mask
+from rolltap.engine.sampling import constrained, draw_tokens, processed_logprobs, sampling_mask, sampling_words
 from rolltap.engine.slots import EngineSlots
 from rolltap.errors import ConfigError, EngineUnavailable
 
@@ -253,9 +254,21 @@ class EngineLoop:
         behind = [active for active in self._active.values() if active.pending > 1]
         if behind:
             self._prefill(behind)
-        ready = [active for active in self._active.values() if active.pending == 1]
+        ready = [active for active in list(self._active.values()) if active.pending == 1 and self._constrain(active)]
         if ready:
             self._sample(ready)
+
+    def _constrain(self, active: ActiveRequest) -> bool:
+        """Sets what the request's grammar leaves for the next token; False if that failed, which ends the request."""
+        if active.request.grammar is None:
+            return True
+        try:
+            active.allowed = active.request.grammar.words()
+        except GrammarFailed as error:
+            log.warning("request %s: its grammar failed after %d tokens: %s", active.request.id, len(active.ids), error)
+            self._end(active, "abort")
+            return False
+        return True
 
     def _prefill(self, behind: list[ActiveRequest]) -> None:
         """Caches all but the last token of prompts, as many as `PREFILL_TOKENS` (padding counts) allows."""
@@ -276,14 +289,18 @@ class EngineLoop:
         """Samples the next token of each request in `ready`, by one forward pass."""
         logits_BV, experts = self._slots.next_logits(ready)
         samplings = [active.request.sampling for active in ready]
-        logprobs_BV = processed_logprobs(logits_BV, samplings)
+        logprobs_BV = processed_logprobs(constrained(logits_BV, [active.allowed for active in ready]), samplings)
         ids_B = draw_tokens(logprobs_BV, samplings, [active.rng.random() for active in ready])
         chosen_B = logprobs_BV.gather(1, ids_B[:, None])[:, 0]
         for row, (active, token, logprob) in enumerate(zip(ready, ids_B.tolist(), chosen_B.tolist(), strict=True)):
             active.cached += 1
             if samplings[row].top_logprobs:
                 active.tops.append(_top(logprobs_BV[row], samplings[row].top_logprobs))
-            if samplings[row].has_mask:
+            if active.request.grammar is not None:
+                active.take_mask(
+                    token, sampling_words(logprobs_BV[row]) if samplings[row].truncates else active.allowed
+                )
+            elif samplings[row].has_mask:
                 active.masks.append(sampling_mask(logprobs_BV[row]))
             if experts is not None:
                 active.experts.append(experts[row])

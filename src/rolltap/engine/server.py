@@ -4,8 +4,8 @@ One uvicorn loop answers requests; one thread (`EngineLoop`) samples. The deltas
 event loop all together. A client that disconnects has its request aborted before the next step. Errors have vLLM's
 shape, see `http`.
 
-Limitations: no chat endpoint (the proxy renders), no penalties, stop strings or structured output, one key for
-everything, which is required unless the address is loopback (`keyed`).
+Limitations: no chat endpoint (the proxy renders), no penalties or stop strings, one key for everything, which is
+required unless the address is loopback (`keyed`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 import uvicorn
+from llguidance import LLMatcher
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
@@ -31,10 +32,12 @@ from starlette.routing import Route
 from tokenizers import Tokenizer
 
 from rolltap.engine.admin import AdminRoutes, WeightReceiver
+from rolltap.engine.grammar import FreeThinking, Grammars, GrammarState
 from rolltap.engine.http import EXCEPTION_HANDLERS, error_body, json_response, keyed, sse_event
 from rolltap.engine.model import CausalModel
 from rolltap.engine.protocol import (
     CompletionRequest,
+    Draw,
     GenerateRequest,
     check_prompt,
     decode,
@@ -103,6 +106,8 @@ class ModelServer:
         self.loop = EngineLoop(model, eos_ids, self._deliver, settings.slots, settings.context or None)
         self._events: asyncio.AbstractEventLoop | None = None
         self._tokenizer = tokenizer
+        self._eos_ids = eos_ids
+        self._grammars = Grammars(settings.model / "tokenizer.json", model.vocabulary)
         routes = [
             Route("/inference/v1/generate", self.generate, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
@@ -140,6 +145,7 @@ class ModelServer:
                 scored(delta) if with_logprobs else None,
                 delta.finish,
                 stop_reason=delta.stop_reason,
+                **written_masks(delta),
                 sampling_mask=delta.masks if delta.masks and max(map(len, delta.masks)) <= LONGEST_MASK else None,
                 routed_experts=None if delta.experts is None else npy(delta.experts.numpy().astype(np.int16)),
                 weight_versions=delta.spans if delta.finish or delta.spans else None,
@@ -181,15 +187,34 @@ class ModelServer:
         max_tokens = check_prompt(request, self.loop.model.vocabulary, self.loop.context)
         request_id = request.request_id or uuid4().hex
         mailboxes = [Mailbox() for _ in range(request.draw.n)]
+        matcher = await self._compiled(request.draw)
         choices = [
             SamplingRequest(
-                request_id, request.prompt_ids, request.draw.sampling(max_tokens, choice), mailbox.put, request.stream
+                request_id,
+                request.prompt_ids,
+                request.draw.sampling(max_tokens, choice),
+                mailbox.put,
+                request.stream,
+                None if matcher is None else self._grammar(matcher, request.draw),
             )
             for choice, mailbox in enumerate(mailboxes)
         ]
         await asyncio.wrap_future(self.loop.submit(choices))
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         return PendingReply(request_id, len(request.prompt_ids), mailboxes, request.stream, include_usage)
+
+    async def _compiled(self, draw: Draw) -> LLMatcher | None:
+        """The request's grammar, compiled in a thread."""
+        if draw.structured_outputs is None:
+            return None
+        return await asyncio.to_thread(self._grammars.compile, draw.structured_outputs.lark)
+
+    def _grammar(self, matcher: LLMatcher, draw: Draw) -> GrammarState:
+        assert draw.structured_outputs is not None
+        thinking = draw.structured_outputs.thinking
+        ends = frozenset(draw.stop_token_ids) | (frozenset() if draw.ignore_eos else self._eos_ids)
+        between = None if thinking is None else FreeThinking(thinking.close, thinking.open, thinking.opened)
+        return self._grammars.start(matcher, ends, between)
 
     async def _respond(
         self, http: HttpRequest, reply: PendingReply, make_body: MakeBody, make_choice: MakeChoice
@@ -245,6 +270,13 @@ def scored(delta: TokenDelta) -> list[ScoredToken]:
     """The sampled ids with their log-probs; raises if these are not aligned."""
     tops = delta.tops or ((),) * len(delta.token_ids)
     return [ScoredToken(*row) for row in zip(delta.token_ids, delta.logprobs, tops, strict=True)]
+
+
+def written_masks(delta: TokenDelta) -> dict[str, Any]:
+    """The masks of a delta under a grammar; nothing without one (not vLLM's, which tells none that long)."""
+    if len(delta.mask_rows) != len(delta.token_ids) or not delta.mask_rows:
+        return {}
+    return {"mask_rows": delta.mask_rows, "mask_table": npy(delta.mask_table) if len(delta.mask_table) else None}
 
 
 def _put_all(outbox: Outbox) -> None:

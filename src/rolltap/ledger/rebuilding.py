@@ -21,6 +21,7 @@ from rolltap.errors import AlignmentError, RecordCorrupt
 from rolltap.ledger.policies import VersionHistory
 from rolltap.ledger.rows import load_for_training
 from rolltap.ledger.unit_of_work import Tx
+from rolltap.token_masks import per_token
 from rolltap.types import NO_VERSION, ROUTED_EXPERTS, Group, Rollout, Scoring, Segment, Task, Trajectory
 
 GROUPS_AT_ONCE = 16
@@ -242,9 +243,9 @@ def _masked(segment: Segment, masked: np.ndarray) -> Segment:
         logprobs=np.where(kept, segment.logprobs, np.float32(0)),
         versions=np.where(kept, segment.versions, np.int32(NO_VERSION)),
         turns=tuple(replace(turn, trained=bool(kept[turn.start : turn.end].any())) for turn in segment.turns),
-        extras={  # routed experts are kept, as they are needed for context tokens as well
-            name: array if name == ROUTED_EXPERTS else _cleared(array, ~kept) for name, array in segment.extras.items()
-        },
+        extras=per_token(  # routed experts are kept, as they are needed for context tokens as well
+            segment.extras, lambda name, array: array if name == ROUTED_EXPERTS else _cleared(array, ~kept)
+        ),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rolltap.contract.trainer import LeasedGroup
+from rolltap.token_masks import FREE, MaskWriter
 from rolltap.trainer_client.data.collate import collate
 from rolltap.trainer_client.data.packing import Pack, PackedRow, Packer
 from rolltap.trainer_client.data.scoring import Normalise
@@ -191,8 +192,28 @@ def masked_group(*, share: float) -> LeasedGroup:
     return one
 
 
+def as_of_grammars(one: LeasedGroup) -> LeasedGroup:
+    """The same group with its masks in the form of a grammar's."""
+    rollouts = []
+    for member in one.rollouts:
+        (part,) = member.trajectory.segments
+        writer, rows = MaskWriter(), np.full(len(part), FREE, np.int32)
+        for place, mask in enumerate(part.extras["sampling_mask"]):
+            if (mask >= 0).any():
+                bits = np.zeros(VOCABULARY, np.uint8)
+                bits[mask[mask >= 0]] = 1
+                rows[place] = writer.add(np.packbits(bits, bitorder="little").view(np.int32))
+        extras = {"temperature": part.extras["temperature"], "mask_rows": rows, "mask_table": writer.take()}
+        trajectory = replace(member.trajectory, segments=(replace(part, extras=extras),))
+        rollouts.append(replace(member, trajectory=trajectory))
+    return replace(one, rollouts=tuple(rollouts))
+
+
+@pytest.mark.parametrize("form", ["lists", "grammars"])
 @pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
-def test_log_probs_are_over_the_ids_that_a_token_was_drawn_from(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_probs_are_over_the_ids_that_a_token_was_drawn_from(
+    share: float, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside whole logits of which only the mask's are normalised: values, entropy and gradients, in any packing."""
     from transformers import AutoModelForCausalLM
 
@@ -216,7 +237,7 @@ def test_log_probs_are_over_the_ids_that_a_token_was_drawn_from(share: float, mo
         for piece in (7, 1000):
             monkeypatch.setattr("rolltap.trainer_client.model.network.PIECE_BYTES", 4 * VOCABULARY * piece)
             policy.zero_grad()
-            packs = packer(rows_of([one]))
+            packs = packer(rows_of([one if form == "lists" else as_of_grammars(one)]))
             predictions = [policy(collate(pack)) for pack in packs]
             torch.cat([each.logprobs_M for each in predictions]).sum().backward()
             torch.testing.assert_close(_flat(policy), expected, atol=1e-5, rtol=1e-4)

@@ -97,6 +97,11 @@ def drawn_from(*ids: int) -> Segment:
     return replace(segment([1, 2], [1]), extras={"sampling_mask": np.array([[0, 0], ids], np.int32)})
 
 
+def constrained(row: int, table: list[int]) -> Segment:
+    extras = {"mask_rows": np.array([0, row], np.int32), "mask_table": np.array(table, np.int32)}
+    return replace(segment([1, 2], [1]), extras=extras)
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -107,6 +112,10 @@ def drawn_from(*ids: int) -> Segment:
         (record("g", 0, [segment([1, VOCABULARY], [1])], 1.0), f"to {VOCABULARY}, of a vocabulary of {VOCABULARY}"),
         (record("g", 0, [drawn_from(3, -1)], 1.0), "token 2 is not among the ids of its sampling mask"),
         (record("g", 0, [drawn_from(2, VOCABULARY)], 1.0), f"a sampling mask has id {VOCABULARY}"),
+        (record("g", 0, [constrained(-2 - 3, [])], 1.0), "token 2 is not among the ids of its sampling mask"),
+        (record("g", 0, [constrained(0, [2, 1, 3])], 1.0), "token 2 is not among the ids of its sampling mask"),
+        (record("g", 0, [constrained(0, [2, 2, VOCABULARY])], 1.0), rf"ids up to \[{VOCABULARY}\]"),
+        (record("g", 0, [constrained(5, [2, 2, 3])], 1.0), "a sampling mask is missing in its table"),
     ],
 )
 def test_what_cannot_be_trained_is_named(bad: object, message: str) -> None:
@@ -117,3 +126,5 @@ def test_what_cannot_be_trained_is_named(bad: object, message: str) -> None:
 def test_a_token_drawn_from_ids_that_hold_it_or_from_all_is_trained() -> None:
     for ids in [(2, -1), (1, 2), (-1, -1)]:
         check(group("g", [record("g", 0, [drawn_from(*ids)], 1.0)]), VOCABULARY)
+    for row, table in [(-1, []), (-2 - 2, []), (0, [2, 1, 2]), (0, [-1, 4]), (2, [1, 5, -1, 6])]:
+        check(group("g", [record("g", 0, [constrained(row, table)], 1.0)]), VOCABULARY)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rolltap.token_masks import per_token
 from rolltap.trainer_client.data.readings import POLICY, Pass, RowView
 from rolltap.trainer_client.data.step import Credit, Step, StepTurn
 from rolltap.trainer_client.recipes.base import Recipe
@@ -56,7 +57,8 @@ class InfoPO(Recipe):
         ids[start - len(turn.observed) : start] = self.filler
         mask[turn.places] = True
         none, versions = np.zeros(end, np.float32), np.full(end, NO_VERSION, np.int32)
-        extras = {name: array[:end] for name, array in whole.extras.items() if name != ROUTED_EXPERTS}  # routed anew
+        extras = per_token(whole.extras, lambda _, array: array[:end])
+        extras.pop(ROUTED_EXPERTS, None)  # routed anew
         return RowView(Segment(ids, mask, none, versions, (), extras=extras), turn.row, turn.places)
 
     def credit(self, step: Step) -> Credit:

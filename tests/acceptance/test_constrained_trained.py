@@ -1,0 +1,197 @@
+"""Constrained replies: valid in every dialect, recorded with the ids that the grammar left, and trained over them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from rolltap.contract.trainer import LeasedGroup, LeaseOptions
+from rolltap.demo.stack import Stack
+from rolltap.engine.tiny import FOLDER
+from rolltap.token_masks import FREE, ids_of
+from rolltap.trainer_client.data.collate import collate
+from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.model.network import PolicyNetwork, load_model
+
+from ..schemas import check, schema
+from ..unit.trainer_client.making import rows_of
+from .test_sampling_trained import masks, ratios, trained
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "plain": {"pin": {"max_tokens": 600}},
+    "warm": {"pin": {"max_tokens": 600, "temperature": 0.7, "top_p": 0.9}},
+    "short": {"pin": {"max_tokens": 6}, "train": ["length_truncated"]},
+}
+DIALECTS = ("chat", "responses", "messages", "gemini")
+PACKERS = [Packer(4096, share=True), Packer(4096), Packer(1)]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with Stack(tmp_path_factory.mktemp("constrained"), FOLDER, POLICIES) as running:
+        yield running
+
+
+def request_of(dialect: str, text: str, wanted: dict[str, Any], *, stream: bool) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request for JSON."""
+    message = {"role": "user", "content": text}
+    if dialect == "chat":
+        form = {"type": "json_schema", "json_schema": {"name": "reply", "schema": wanted, "strict": True}}
+        return "/v1/chat/completions", {"messages": [message], "response_format": form, "stream": stream}
+    if dialect == "responses":
+        form = {"type": "json_schema", "name": "reply", "schema": wanted}
+        return "/v1/responses", {"input": text, "text": {"format": form}, "stream": stream}
+    if dialect == "messages":
+        form = {"type": "json_schema", "schema": wanted}
+        return "/v1/messages", {
+            "messages": [message],
+            "max_tokens": 600,
+            "output_config": {"format": form},
+            "stream": stream,
+        }
+    method = "streamGenerateContent?alt=sse" if stream else "generateContent"
+    config = {"responseMimeType": "application/json", "responseJsonSchema": wanted}
+    contents = [{"role": "user", "parts": [{"text": text}]}]
+    return f"/v1beta/models/MODEL:{method}", {"contents": contents, "generationConfig": config}
+
+
+def text_of(dialect: str, answer: httpx.Response, *, stream: bool) -> str:
+    """The reply's text."""
+    if not stream:
+        body = answer.json()
+        if dialect == "chat":
+            return body["choices"][0]["message"]["content"]
+        if dialect == "responses":
+            return "".join(
+                part["text"] for item in body["output"] if item["type"] == "message" for part in item["content"]
+            )
+        if dialect == "messages":
+            return "".join(block["text"] for block in body["content"] if block["type"] == "text")
+        return "".join(part["text"] for part in body["candidates"][0]["content"]["parts"] if not part.get("thought"))
+    lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+    return "".join(_piece(dialect, json.loads(line)) for line in lines)
+
+
+def _piece(dialect: str, event: dict[str, Any]) -> str:
+    if dialect == "chat":
+        return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+    if dialect == "responses":
+        return event["delta"] if event["type"] == "response.output_text.delta" else ""
+    if dialect == "messages":
+        return event["delta"].get("text", "") if event["type"] == "content_block_delta" else ""
+    parts = event["candidates"][0].get("content", {}).get("parts", ())
+    return "".join(part.get("text", "") for part in parts if not part.get("thought"))
+
+
+class Played:
+    """A group of one rollout a call, whose replies are read on the way."""
+
+    def __init__(self, stack: Stack, policy: str) -> None:
+        self._stack, self._policy = stack, policy
+
+    def call(self, *requests: tuple[str, dict[str, Any]]) -> list[httpx.Response]:
+        answers: list[httpx.Response] = []
+        task = {"id": "task", "instruction": "answer", "spec": {}, "tags": []}
+        opened = self._post("/groups", policy=self._policy, n=len(requests), task=task)
+        for number, (rollout, (path, body)) in enumerate(zip(opened["rollouts"], requests, strict=True)):
+            started = self._post(f"/rollouts/{rollout['id']}/start")
+            headers = {"Authorization": f"Bearer {started['key']}"}
+            named = body if "contents" in body else {"model": self._policy, **body}
+            url = started["base_url"] + path.replace("MODEL", self._policy)
+            answers.append(httpx.post(url, json=named, headers=headers, timeout=120))
+            self._post("/rewards", rollout_id=rollout["id"], value=float(number))
+            self._post(f"/rollouts/{rollout['id']}/finish", status="succeeded", attempt=started["attempt"])
+        return answers
+
+    def lease(self) -> LeasedGroup:
+        client = TrainerClient(self._stack.trainer_url, self._stack.keys["trainer"], "trainer", patience=5)
+        lease = client.lease(self._policy, groups=1, options=LeaseOptions(wait=10))
+        assert lease is not None
+        return lease.groups[0]
+
+    def _post(self, path: str, **body: Any) -> Any:
+        headers = {"Authorization": f"Bearer {self._stack.keys['admin']}"}
+        return (
+            httpx.post(f"{self._stack.admin_url}{path}", json=body, headers=headers, timeout=60)
+            .raise_for_status()
+            .json()
+        )
+
+
+@pytest.mark.parametrize("policy", ["plain", "warm"])
+def test_every_dialects_json_is_valid_and_trained(stack: Stack, policy: str) -> None:
+    rng, played = random.Random(policy), Played(stack, policy)
+    cases = [(dialect, stream, schema(rng)) for dialect in DIALECTS for stream in (False, True) for _ in range(2)]
+    requests = [request_of(kind, f"List {at}.", one, stream=stream) for at, (kind, stream, one) in enumerate(cases)]
+    answers = played.call(*requests)
+    for (dialect, stream, one), answer in zip(cases, answers, strict=True):
+        assert answer.status_code == 200, answer.text
+        check(text_of(dialect, answer, stream=stream), one)
+    group = played.lease()
+    assert trained(group) == [True] * len(cases)
+    assert set(masks(group)) == {""}
+    for record in group.rollouts:
+        for part in record.trajectory.segments:
+            assert_told(part)
+    for packer in PACKERS:
+        assert np.abs(ratios([group], packer) - 1).max() < 1e-4
+    for record in group.rollouts:
+        for part in record.trajectory.segments:
+            object.__setattr__(part, "extras", {})
+    assert np.abs(ratios([group]) - 1).max() > 0.1
+
+
+def assert_told(part: Any) -> None:
+    """Every trained token is among the ids on record; a forced one has log-prob 0."""
+    rows, table = part.extras["mask_rows"][part.loss_mask], part.extras["mask_table"]
+    for token, row, logprob in zip(part.token_ids[part.loss_mask], rows, part.logprobs[part.loss_mask], strict=True):
+        ids = ids_of(int(row), table)
+        assert ids is None or token in ids
+        assert row >= FREE or logprob == 0.0
+
+
+def test_forced_tokens_move_nothing(stack: Stack) -> None:
+    """A reply of which every token but the first is forced: its gradient is the first token's alone."""
+    played = Played(stack, "plain")
+    one = {"enum": ["left and left again", "right and right again"]}
+    played.call(*[request_of("chat", f"Which {at}?", one, stream=False) for at in range(4)])
+    group = played.lease()
+    policy = PolicyNetwork(load_model(FOLDER, torch.float32))
+    for pack in PACKERS[2](rows_of([group])):
+        policy.zero_grad()
+        batch = collate(pack)
+        assert batch.mask_rows_M is not None
+        forced = batch.mask_rows_M < FREE
+        assert forced.any()
+        logprobs = policy(batch).logprobs_M
+        assert float(logprobs[forced].detach().abs().max()) == 0.0
+        logprobs[forced].sum().backward()
+        grads = [float(each.grad.abs().max()) for each in policy.parameters() if each.grad is not None]
+        assert max(grads) == 0.0
+        policy.zero_grad()
+        policy(batch).logprobs_M[~forced].sum().backward()
+        assert sum(float(each.grad.abs().sum()) for each in policy.parameters() if each.grad is not None) > 0
+
+
+def test_a_cut_reply_is_honest_and_a_bad_schema_loses_nothing(stack: Stack) -> None:
+    played = Played(stack, "short")
+    long = {"type": "array", "items": {"type": "integer"}, "minItems": 50, "maxItems": 60}
+    (answer, other) = played.call(*[request_of("chat", f"Count {at}.", long, stream=False) for at in range(2)])
+    assert {each.json()["choices"][0]["finish_reason"] for each in (answer, other)} == {"length"}
+    assert trained(group := played.lease()) == [True, True]
+    assert np.abs(ratios([group]) - 1).max() < 1e-4
+    for dialect in DIALECTS:
+        bad = request_of(dialect, "Again.", {"type": "object", "properties": {"a": {"type": "strnig"}}}, stream=True)
+        good = request_of(dialect, "Again.", {"enum": [1, 2]}, stream=True)
+        refused, served = played.call(bad, good)
+        assert refused.status_code == 400, refused.text
+        assert "strnig" in refused.text
+        assert served.status_code == 200
