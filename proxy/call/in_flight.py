@@ -221,7 +221,8 @@ def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) ->
     must_call = chat.tool_choice.mode in ("required", "named") and "tool_choice" not in unapplied
     # What follows a call's beginning is sampled freely, without a schema.
     is_free = plan.lineage.call_beginning > 0
-    forced = not is_free and (must_call or chat.sampling.json_schema is not None)
+    is_limited = chat.tool_choice.mode == "auto" and bool(chat.tool_choice.names)
+    forced = not is_free and (must_call or is_limited or chat.sampling.json_schema is not None)
     apart = plan.parent is None or plan.break_ is not None
     return CallShape(
         tools=len(chat.tools),

@@ -15,18 +15,18 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, takewhile, zip_longest
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from cachetools import LRUCache
 
-from rolltap.errors import InvalidRequest
-from rolltap.protocols.conversation import ChatRequest, Message, Reasoning, Text, Tool, ToolCall
+from rolltap.protocols.conversation import ChatRequest, Message, Reasoning, Text, Tool
 from rolltap.protocols.handles import Handles
+from rolltap.proxy.continuation.call_grammar import ARGUMENTS, CallGrammars, Rendered, common
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
-from rolltap.proxy.continuation.fit import ID_FORMS, Fitting, find_fitting, merged
+from rolltap.proxy.continuation.fit import Fitting, find_fitting, merged
 from rolltap.proxy.continuation.forest import (
     EchoedCall,
     Forest,
@@ -264,6 +264,7 @@ class Continuation(ParentFinder):
         self._at_effort = {level: renderer.at_effort(level) for level in renderer.efforts.levels} | {"": renderer}
         self.history = history
         self.call_beginnings = CallBeginnings(renderer, self.fitting)
+        self.call_grammars = CallGrammars(renderer, self.fitting)
         self._drops_thinking = drops_thinking(renderer)
 
     def steps(
@@ -518,8 +519,6 @@ def _shared_items(request: ChatRequest, parent: CallNode | None) -> int:
 
 
 KNOWN_BEGINNINGS = 256
-ARGUMENTS = ("{}", '{"name": "x"}', '{"other": [1]}')
-"""What the ids before the arguments are found by: they are the same for all of these."""
 
 
 class CallBeginnings:
@@ -527,51 +526,21 @@ class CallBeginnings:
 
     def __init__(self, renderer: TokenRenderer, fitting: Fitting) -> None:
         self._renderer = renderer
-        self._fitting = fitting
+        self._rendered = Rendered(renderer, fitting)
         self._known: LRUCache[tuple[str, int], tuple[int, ...]] = LRUCache(KNOWN_BEGINNINGS)
 
     def find(self, name: str, number: int = 0) -> tuple[int, ...]:
         """The ids that begin a call of tool `name`, the conversation's call `number`. Empty if the family has none: its
         template writes no calls, or a reply to its prompts always begins with thinking.
         """
-        has_ids = bool(self._fitting.id_form)
-        key = name, number if has_ids else 0
+        key = name, number if self._rendered.numbers else 0
         if key not in self._known:
             beginning: tuple[int, ...] = ()
             if not self._renderer.opens_thinking:
-                blocks = [self._block(*key, arguments) for arguments in ARGUMENTS]
-                beginning = _common(blocks)
+                calls = [self._rendered.call(*key, arguments) for arguments in ARGUMENTS]
+                blocks = [(*before, *block) for before, block in calls]
+                beginning = common(blocks)
                 if self._renderer.tokenizer.decode(list(beginning)).endswith(name):  # another name might begin so
-                    beginning = _common(blocks[1:])
+                    beginning = common(blocks[1:])
             self._known[key] = beginning
         return self._known[key]
-
-    def _block(self, name: str, number: int, arguments: str) -> tuple[int, ...]:
-        """The ids of such a call, with what the family writes before it; empty if it is not read as that call."""
-        tools = (Tool(name, "", {"type": "object", "properties": {}}),)
-        id_form = ID_FORMS.get(self._fitting.id_form)
-        call = ToolCall(f"{name} {number}", name, arguments)
-        call = ToolCall(id_form(call, number), name, arguments) if id_form is not None else call
-        question = Message("user", (Text("q"),))
-        try:
-            prompt, whole = (
-                self._renderer.render(self._fitting.whole(messages).messages, tools, thinking=False)
-                for messages in ([question], [question, Message("assistant", (), (call,))])
-            )
-        except InvalidRequest:
-            return ()
-        start = len(_common([tuple(prompt), tuple(whole)]))
-        turn = list(takewhile(lambda token: token not in self._renderer.stop_token_ids, whole[start:]))
-        pieces = self._renderer.parse(turn, prompt[:start], tools).pieces
-        block = next((piece for piece in pieces if piece.calls), None)
-        if block is None or [(called.name, called.ok) for called in block.calls or ()] != [(name, True)]:
-            return ()
-        before = turn[: block.start] if start == len(prompt) else []  # else the turn begins otherwise than a reply
-        said = self._renderer.parse(before, prompt, tools)
-        is_empty = not said.text.strip() and not said.reasoning
-        return (*(before if is_empty else []), *turn[block.start :])
-
-
-def _common(rows: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The ids that all `rows` begin with."""
-    return tuple(ids[0] for ids in takewhile(lambda ids: len(set(ids)) == 1, zip(*rows, strict=False)))

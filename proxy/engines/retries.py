@@ -71,7 +71,7 @@ async def retried_sample(
     """Runs an engine's `attempt` at a token request, with the retries of `retried`."""
     prompt_tokens = len(request.prompt_ids)
     call = partial(attempt, request)
-    structured = "json_schema" in request.extra
+    structured = not {"json_schema", "grammar"}.isdisjoint(request.extra)
     await retried(name, request.id, call, take, retries, prompt_tokens=prompt_tokens, structured=structured)
 
 

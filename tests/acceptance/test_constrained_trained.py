@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from rolltap.contract.trainer import LeasedGroup, LeaseOptions
 from rolltap.demo.stack import Stack
@@ -28,6 +31,7 @@ from .test_sampling_trained import masks, ratios, trained
 POLICIES: dict[str, dict[str, Any]] = {
     "plain": {"pin": {"max_tokens": 600}},
     "warm": {"pin": {"max_tokens": 600, "temperature": 0.7, "top_p": 0.9}},
+    "loose": {"pin": {"max_tokens": 60}, "train": ["length_truncated", "tool_call_unparsable"]},
     "short": {"pin": {"max_tokens": 6}, "train": ["length_truncated"]},
 }
 DIALECTS = ("chat", "responses", "messages", "gemini")
@@ -91,6 +95,44 @@ def _piece(dialect: str, event: dict[str, Any]) -> str:
     return "".join(part.get("text", "") for part in parts if not part.get("thought"))
 
 
+CHOICES = ("named", "required", "allowed")
+
+
+def calling(
+    dialect: str, text: str, tools: dict[str, dict[str, Any]], choice: str, *, stream: bool
+) -> tuple[str, dict[str, Any]]:
+    """Path and body of a request that must call a tool: the first, any, or one of the first two."""
+    named, *_ = names = list(tools)
+    message = {"role": "user", "content": text}
+    if dialect == "chat":
+        one = [{"type": "function", "function": {"name": name}} for name in names]
+        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": one[:2]}}
+        declared = [
+            {"type": "function", "function": {"name": name, "parameters": each}} for name, each in tools.items()
+        ]
+        wanted = {"named": one[0], "required": "required", "allowed": allowed}[choice]
+        body = {"messages": [message], "tools": declared, "tool_choice": wanted, "stream": stream}
+        return "/v1/chat/completions", body
+    if dialect == "responses":
+        one = [{"type": "function", "name": name} for name in names]
+        allowed = {"type": "allowed_tools", "mode": "required", "tools": one[:2]}
+        declared = [{"type": "function", "name": name, "parameters": each} for name, each in tools.items()]
+        wanted = {"named": one[0], "required": "required", "allowed": allowed}[choice]
+        return "/v1/responses", {"input": text, "tools": declared, "tool_choice": wanted, "stream": stream}
+    if dialect == "messages":
+        wanted = {"type": "tool", "name": named} if choice == "named" else {"type": "any"}
+        declared = [{"name": name, "input_schema": each} for name, each in tools.items()]
+        body = {"messages": [message], "max_tokens": 600, "tools": declared, "tool_choice": wanted, "stream": stream}
+        return "/v1/messages", body
+    method = "streamGenerateContent?alt=sse" if stream else "generateContent"
+    some = {"named": [named], "allowed": names[:2], "required": []}[choice]
+    config = {"mode": "ANY", **({"allowedFunctionNames": some} if some else {})}
+    declared = [{"name": name, "parametersJsonSchema": each} for name, each in tools.items()]
+    contents = [{"role": "user", "parts": [{"text": text}]}]
+    body = {"contents": contents, "tools": [{"functionDeclarations": declared}]}
+    return f"/v1beta/models/MODEL:{method}", {**body, "toolConfig": {"functionCallingConfig": config}}
+
+
 class Played:
     """A group of one rollout a call, whose replies are read on the way."""
 
@@ -147,6 +189,47 @@ def test_every_dialects_json_is_valid_and_trained(stack: Stack, policy: str) -> 
         for part in record.trajectory.segments:
             object.__setattr__(part, "extras", {})
     assert np.abs(ratios([group]) - 1).max() > 0.1
+
+
+def test_a_choice_of_tools_is_kept_in_every_dialect_and_trained(stack: Stack) -> None:
+    rng, played = random.Random(4), Played(stack, "plain")
+    cases = []
+    for dialect in DIALECTS:
+        for choice in CHOICES:
+            tools = {name: schema(rng) for name in ("look", "lookup", "walk")}
+            cases.append((dialect, choice, tools, rng.random() < 0.5))
+    requests = [calling(kind, "Go.", tools, choice, stream=stream) for kind, choice, tools, stream in cases]
+    for case, answer in zip(cases, played.call(*requests), strict=True):
+        assert answer.status_code == 200, (case, answer.text)
+    group = played.lease()
+    assert set(masks(group)) == {""}
+    assert np.abs(ratios([group]) - 1).max() < 1e-4
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    for (dialect, choice, tools, _), record in zip(cases, group.rollouts, strict=True):
+        (part,) = record.trajectory.segments
+        assert_told(part)
+        text = tokenizer.decode(part.token_ids[part.loss_mask].tolist(), skip_special_tokens=False)
+        called = re.search(r"<tool_call>\n(.*)\n</tool_call><\|(?:im_end|endoftext)\|>$", text, re.DOTALL)
+        assert called is not None, text
+        made = json.loads(called[1])
+        jsonschema.validate(made["arguments"], tools[made["name"]])
+        allowed = {"named": ["look"], "required": list(tools), "allowed": ["look", "lookup"]}[choice]
+        assert made["name"] in (allowed if dialect != "messages" or choice == "named" else tools)
+
+
+def test_tools_that_are_only_allowed_leave_text_free(stack: Stack) -> None:
+    played = Played(stack, "loose")
+    path, body = calling(
+        "chat", "Go.", {"look": {"type": "object"}, "walk": {"type": "object"}}, "allowed", stream=False
+    )
+    body["tool_choice"]["allowed_tools"] |= {"mode": "auto", "tools": body["tool_choice"]["allowed_tools"]["tools"][:1]}
+    answers = played.call((path, body), (path, body))
+    assert [answer.status_code for answer in answers] == [200, 200]
+    group = played.lease()
+    for record in group.rollouts:
+        for part in record.trajectory.segments:
+            assert_told(part)
+    assert np.abs(ratios([group]) - 1).max() < 1e-4
 
 
 def assert_told(part: Any) -> None:

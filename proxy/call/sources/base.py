@@ -82,7 +82,8 @@ def schema_faults(request: ChatRequest) -> Iterator[None]:
     try:
         yield
     except SchemaRefused as error:
-        raise refused(request, "response_format", f"the engine does not take this schema: {error.message}") from error
+        field = "response_format" if request.sampling.json_schema is not None else "tools"
+        raise refused(request, field, f"the engine does not take this schema: {error.message}") from error
 
 
 @contextmanager

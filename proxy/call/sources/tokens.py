@@ -93,10 +93,12 @@ class TokenSource:
 
     def check(self, request: ChatRequest) -> None:
         allowed, demanded = request.tool_choice.names, demanded_tool(request.tool_choice)
-        if demanded is not None and not self._call_beginning(request):
+        if self._call_grammar(request) is not None:
+            pass  # it honours any choice
+        elif demanded is not None and not self._call_beginning(request):
             why = "this policy's model always thinks first, or its template has no calls, so it can't be made to call"
             raise refused(request, "tool_choice", f"{why} {demanded!r}; use auto or none")
-        if demanded is None and allowed and not {tool.name for tool in request.tools} <= set(allowed):
+        elif demanded is None and allowed and not {tool.name for tool in request.tools} <= set(allowed):
             why = "this policy can demand one tool, or none; it can't allow some only"
             raise refused(request, "tool_choice", f"{why}; declare only those, or use auto or none")
         if _reply_schema(request) is not None and not self.structured_output:
@@ -112,19 +114,28 @@ class TokenSource:
             raise refused(request, "top_logprobs", "this policy returns only the sampled token's log-prob")
 
     def _call_beginning(self, request: ChatRequest) -> tuple[int, ...]:
-        """The beginning of the call that the request demands."""
+        """The beginning of the call that the request demands, where no grammar forces it."""
         name = demanded_tool(request.tool_choice)
-        if name is None:
+        if name is None or self._call_grammar(request) is not None:
             return ()
-        made = sum(len(message.tool_calls) for message in request.messages)
-        return self.continuation.call_beginnings.find(name, made)
+        return self.continuation.call_beginnings.find(name, _calls_made(request))
+
+    def _call_grammar(self, request: ChatRequest) -> str | None:
+        """The grammar that the choice of tools sets; None without one, or where the engine or the family has none."""
+        choice = request.tool_choice
+        must_call = choice.mode in ("named", "required")
+        allowed = [tool for tool in request.tools if not choice.names or tool.name in choice.names]
+        if not self._waits or not (must_call or (choice.mode == "auto" and len(allowed) < len(request.tools))):
+            return None
+        return self.continuation.call_grammars.find(allowed, _calls_made(request), must_call=must_call)
 
     def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         effort, efforts = asked_effort(request.sampling), self.continuation.renderer.efforts
         pinned_otherwise = self.settings.pin.effort not in (None, effort)
         requested_fields = {
             "tool_choice": request.tool_choice.mode in ("required", "named")
-            and demanded_tool(request.tool_choice) is None,
+            and demanded_tool(request.tool_choice) is None
+            and self._call_grammar(request) is None,
             "reasoning_effort": effort not in ("", "none") and (pinned_otherwise or effort not in efforts.levels),
             "thinking": self._thinking_is_unapplied(request),
         }
@@ -176,7 +187,8 @@ class TokenSource:
                 result = work() if size <= ENCODED_INLINE else await asyncio.to_thread(work)
         except StopIteration as end:
             plan: PromptPlan = end.value
-            if plan.parent is not None and plan.parent is forest.begun and _reply_schema(request) is not None:
+            constrained = _reply_schema(request) is not None or self._call_grammar(request) is not None
+            if plan.parent is not None and plan.parent is forest.begun and constrained:
                 why = "this session was forked inside a reply, which the engine's grammar can't go on with"
                 raise refused(request, "response_format", why) from None
             return plan
@@ -264,10 +276,14 @@ class TokenSource:
         origin = arrival.session.session.origin
         sampling = self._sampling(requested, temperature_of(arrival.session.session, arrival.policy.name))
         extra: dict[str, Any] = {name: sampling[name] for name in PENALTIES if name in sampling}
-        if (schema := _reply_schema(arrival.request)) is not None:
+        grammar, schema = self._call_grammar(arrival.request), _reply_schema(arrival.request)
+        if grammar is not None:
+            extra["grammar"] = grammar
+        elif schema is not None:
             extra["json_schema"] = schema
-            if (thinking := self._thinking_tokens(arrival.request, prompt_ids)) is not None:
-                extra["thinking"] = thinking
+        thinking = self._thinking_tokens(arrival.request, prompt_ids)
+        if thinking is not None and (grammar is not None or schema is not None):
+            extra["thinking"] = thinking
         return SampleRequest(
             id=call_id,
             model=self.settings.model or self.name,
@@ -296,6 +312,8 @@ class TokenSource:
 
     def _thinks(self, request: ChatRequest) -> bool:
         """Whether a call thinks: not if a demanded call begins with the first token, or a schema's grammar does."""
+        if self._call_grammar(request) is not None:
+            return wants_thinking(self.settings, request.sampling)
         if demanded_tool(request.tool_choice) is not None or (_reply_schema(request) is not None and not self._waits):
             return False
         return wants_thinking(self.settings, request.sampling)
@@ -356,6 +374,10 @@ class TokenSource:
             )
         message = f"the prompt has at least {tokens} tokens; policy {self.name!r} takes {self.max_context} in all"
         return ContextOverflow(message, tokens=tokens, limit=self.max_context)
+
+
+def _calls_made(request: ChatRequest) -> int:
+    return sum(len(message.tool_calls) for message in request.messages)
 
 
 def max_calls(choice: ToolChoice) -> int:

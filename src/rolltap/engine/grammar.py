@@ -76,7 +76,7 @@ class GrammarState:
     def _from_matcher(self) -> Int32:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise GrammarFailed(self._matcher.get_error())
+            raise GrammarFailed(self._matcher.get_error()[:1000])
         allowed = np.frombuffer(mask, "<i4")[: self._words] & ~self._ends
         if self._matcher.is_accepting():
             allowed |= self._ends
