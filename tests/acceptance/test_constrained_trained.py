@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -133,24 +134,36 @@ def calling(
     return f"/v1beta/models/MODEL:{method}", {**body, "toolConfig": {"functionCallingConfig": config}}
 
 
+class Admin:
+    """The admin plane."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._url, self._headers = stack.admin_url, {"Authorization": f"Bearer {stack.keys['admin']}"}
+
+    def post(self, path: str, **body: Any) -> Any:
+        """The answer's JSON."""
+        answer = httpx.post(f"{self._url}{path}", json=body, headers=self._headers, timeout=60)
+        return answer.raise_for_status().json()
+
+
 class Played:
     """A group of one rollout a call, whose replies are read on the way."""
 
     def __init__(self, stack: Stack, policy: str) -> None:
-        self._stack, self._policy = stack, policy
+        self._stack, self._policy, self._admin = stack, policy, Admin(stack)
 
     def call(self, *requests: tuple[str, dict[str, Any]]) -> list[httpx.Response]:
         answers: list[httpx.Response] = []
         task = {"id": "task", "instruction": "answer", "spec": {}, "tags": []}
-        opened = self._post("/groups", policy=self._policy, n=len(requests), task=task)
+        opened = self._admin.post("/groups", policy=self._policy, n=len(requests), task=task)
         for number, (rollout, (path, body)) in enumerate(zip(opened["rollouts"], requests, strict=True)):
-            started = self._post(f"/rollouts/{rollout['id']}/start")
+            started = self._admin.post(f"/rollouts/{rollout['id']}/start")
             headers = {"Authorization": f"Bearer {started['key']}"}
             named = body if "contents" in body else {"model": self._policy, **body}
             url = started["base_url"] + path.replace("MODEL", self._policy)
             answers.append(httpx.post(url, json=named, headers=headers, timeout=120))
-            self._post("/rewards", rollout_id=rollout["id"], value=float(number))
-            self._post(f"/rollouts/{rollout['id']}/finish", status="succeeded", attempt=started["attempt"])
+            self._admin.post("/rewards", rollout_id=rollout["id"], value=float(number))
+            self._admin.post(f"/rollouts/{rollout['id']}/finish", status="succeeded", attempt=started["attempt"])
         return answers
 
     def lease(self) -> LeasedGroup:
@@ -158,14 +171,6 @@ class Played:
         lease = client.lease(self._policy, groups=1, options=LeaseOptions(wait=10))
         assert lease is not None
         return lease.groups[0]
-
-    def _post(self, path: str, **body: Any) -> Any:
-        headers = {"Authorization": f"Bearer {self._stack.keys['admin']}"}
-        return (
-            httpx.post(f"{self._stack.admin_url}{path}", json=body, headers=headers, timeout=60)
-            .raise_for_status()
-            .json()
-        )
 
 
 @pytest.mark.parametrize("policy", ["plain", "warm"])
@@ -278,3 +283,45 @@ def test_a_cut_reply_is_honest_and_a_bad_schema_loses_nothing(stack: Stack) -> N
         assert refused.status_code == 400, refused.text
         assert "strnig" in refused.text
         assert served.status_code == 200
+
+
+def asked(started: dict[str, Any], messages: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
+    """The choices of a chat in a started rollout."""
+    body = {"model": "loose", "messages": messages, **more}
+    key = {"Authorization": f"Bearer {started['key']}"}
+    answer = httpx.post(f"{started['base_url']}/v1/chat/completions", json=body, headers=key, timeout=120)
+    return answer.raise_for_status().json()["choices"]
+
+
+def test_constrained_calls_follow_each_other_and_free_ones(stack: Stack) -> None:
+    """One row with the masks of several calls: JSON, a demanded call, free text, two choices with a stop string."""
+    admin = Admin(stack)
+    task = {"id": "turns", "instruction": "answer", "spec": {}, "tags": []}
+    opened = admin.post("/groups", policy="loose", n=2, task=task)
+    rng, short = random.Random(2), {"type": "object", "properties": {"a": {"enum": ["x", "yy"]}}, "required": ["a"]}
+    for number, rollout in enumerate(opened["rollouts"]):
+        started = admin.post(f"/rollouts/{rollout['id']}/start")
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"Begin {number}."}]
+        ask = partial(asked, started, messages)
+        form = {"type": "json_schema", "json_schema": {"name": "r", "schema": {**short, "additionalProperties": False}}}
+        tool = {"type": "function", "function": {"name": "walk", "parameters": schema(rng)}}
+        messages += [ask(response_format=form, tools=[tool])[0]["message"], {"role": "user", "content": "Walk."}]
+        said = ask(tools=[tool], tool_choice="required")[0]["message"]
+        messages.append(said)
+        for call in said.get("tool_calls") or ():
+            jsonschema.validate(json.loads(call["function"]["arguments"]), tool["function"]["parameters"])
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "done"})
+        messages += [ask(tools=[tool])[0]["message"], {"role": "user", "content": "Again."}]
+        for choice in ask(response_format=form, tools=[tool], n=2, stop=['":']):
+            assert choice["finish_reason"] == "stop"
+            assert choice["message"]["content"] == '{"a'
+        admin.post("/rewards", rollout_id=rollout["id"], value=float(number))
+        admin.post(f"/rollouts/{rollout['id']}/finish", status="succeeded", attempt=started["attempt"])
+    group = Played(stack, "loose").lease()
+    for record in group.rollouts:
+        assert {one.mask for one in record.trajectory.classifications} <= {"", "abandoned"}
+        assert max(len([turn for turn in part.turns if turn.trained]) for part in record.trajectory.segments) >= 3
+        for part in record.trajectory.segments:
+            assert_told(part)
+    for packer in PACKERS:
+        assert np.abs(ratios([group], packer) - 1).max() < 1e-4
