@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -134,10 +135,14 @@ class OpenCall:
         self.node.break_, self.node.injected = plan.break_, plan.injected
 
     def sampling_sent(self) -> dict[str, Any]:
-        """The sampling parameters sent to the engine, in their recorded form."""
+        """The sampling parameters sent to the engine, in their recorded form: of a grammar, which the request's tools
+        make and many calls repeat, a digest."""
         if isinstance(self.sent, ChatCall):
             return {"model": self.sent.model, **msgspec.to_builtins(self.sent.sampling)}
-        return {name: getattr(self.sent, name) for name in SENT} | dict(self.sent.extra)
+        sent = {name: getattr(self.sent, name) for name in SENT} | dict(self.sent.extra)
+        if (grammar := self.sent.extra.get("grammar")) is not None:
+            sent["grammar"] = blake2b(grammar.encode(), digest_size=16).hexdigest()
+        return sent
 
     def tokens(self) -> int:
         """The number of prompt and output tokens. The upstream's count is used if rolltap sees no tokens."""

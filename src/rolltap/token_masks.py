@@ -14,6 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+SAMPLING_MASK = "sampling_mask"
+"""The extra array [T, K] with masks as lists of ids, padded with -1, from engines that tell short ones."""
+
 MASK_ROWS, MASK_TABLE = "mask_rows", "mask_table"
 
 FREE = -1

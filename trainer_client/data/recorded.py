@@ -14,14 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rolltap.errors import AlignmentError
-from rolltap.token_masks import FREE, MASK_ROWS, MASK_TABLE, Int32, ids_of, joined
+from rolltap.token_masks import FREE, MASK_ROWS, MASK_TABLE, SAMPLING_MASK, Int32, ids_of, joined
 from rolltap.types import ROUTED_EXPERTS, Float32, Segment
 
 TEMPERATURE = "temperature"
 """Name of a segment's extra array [L] with the sampling temperatures, if some are not 1."""
-
-SAMPLING_MASK = "sampling_mask"
-"""Name of a segment's extra array [L, K] with the ids that each token was drawn from, padded with -1."""
 
 
 def temperatures(segments: Sequence[Segment]) -> Float32 | None:

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rolltap.errors import RecordCorrupt
-from rolltap.token_masks import MASK_ROWS, per_token
+from rolltap.token_masks import MASK_ROWS, SAMPLING_MASK, per_token
 from rolltap.types import (
     NO_SHAPE,
     Break,
@@ -393,9 +393,6 @@ PENALTIES: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1.0,),
 }
 """Parameters that change the probability of tokens in the context, with the values that do not."""
-
-SAMPLING_MASK = "sampling_mask"
-"""The extra array with the ids that each token was drawn from, if the vocabulary was truncated."""
 
 
 def sampling_flaw(

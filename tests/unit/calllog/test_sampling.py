@@ -54,3 +54,10 @@ def test_with_its_mask_a_cut_is_replayed_and_nothing_else_is(sent: dict[str, Any
 def test_only_another_temperature_than_1_is_laid_over_the_tokens() -> None:
     assert tempered(PLAIN, 3) == tempered({}, 3) == tempered({"temperature": 0.5}, 0) == {}
     assert tempered({"temperature": 0.5}, 2)["temperature"].tolist() == [0.5, 0.5]
+
+
+def test_what_a_grammar_left_is_replayed_from_processed_log_probs_only() -> None:
+    masks = {"mask_rows": np.array([0], np.int32), "mask_table": np.array([2, 4, 7], np.int32)}
+    assert sampling_flaw(PLAIN, "processed", masks) is None
+    assert sampling_flaw({**PLAIN, "top_p": 0.8}, "processed", masks) is None
+    assert sampling_flaw(PLAIN, "raw", masks) == "sampling_truncated"

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rolltap.calllog.codec import pack_arrays, unpack_arrays
+from rolltap.proxy.call.open_call import SampledTokens
+from rolltap.proxy.engines.base import SampleChunk, join_chunks
 from rolltap.token_masks import FREE, LONGEST_TABLE, MaskWriter, ids_of, joined
 
 VOCABULARY = 151_936
@@ -71,3 +74,25 @@ def test_a_table_has_a_limit() -> None:
 def test_a_set_that_is_not_there_is_an_error(row: int) -> None:
     with pytest.raises((IndexError, ValueError)):
         ids_of(row, np.array([0, 5, 1, 9], np.int32))
+
+
+def test_sampled_tokens_keep_whole_tables() -> None:
+    """A stop string or a fork cuts the rows; a chunk without rows leaves no masks at all."""
+    table = np.array([2, 4, 7, 2, 5, 9], np.int32)
+    first = SampleChunk(token_ids=[4, 5], logprobs=[0.0, 0.0], extras={"mask_rows": np.array([0, 3], np.int32)})
+    last = SampleChunk(token_ids=[7], logprobs=[0.0], extras={"mask_rows": np.array([0], np.int32)})
+    sampled = SampledTokens()
+    for chunk, words, end in ((first, table, 2), (last, table[:0], 3)):
+        sampled.take(replace(chunk, mask_table=words), end)
+    assert {name: array.tolist() for name, array in sampled.aligned().items()} == {
+        "mask_rows": [0, 3, 0],
+        "mask_table": table.tolist(),
+    }
+    together = join_chunks([replace(first, mask_table=table), replace(last, mask_table=table[:0])])
+    assert together.mask_table is not None
+    assert (together.extras["mask_rows"].tolist(), together.mask_table.tolist()) == ([0, 3, 0], table.tolist())
+    sampled.truncate(2)
+    assert sampled.aligned()["mask_rows"].tolist() == [0, 3]
+    assert sampled.aligned()["mask_table"].tolist() == table.tolist()
+    sampled.take(SampleChunk(token_ids=[9], logprobs=[0.0]), 3)
+    assert sampled.aligned() == {}

@@ -314,6 +314,31 @@ async def test_structured_output_is_sampled_without_thinking(plane: Any, asked: 
     assert "thinking" in row.intent.shape.unapplied
 
 
+async def test_structured_output_begins_behind_the_thinking_of_an_engine_with_grammars(plane: Any) -> None:
+    plane.policy.source.grammars = True
+    plane.engine.replies = ['<think>\nSeventeen.\n</think>\n\n{"n": 17}<|im_end|>'] * 2
+    fields = STRUCTURED["/v1/chat/completions"][0]
+    body = {"model": "tiny", "messages": [USER], **fields}
+    answer = await plane.client.post("/v1/chat/completions", body)
+    assert answer.json()["choices"][0]["message"]["content"] == '{"n": 17}'
+    tokenizer = plane.engine.tokenizer
+    open_, close = map(tokenizer.convert_tokens_to_ids, ("<think>", "</think>"))
+    assert plane.engine.seen[0].extra == {"json_schema": SCHEMA, "thinking": {"close": close, "open": open_}}
+    assert not tokenizer.decode(list(plane.engine.seen[0].prompt_ids)).endswith("</think>\n\n")
+    unthinking = await plane.client.post("/v1/chat/completions", {**body, "reasoning_effort": "none"})
+    assert unthinking.status == 200
+    assert plane.engine.seen[1].extra == {"json_schema": SCHEMA}
+    tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("look", "walk")]
+    demanding = {"model": "tiny", "messages": [USER], "tools": tools, "tool_choice": "required"}
+    assert (await plane.client.post("/v1/chat/completions", demanding)).status == 200
+    assert plane.engine.seen[2].extra["grammar"].count("%json") == 2
+    rows = await plane.rows()
+    shapes = [row.intent.shape for row in rows]
+    assert [shape.constrained for shape in shapes] == [True] * 3
+    assert len(rows[2].intent.sampling_sent["grammar"]) == 32
+    assert not any("tool_choice" in shape.unapplied for shape in shapes)
+
+
 async def test_a_model_that_always_thinks_refuses_structured_output_by_name(plane: Any) -> None:
     plane.policy.source.continuation.renderer.opens_thinking = True
     fields, named = STRUCTURED["/v1/chat/completions"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from rolltap.reconstructor.reconstruct import reconstruct
@@ -200,6 +201,14 @@ def test_a_reply_forced_by_a_grammar_is_not_trained_by_default():
     call = make_call(0, [1], [2], shape=replace(PLAIN, constrained=True))
     assert masks(reconstruct([call])) == ["constrained"]
     assert masks(reconstruct([call], rules=Rules().train("constrained"))) == [""]
+
+
+@pytest.mark.parametrize("names", [("sampling_mask",), ("mask_rows", "mask_table")])
+def test_a_constrained_call_whose_ids_are_on_record_is_trained(names: tuple[str, ...]) -> None:
+    arrays = {"sampling_mask": np.array([[2]]), "mask_rows": np.array([0]), "mask_table": np.array([2, 2, 7])}
+    extras = {name: arrays[name].astype(np.int32) for name in names}
+    call = make_call(0, [1], [2], shape=replace(PLAIN, constrained=True), extras=extras)
+    assert masks(reconstruct([call])) == [""]
 
 
 def test_subagents_without_a_header_have_an_agent_of_their_own():
