@@ -28,7 +28,7 @@ GUIDED = {"lenient": True, "whitespace_pattern": r"(?: |\r?\n[ \t]{0,40})?"}
 """llguidance's options for arguments: keywords that it does not know say nothing, as without a grammar."""
 
 
-class Rendered:
+class RenderedCalls:
     """Calls as a family writes them."""
 
     def __init__(self, renderer: TokenRenderer, fitting: Fitting) -> None:
@@ -85,7 +85,7 @@ class CallGrammars:
 
     def __init__(self, renderer: TokenRenderer, fitting: Fitting) -> None:
         self._renderer = renderer
-        self._rendered = Rendered(renderer, fitting)
+        self._rendered = RenderedCalls(renderer, fitting)
         self._forms: LRUCache[tuple[str, int], CallForm | None] = LRUCache(KNOWN)
         self._grammars: LRUCache[bytes, str | None] = LRUCache(KNOWN)
 

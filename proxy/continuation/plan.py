@@ -24,7 +24,7 @@ from cachetools import LRUCache
 
 from rolltap.protocols.conversation import ChatRequest, Message, Reasoning, Text, Tool
 from rolltap.protocols.handles import Handles
-from rolltap.proxy.continuation.call_grammar import ARGUMENTS, CallGrammars, Rendered, common
+from rolltap.proxy.continuation.call_grammar import ARGUMENTS, CallGrammars, RenderedCalls, common
 from rolltap.proxy.continuation.call_node import CallNode, Lineage
 from rolltap.proxy.continuation.fit import Fitting, find_fitting, merged
 from rolltap.proxy.continuation.forest import (
@@ -526,7 +526,7 @@ class CallBeginnings:
 
     def __init__(self, renderer: TokenRenderer, fitting: Fitting) -> None:
         self._renderer = renderer
-        self._rendered = Rendered(renderer, fitting)
+        self._rendered = RenderedCalls(renderer, fitting)
         self._known: LRUCache[tuple[str, int], tuple[int, ...]] = LRUCache(KNOWN_BEGINNINGS)
 
     def find(self, name: str, number: int = 0) -> tuple[int, ...]:
