@@ -19,7 +19,8 @@ from rolltap.errors import EngineProtocolError
 from rolltap.protocols.cache_space import CacheSpace, WeighedCache
 from rolltap.types import Int32
 
-NOT_ECHOED = msgspec.Raw(b"null")
+NULL = b"null"
+NOT_ECHOED = msgspec.Raw(NULL)
 DIGEST_BYTES = 16
 
 _read_ids = json_decoder(list[int] | None)
@@ -95,10 +96,12 @@ def echoed_ids(json: msgspec.Raw, sent: Sequence[int]) -> Sequence[int] | None:
 
     Raises `EngineProtocolError` if the echo is not a list of ids.
     """
-    if isinstance(sent, EncodedPrompt) and bytes(json) == sent.json:
+    if json is NOT_ECHOED or (told := bytes(json)) == NULL:  # as nearly every event
+        return None
+    if isinstance(sent, EncodedPrompt) and told == sent.json:
         return sent
     try:
-        return _read_ids.decode(json)
+        return _read_ids.decode(told)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EngineProtocolError(f"the engine echoed a prompt that is not a list of ids: {error}") from error
 

@@ -6,7 +6,7 @@ Source: vLLM 0.32, `entrypoints/scale_out/token_in_token_out` and `entrypoints/o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -168,7 +168,7 @@ def generate_chunk(choice: GenerateChoice, event: GenerateEvent, request: Sample
     content = choice.logprobs.content if choice.logprobs is not None else None
     logprobs, extras = None, {}
     if content is not None and [token.token_id for token in content] == ids:
-        logprobs = [_number(token.logprob) for token in content]
+        logprobs = _numbers([token.logprob for token in content])
         if request.top_logprobs:
             rows = [[(c.token_id, _number(c.logprob)) for c in token.top_logprobs] for token in content]
             extras = top_k(ids, logprobs, rows, request.top_logprobs)
@@ -176,7 +176,7 @@ def generate_chunk(choice: GenerateChoice, event: GenerateEvent, request: Sample
         extras |= sampling_mask(choice.sampling_mask, len(ids), request.sampling_mask)
     if choice.mask_rows is not None and len(choice.mask_rows) == len(ids):
         extras |= {MASK_ROWS: np.asarray(choice.mask_rows, np.int32)}
-    finish, unknown_finish = finish_of(choice.finish_reason, FINISHES)
+    finish, unknown_finish = finish_of(choice.finish_reason, FINISHES) if choice.finish_reason else (None, "")
     return SampleChunk(
         token_ids=ids,
         logprobs=logprobs if ids else [],
@@ -203,11 +203,11 @@ def completion_chunk(
     logprobs, extras = None, {}
     logprobs_of_ids = choice.logprobs
     if logprobs_of_ids is not None and len(logprobs_of_ids.token_logprobs) == len(ids):
-        logprobs = [_number(value) for value in logprobs_of_ids.token_logprobs]
+        logprobs = _numbers(logprobs_of_ids.token_logprobs)
         if request.top_logprobs and logprobs_of_ids.top_logprobs is not None:
             rows = [_candidates(row or {}) for row in logprobs_of_ids.top_logprobs]
             extras = top_k(ids, logprobs, rows, request.top_logprobs)
-    finish, unknown_finish = finish_of(choice.finish_reason, FINISHES)
+    finish, unknown_finish = finish_of(choice.finish_reason, FINISHES) if choice.finish_reason else (None, "")
     return SampleChunk(
         token_ids=ids,
         logprobs=logprobs if ids else [],
@@ -285,6 +285,11 @@ def _experts(encoded: str | None, request: SampleRequest, count: int) -> dict[st
     if rows.ndim != 3:
         raise EngineProtocolError(f"routed experts have the shape {rows.shape}, not [tokens, layers, k]")
     return sampled_experts(rows, count)
+
+
+def _numbers(logprobs: Sequence[float | None]) -> list[float]:
+    """These log-probs as floats: inline, as every sampled token has one."""
+    return [np.nan if each is None or each <= NO_LOGPROB else each for each in logprobs]
 
 
 def _number(logprob: float | None) -> float:

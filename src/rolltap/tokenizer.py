@@ -194,6 +194,8 @@ class HubTokenizer:
 
     def lacks(self, token_ids: Sequence[int]) -> bool:
         """Whether some id is no token: a model's embedding is often longer than its vocabulary."""
+        if not token_ids or max(token_ids) < self._size:
+            return False
         return any(token_id >= self._size and self._tokenizer.id_to_token(token_id) is None for token_id in token_ids)
 
     def token(self, token_id: int) -> str:
