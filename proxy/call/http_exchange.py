@@ -67,22 +67,38 @@ class HttpExchange:
         """
         self.check_announced(limit)
         chunks: list[bytes] = []
+        message = self._receive_now()  # a short body came with its head: it needs no timer
+        if message is not None and self._take(message, chunks, limit):
+            return chunks[0]
         try:
             async with asyncio.timeout(deadline):
-                while True:
-                    message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        self.gone = True
-                        raise ClientGone
-                    chunks.append(message.get("body", b""))
-                    self.received_bytes += len(chunks[-1])
-                    if self.received_bytes > limit:
-                        raise BodyTooLarge(f"the request body is over {limit} bytes")
-                    if not message.get("more_body"):
-                        self._received = True
-                        return b"".join(chunks)
+                while not self._take(await self._receive(), chunks, limit):
+                    pass
+                return b"".join(chunks)
         except TimeoutError:
             raise RequestTimeout(f"the request did not arrive within {deadline:g} s") from None
+
+    def _receive_now(self) -> Any:
+        """The next message of the server, if it is here: then one step of `receive` returns it. Else None."""
+        receiving = self._receive()
+        try:
+            receiving.send(None)
+        except StopIteration as end:
+            return end.value
+        receiving.close()
+        return None
+
+    def _take(self, message: Any, chunks: list[bytes], limit: int) -> bool:
+        """Adds a message's part of the body to `chunks`; returns whether it is the last."""
+        if message["type"] == "http.disconnect":
+            self.gone = True
+            raise ClientGone
+        chunks.append(message.get("body", b""))
+        self.received_bytes += len(chunks[-1])
+        if self.received_bytes > limit:
+            raise BodyTooLarge(f"the request body is over {limit} bytes")
+        self._received = not message.get("more_body")
+        return self._received
 
     def check_announced(self, limit: int) -> None:
         """Refuses a body whose content-length is over `limit` bytes. From then on its body is wanted."""
@@ -153,14 +169,9 @@ class HttpExchange:
         return WhileConnected(self)
 
     def poll_disconnect(self) -> None:
-        """Sets `gone` if the client has hung up. Then one step of `receive` returns at once; else it would wait."""
-        receiving = self._receive()
-        try:
-            receiving.send(None)
-        except StopIteration as end:
-            self.gone = self.gone or end.value["type"] == "http.disconnect"
-        else:
-            receiving.close()
+        """Sets `gone` if the client has hung up."""
+        message = self._receive_now()
+        self.gone = self.gone or (message is not None and message["type"] == "http.disconnect")
 
     async def disconnected(self) -> None:
         """Waits until the client hangs up."""
