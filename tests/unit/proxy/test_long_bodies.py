@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import random
 import sys
@@ -10,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -18,7 +21,7 @@ from rolltap.protocols.base import WireReply
 from rolltap.protocols.cache_space import CacheSpace, WeighedCache
 from rolltap.proxy.call import body_reader
 from rolltap.proxy.call.body_reader import MOST_VALUES, BodyRoom, count_values
-from rolltap.proxy.call.http_exchange import HttpExchange
+from rolltap.proxy.call.http_exchange import ClientGone, HttpExchange, RequestTimeout
 from rolltap.settings import LimitSettings
 from rolltap.tokenizer import HubTokenizer
 from rolltap.types import Outcome
@@ -217,3 +220,32 @@ async def test_less_of_a_refused_body_is_read_where_it_was_never_wanted(wanted: 
             await http.body(1, 5)
     await http.refuse(WireReply(413, b"", {}))
     assert least <= read < most
+
+
+@pytest.mark.parametrize("late", list(itertools.product((False, True), repeat=3)))
+@pytest.mark.parametrize("end", ["whole", "gone", "silent"])
+async def test_a_body_arrives_in_pieces_of_which_any_is_late(late: tuple[bool, ...], end: str) -> None:
+    pieces: asyncio.Queue[Any] = asyncio.Queue()
+    sent: list[Any] = [{"type": "http.request", "body": b"%d" % at, "more_body": True} for at in range(2)]
+    sent += {
+        "whole": [{"type": "http.request", "body": b"2", "more_body": False}],
+        "gone": [{"type": "http.disconnect"}],
+        "silent": [],
+    }[end]
+
+    async def arrive() -> None:
+        for message, is_late in zip(sent, late, strict=False):
+            if is_late:
+                await asyncio.sleep(0.01)
+            pieces.put_nowait(message)
+
+    http = HttpExchange({"headers": [(b"transfer-encoding", b"chunked")]}, pieces.get, AsyncMock())
+    arrival = asyncio.create_task(arrive())
+    if not late[0]:
+        await asyncio.sleep(0)  # the first piece is here before the body is asked for
+    expected: Any = {"whole": contextlib.nullcontext(), "gone": pytest.raises(ClientGone)}
+    with expected.get(end) or pytest.raises(RequestTimeout):
+        assert await http.body(100, 0.1) == b"012"
+    await arrival
+    assert http.gone is (end == "gone")
+    assert http.received_bytes == (3 if end == "whole" else 2)
