@@ -134,7 +134,7 @@ LONG: tuple[Tests, ...] = (
     Tests(
         "learning",
         "long",
-        paths=("tests/acceptance/test_learning.py",),
+        paths=("tests/acceptance/test_learning.py", "tests/learning"),
         options=("-s",),
         folders=("trainer_client", "src/rolltap/demo", "src/rolltap/engine", "tests/acceptance"),
     ),

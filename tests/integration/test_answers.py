@@ -247,3 +247,4 @@ async def _weights(admin: CheckedPlane, trainer: CheckedPlane) -> None:
     asked = {"sequences": [{"token_ids": [1, 2, 3], "start": 1}], "top_logprobs": 2}
     (scores,) = (await trainer.post("/policies/{name}/score", asked, **policy))["sequences"]
     assert len(scores["logprobs"]) == 2
+    assert (await trainer.post("/policies/{name}/leave", by, **policy))["policy"] == POLICY
