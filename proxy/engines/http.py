@@ -286,7 +286,9 @@ def failure(name: str, path: str, status: int, message: str, retry_after: str | 
     if status in (400, 413, 422) and _OVERFLOW.search(message):
         limit = _LIMIT.search(message)
         return ContextOverflow(f"engine {name}: {message}", limit=int(limit[1]) if limit else None)
-    advice = f" (its key is `engines.{name}.api_key`)" if status == 401 else ""
+    advice = {401: f" (its key is `engines.{name}.api_key`)", 404: f" (is `engines.{name}.url` that of its API?)"}.get(
+        status, ""
+    )
     return EngineRefused(f"engine {name}: {path} answered {status}: {message}{advice}", http_status=status)
 
 

@@ -13,8 +13,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import typer
 
 from rolltap.__main__ import main
+from rolltap.cli.main import app
+
+from .odd_values import commands
 
 
 class Interrupted:
@@ -53,3 +57,24 @@ def test_a_node_has_mounts_of_its_own(tmp_path: Path) -> None:
                 time.sleep(0.02)
         finally:
             node.kill()
+
+
+def interrupt(**_: object) -> None:
+    raise KeyboardInterrupt
+
+
+GROUP = typer.main.get_command(app)
+COMMANDS = dict(commands(GROUP))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_an_interrupt_ends_every_command_in_a_line(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(COMMANDS[words], "parse_args", lambda context, arguments: [])
+    monkeypatch.setattr(COMMANDS[words], "callback", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        GROUP.main(list(words))
+    assert ended.value.code == 130
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("stopped")

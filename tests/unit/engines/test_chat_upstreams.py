@@ -157,7 +157,7 @@ def test_token_engines_are_no_chat_upstreams(http: aiohttp.ClientSession):
             404,
             {"content-type": "text/html"},
             "<html><title>404 Not Found</title>",
-            "answered 404: a page: 404 Not Found",
+            "a page: 404 Not Found (is `engines.up.url` that of its API?)",
         ),
     ],
 )
