@@ -161,6 +161,7 @@ LONG: tuple[Tests, ...] = (
             "tests/contract",
             "tests/integration",
             "tests/acceptance/test_trainer_killed.py",
+            "tests/acceptance/test_two_policies.py",
             "tests/acceptance/test_two_trainers.py",
             "tests/trainers",
         ),

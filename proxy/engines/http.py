@@ -58,6 +58,7 @@ _NO_MODEL = re.compile(
     r"model .{1,300} (?:does not exist|not found)|no models loaded|no endpoints found",  # Ollama, LM Studio, OpenRouter
     re.I | re.S,
 )
+PAGE = "a page: "
 _TITLE = re.compile(r"<title[^>]*>([^<]{1,300})", re.I)
 MODEL_RETRY_S = 5.0
 NO_HEADERS: Mapping[str, str] = {}
@@ -286,9 +287,9 @@ def failure(name: str, path: str, status: int, message: str, retry_after: str | 
     if status in (400, 413, 422) and _OVERFLOW.search(message):
         limit = _LIMIT.search(message)
         return ContextOverflow(f"engine {name}: {message}", limit=int(limit[1]) if limit else None)
-    advice = {401: f" (its key is `engines.{name}.api_key`)", 404: f" (is `engines.{name}.url` that of its API?)"}.get(
-        status, ""
-    )
+    advice = f" (its key is `engines.{name}.api_key`)" if status == 401 else ""
+    if message.startswith(PAGE):
+        advice = f" (is `engines.{name}.url` that of its API?)"
     return EngineRefused(f"engine {name}: {path} answered {status}: {message}{advice}", http_status=status)
 
 
@@ -299,7 +300,7 @@ def error_text(text: str) -> str:
         body = msgspec.json.decode(text)
     except msgspec.DecodeError:
         title = _TITLE.search(text)
-        return f"a page: {' '.join(title[1].split())}" if title else " ".join(text[:300].split()) or "(nothing)"
+        return f"{PAGE}{' '.join(title[1].split())}" if title else " ".join(text[:300].split()) or "(nothing)"
     if isinstance(body, list) and len(body) == 1:
         body = body[0]
     if not isinstance(body, dict):
