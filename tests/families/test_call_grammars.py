@@ -53,7 +53,9 @@ def test_what_a_grammar_lets_through_is_read_as_such_a_call(name: str, must_call
     for _ in range(SAMPLES):
         state, ids = grammars.start(matcher, ends, None), []
         while not ids or ids[-1] not in ends:
-            allowed = ids_of_words(state.words())
+            words = state.words()
+            assert words is not None
+            allowed = ids_of_words(words)
             opening = renderer.markers.tool_open
             preferred = [token for token in allowed if token in ends or token == opening]
             ids.append(int(rng.choice(preferred if preferred and rng.random() < 0.3 else list(allowed))))
