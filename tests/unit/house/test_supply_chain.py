@@ -64,6 +64,21 @@ def test_an_environment_that_sees_nothing_of_ours_has_what_the_package_needs(nam
     assert {canonicalize_name(Requirement(each).name) for each in project["dependencies"]} <= has
 
 
+def test_a_card_without_a_network_gets_what_the_engine_and_the_trainer_need() -> None:
+    """`make gpu`'s wheels; the others come with the card's PyTorch."""
+    there = {"torch", "transformers", "tokenizers", "safetensors", "numpy", "jinja2", "pygments"}
+    there |= {"aiohttp", "rich", "typer", "httpx"}
+    lines = (ROOT / "tests" / "gpu" / "wheels.txt").read_text(encoding="utf-8").splitlines()
+    has = {canonicalize_name(line.partition("==")[0]) for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = {
+        canonicalize_name(Requirement(each).name)
+        for each in (*project["dependencies"], *extras["tokens"], *extras["train"])
+    }
+    assert needed - there - {"rolltap"} <= has
+
+
 def test_an_audit_that_looked_up_nothing_does_not_pass_for_clean() -> None:
     skipped: list[dict[str, Any]] = [{"name": "a", "skip_reason": "not found"}]
     known: list[dict[str, Any]] = [{"name": "b", "version": "1", "vulns": []}]
