@@ -412,11 +412,9 @@ class Placement:
             return min(fresh, key=lambda replica: replica.running)
         most = LOAD * (sum(replica.running for replica in serving) + 1) / len(serving)
         with_room = [replica for replica in fresh if replica.running < most] or fresh
-        home = self._by_session.get(origin) if origin else None
-        chosen = (
-            home if home in with_room else min(with_room, key=lambda replica: self._rank(origin or session, replica))
-        )
-        assert chosen is not None
+        chosen = self._by_session.get(origin) if origin else None
+        if chosen is None or chosen not in with_room:
+            chosen = min(with_room, key=lambda replica: self._rank(origin or session, replica))
         self._by_session[session] = chosen
         return chosen
 
