@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from rolltap.errors import ConfigError
-from rolltap.token_masks import MASK_ROWS, SAMPLING_MASK
+from rolltap.token_masks import MASK_ROWS
 from rolltap.types import (
     EVALUATION,
     PURPOSE_TAG,
@@ -82,9 +82,6 @@ SWITCHABLE = frozenset(
     }
 )
 
-MASKS = frozenset({MASK_ROWS, SAMPLING_MASK})
-"""The extra arrays with the ids that each token was drawn from, after a grammar, top-k, top-p and min-p."""
-
 _OUTCOMES = {
     Outcome.ABORTED: MaskReason.ABORTED,
     Outcome.ENGINE_ERROR: MaskReason.ENGINE_ERROR,
@@ -146,7 +143,7 @@ class Rules:
             MaskReason.ABANDONED: abandoned,
             MaskReason.AUXILIARY: kind is CallKind.AUXILIARY,
             MaskReason.SUMMARY: kind is CallKind.SUMMARY,
-            MaskReason.CONSTRAINED: call.shape.constrained and MASKS.isdisjoint(call.extras),
+            MaskReason.CONSTRAINED: call.shape.constrained and MASK_ROWS not in call.extras,
             MaskReason.LENGTH_TRUNCATED: call.finish is Finish.LENGTH,
             MaskReason.TOOL_CALL_UNPARSABLE: call.flaw is Flaw.TOOL_CALL_UNPARSABLE,
             MaskReason.VERSION_UNKNOWN: call.flaw is Flaw.VERSION_UNKNOWN or not call.versions,

@@ -203,12 +203,15 @@ def test_a_reply_forced_by_a_grammar_is_not_trained_by_default():
     assert masks(reconstruct([call], rules=Rules().train("constrained"))) == [""]
 
 
-@pytest.mark.parametrize("names", [("sampling_mask",), ("mask_rows", "mask_table")])
-def test_a_constrained_call_whose_ids_are_on_record_is_trained(names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("names", "mask"), [(("sampling_mask",), "constrained"), (("mask_rows", "mask_table"), "")])
+def test_a_constrained_call_is_trained_if_the_ids_that_its_grammar_left_are_on_record(
+    names: tuple[str, ...], mask: str
+) -> None:
+    """Whether an engine's mask of top-k and top-p holds the grammar, too, was tried on none."""
     arrays = {"sampling_mask": np.array([[2]]), "mask_rows": np.array([0]), "mask_table": np.array([2, 2, 7])}
     extras = {name: arrays[name].astype(np.int32) for name in names}
     call = make_call(0, [1], [2], shape=replace(PLAIN, constrained=True), extras=extras)
-    assert masks(reconstruct([call])) == [""]
+    assert masks(reconstruct([call])) == [mask]
 
 
 def test_subagents_without_a_header_have_an_agent_of_their_own():
