@@ -101,24 +101,23 @@ def faults(report: dict[str, Any]) -> str:
 
 
 def soak(report: dict[str, Any]) -> str:
-    """A line for each kind of fault: what clients felt during it, over all rounds."""
+    """Each kind of fault in a line: what clients felt during it, over all rounds."""
     felt: dict[str, Counter[str]] = {}
-    times: Counter[str] = Counter()
     rounds = report["rounds"]
     for phase in (phase for one in rounds for phase in one["phases"]):
         felt.setdefault(phase["name"], Counter()).update(phase["felt"])
-        times[phase["name"]] += 1
-    rows = "".join(
-        f"| {name} | {times[name]} | {counts['calls']} | {counts['failed a try']} | {counts['given up']} "
-        f"| {sum(count for what, count in counts.items() if what.startswith('broken'))} |\n"
-        for name, counts in sorted(felt.items())
-        if counts["calls"]
-    )
+    kinds = []
+    for name, counts in sorted(felt.items()):
+        broken = sum(count for what, count in counts.items() if what.startswith("broken"))
+        others = {"failed": counts["failed a try"], "given up": counts["given up"], "broken": broken}
+        said = ", ".join(f"{count} {what}" for what, count in others.items() if count)
+        if counts["calls"]:
+            kinds.append(f"{name} {counts['calls']}" + (f" ({said})" if said else ""))
     totals = sum((Counter(one["totals"]) for one in rounds), Counter())
     found = sum(len(one["violations"]) for one in rounds)
     return (
-        "| broken | times | calls begun meanwhile | failed a try | given up | continuity broken |\n|---|---|---|---|---|---|\n"
-        f"{rows}\n{totals['faults']} faults in {sum(one['seconds'] for one in rounds) / 60:.0f} minutes ({len(rounds)} rounds of seed "
+        f"Calls begun meanwhile (in brackets: failed a try, given up, continuity broken): {'; '.join(kinds)}.\n\n"
+        f"{totals['faults']} faults in {sum(one['seconds'] for one in rounds) / 60:.0f} minutes ({len(rounds)} rounds of seed "
         f"{', '.join(map(str, sorted({one['seed'] for one in rounds})))}): {totals['seen complete']:,} replies seen complete, "
         f"{totals['continuations']:,} continuations, {totals['groups in effect']} groups over {totals['steps']} steps, "
         f"{totals['rollouts late']} leased rollouts late; {found} violations."
