@@ -37,28 +37,33 @@ def table() -> str:
     alike: dict[tuple[str, ...], list[str]] = {}
     for label in next(iter(releases.values())):
         alike.setdefault(tuple(_cell(found[label]) for found in releases.values()), []).append(f"`{label}`")
+    everywhere = tuple("exact" for _ in releases)
+    alike[everywhere] = ["all others"] if alike.pop(everywhere, None) else []
     lines = [f"| files | {' | '.join(releases)} |", "|---" * (len(releases) + 1) + "|"]
-    lines += [f"| {', '.join(labels)} | {' | '.join(cells)} |" for cells, labels in alike.items()]
+    lines += [f"| {', '.join(labels)} | {' | '.join(cells)} |" for cells, labels in alike.items() if labels]
     return "\n".join(lines) + "\n"
 
 
 def consumers() -> str:
-    """A row for each consumer and format: the release that was tried, its `datasets`, and how that reads the files."""
+    """A line for each consumer: the release that was tried, its `datasets`, and how that reads the files."""
     script, found = ENVIRONMENTS.read_text(encoding="utf-8"), figures()
-    lines = ["| `--for` | format | tested | `datasets` | read |", "|---|---|---|---|---|"]
+    lines = []
     for name, consumer in CONSUMERS.items():
         package = PACKAGES.get(name, name)
         own = re.search(rf"^  {package}-(\S+)\)\s+packages=\(([^)]*)\)", script, re.MULTILINE)
-        release = f"{package} {own[1] if own else version(package)}" if "datasets-" not in name else ""
         pinned = re.search(r"datasets==(\S+)", own[2]) if own else None
-        datasets = (
-            pinned[1] if pinned else max(found) if "datasets-" not in name else name.removeprefix("datasets-") + ".0"
-        )
-        for format, options in consumer.formats.items():
-            container = consumer.container or exporter_named(format).containers[0]
-            label = " ".join(filter(None, [format, options.get("arguments", ""), container]))
-            cell = _cell(found[datasets][label])
-            lines.append(f"| `{name}` | `{label}` | {release} | {datasets} | {cell} |")
+        if name.startswith("datasets-"):
+            datasets = name.removeprefix("datasets-") + ".0"
+            tried = f"`datasets` {datasets}"
+        else:
+            datasets = pinned[1] if pinned else max(found)
+            tried = f"{package} {own[1] if own else version(package)} with `datasets` {datasets}"
+        cells = [
+            _cell(found[datasets][" ".join(filter(None, [format, options.get("arguments", ""), container]))])
+            for format, options in consumer.formats.items()
+            for container in [consumer.container or exporter_named(format).containers[0]]
+        ]
+        lines.append(f"* `{name}`: {tried}: {', '.join(dict.fromkeys(cells))}")
     return "\n".join(lines) + "\n"
 
 
