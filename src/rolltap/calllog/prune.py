@@ -14,7 +14,7 @@ to them again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -96,9 +96,14 @@ async def plan_pruning(
 
         def page(connection: sa.Connection, query: sa.Select[Any] = query) -> tuple[str, list[PruneDecision]]:
             rows = connection.execute(query).all()
-            use_by_id = uses(connection, [row.id for row in rows])
-            on_page = (_decide(connection, row, use_by_id.get(row.id), exported, (before, now)) for row in rows)
-            return rows[-1].id if rows else "", [decision for decision in on_page if decision is not None]
+            ids = [row.id for row in rows]
+            use_of, counts_of = uses(connection, ids), _counts(connection, ids)
+            on_page = [
+                _decide(connection, row, use_of.get(row.id), counts_of[row.id], exported, (before, now))
+                for row in rows
+                if row.id in counts_of
+            ]
+            return rows[-1].id if rows else "", on_page
 
         after, on_page = await database.query(page)
         if not after:
@@ -138,13 +143,11 @@ def _decide(
     connection: sa.Connection,
     session: sa.Row[Any],
     use: tuple[GroupUse, float | None] | None,
+    counts: tuple[int, int],
     exported: Mapping[str, bytes],
     times: tuple[float, float],
-) -> PruneDecision | None:
-    """None for a session without calls."""
-    calls, unfinished = _counts(connection, session.id)
-    if not calls:
-        return None
+) -> PruneDecision:
+    calls, unfinished = counts
     reason = _reason_without_exports(session, use, unfinished, *times)
     if reason is None:
         digest = exported.get(session.id)
@@ -175,13 +178,13 @@ def _reason_without_exports(
     return Reason.REPLAYED if use[0] is GroupUse.REPLAYED else Reason.WAITING
 
 
-def _counts(connection: sa.Connection, session_id: str) -> tuple[int, int]:
-    """The number of a session's calls, and of those without completion."""
-    columns = sa.func.count(), sa.func.count(call_completions.c.call_id)
+def _counts(connection: sa.Connection, session_ids: Collection[str]) -> dict[str, tuple[int, int]]:
+    """The number of each session's calls, and of those without completion. Sessions without calls are left out."""
+    session_id = call_intents.c.session_id
+    columns = session_id, sa.func.count(), sa.func.count(call_completions.c.call_id)
     joined = call_intents.outerjoin(call_completions, call_completions.c.call_id == call_intents.c.id)
-    query = sa.select(*columns).select_from(joined).where(call_intents.c.session_id == session_id)
-    calls, completed = connection.execute(query).one()
-    return calls, calls - completed
+    query = sa.select(*columns).select_from(joined).where(session_id.in_(session_ids)).group_by(session_id)
+    return {own: (calls, calls - completed) for own, calls, completed in connection.execute(query)}
 
 
 def _digest(connection: sa.Connection, session_id: str) -> bytes:
@@ -232,11 +235,14 @@ async def prune(
             locked = sa.select(sessions).where(sessions.c.id == session_id).with_for_update()
             session = connection.execute(locked).one()
             use = uses(connection, [session_id]).get(session_id)
-            decision = _decide(connection, session, use, exported, (before, before))
             now = database_clock(connection)
             forks = _forks(connection, now, of=session_id)
-            needed = any(is_open or _counts(connection, fork)[0] for fork, (_, is_open) in forks.items())
-            if decision is None or not decision.removes or needed:
+            counts_of = _counts(connection, [session_id, *forks])
+            needed = any(is_open or fork in counts_of for fork, (_, is_open) in forks.items())
+            if session_id not in counts_of or needed:
+                return 0
+            decision = _decide(connection, session, use, counts_of[session_id], exported, (before, before))
+            if not decision.removes:
                 return 0
             record.run(connection, [(session_id, now, decision.calls, decision.reason.value)])
             own = sa.select(call_intents.c.id).where(call_intents.c.session_id == session_id)
