@@ -59,10 +59,10 @@ def demo_record(report: dict[str, Any]) -> str:
     """The reconstruction report of the demo's run."""
     kept = report["kept_tokens"] / report["sampled_tokens"]
     merged = report["merges"] / report["calls"]
-    breaks = ", ".join(f"{name} {count}" for name, count in report["breaks"].items()) or "none"
+    breaks = ", ".join(f"{count} `{name}`" for name, count in report["breaks"].items()) or "no break"
     return (
-        "| calls | sampled tokens | kept | rows | calls merged into an earlier one's row | breaks |\n|---|---|---|---|---|---|\n"
-        f"| {report['calls']:,} | {report['sampled_tokens']:,} | {kept:.1%} | {report['rows']:,} | {merged:.0%} | {breaks} |"
+        f"{report['calls']:,} calls, of which {merged:.0%} were merged into an earlier one's row: {report['rows']:,} rows; "
+        f"{report['sampled_tokens']:,} sampled tokens, of which {kept:.1%} are kept; {breaks}."
     )
 
 
@@ -150,15 +150,13 @@ def bench_growth(report: dict[str, Any]) -> str:
 
 
 def rollouts(report: dict[str, Any]) -> str:
-    rows = "".join(
-        f"| {name} | {report[name]['per_minute']:,.0f} | {report['goals'][name]} | {report[name]['runner_cpu_ms']:.1f} ms |\n"
+    speeds = ", ".join(
+        f"{name} {report[name]['per_minute']:,.0f} ({report['goals'][name]}; {report[name]['runner_cpu_ms']:.1f} ms)"
         for name in ("process", "bubblewrap")
     )
     return (
-        "| runtime | rollouts a minute | goal | runner's own CPU a rollout |\n|---|---|---|---|\n"
-        f"{rows}\n"
-        f"Run slots are busy {report['busy']:.0%} of the time while evaluations take as long as the agents (goal "
-        f"{report['goals']['busy']:.0%}; one stage for both gives about 50%). An idle `rolltap node` takes "
+        f"Rollouts a minute (goal; the runner's own CPU a rollout): {speeds}. Run slots are busy {report['busy']:.0%} of the "
+        f"time while evaluations take as long as the agents (goal {report['goals']['busy']:.0%}). An idle `rolltap node` takes "
         f"{report['idle_mb']:.0f} MB. ({report['cores']} cores at a load of {report['load'][0]:.0f}, Python "
         f"{report['python']}, {report['time'][:10]}.)"
     )
@@ -186,13 +184,11 @@ def bench_calllog(report: dict[str, Any]) -> str:
 
 
 def bench_proxy(report: dict[str, Any]) -> str:
-    rows = "\n".join(f"| {one['name']} | {one['value']:,.2f} | {one['goal']} |" for one in report["measures"])
+    lines = "\n".join(f"* {one['name']}: {one['value']:,.2f} ({one['goal']})" for one in report["measures"])
     growth = report["growth"]
     return (
-        "| measure | figure | goal |\n|---|---|---|\n"
-        f"{rows}\n"
-        f"| growth of RSS over {growth['calls']:,} calls, MB | {growth['growth_mb']:.1f} | ≤ 5 |\n\n"
-        f"Medians of {report['rounds']} rounds; the tokenizer is `{report['tokenizer']}`'s.\n\n{_machine(report)}"
+        f"{lines}\n* growth of RSS over {growth['calls']:,} calls, MB: {growth['growth_mb']:.1f} (≤ 5)\n\n"
+        f"In brackets the goals. Medians of {report['rounds']} rounds; the tokenizer is `{report['tokenizer']}`'s. {_machine(report)}"
     )
 
 
