@@ -32,15 +32,20 @@ def figures() -> dict[str, dict[str, list[str]]]:
 
 
 def table() -> str:
-    """A row for the files that fare alike, a column for each release: one word, or plain / worst."""
+    """A line for the files that fare alike: what comes of them, one word or plain / worst, by which releases."""
     releases = figures()
     alike: dict[tuple[str, ...], list[str]] = {}
     for label in next(iter(releases.values())):
         alike.setdefault(tuple(_cell(found[label]) for found in releases.values()), []).append(f"`{label}`")
     everywhere = tuple("exact" for _ in releases)
     alike[everywhere] = ["all others"] if alike.pop(everywhere, None) else []
-    lines = [f"| files | {' | '.join(releases)} |", "|---" * (len(releases) + 1) + "|"]
-    lines += [f"| {', '.join(labels)} | {' | '.join(cells)} |" for cells, labels in alike.items() if labels]
+    lines = []
+    for cells, labels in alike.items():
+        by: dict[str, list[str]] = {}
+        for cell, release in zip(cells, releases, strict=True):
+            by.setdefault(cell, []).append(release)
+        said = "; ".join(f"{cell} by {', '.join(which)}" for cell, which in by.items()) if len(by) > 1 else cells[0]
+        lines += [f"* {', '.join(labels)}: {said}"] if labels else []
     return "\n".join(lines) + "\n"
 
 
