@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 HEAD = "Tasks, recipe (seeds): success before and after, that of the control; lead over the control; over `grpo`.\n\n"
-    "Tasks, recipe (seeds): success before and after, the control's after; the lead over the control; over `grpo`.\n\n"
-)
 
 STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Quantiles of Student's t for 95%, two-sided, by degrees of freedom. For more than ten the last is a little wide."""
