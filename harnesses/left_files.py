@@ -98,6 +98,13 @@ class LeftFiles:
         file.close()
         return None
 
+    def is_link(self, path: str) -> bool:
+        """Whether `path` is a link. One that is gone, or reached by a link, is none."""
+        try:
+            return bool(self.link(path))
+        except OSError:
+            return False
+
     def link(self, path: str) -> str:
         """Where the link `path` leads. Raises `OSError`, also for a link on the way."""
         folder = self._folder(path.rpartition("/")[0])
@@ -266,10 +273,11 @@ def apply_changes(
     every: Iterable[Change],
     after: Path,
     target: Path,
-    brings: Callable[[Change], bool] = lambda _: True,
+    brings: Callable[[str, bool], bool] = lambda path, is_link: True,
     budget: CopyBudget | None = None,
 ) -> list[Change]:
-    """Applies to `target` the changes that `brings` accepts, but none through a link outward.
+    """Applies to `target` the changes that `brings` accepts, by their path and whether they are links, but none through
+    a link outward. What becomes a link, or none, after `brings` was asked is not applied: code may still run in `after`.
 
     Returns the changes that were not applied. Raises `Unreadable` for more than `budget` (`MOST_BYTES`, `MOST_FILES`)
     or `MOST_STEPS`, and for what can't lie in the target, such as a file in a file's place.
@@ -283,7 +291,8 @@ def apply_changes(
         if destination.parent != parent:
             parent = destination.parent
             is_inside = parent.resolve().is_relative_to(root)  # whatever links there are
-        if not is_inside or not brings(change):
+        is_link = change.kind is not ChangeKind.DELETED and left.is_link(change.path)
+        if not is_inside or not brings(change.path, is_link):
             dropped.append(change)
             continue
         steps += change.path.count("/")
@@ -294,7 +303,7 @@ def apply_changes(
                 destination.unlink()
             if change.kind is not ChangeKind.DELETED:
                 destination.parent.mkdir(parents=True, exist_ok=True)
-                if (after / change.path).is_symlink():
+                if is_link:
                     destination.symlink_to(left.link(change.path))
                 else:
                     budget.copy(left, change.path, destination)

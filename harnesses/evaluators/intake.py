@@ -13,12 +13,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from rolltap.harnesses.left_files import UNSEEN, Change, ChangeKind
+from rolltap.harnesses.left_files import UNSEEN
 
 SOURCES = re.compile(
     r"\.(py|pyi|pyx|c|h|cc|cpp|cxx|hh|hpp|rs|go|java|kt|scala|cs|fs|swift|js|mjs|cjs|jsx|ts|mts|tsx|vue|svelte|rb|php|pl|lua"
@@ -104,16 +104,7 @@ class Intake:
     takes: Collection[str] = ()
     refused: Collection[str] = ()
 
-    def brings_of(self, agents: Path) -> Callable[[Change], bool]:
-        """Whether a change of the agent's copy is taken."""
-
-        def brings(change: Change) -> bool:
-            is_link = change.kind is not ChangeKind.DELETED and (agents / change.path).is_symlink()
-            return self.brings(change.path, is_link=is_link)
-
-        return brings
-
-    def brings(self, path: str, *, is_link: bool = False) -> bool:
+    def brings(self, path: str, is_link: bool = False) -> bool:
         """Whether the change of `path` is taken."""
         if path in self.refused:
             return False

@@ -110,7 +110,7 @@ class JudgesCopy:
                 self._left[change.path] = after[change.path]
 
     def _apply(self, found: list[Change]) -> list[Change]:
-        return apply_changes(found, self.agents, self.clean, self.intake.brings_of(self.agents), self._budget)
+        return apply_changes(found, self.agents, self.clean, self.intake.brings, self._budget)
 
 
 @dataclass(frozen=True, slots=True)

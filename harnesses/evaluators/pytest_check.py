@@ -249,7 +249,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             patched = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
         configuration = await asyncio.to_thread(find_configuration, clean.folder, files)
         intake = Intake(start, self.takes, {*files, *patched})
-        dropped = await asyncio.to_thread(apply_changes, changed, agents, clean.folder, intake.brings_of(agents))
+        dropped = await asyncio.to_thread(apply_changes, changed, agents, clean.folder, intake.brings)
         new = {name for change in changed for name in _module_names(change.path) if change.path not in start.files}
         own = (start.files | set(patched)) - ({change.path for change in changed} - {each.path for each in dropped})
         return _Place(clean, configuration, changed, dropped, new, own, visible)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -40,7 +43,7 @@ def test_carrying_changes_makes_the_trees_equal_but_for_tests_and_documents(
     (root / "fresh").mkdir()
     agent, fresh = write(root / "agent", after), write(root / "fresh", before)
     intake = Intake(StartingState.of(fresh))
-    dropped = apply_changes(changes(fresh, agent), agent, fresh, intake.brings_of(agent))
+    dropped = apply_changes(changes(fresh, agent), agent, fresh, intake.brings)
     stays = {"tests/test_a.py", "conftest.py", "x.pth"} | ({"src/deep/c.txt"} & before.keys())
     expected = {name: text for name, text in after.items() if name not in stays}
     expected |= {name: text for name, text in before.items() if name in stays}
@@ -66,6 +69,42 @@ def test_links_are_carried_as_links_and_never_followed(tmp_path: Path) -> None:
     (agent / "link" / "f").write_text("evil")
     apply_changes([Change("link/f", ChangeKind.ADDED)], agent, fresh)
     assert (outside / "f").read_text() == "original"
+
+
+@pytest.mark.parametrize("look", range(12))
+@pytest.mark.parametrize("path", ["answer.txt", "out/answer.txt"])
+def test_a_link_that_takes_a_files_place_meanwhile_is_not_carried(
+    path: str, look: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of the helper's can still run while another one's changes are taken over: it swaps the two just before
+    one of the looks at them, whichever."""
+    agent, fresh = write(tmp_path / "agent", {path: "wrong"}), tmp_path / "fresh"
+    fresh.mkdir()
+    intake = Intake(StartingState.of(fresh))
+    (agent / "link").symlink_to("/tests/expected.txt")
+    looks = 0
+
+    def swapping(call: Callable[..., Any]) -> Callable[..., Any]:
+        def swapped(place: Any, *args: Any, **names: Any) -> Any:
+            nonlocal looks
+            if Path(os.fsdecode(place)).name == "answer.txt" and fresh not in Path(os.fsdecode(place)).parents:
+                looks += 1
+                if looks == look + 1:
+                    aside = agent / "aside"
+                    (agent / path).rename(aside)
+                    (agent / "link").rename(agent / path)
+                    aside.rename(agent / "link")
+            return call(place, *args, **names)
+
+        return swapped
+
+    for name in ("stat", "lstat", "open", "readlink"):
+        monkeypatch.setattr(os, name, swapping(getattr(os, name)))
+    with suppress(Unreadable):
+        apply_changes([Change(path, ChangeKind.MODIFIED)], agent, fresh, intake.brings)
+    monkeypatch.undo()
+    assert not (fresh / path).is_symlink()
+    assert read(fresh) in ({}, {path: "wrong"})
 
 
 def test_a_tree_deeper_than_python_recurses_is_compared(tmp_path: Path) -> None:
