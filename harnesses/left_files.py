@@ -276,8 +276,8 @@ def apply_changes(
     brings: Callable[[str, bool], bool] = lambda path, is_link: True,
     budget: CopyBudget | None = None,
 ) -> list[Change]:
-    """Applies to `target` the changes that `brings` accepts, by their path and whether they are links, but none through
-    a link outward. What becomes a link, or none, after `brings` was asked is not applied: code may still run in `after`.
+    """Applies to `target` the changes that `brings` accepts, by their path and if they are links, but none through
+    a link outward. What becomes a link, or none, after `brings` was asked is not applied, as code may run in `after`.
 
     Returns the changes that were not applied. Raises `Unreadable` for more than `budget` (`MOST_BYTES`, `MOST_FILES`)
     or `MOST_STEPS`, and for what can't lie in the target, such as a file in a file's place.

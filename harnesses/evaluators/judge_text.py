@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -34,7 +34,7 @@ RUNS_A_FILE = re.compile(
     r"(awk|sed|jq) (-[a-zA-Z]*f|--f)|find -(exec|ok)|awk .*(system|\|)|sort --comp|split --fi", re.DOTALL
 )
 """A tool and the beginning of one of its arguments, by which it runs a program, or what a file says."""
-SED_RUNS = re.compile(r"(?:^|[;{}$,!\s/|#@:])[gpiImM\d]*e[gpiImM\d]*(?=\s|;|\}|$)")
+SED_RUNS = re.compile(r"(?:^|[;{}$,!\s/|#@:=])[gpiImM\d]*e[gpiImM\d]*(?=\s|;|\}|$)")
 """The command or flag `e` of sed."""
 WRITES = frozenset(("cp", "mv", "ln", "tee", "split"))
 LOADS = re.compile(r"\w*PATH|LD_\w+|PYTHON\w+|PERL\w+|RUBY\w+|NODE_\w+|LUA_\w+|JULIA_\w+|R_\w+|BASH_ENV|ENV|IFS")
@@ -47,9 +47,13 @@ ASSIGNMENT = re.compile(r"\w+\+?=.*", re.DOTALL)
 SHELL = re.compile(r"(/usr)?(/bin/)?(bash|dash|ksh|zsh|sh)")
 LANGUAGE = re.compile(r"(/usr)?(/local)?(/bin/)?(python|pypy|node|deno|bun|ruby|perl|php|lua|Rscript|julia)[\d.]*")
 INLINE = re.compile(r"-[a-zA-Z]*[ce]|--eval|-")
+PLAIN_OPTION = re.compile(r"-[uBIsSOqbwnpaE0-9]*[ce]?|-[wnpla]*e|-[WX]\w*|--(eval|vanilla|input-type=\w+)|-")
+"""Options of a language that load nothing and name no program."""
 STARTS_MORE = re.compile(
     r"exec|eval|import_module|__import__|runpy|subprocess|system|popen|spawn|sys\.path|require|`|import\s*[('\"]"
-    r"|from\s*['\"]|(?<![.\w])(load|do|dofile|loadfile|source|include)\s*[('\"]",
+    r"|from\s*['\"]|Kernel\.load|(?<![.\w])(load|do|dofile|loadfile|source|include)\s*[('\"]"
+    r"|pickle|marshal|dill|joblib|shelve|torch\.load|yaml\.(\w+_)?(?<!safe_)load|ctypes|dlopen|(?<!re\.)\bcompile\("
+    r"|zipimport|pkgutil|addsitedir|discover|doctest|logging\.config|unserialize|\bFunction\s*\(|\bvm\.|\bWorker\b|loadstring",
     re.I,
 )
 """In a judge's inline program: it could run other files."""
@@ -68,13 +72,14 @@ AS_WRITTEN = str.maketrans({LITERAL: "$", BARE: "$", DOCUMENT: ""})
 OWN_VALUES = re.compile(rf"[${BARE}](\{{?({VARIABLE}|PWD|HOME)\b\}}?|[?#!$0])")
 """Expansions whose value no file of the agent's decides."""
 EXPANDS = re.compile(rf"[${BARE}]([\w({{\[@*]|\Z)|`")
-COMPUTES = re.compile(rf"[${BARE}](\[|\{{!|\{{\w+(\[(?![\d@*]+\])|:(?![-=?+]|[\d: ]*\}})))")
-"""Bash computes what stands there, which may run commands: `${a[$i]}`, `${x:$i}`."""
+COMPUTES = re.compile(rf"[${BARE}](\[|\{{!|\{{\w+(@|\[(?![\d@*]+\])|:(?![-=?+]|[\d: ]*\}})))")
+"""Bash computes what stands there, which may run commands: `${a[$i]}`, `${x:$i}`, `${x@P}`."""
 COMPARES_NUMBERS = frozenset(("-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-v", "-R"))
 """In `[[ ]]`, bash computes the texts on both sides: `a[$(COMMAND)]` runs the command."""
 TAKES_A_PATTERN = frozenset(("=", "==", "!=", "=~"))
 NAMES_VARIABLES = frozenset(("export", "local", "read", "unset", "printf", "wait"))
-OF_PROGRAMS = {
+OF_PROGRAMS: Mapping[str, Mapping[str, int]] = {
+    **{grep: {"-m": 1, "-A": 1, "-B": 1, "-C": 1} for grep in ("grep", "egrep", "fgrep")},
     "awk": {"-v": 1, "-F": 1},
     "jq": {"--arg": 2, "--argjson": 2},
     "sed": {},
@@ -82,7 +87,9 @@ OF_PROGRAMS = {
     "sort": {},
     "split": {},
 }
-"""Tools whose arguments can be programs, or name some; and how many values some of their options take."""
+"""Tools whose arguments can be programs or patterns, or name some; and how many values some of their options take."""
+TAKES_OPTIONS = frozenset((*OF_PROGRAMS, "diff", "cmp", "comm")) - {"awk"}
+"""Tools that take an option at any place, if no `--` is before it: also `--help`, after which they end with 0."""
 
 
 @dataclass(slots=True)
@@ -118,8 +125,10 @@ class JudgeText:
 
     def _read(self, text: str) -> None:
         try:
-            for words in _commands(_plain(text.replace("\\\n", ""))):
-                self._read_expansions(words)
+            commands = list(_commands(_plain(text.replace("\\\n", ""))))
+            own = own_variables(commands)
+            for words in commands:
+                self._read_expansions([own.sub("", word) for word in words] if own else words)
                 self._read_command([word.translate(AS_WRITTEN) for word in words])
         except ValueError as error:
             self._note(str(error))
@@ -175,18 +184,25 @@ class JudgeText:
         if head == "[[":
             risky = expanded if COMPARES_NUMBERS & set(arguments) else [each for each in bare if each.endswith(BARE)]
             risky += [two for one, two in pairwise(arguments) if one in TAKES_A_PATTERN and two in bare]
-        elif head in ("test", "["):
+        elif head in ("test", "[", "expr"):
             risky = expanded if {"-v", "-R"} & set(arguments) else bare
-        elif head in OF_PROGRAMS:
-            risky = bare + [each for each in _programs(arguments, OF_PROGRAMS[head]) if each in expanded]
+        elif head in TAKES_OPTIONS or head in OF_PROGRAMS:
+            values_of = OF_PROGRAMS.get(head, {})
+            risky = bare + [
+                each for each in _programs(arguments, values_of) if head in OF_PROGRAMS and each in expanded
+            ]
+            risky += [each for each in _options(arguments, values_of) if head in TAKES_OPTIONS and each in expanded]
         elif head in NAMES_VARIABLES:
+            computes = any(re.fullmatch(r"-\w*i\w*", each) for each in arguments)
             risky = [each for each in expanded if head != "printf" or arguments[0] == "-v"]
-            risky = [each for each in risky if EXPANDS.search(each.partition("=")[0])]
+            risky = [each for each in risky if computes or EXPANDS.search(each.partition("=")[0])]
         elif SHELL.fullmatch(head) or LANGUAGE.fullmatch(head):
             risky = [
                 two for one, two in pairwise(arguments) if one != "-" and INLINE.fullmatch(one) and two in expanded
             ]
             risky += [each for each in expanded if each.startswith(DOCUMENT)]
+            if any(re.match(r"-\w*[np]", each) for each in arguments):  # perl and ruby run a file named `COMMAND|`
+                risky += expanded
         else:
             risky = []
         risky += [word for word in words if COMPUTES.search(OWN_VALUES.sub("", word))]
@@ -218,7 +234,8 @@ class JudgeText:
             self._start(f"./{module[0].replace('.', '/')}.py" if module else head)
             return
         for place, each in enumerate(arguments):
-            if re.match(r"-[a-zA-Z]*E", each) and "I" not in each:  # without PYTHONSAFEPATH
+            without_safe_path = re.match(r"-[a-zA-Z]*E", each) and "I" not in each
+            if without_safe_path or (each.startswith("-") and not PLAIN_OPTION.fullmatch(each)):
                 self._note(f"{head} {each}")
             if INLINE.fullmatch(each):
                 if STARTS_MORE.search(" ".join(arguments[place + 1 :])):
@@ -261,6 +278,37 @@ def _programs(arguments: Sequence[str], values_of: Mapping[str, int]) -> list[st
         if not each.startswith("-"):
             break
     return programs
+
+
+def _options(arguments: Sequence[str], values_of: Mapping[str, int]) -> Iterator[str]:
+    """The arguments that could be options by their value: those that begin with an expansion, before a `--`."""
+    waiting = iter(arguments)
+    for each in waiting:
+        if each == "--":
+            return
+        for _ in range(values_of.get(each, 0)):
+            next(waiting, None)
+        if EXPANDS.match(each):
+            yield each
+
+
+def own_variables(commands: Iterable[Sequence[str]]) -> re.Pattern[str] | None:
+    """Matches the expansions of those variables that the text gives written-out values only; None if there are none."""
+    own, others = set[str](), set[str]()
+    for words in filter(None, commands):
+        if words[0] == "for" and words[2:3] == ["in"]:
+            (others if any(EXPANDS.search(each) or set(each) & set("*?[~") for each in words[3:]) else own).add(
+                words[1]
+            )
+            continue
+        for word in words:
+            name, mark, value = word.partition("=")
+            if mark and ASSIGNMENT.fullmatch(word):
+                (others if EXPANDS.search(value) else own).add(name.removesuffix("+"))
+            others.update(re.findall(r"\{(\w+):?=", word))
+            others |= {word} if words[0] not in TOOLS - NAMES_VARIABLES else set()
+    names = "|".join(map(re.escape, sorted(own - others)))
+    return re.compile(rf"[${BARE}](\{{({names})\}}|({names})(?!\w))") if names else None
 
 
 def _top(path: str) -> str:

@@ -56,7 +56,14 @@ LOADERS = (
     *("lua -e 'dofile(\"x\")'", "awk '{print | \"sh\"}' x", "awk '{\"./new\" | getline}' x", "sed e x", "sed '1e ./new' x"),
     *("sed 's/.*/x/e' x", "sed -n 's|a|b|ge' x", "split --filter=sh x", "cp new /tmp/x; /tmp/x", "ln -s $PWD/new /tests/new; "
       "bash /tests/new", "cat new > /tmp/x; sh /tmp/x", "cp -t /opt/t new; python3 /opt/t/new", "tee /var/x < new; . /var/x"),
-    "cp new /opt/bin/ls; PATH=/opt/bin:$PATH ls",
+    *("cp new /opt/bin/ls; PATH=/opt/bin:$PATH ls", "sed --expression='1e ./new' x", "perl -Mcalc -e 1", "perl -I. -MX -e 1"),
+    *("ruby -r./calc -e 1", "lua -l calc -e 1", "node --require=./x.js /tests/a.js", "python3 -Wd::calc.X /tests/a.py"),
+    *("julia --project=. -e 'using X'", "python3 -i -c 'print(1)' < new", "python3 -c 'import pickle; pickle.load(open(\"a\"))'"),
+    *("python3 -c 'import torch; torch.load(\"a.pt\")'", "python3 -c 'import numpy; numpy.load(\"a\", allow_pickle=True)'"),
+    *("python3 -c 'import yaml; yaml.load(open(\"a\"), yaml.Loader)'", "python3 -c 'import ctypes; ctypes.CDLL(\"./a.so\")'"),
+    *("python3 -c 'import site; site.addsitedir(\".\")'", "python3 -c 'compile(open(\"a\").read(), \"a\", m)'", "lua -e 'loadstring(x)()'"),
+    *("python3 -c 'import unittest; unittest.main(None, argv=[\"x\", \"discover\"])'", "ruby -e 'Marshal.load(File.read(\"x\"))'"),
+    *("node -e 'process.dlopen(m, \"./x.node\")'", "node -e 'new Function(fs.readFileSync(\"x\"))()'", "node -e 'vm.runInThisContext(x)'"),
 )  # fmt: skip
 """Each makes a tool, or a program of the judge's own, load or run what the agent wrote."""
 
@@ -69,6 +76,9 @@ INJECTED = (
     *("python3 - <<E\nassert {0} == 42\nE", "python3 <<E\nassert {0} == 42\nE", "bash <<E\ntest {0} = 1\nE", 'sh -ec "{0}"'),
     *('sed "s/x/{0}/" y', "sed -n {0}p y", 'awk "BEGIN {{ print {0} }}"', "awk -v a=1 {0} y", 'sed -e "{0}" y', "find {0}"),
     *("find . -name {0}", "sort {0}", 'jq "{0}" y', "jq --arg a b {0}", "split {0}", 'perl -e "{0} == 1"', "cat ${{y:{0}:1}}"),
+    *('grep -q "{0}" y', "grep -qxF {0} y", 'egrep -m 1 -e "{0}" y', 'diff -q "{0}" y', 'cmp y "{0}"', 'comm -3 "{0}" y'),
+    *('grep -q x "{0}"', 'sed -n 3p "{0}"', "jq -e .a \"{0}\"", "expr {0} = 42", 'local -i n="{0}"', 'export -xi n="{0}"'),
+    *('perl -ne print "{0}"', 'for x in a; do read x; grep -q "$x" y; done', 'x=1; x="{0}"; grep "$x" y', 'echo "${{x@P}}"'),
     *('echo "${{y[{0}]}}"', 'echo "${{!x}}"', "echo $[{0}]", 'export "{0}"', 'printf -v "{0}" 1', 'read "{0}"', "local {0}=1"),
 )  # fmt: skip
 """In each, a value is a program, a pattern, an option or an operator: the agent's text says what the judge does."""
@@ -76,7 +86,7 @@ INJECTED = (
 KNOWN = (
     'test "$(cat a.txt)" = 42 && [ "$x" -eq 3 ] && [ $? -eq 0 ] && [ $# -gt 1 ] && [[ "$x" == "$y" ]]',
     '[[ "$(cat a.txt)" == 42 ]]; [[ $x =~ ^[0-9]+$ ]]; printf \'%s\\n\' "$x"; export A="$x"; echo $x ${x:-none} ${x:0:3} ${a[@]}',
-    'awk \'{ print $1 + $2 }\' "$x"; awk -v a="$x" \'{ print a }\' y; jq --arg a "$x" \'.[$a]\' y; sed -n \'$p\' "$x"; grep -qx "$x" y',
+    'awk \'{ print $1 + $2 }\' "$x"; awk -v a="$x" \'{ print a }\' y; jq --arg a "$x" \'.[$a]\' y; sed -n \'$p\' -- "$x"; grep -qx y "/tests/$x"',
     "python3 -c 'import sys; print(sys.argv[1])' \"$x\"; bash -c \"$ROLLTAP_SANDBOXED cat a\"; python3 - \"$x\" <<'E'\nprint('$5')\nE",
     "$ROLLTAP_SANDBOXED python3 solution.py < /tests/input.txt > /tmp/answer.txt || true",
     "diff -q /tmp/answer.txt /tests/expected.txt && echo 1 > /logs/reward.txt || echo 0 > /logs/reward.txt",
@@ -89,6 +99,8 @@ KNOWN = (
     "python3 -c 'import sys; sys.exit(1)' && echo 1 > r",
     "out=$(${ROLLTAP_SANDBOXED} cat x); [[ $out == 3 ]]",
     "diff <(sort a) <(sort b)",
+    'w=word; for f in a.txt b.txt; do grep -q "$w" "$f" && cmp $f "/tests/$f" && diff -q "${f}" y || exit 1; done',
+    "python3 -c 'import re, json, yaml; print(re.compile(x), json.load(y), yaml.safe_load(z))'; python3 -u -Wignore /tests/x",
     "passes() { grep -q 'x$' a.txt; }\npasses && echo 1",
     "while read line; do echo $line; done < /tests/x",
     "find . -name '*.txt' | sort | head -3",
