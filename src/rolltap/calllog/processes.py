@@ -3,7 +3,8 @@
 A process has a row in `processes` from its start, at the latest from the transaction of its first intent on. Every
 `BEAT_S` it renews the row: the time; the id up to which all of its calls are complete, so that a search for its open
 calls reads few rows; and since when it has durable facts that are not in the store. So a peer that needs all calls of a
-session waits until every process has renewed its row without such facts (`behind`). The id
+session waits until every process has renewed its row without such facts (`behind`). That time is taken before the
+process looks for such facts, as the row may be written much later, and only the process itself renews its row. The id
 lags by `MARGIN_S`, as an id may be made well before its intent is written. A process that could not renew its row for
 half of `GONE_S` does so with its next intent, as a peer may have removed the row.
 
@@ -87,14 +88,15 @@ class ProcessRegistry:
         """Returns the number of durable facts of this process that no other process can read."""
         self.follow_promotion: Callable[[], Awaitable[None]] = _nothing
         """Writes to a server that was promoted what it lacks."""
-        columns = "id, seen_at, complete_to, waiting_since"
-        insert = f"INSERT INTO processes ({columns}) VALUES (:id, {self.clock}, :complete_to, {{}})"
-        renewed = "seen_at = excluded.seen_at, complete_to = excluded.complete_to"
-        self._seen = sa.text(f"{insert.format('NULL')} ON CONFLICT (id) DO UPDATE SET seen_at = excluded.seen_at")
-        on_conflict = f"ON CONFLICT (id) DO UPDATE SET {renewed}, waiting_since"
-        self._renew = sa.text(f"{insert.format('NULL')} {on_conflict} = NULL")
+        columns, values = "id, seen_at, complete_to, waiting_since", ":id, :now, :complete_to, :waiting_since"
         since = "coalesce(processes.waiting_since, excluded.waiting_since)"
-        self._renew_behind = sa.text(f"{insert.format(self.clock)} {on_conflict} = {since}")
+        waiting = f"waiting_since = CASE WHEN excluded.waiting_since IS NULL THEN NULL ELSE {since} END"
+        insert = f"INSERT INTO processes ({columns}) VALUES ({values}) ON CONFLICT (id) DO UPDATE SET"
+        self._announce = sa.text(f"{insert} seen_at = excluded.seen_at, {waiting}")
+        self._renew = sa.text(
+            f"{insert} seen_at = excluded.seen_at, complete_to = excluded.complete_to, {waiting}"
+        )
+        self._keep = sa.text(f"{insert} seen_at = processes.seen_at")  # locks the row: no peer removes it meanwhile
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._beat())
@@ -156,9 +158,17 @@ class ProcessRegistry:
         return all(now < self._announced.get(process, 0.0) for process in ids)
 
     def announce(self, connection: sa.Connection, ids: set[str]) -> None:
-        """Renews the rows of these processes, own or not, in the transaction that writes their intents."""
+        """Renews the rows of own processes, and makes those of others that have none, in the transaction that writes
+        their intents."""
+        state = self._state()
         for process in sorted(ids):
-            connection.execute(self._seen, {"id": process, "complete_to": ""})
+            renew = self._announce if process in self._own else self._keep
+            connection.execute(renew, {"id": process, "complete_to": "", **state})
+
+    def _state(self) -> dict[str, float | None]:
+        """The time, and that time as `waiting_since` if there are facts outside the store then or a little later."""
+        now = self._database.time()
+        return {"now": now, "waiting_since": now if self.waiting() else None}
 
     def announced(self, ids: set[str], at: float) -> None:
         """Notes that a committed transaction that began at monotonic time `at` renewed the rows of these processes."""
@@ -195,15 +205,15 @@ class ProcessRegistry:
         return latest if marked_at <= margin else {}
 
     async def _beat_once(self, latest: Mapping[str, str]) -> None:
-        rows = [{"id": process, "complete_to": self._complete_to(process, latest)} for process in sorted(self._own)]
-        began, waiting = time.monotonic(), self.waiting()
-
-        def renew(connection: sa.Connection) -> None:
-            connection.execute(self._renew_behind if waiting else self._renew, rows)
-
+        began, state = time.monotonic(), self._state()
+        rows = [
+            {"id": process, "complete_to": self._complete_to(process, latest), **state} for process in sorted(self._own)
+        ]
         if rows:
             with acting_for(EVERY_TENANT):
-                await self._database.transact(renew, Durability.PROCESS)
+                await self._database.transact(
+                    lambda connection: connection.execute(self._renew, rows), Durability.PROCESS
+                )
             self.announced({row["id"] for row in rows}, began)
 
     def _complete_to(self, process: str, latest: Mapping[str, str]) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from rolltap.calllog import processes
+from rolltap.calllog.codec import encode_fact
 from rolltap.calllog.database import Database
 from rolltap.calllog.processes import PostgresRegistry
 from rolltap.calllog.sql import SqlCallLog
@@ -50,6 +52,46 @@ async def test_a_peer_with_facts_outside_the_store_is_behind_though_it_answers(p
         assert await a.peers_behind(0.2) == ["b"]
         b._registry.waiting = lambda: 0
         assert await a.peers_behind(10) == []
+
+
+@pytest.mark.parametrize("writer", ["b", "c"])
+async def test_a_peer_with_facts_outside_the_store_is_behind_though_an_intent_of_it_is_written(
+    postgres_url: str, writer: str
+) -> None:
+    """It could not say so yet: its spool is drained (`b` writes), or another process sweeps the stream (`c`)."""
+    async with (
+        process(postgres_url, "a") as a,
+        process(postgres_url, "b", beat_s=600) as b,
+        process(postgres_url, "c") as c,
+    ):
+        b._registry._announced.clear()  # as if its last heartbeat were long ago
+        session = a_session()
+        await b.open_session(session)
+        b._registry.waiting = lambda: 3
+        since, intent = await a.database.now(), an_intent(session, process="b")
+        await (b.append_intent(intent) if writer == "b" else c._tables.write([encode_fact(intent)]))
+        assert "b" in await a._registry.behind(since)
+        assert await a.peers_behind(0.2) == ["b"]
+
+
+async def test_a_heartbeat_that_is_written_late_speaks_of_when_it_was_made(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with process(postgres_url, "a") as a, process(postgres_url, "b", beat_s=600) as b:
+        transact, slow = b.database.transact, asyncio.Event()
+
+        async def slowly(*args: Any) -> Any:
+            await slow.wait()
+            return await transact(*args)
+
+        monkeypatch.setattr(b.database, "transact", slowly)
+        beat = asyncio.create_task(b._registry._beat_once({}))
+        await asyncio.sleep(0.05)
+        b._registry.waiting = lambda: 3  # a call was acknowledged meanwhile
+        since = await a.database.now()
+        slow.set()
+        await beat
+        assert await a._registry.behind(since) == ["b"]
 
 
 async def test_nobody_waits_for_a_killed_process_once_its_successor_has_its_spool(
