@@ -13,7 +13,7 @@ from rolltap.calllog.codec import encode_fact
 from rolltap.calllog.facts import RequestParts
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.redis import MARK, OWNER, STREAM, IngestWriter
-from rolltap.errors import ConfigError
+from rolltap.errors import ConfigError, StoreUnavailable
 
 from ..unit.calllog.facts import a_session, an_intent
 from .test_calllog_redis import AwayStore
@@ -45,6 +45,32 @@ async def test_what_waits_for_postgres_is_appended_again_to_a_redis_that_was_emp
     assert [row.intent.id for row in await log.rows(session.id)] == [intent.id for intent in intents]
     assert [(await log.request(intent.id)).fixed for intent in intents] == [request.fixed] * 3
     await log.close()
+
+
+async def test_what_waits_for_postgres_is_appended_again_to_a_redis_that_was_emptied_while_it_was_away(
+    private_redis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolltap.calllog.redis.RETRY_S", 0.02)
+    writer = IngestWriter(private_redis.url, AwayStore())
+    await writer.start()
+    session = a_session()
+    intents = [an_intent(session) for _ in range(3)]
+    for fact in (session, *intents):
+        await writer.write([encode_fact(fact)])
+    async with Redis.from_url(private_redis.url) as operator, asyncio.timeout(30):
+        assert await operator.xlen(STREAM) == 4
+        await operator.config_set("maxmemory", 1)
+        with pytest.raises(StoreUnavailable):
+            await writer.write([encode_fact(an_intent(session))])
+        assert writer.blind
+        await operator.flushall()
+        await operator.config_set("maxmemory", 0)
+        while writer.blind:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert await operator.xlen(STREAM) == 4
+        await asyncio.sleep(0.3)
+        assert await operator.xlen(STREAM) == 4, "once"
+    await writer.close()
 
 
 async def test_a_redis_of_another_store_is_refused_at_start(

@@ -93,9 +93,7 @@ class ProcessRegistry:
         waiting = f"waiting_since = CASE WHEN excluded.waiting_since IS NULL THEN NULL ELSE {since} END"
         insert = f"INSERT INTO processes ({columns}) VALUES ({values}) ON CONFLICT (id) DO UPDATE SET"
         self._announce = sa.text(f"{insert} seen_at = excluded.seen_at, {waiting}")
-        self._renew = sa.text(
-            f"{insert} seen_at = excluded.seen_at, complete_to = excluded.complete_to, {waiting}"
-        )
+        self._renew = sa.text(f"{insert} seen_at = excluded.seen_at, complete_to = excluded.complete_to, {waiting}")
         self._keep = sa.text(f"{insert} seen_at = processes.seen_at")  # locks the row: no peer removes it meanwhile
 
     def start(self) -> None:

@@ -245,7 +245,7 @@ class IngestWriter:
                         # Redis may be a replica now, or another one.
                         async with asyncio.timeout(REDIS_WITHIN_S):
                             await self._check_redis()
-                            await self._set_mark()
+                        await self._append_lost()
                         self._away = False
                 if time.monotonic() >= sweep_at:
                     sweep_at = time.monotonic() + self._sweep_s
@@ -257,7 +257,11 @@ class IngestWriter:
                         await self._sweep(str(id).encode())
             except (StoreUnavailable, RedisError, OSError):
                 self._filled.set()
-                await self._append_lost()
+                if self._held and not self._away:
+                    try:
+                        await self._append_lost()
+                    except (RedisError, OSError) as error:
+                        self._bypass(error)
                 await asyncio.sleep(RETRY_S)
 
     async def _check_redis(self) -> None:
@@ -308,26 +312,22 @@ class IngestWriter:
         await self._redis.set(self._mark, b"", ex=MARK_S)
 
     async def _append_lost(self) -> None:
-        """Appends the facts in memory again if Redis was emptied while the store is unavailable."""
-        if self._away or not self._held:
-            return
-        try:
-            async with asyncio.timeout(REDIS_WITHIN_S):
-                if await self._redis.set(self._mark, b"", ex=MARK_S, xx=True):
-                    return
+        """Appends the facts in memory again if Redis was emptied, and sets the mark. Raises if Redis is unavailable."""
+        async with asyncio.timeout(REDIS_WITHIN_S):
+            if await self._redis.set(self._mark, b"", ex=MARK_S, xx=True):
+                return
+        if self._held:
             log.warning("Redis was emptied while the store is unavailable: appending %d groups again", len(self._held))
-            held = iter(list(self._held))
-            while entries := self._batch_of(held):
-                pipeline = self._redis.pipeline(transaction=False)
-                for entry in entries:
-                    pipeline.xadd(STREAM, {FIELD: _encoder.encode([pack_fact(fact) for fact in entry.facts])})
-                async with asyncio.timeout(TIMEOUT_S):
-                    ids = await pipeline.execute()
-                for entry, entry_id in zip(entries, ids, strict=True):
-                    entry.id = entry_id
-            await self._set_mark()
-        except (RedisError, OSError) as error:
-            self._bypass(error)
+        held = iter(list(self._held))
+        while entries := self._batch_of(held):
+            pipeline = self._redis.pipeline(transaction=False)
+            for entry in entries:
+                pipeline.xadd(STREAM, {FIELD: _encoder.encode([pack_fact(fact) for fact in entry.facts])})
+            async with asyncio.timeout(TIMEOUT_S):
+                ids = await pipeline.execute()
+            for entry, entry_id in zip(entries, ids, strict=True):
+                entry.id = entry_id
+        await self._set_mark()
 
     async def _store_all(self, facts: Sequence[EncodedFact]) -> None:
         """Writes the facts to the store. Raises `StoreUnavailable` if not even one fact is written in time."""

@@ -9,6 +9,7 @@ to survive the death of this process; any other group also survives loss of powe
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -202,7 +203,7 @@ class SqlCallLog:
             await self._writer.settled()
             rows = await self.database.select(statement)
         if not rows and self.database.dialect_name != "sqlite":
-            hidden = self._writer.blind or await self._look_among_peers()
+            hidden = await self._look_among_peers()
             rows = await self.database.select(statement)  # a peer may have written it meanwhile
             if hidden and not rows:
                 message = "the session is not known here, and a proxy that may know it can't be asked now"
@@ -291,14 +292,17 @@ class SqlCallLog:
     async def peers_behind(self, within_s: float) -> list[str]:
         """Waits until the store has all facts that other processes have made durable by now, at most `within_s`.
 
-        Returns the processes that may still have some: they could not reach the store.
+        Returns the processes that may still have some: they could not reach the store. While this one can't read the
+        stream, each of the others may.
         """
         if self.database.dialect_name == "sqlite":
             return []  # the only process that writes
         since, by = await self.database.now(), time.monotonic() + within_s
-        while (behind := await self._registry.behind(since)) and time.monotonic() < by:  # noqa: ASYNC110  other processes' rows
+        while True:
+            behind = await self._registry.behind(math.inf if self._writer.blind else since)
+            if not behind or time.monotonic() > by:
+                return behind
             await asyncio.sleep(POLL_S)
-        return behind
 
     async def end_predecessor(self, process: str, *, at: float) -> int:
         """See `ProcessRegistry.end_predecessor`."""

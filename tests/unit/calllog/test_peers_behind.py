@@ -14,6 +14,7 @@ from rolltap.calllog.codec import encode_fact
 from rolltap.calllog.database import Database
 from rolltap.calllog.processes import PostgresRegistry
 from rolltap.calllog.sql import SqlCallLog
+from rolltap.calllog.writing import FactWriter
 from rolltap.errors import StoreUnavailable
 from rolltap.types import Outcome
 
@@ -72,6 +73,18 @@ async def test_a_peer_with_facts_outside_the_store_is_behind_though_an_intent_of
         await (b.append_intent(intent) if writer == "b" else c._tables.write([encode_fact(intent)]))
         assert "b" in await a._registry.behind(since)
         assert await a.peers_behind(0.2) == ["b"]
+
+
+async def test_every_peer_is_behind_for_a_process_that_cannot_read_the_stream(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with process(postgres_url, "a") as a, process(postgres_url, "b"):
+        monkeypatch.setattr(FactWriter, "blind", True)
+        assert await a.peers_behind(0.2) == ["b"]
+        waiting = asyncio.create_task(a.peers_behind(10))
+        await asyncio.sleep(0.05)
+        monkeypatch.setattr(FactWriter, "blind", False)
+        assert await waiting == []
 
 
 async def test_a_heartbeat_that_is_written_late_speaks_of_when_it_was_made(
