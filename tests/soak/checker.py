@@ -137,7 +137,10 @@ async def _check_ledger(world: World, trainer: Trainer, url: str) -> None:
     for row in ended:
         missing = set(world.calls_of.get(row.session_id, ())) - set(row.trained_calls)
         if missing and not row.reason.startswith("late"):
-            world.violations.append(f"rollout {row.id} ended without {len(missing)} acknowledged calls")
+            world.violations.append(
+                f"rollout {row.id} (session {row.session_id}) ended without {len(missing)} acknowledged calls: "
+                + " ".join(sorted(missing))
+            )
     unknown = {row.id for row in acknowledged} - world.told.acked.keys() - trainer.unsure
     world.violations += [f"group {one} is acknowledged, and the trainer did not hear of it" for one in unknown]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
@@ -272,11 +273,13 @@ async def _ended(
 async def _answers(world: World, proxy: str) -> None:
     import aiohttp
 
-    url = world.deployment.layout.url(f"{proxy}.admin") + "/ready"
-    async with asyncio.timeout(UP_WITHIN_S):
-        while True:
-            with suppress(aiohttp.ClientError, TimeoutError):
-                async with world.http.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
-                    if response.status == 200:
-                        return
-            await asyncio.sleep(0.1)
+    url, said = world.deployment.layout.url(f"{proxy}.admin") + "/ready", "nothing"
+    deadline = time.monotonic() + UP_WITHIN_S
+    while time.monotonic() < deadline:
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with world.http.get(url, timeout=aiohttp.ClientTimeout(total=5)) as response:
+                if response.status == 200:
+                    return
+                said = await response.text()
+        await asyncio.sleep(0.1)
+    raise TimeoutError(f"{proxy} says {said} after {UP_WITHIN_S:g} s")

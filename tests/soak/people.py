@@ -97,7 +97,7 @@ class Agents:
             text = f"{number} {rng.random()} {said}"
             fields = {"say": f"{rng.random()} {answer}", "delay_s": rng.uniform(0, 0.4), "token_delay_s": 0.005}
             messages.append(turn(text, **fields))
-            reply = await self._ask(clients, key, messages, rng)
+            reply = await self._ask(clients, session_id, key, messages, rng)
             if reply is None:
                 return False
             self.world.calls_of.setdefault(session_id, []).append(reply.call_id)
@@ -105,7 +105,9 @@ class Agents:
             await asyncio.sleep(rng.uniform(0.2, 1.5))  # its tools
         return True
 
-    async def _ask(self, clients: Clients, key: str, messages: Messages, rng: random.Random) -> Reply | None:
+    async def _ask(
+        self, clients: Clients, session_id: str, key: str, messages: Messages, rng: random.Random
+    ) -> Reply | None:
         """The reply, however often it had to be asked for; None if the harness gave up."""
         phase = self.world.phase
         phase.felt["calls"] += 1
@@ -121,7 +123,9 @@ class Agents:
                 phase.felt["beyond an SDK's retries"] += 1
             phase.felt[f"status {reply.status or 'none'}"] += 1
             if reply.status in (400, 401, 404, 409, 410):
-                self.world.violations.append(f"in {phase.name}: {reply.status} {reply.body[:200]!r}")
+                self.world.violations.append(
+                    f"in {phase.name}: session {session_id}: {reply.status} {reply.body[:200]!r}"
+                )
                 break
             asked = reply.headers.get("retry-after", "")
             pause = float(asked) if asked.replace(".", "").isdigit() else min(LONGEST_PAUSE_S, 0.5 * 2**attempt)

@@ -111,7 +111,10 @@ async def _break_things(world: World, trainer: Trainer, order: Sequence[Inject],
         place += 1
         world.begin(inject.__name__.replace("_", " "))
         world.totals["faults"] += 1
-        await inject(world, trainer)
+        try:
+            await inject(world, trainer)
+        except TimeoutError as error:
+            world.violations.append(f"{world.phase.name}: what was broken is not whole again: {error}")
         await asyncio.sleep(BETWEEN_S)
 
 
