@@ -48,8 +48,7 @@ def releases() -> str:
     """The list of harnesses, each with the releases that ran; the pinned one is bold."""
     newest = max(tested.day for name in HARNESSES for tested in release_results(name))
     lines = "\n".join(_releases(name, newest) for name in HARNESSES)
-    runs = f"the runs that went as expected (*N of M* where some did not), on {newest} unless a date is given"
-    return f"{lines}\n\nBehind the releases: {runs}."
+    return f"{lines}\n\nThe number of runs that went as expected is of {newest}, except where a date is given."
 
 
 def _releases(name: str, newest: str) -> str:
@@ -65,10 +64,7 @@ def _releases(name: str, newest: str) -> str:
     protocols = harness.dialect + (f" ({', '.join(others)})" if others else "")
     tested = release_results(name)
     names = [f"**{one.release}**" if one.release == package.version else one.release for one in tested]
-    results = [
-        (str(one.runs) if one.passed == one.runs else one.result) + ("" if one.day == newest else f" ({one.day})")
-        for one in tested
-    ]
+    results = [one.result + ("" if one.day == newest else f" ({one.day})") for one in tested]
     return f"* {name}: `{package.name}` {', '.join(names)} ({source}); {', '.join(results)}; {protocols}"
 
 

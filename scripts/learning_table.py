@@ -1,4 +1,4 @@
-"""The list in docs/notes/recipes.md that shows what recipes learned, from tests/learning/results.json."""
+"""The table of docs/notes/recipes.md that shows what recipes learned, from tests/learning/results.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-HEAD = "Tasks, recipe (seeds): success before and after, that of the control; lead over the control; over `grpo`.\n\n"
+COLUMNS = "| tasks | recipe | seeds | before | after | control after | lead over the control | lead over `grpo` |\n"
 
 STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """Quantiles of Student's t for 95%, two-sided, by degrees of freedom. For more than ten the last is a little wide."""
@@ -34,7 +34,7 @@ def learning(results: Mapping[str, Any]) -> str:
         )
         for which in (_is_undecided, lambda lead: lead[0] + lead[1] < 0)
     )
-    lines = "\n".join(_line(row) for row in rows)
+    table = "\n".join(_line(row) for row in rows)
     steps = results["cells"][0]["steps"]
     beaten = " ".join(
         said
@@ -57,7 +57,7 @@ def learning(results: Mapping[str, Any]) -> str:
         f"`{name}` was measured and is left out: {why}." for name, why in LEFT_OUT.items() if name in methods
     )
     note = " ".join(filter(None, (beaten, absent, measured, f"{size}; {held_out}.", f"({machine}.)")))
-    return f"{HEAD}{lines}\n\n{note}\n"
+    return f"{COLUMNS}|---|---|---|---|---|---|---|---|\n{table}\n\n{note}\n"
 
 
 def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -114,6 +114,6 @@ def _shown(lead: tuple[float, float] | None) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    leads = "; ".join(filter(None, map(_shown, (row["lead"], row["over_grpo"]))))
-    ends = f"{row['before']:.2f} to {row['after']:.2f}, {row['control']:.2f}"
-    return f"* `{row['family']}`, `{row['method']}` ({row['seeds']}): {ends}; {leads}"
+    leads = f"{_shown(row['lead'])} | {_shown(row['over_grpo'])}"
+    numbers = f"{row['before']:.2f} | {row['after']:.2f} | {row['control']:.2f} | {leads}"
+    return f"| `{row['family']}` | `{row['method']}` | {row['seeds']} | {numbers} |"

@@ -103,8 +103,9 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def words() -> int:
+    """Those with a letter or a digit: the frames of tables and lists are no words, so a table costs what it says."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    return sum(len(re.findall(r"\S+", page.read_text(encoding="utf-8"))) for page in pages)
+    return sum(len(re.findall(r"\S*\w\S*", page.read_text(encoding="utf-8"))) for page in pages)
 
 
 def main() -> None:

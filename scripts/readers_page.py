@@ -32,43 +32,33 @@ def figures() -> dict[str, dict[str, list[str]]]:
 
 
 def table() -> str:
-    """A line for the files that fare alike: what comes of them, one word or plain / worst, by which releases."""
+    """A row for the files that fare alike, a column for each release: one word, or plain / worst."""
     releases = figures()
     alike: dict[tuple[str, ...], list[str]] = {}
     for label in next(iter(releases.values())):
         alike.setdefault(tuple(_cell(found[label]) for found in releases.values()), []).append(f"`{label}`")
-    everywhere = tuple("exact" for _ in releases)
-    alike[everywhere] = ["all others"] if alike.pop(everywhere, None) else []
-    lines = []
-    for cells, labels in alike.items():
-        by: dict[str, list[str]] = {}
-        for cell, release in zip(cells, releases, strict=True):
-            by.setdefault(cell, []).append(release)
-        said = "; ".join(f"{cell} by {', '.join(which)}" for cell, which in by.items()) if len(by) > 1 else cells[0]
-        lines += [f"* {', '.join(labels)}: {said}"] if labels else []
+    lines = [f"| files | {' | '.join(releases)} |", "|---" * (len(releases) + 1) + "|"]
+    lines += [f"| {', '.join(labels)} | {' | '.join(cells)} |" for cells, labels in alike.items()]
     return "\n".join(lines) + "\n"
 
 
 def consumers() -> str:
-    """A line for each consumer: the release that was tried, its `datasets`, and how that reads the files."""
+    """A row for each consumer and format: the release that was tried, its `datasets`, and how that reads the files."""
     script, found = ENVIRONMENTS.read_text(encoding="utf-8"), figures()
-    lines = []
+    lines = ["| `--for` | format | tested | `datasets` | read |", "|---|---|---|---|---|"]
     for name, consumer in CONSUMERS.items():
         package = PACKAGES.get(name, name)
         own = re.search(rf"^  {package}-(\S+)\)\s+packages=\(([^)]*)\)", script, re.MULTILINE)
+        release = f"{package} {own[1] if own else version(package)}" if "datasets-" not in name else ""
         pinned = re.search(r"datasets==(\S+)", own[2]) if own else None
-        if name.startswith("datasets-"):
-            datasets = name.removeprefix("datasets-") + ".0"
-            tried = f"`datasets` {datasets}"
-        else:
-            datasets = pinned[1] if pinned else max(found)
-            tried = f"{package} {own[1] if own else version(package)} with `datasets` {datasets}"
-        cells = [
-            _cell(found[datasets][" ".join(filter(None, [format, options.get("arguments", ""), container]))])
-            for format, options in consumer.formats.items()
-            for container in [consumer.container or exporter_named(format).containers[0]]
-        ]
-        lines.append(f"* `{name}`: {tried}: {', '.join(dict.fromkeys(cells))}")
+        datasets = (
+            pinned[1] if pinned else max(found) if "datasets-" not in name else name.removeprefix("datasets-") + ".0"
+        )
+        for format, options in consumer.formats.items():
+            container = consumer.container or exporter_named(format).containers[0]
+            label = " ".join(filter(None, [format, options.get("arguments", ""), container]))
+            cell = _cell(found[datasets][label])
+            lines.append(f"| `{name}` | `{label}` | {release} | {datasets} | {cell} |")
     return "\n".join(lines) + "\n"
 
 

@@ -107,13 +107,12 @@ def _row(name: str, recipe: type[Recipe]) -> str:
 
 
 def _method(text: str) -> str:
-    """The method's name and its authors, or the beginning of its paper's title; the docstring has all of it."""
+    """The method's name and its authors, or its paper's title; the docstring has all of it."""
     name, colon, rest = text.partition(": ")
     paper = re.match(r'(?P<by>[^"]*?),? ?"(?:[^":]*: )?(?P<title>[^"]*)"(?P<rest>.*)', rest)
     if not colon or paper is None:
         return text
-    title = re.split(" (?:for|in|via|on) ", paper["title"])[0]
-    return f"{name}: {paper['by'] or title}{paper['rest']}"
+    return f"{name}: {paper['by'] or paper['title']}{paper['rest']}"
 
 
 def _beside(one: Mapping[str, Any], recipe: str) -> str:

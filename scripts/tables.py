@@ -59,10 +59,10 @@ def demo_record(report: dict[str, Any]) -> str:
     """The reconstruction report of the demo's run."""
     kept = report["kept_tokens"] / report["sampled_tokens"]
     merged = report["merges"] / report["calls"]
-    breaks = ", ".join(f"{count} `{name}`" for name, count in report["breaks"].items()) or "no break"
+    breaks = ", ".join(f"{name} {count}" for name, count in report["breaks"].items()) or "none"
     return (
-        f"{report['calls']:,} calls, of which {merged:.0%} were merged into an earlier one's row: {report['rows']:,} rows; "
-        f"{report['sampled_tokens']:,} sampled tokens, of which {kept:.1%} are kept; {breaks}."
+        "| calls | sampled tokens | kept | rows | calls merged into an earlier one's row | breaks |\n|---|---|---|---|---|---|\n"
+        f"| {report['calls']:,} | {report['sampled_tokens']:,} | {kept:.1%} | {report['rows']:,} | {merged:.0%} | {breaks} |"
     )
 
 
@@ -101,23 +101,24 @@ def faults(report: dict[str, Any]) -> str:
 
 
 def soak(report: dict[str, Any]) -> str:
-    """Each kind of fault in a line: what clients felt during it, over all rounds."""
+    """A line for each kind of fault: what clients felt during it, over all rounds."""
     felt: dict[str, Counter[str]] = {}
+    times: Counter[str] = Counter()
     rounds = report["rounds"]
     for phase in (phase for one in rounds for phase in one["phases"]):
         felt.setdefault(phase["name"], Counter()).update(phase["felt"])
-    kinds = []
-    for name, counts in sorted(felt.items()):
-        broken = sum(count for what, count in counts.items() if what.startswith("broken"))
-        others = {"failed": counts["failed a try"], "given up": counts["given up"], "broken": broken}
-        said = ", ".join(f"{count} {what}" for what, count in others.items() if count)
-        if counts["calls"]:
-            kinds.append(f"{name} {counts['calls']}" + (f" ({said})" if said else ""))
+        times[phase["name"]] += 1
+    rows = "".join(
+        f"| {name} | {times[name]} | {counts['calls']} | {counts['failed a try']} | {counts['given up']} "
+        f"| {sum(count for what, count in counts.items() if what.startswith('broken'))} |\n"
+        for name, counts in sorted(felt.items())
+        if counts["calls"]
+    )
     totals = sum((Counter(one["totals"]) for one in rounds), Counter())
     found = sum(len(one["violations"]) for one in rounds)
     return (
-        f"Calls begun meanwhile (in brackets: failed a try, given up, continuity broken): {'; '.join(kinds)}.\n\n"
-        f"{totals['faults']} faults in {sum(one['seconds'] for one in rounds) / 60:.0f} minutes ({len(rounds)} rounds of seed "
+        "| broken | times | calls begun meanwhile | failed a try | given up | continuity broken |\n|---|---|---|---|---|---|\n"
+        f"{rows}\n{totals['faults']} faults in {sum(one['seconds'] for one in rounds) / 60:.0f} minutes ({len(rounds)} rounds of seed "
         f"{', '.join(map(str, sorted({one['seed'] for one in rounds})))}): {totals['seen complete']:,} replies seen complete, "
         f"{totals['continuations']:,} continuations, {totals['groups in effect']} groups over {totals['steps']} steps, "
         f"{totals['rollouts late']} leased rollouts late; {found} violations."
@@ -150,13 +151,15 @@ def bench_growth(report: dict[str, Any]) -> str:
 
 
 def rollouts(report: dict[str, Any]) -> str:
-    speeds = ", ".join(
-        f"{name} {report[name]['per_minute']:,.0f} ({report['goals'][name]}; {report[name]['runner_cpu_ms']:.1f} ms)"
+    rows = "".join(
+        f"| {name} | {report[name]['per_minute']:,.0f} | {report['goals'][name]} | {report[name]['runner_cpu_ms']:.1f} ms |\n"
         for name in ("process", "bubblewrap")
     )
     return (
-        f"Rollouts a minute (goal; the runner's own CPU a rollout): {speeds}. Run slots are busy {report['busy']:.0%} of the "
-        f"time while evaluations take as long as the agents (goal {report['goals']['busy']:.0%}). An idle `rolltap node` takes "
+        "| runtime | rollouts a minute | goal | runner's own CPU a rollout |\n|---|---|---|---|\n"
+        f"{rows}\n"
+        f"Run slots are busy {report['busy']:.0%} of the time while evaluations take as long as the agents (goal "
+        f"{report['goals']['busy']:.0%}; one stage for both gives about 50%). An idle `rolltap node` takes "
         f"{report['idle_mb']:.0f} MB. ({report['cores']} cores at a load of {report['load'][0]:.0f}, Python "
         f"{report['python']}, {report['time'][:10]}.)"
     )
@@ -172,10 +175,11 @@ def bench_calllog(report: dict[str, Any]) -> str:
         for store in dict.fromkeys(one["store"] for one in speed)
     )
     return (
-        f"* {size['turns']} turns, {size['tokens']:,} tokens: raw JSON / stored, kB: {size['json_bytes'] / 1e3:,.0f} / {size['stored_bytes'] / 1e3:,.0f} = {size['times_smaller']:.0f} times smaller (goal {goals['times_smaller']})\n"
-        f"* restart on {restart['calls']:,} recorded calls: ready after, s: {restart['restart_s']:.2f} (goal {goals['restart_s']:g})\n"
-        f"* session by key among {restart['sessions']:,}, p50 / p99, ms: {restart['lookup_p50_ms']:.2f} / {restart['lookup_p99_ms']:.2f} (goal {goals['lookup_ms']:g})\n"
-        f"* SQLite alone, best, calls/s of 1,000 tokens: {max(one['calls_per_s'] for one in speed if one['store'] == 'sqlite'):,.0f} (goal {goals['calls_per_s_sqlite']:,})\n\n"
+        "| | measured | goal |\n|---|---|---|\n"
+        f"| {size['turns']} turns, {size['tokens']:,} tokens: raw JSON / stored, kB | {size['json_bytes'] / 1e3:,.0f} / {size['stored_bytes'] / 1e3:,.0f} = {size['times_smaller']:.0f} times smaller | {goals['times_smaller']} |\n"
+        f"| restart on {restart['calls']:,} recorded calls: ready after, s | {restart['restart_s']:.2f} | {goals['restart_s']:g} |\n"
+        f"| session by key among {restart['sessions']:,}, p50 / p99, ms | {restart['lookup_p50_ms']:.2f} / {restart['lookup_p99_ms']:.2f} | {goals['lookup_ms']:g} |\n"
+        f"| SQLite alone, best, calls/s of 1,000 tokens | {max(one['calls_per_s'] for one in speed if one['store'] == 'sqlite'):,.0f} | {goals['calls_per_s_sqlite']:,} |\n\n"
         "The log alone, calls of 700 new and 300 sampled tokens; the time is a call's wait for both of its rows:\n\n"
         "| store | calls/s at 1 | p50 / p99 ms | calls/s at 64 | p50 / p99 ms | CPU µs a call |\n|---|---|---|---|---|---|\n"
         f"{rows}\n\n{_machine(report)}"
@@ -183,11 +187,13 @@ def bench_calllog(report: dict[str, Any]) -> str:
 
 
 def bench_proxy(report: dict[str, Any]) -> str:
-    lines = "\n".join(f"* {one['name']}: {one['value']:,.2f} ({one['goal']})" for one in report["measures"])
+    rows = "\n".join(f"| {one['name']} | {one['value']:,.2f} | {one['goal']} |" for one in report["measures"])
     growth = report["growth"]
     return (
-        f"{lines}\n* growth of RSS over {growth['calls']:,} calls, MB: {growth['growth_mb']:.1f} (≤ 5)\n\n"
-        f"In brackets the goals. Medians of {report['rounds']} rounds; the tokenizer is `{report['tokenizer']}`'s. {_machine(report)}"
+        "| measure | figure | goal |\n|---|---|---|\n"
+        f"{rows}\n"
+        f"| growth of RSS over {growth['calls']:,} calls, MB | {growth['growth_mb']:.1f} | ≤ 5 |\n\n"
+        f"Medians of {report['rounds']} rounds; the tokenizer is `{report['tokenizer']}`'s.\n\n{_machine(report)}"
     )
 
 
@@ -226,8 +232,8 @@ def bench_viewer(report: dict[str, Any]) -> str:
 
 def bench_scale(report: dict[str, Any]) -> str:
     turns, workers = report["turns"], report["workers"]
-    cpu_ms = ", ".join(
-        f"{name} {turns[name]['early_ms']:.2f} and {turns[name]['late_ms']:.2f}"
+    cpu_ms = "".join(
+        f"| {name} | {turns[name]['early_ms']:.2f} | {turns[name]['late_ms']:.2f} |\n"
         for name in ("bare forwarder", "rolltap")
     )
     stores = "".join(
@@ -236,7 +242,8 @@ def bench_scale(report: dict[str, Any]) -> str:
         for one in report.get("store", [])
     )
     table = (
-        f"CPU ms a call at turn 10 and turn 2,000: {cpu_ms}. Without the forwarder's part, turn 2,000 costs {turns['ratio']:.1f} times turn 10 (goal 1.5). "
+        f"| CPU ms a call | turn 10 | turn 2,000 |\n|---|---|---|\n{cpu_ms}\n"
+        f"Without the forwarder's part, turn 2,000 costs {turns['ratio']:.1f} times turn 10 (goal 1.5). "
         f"A call costs {workers['cpu_ms']['1']:.2f} ms with one worker on Postgres and {workers['cpu_ms']['2']:.2f} ms with two: "
         f"{workers['ratio']:.2f} times (goal 1.10).\n"
     )

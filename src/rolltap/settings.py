@@ -96,13 +96,14 @@ class LimitSettings(Section):
     cache_mb: float = Field(
         default=256,
         gt=0,
-        description="cache of parsed requests and prompts, of all sessions together",
+        description="cache of parsed requests and prompts of all sessions together: with it a call costs its new "
+        "messages and not its history",
     )
     forests_mb: float = Field(
         default=1000,
         gt=0,
-        description="token ids and digests of the sessions in memory; beyond it those least recently used are read "
-        "from the store again",
+        description="token ids and digests of the sessions in memory; beyond it the least recently used are read again "
+        "from the store with their next call",
     )
     keep_alive_s: float = Field(default=10, gt=0, description="silence in a stream after which a keep-alive is sent")
     unready_s: float = Field(
@@ -114,7 +115,8 @@ class LimitSettings(Section):
     drain_s: float = Field(
         default=900,
         ge=0,
-        description="after SIGTERM, how long calls in flight may go on; let systemd or Kubernetes wait longer",
+        description="after SIGTERM, how long calls in flight may go on; then they are cut, and recorded as aborted "
+        "with what was sampled. Let systemd or Kubernetes wait longer",
     )
     read_s: float = Field(
         default=120, gt=0, description="time limit for reading the record for a page, a query or a lease"
@@ -131,8 +133,8 @@ class StoreSettings(Section):
     connections: int = Field(
         default=30,
         ge=6,
-        description="most connections to Postgres of one proxy or worker; all together must leave some of "
-        "`max_connections` for commands",
+        description="most connections to Postgres of one proxy or worker, with its reading process; all together must "
+        "leave some of the server's `max_connections` for commands",
     )
     spool_mb: float = Field(
         default=64, ge=0, description="file in `data` that keeps calls while the store is unavailable; 0: none"

@@ -3,7 +3,7 @@
 Sessions of 20 calls that grow to 20,480 tokens each are made one at a time and written as Parquet by the pass that
 `rolltap export` makes; reading the record is not in the figures (`bench_reconstruct` has it). CPU time of one process,
 after its imports; each size has a process of its own, so that its peak memory is its own. Prints the table of
-docs/notes/speed.md.
+docs/exports.md.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
     ]
     text = learning({**head, "cells": [*ran, cell("spear", False, 0.9), cell("skill_sd", False, 0.9)]})
     # Leads .5, .7, .6: mean .6, deviation .1; Student's t of 2 degrees of freedom is 4.303: ± .248
-    assert "* `files`, `grpo` (3): 0.20 to 0.80, 0.20; +0.60 ± 0.25\n" in text
-    assert "* `files`, `ppo` (3): 0.20 to 0.70, 0.20; +0.50 ± 0.66, undecided; -0.10 ± 0.50, undecided\n" in text
+    assert "| `files` | `grpo` | 3 | 0.20 | 0.80 | 0.20 | +0.60 ± 0.25 |  |" in text
+    assert "| `files` | `ppo` | 3 | 0.20 | 0.70 | 0.20 | +0.50 ± 0.66, undecided | -0.10 ± 0.50, undecided |" in text
     assert "Undecided, as 0 is in the interval: `ppo` on `files` (3 seeds); fewer than 5 seeds are too few" in text
     worse = [
         cell("ppo", shuffled, 0.2 + shuffled * (seed + 9) / 20, seed) for seed in range(3) for shuffled in (False, True)

@@ -85,9 +85,9 @@ SUITES = {
         "openenv_sessions:OpenEnvSessions",
         frozenset({"tokens", "gradient", "refused", "tokenizer"}),
         "openenv-0.10.0",
-        remarks={"gradient": "up to a factor"},
+        remarks={"gradient": "yes, up to a factor"},
     ),
-    "art": Suite("art_groups:ArtGroups", EVERYTHING, "python-3.12", remarks={"gradient": "up to a factor"}),
+    "art": Suite("art_groups:ArtGroups", EVERYTHING, "python-3.12", remarks={"gradient": "yes, up to a factor"}),
     "skyrl": Suite("skyrl_generator:SkyRl", EVERYTHING, "python-3.12"),
     "slime": Suite("slime_rollout:Slime", EVERYTHING - {"gradient"}, with_source=frozenset({"tokens", "gradient"})),
     "nemo-rl": Suite("nemo_rl_policy:NemoRl", EVERYTHING - {"gradient"}, with_source=frozenset({"tokens", "gradient"})),
@@ -130,12 +130,8 @@ def _proven(suite: Suite) -> str:
         numbers.setdefault(suite.cell(proof), []).append(str(number))
     if list(numbers) == ["yes"]:
         return "all"
-    named = {said: ", ".join(which) for said, which in numbers.items()}
-    left_out = "no" if len(numbers["yes"]) < len(PROOFS) / 2 else "yes"
-    told = [
-        which + (f" ({said})" if said not in ("yes", "no") else "") for said, which in named.items() if said != left_out
-    ]
-    return ("" if left_out == "no" else "all but ") + "; ".join(told)
+    names = {"yes": "proven", "no": "not"}
+    return "; ".join(f"{names.get(said, said)}: {', '.join(which)}" for said, which in numbers.items())
 
 
 def page(text: str) -> str:
