@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from rolltap.cli.common import one_line_errors
 from rolltap.cli.screen import say
 from rolltap.errors import ConfigError
-from rolltap.settings import EngineSettings, PinSettings, PolicySettings, Settings
+from rolltap.settings import EngineSettings, PinSettings, PolicySettings, Settings, load_settings
 
 HEAD = """\
 # Settings of rolltap, read once at start. A line that begins with `#` and a key shows that key's default.
@@ -42,7 +42,15 @@ def init(
         raise ConfigError(f"{path} exists; name another file")
     path.write_text(settings_file(engine, kind, policy, tokenizer), encoding="utf-8")
     path.chmod(0o600)  # the file holds keys of engines and planes
-    say(f"{path}: one engine and one policy; `rolltap serve --config {path}` starts it, `rolltap doctor` checks it")
+    serve = f"rolltap serve --config {path}"
+    from rolltap.proxy.call.open_policies import check_tokenizers
+
+    try:
+        check_tokenizers(load_settings(path))
+    except ConfigError as error:
+        say(f"{path}: written; before `{serve}`: {error.message}")
+    else:
+        say(f"{path}: written; `{serve}` starts it")
 
 
 @app.command()

@@ -77,7 +77,7 @@ async def check(config: Path | None) -> bool:
     if config is not None:
         findings += await _configured(config)
     else:
-        findings.append(Finding("settings", "none here", "write a rolltap.toml, or use `rolltap serve --engine URL`"))
+        findings.append(Finding("settings", "none here", "rolltap config init, or rolltap serve --engine URL"))
     return _print(findings)
 
 
@@ -159,11 +159,15 @@ def _python() -> Finding:
 
 
 def _extras() -> list[Finding]:
-    findings = []
-    for extra in EXTRAS:
-        missing = missing_modules(extra)
-        advice = f"{install_line(extra)} if you need it" if missing else ""
-        findings.append(Finding(f"extra {extra}", f"missing {', '.join(missing)}" if missing else "installed", advice))
+    """A row for each extra, and one line on how to install those that are missing: none of them has to be there."""
+    missing = {extra: missing_modules(extra) for extra in EXTRAS}
+    findings = [
+        Finding(f"extra {extra}", f"missing {', '.join(modules)}" if modules else "installed")
+        for extra, modules in missing.items()
+    ]
+    if lacking := [extra for extra, modules in missing.items() if modules]:
+        advice = f"{install_line(lacking[0])}, and likewise the others, as you need them"
+        findings.append(Finding("extras", f"{len(lacking)} of {len(EXTRAS)} are not installed", advice))
     return findings
 
 

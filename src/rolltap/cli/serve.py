@@ -16,7 +16,7 @@ from typing import Any
 from rich.table import Table
 
 from rolltap.cli.common import past_proxies, signals_put_back
-from rolltap.cli.screen import Screen, json_only, say
+from rolltap.cli.screen import Screen, json_only
 from rolltap.cli.server_address import Listening
 from rolltap.errors import ConfigError
 from rolltap.extras import page
@@ -84,8 +84,6 @@ def serve_all(settings: Settings, workers: int, *, capture: bool) -> int:
         if workers == 1:
             with signals_put_back(signal.SIGINT, signal.SIGTERM):
                 uvloop.run(run(settings, listening, capture=capture))
-            if not json_only():
-                say("stopped", err=True)
             return 0
 
         remove_counts(counts_of(settings.data))

@@ -141,6 +141,10 @@ def list_(
     if as_json:
         say(json_text(page.sessions))
         return
+    if not page.sessions and page.indexed == 1:
+        chosen = words or where
+        say("no session matches" if chosen else "no session yet: `rolltap sessions open`, or an agent's first call")
+        return
     screen = Screen()
     wide = screen.width >= ALL_COLUMNS
     screen.print(wide_table(page.sessions) if wide else narrow_table(page.sessions, screen.width))
@@ -161,8 +165,7 @@ def wide_table(rows: Sequence[SessionSummary]) -> Table:
     )
     for row in rows:
         about = Text(row.opening[:OPENING_CHARS] or "no user message")
-        task = [f"task {row.task_id}"] if row.task_id else []
-        about.append("\n" + " · ".join([row.harness or row.policy, *task, *_tags(row)]), "bright_black")
+        about.append("\n" + " · ".join([row.harness or row.policy, *_task(row), *_tags(row)]), "bright_black")
         counts = [str(number or "") for number in (row.calls, row.output_tokens, row.breaks)]
         state = "\n".join(line for line in _state(row).splitlines() if not line.startswith("reward "))
         table.add_row(row.id, about, reward_bar(row.reward), ago(row.created_at), *counts, state)
@@ -178,11 +181,15 @@ def narrow_table(rows: Sequence[SessionSummary], width: int) -> Table:
     clock = "%m-%d %H:%M" if width >= WIDE_ENOUGH else "%m-%d\n%H:%M"
     for row in rows:
         began = time.strftime(clock, time.localtime(row.created_at))
-        about = "\n".join(filter(None, (row.policy, row.harness, *_tags(row))))
+        about = "\n".join(filter(None, (row.policy, row.harness, *_task(row), *_tags(row))))
         first_words = textwrap.wrap(row.opening, ID_LENGTH, max_lines=2, placeholder="…")
         named = "\n".join([row.id, *first_words])
         table.add_row(named, began, about, str(row.calls), str(row.output_tokens), _state(row))
     return table
+
+
+def _task(row: SessionSummary) -> list[str]:
+    return [f"task {row.task_id}"] if row.task_id else []
 
 
 def _tags(row: SessionSummary) -> list[str]:

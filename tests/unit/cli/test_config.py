@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rolltap.cli.main import app
+from rolltap.engine.tiny import FOLDER
 from rolltap.settings import Settings, load_settings
 
 
@@ -53,3 +54,20 @@ def test_a_file_that_is_there_is_kept() -> None:
     result = CliRunner().invoke(app, ["config", "init"])
     assert (result.exit_code, result.output) == (1, "rolltap: rolltap.toml exists; name another file\n")
     assert path.read_text() == "mine"
+
+
+SERVE = "`rolltap serve --config rolltap.toml`"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ((), f"before {SERVE}: settings: policies.default.tokenizer: "),
+        (("--tokenizer", "gone"), f"before {SERVE}: cannot read the tokenizer folder"),
+        (("--kind", "openai_compatible"), f"{SERVE} starts it"),
+        (("--tokenizer", str(FOLDER)), f"{SERVE} starts it"),
+    ],
+)
+def test_what_is_left_to_do_is_said(arguments: tuple[str, ...], line: str) -> None:
+    result = CliRunner().invoke(app, ["config", "init", *arguments])
+    assert result.output.startswith(f"rolltap.toml: written; {line}"), result.output

@@ -40,6 +40,17 @@ async def test_it_says_which_limits_hold(capsys: pytest.CaptureFixture[str]) -> 
     assert "files: rlimits" in line
 
 
+async def test_extras_that_are_missing_have_one_line_of_advice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolltap.cli.doctor.EXTRAS", {"tokens": ["no_module_1"], "export": ["no_module_2"], "otel": []})
+    assert await check(None)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "pip install" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("extras: ")
+    assert "[tokens]" in lines[0]
+
+
 async def test_a_password_is_never_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = '[store]\nurl = "postgresql://postgres:s3cret-pw@127.0.0.1:1/nowhere"\n'
     assert not await check(config(tmp_path, store))

@@ -58,6 +58,7 @@ def test_the_list_shows_tampering_and_a_log_that_differs_in_80_columns(monkeypat
     }
     honest |= {"output_tokens": 123456, "reward": None, "tampering": 0, "log_check": "match"}
     odd = {**honest, "reward": 0.5, "tampering": 12, "log_check": "mismatch", "opening": "Fix the parser's tests now"}
+    odd["task_id"] = "t1"
     page = {"sessions": [summary(IDS[0], **honest), summary(IDS[1], **odd)], "total": 9, "indexed": 0.5}
     query = "search=fix+it&where=calls%3E%3D2&where=reward%3C1&limit=2"
     chosen = ("fix it", "--limit", "2", "--where", "calls>=2", "--where", "reward<1")
@@ -65,7 +66,7 @@ def test_the_list_shows_tampering_and_a_log_that_differs_in_80_columns(monkeypat
         text = CliRunner().invoke(app, ["sessions", "list", *chosen, "--url", plane.url]).output
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if "│" in line]
     assert [row[0] for row in rows if row[0].startswith("01")] == list(IDS[:2]), text
-    assert {row[2] for row in rows} == {"default", "claude-code", "a=b", ""}, text
+    assert {row[2] for row in rows} == {"default", "claude-code", "task t1", "a=b"}, text
     assert len(rows[0]) == 6, text
     assert "calls ┃ sampled" in text
     assert {tuple(row[3:5]) for row in rows if row[0].startswith("01")} == {("1234", "123456")}
@@ -74,6 +75,16 @@ def test_the_list_shows_tampering_and_a_log_that_differs_in_80_columns(monkeypat
     assert "2 of 9" in text
     assert "this search is not complete, 50% so far" in text
     assert "│ Fix the parser's     │" in text, "the first words stand below the id"
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(("words", "line"), [((), "no session yet: "), (("gone",), "no session matches")])
+def test_an_empty_list_says_what_would_fill_it(words: tuple[str, ...], line: str) -> None:
+    page = {"sessions": [], "total": 0, "indexed": 1.0}
+    paths = ("GET /read/sessions?limit=100", "GET /read/sessions?search=gone&limit=100")
+    with stub_plane(dict.fromkeys(paths, page)) as plane:
+        result = CliRunner().invoke(app, ["sessions", "list", *words, "--url", plane.url])
+    assert result.output.startswith(line), result.output
 
 
 @pytest.mark.usefixtures("here")
