@@ -111,7 +111,7 @@ def _whole(replied: Sequence[Call], calls: Sequence[Call], *, trained: bool) -> 
         yield SessionFinding("text_only", Grade.INFO, len(replied), text)
     elif not trained:
         yield SessionFinding("nothing_trained", Grade.FATAL, len(replied), "every call is masked; the report says why")
-    if len(replied) == 1:
+    if len(replied) == 1 and replied[0].shape.tools:  # without tools, a question and its answer are a whole session
         yield SessionFinding("one_call", Grade.WARN, 1, "the agent made one call only: a degenerate rollout?")
 
 

@@ -32,6 +32,10 @@ def test_a_healthy_run_has_none() -> None:
     assert names(two()) == []
 
 
+def test_a_question_without_tools_and_its_answer_are_a_whole_session() -> None:
+    assert names([make_call(0, [1], [2], finish=Finish.STOP)]) == []
+
+
 CASES: list[tuple[str, str, list[Any]]] = [
     ("no_call", "warn", []),
     ("no_reply", "fatal", [make_call(0, [1], [], outcome=Outcome.ENGINE_ERROR)]),
