@@ -125,6 +125,19 @@ def tampered_since(connection: sa.Connection, at: float) -> set[str]:
     return {row.session_id for row in connection.execute(last) if row.at >= at - EVENT_MARGIN_S}
 
 
+def trained_policies(connection: sa.Connection, session_id: str) -> tuple[str, ...]:
+    """The policies that learn from a session; none if it is no rollout's."""
+    if not has_ledger(connection):
+        return ()
+    query = (
+        sa.select(groups.c.policy)
+        .join(rollouts, rollouts.c.group_id == OWNER)
+        .join(attempts, attempts.c.rollout_id == rollouts.c.id)
+        .where(attempts.c.session_id == session_id)
+    )
+    return tuple(connection.scalars(query.order_by(groups.c.id)))
+
+
 def tampering_counts(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, int]:
     """The number of acts of tampering by session. Sessions without any are left out."""
     if not has_ledger(connection):

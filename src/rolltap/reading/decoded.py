@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -32,7 +32,8 @@ COMPARED = 64
 class DecodedSession:
     """A session with its calls in order, without their requests, and its trajectory.
 
-    A fork's trajectory has the calls of its origin as context; `rows` has its own.
+    A fork's trajectory has the calls of its origin as context; `rows` has its own. `others` has what the other policies
+    train that learn from the session; `purposes` says of a call what its own policy's training makes of it.
     """
 
     session: Session
@@ -42,11 +43,22 @@ class DecodedSession:
     purposes: Mapping[str, Classification]
     breaks: Mapping[str, Break]  # as recorded by the proxy, else as found by the reconstruction
     retries: Mapping[str, str]  # from a call to the earlier one with the same request
+    others: Mapping[str, Trajectory]
 
     @classmethod
-    def of(cls, stored: StoredSessions, rules: Callable[[Session], Rules]) -> DecodedSession:
+    def of(
+        cls, stored: StoredSessions, rules: Callable[[Session], Rules], trained: Collection[str] = ()
+    ) -> DecodedSession:
+        """`trained`: the policies that learn from the session, where the ledger knows them."""
         session, context, models = decode_session(stored)
-        trajectory = reconstruct((row.call() for row in context), rules=rules(session))
+        calls = [row.call() for row in context]
+        trajectory = reconstruct(calls, rules=rules(session))
+        others = {
+            policy: reconstruct(calls, rules=rules(replace(session, policy=policy)))
+            for policy in trained
+            if policy != session.policy
+        }
+        of_call = {call.id: others.get(call.policy, trajectory) for call in calls}
         rows = [row for row in context if not row.sampled_by]
         recorded = {row.intent.id: row.intent.break_ for row in rows if row.intent.break_ is not None}
         return cls(
@@ -54,9 +66,15 @@ class DecodedSession:
             rows={row.intent.id: row for row in rows},
             models=models,
             trajectory=trajectory,
-            purposes={purpose.call_id: purpose for purpose in trajectory.classifications},
+            purposes={
+                purpose.call_id: purpose
+                for each in (trajectory, *others.values())
+                for purpose in each.classifications
+                if of_call[purpose.call_id] is each
+            },
             breaks={**{break_.call_id: break_ for break_ in trajectory.breaks}, **recorded},
             retries=_retries(rows),
+            others=others,
         )
 
     def context(self, call_id: str) -> Context:

@@ -179,6 +179,7 @@ class RecordReader(ReadPlane):
             findings=decoded.trajectory.findings,
             log_check=decoded.session.log_check,
             origin=decoded.session.origin,
+            others={policy: report_of(each).to_dict() for policy, each in decoded.others.items()},
             tampering=count_by_kind(acts.get(session_id, ())),
         )
 
@@ -486,7 +487,8 @@ class RecordReader(ReadPlane):
         if entry is not None and entry[0] == state:
             return entry[1]
         stored = await self._query(lambda connection: fetch_session(connection, session_id))
-        decoded = await asyncio.to_thread(DecodedSession.of, stored, self.rules)
+        trained = await self._query(lambda connection: ledger.trained_policies(connection, session_id))
+        decoded = await asyncio.to_thread(DecodedSession.of, stored, self.rules, trained)
         self._decoded[session_id] = (state, decoded)
         return decoded
 

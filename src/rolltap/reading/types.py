@@ -175,7 +175,8 @@ class SessionDetail:
     """A session with its calls in order, a parent before its children. `report`: that of the reconstruction.
 
     `findings`: what is odd about it, the worst first. `tampering`: the agent's tampering acts by kind. `origin`: where
-    it was forked from another session.
+    it was forked from another session. `others`: where several policies are trained on it, the reports of those beside
+    the session's own; a call's `mask` is of its own policy's training.
     """
 
     summary: SessionSummary
@@ -186,6 +187,7 @@ class SessionDetail:
     log_check: LogCheck = UNCHECKED
     tampering: Mapping[str, int] = field(default_factory=dict)
     origin: Origin | None = None
+    others: Mapping[str, Mapping[str, int | float | Mapping[str, int] | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
