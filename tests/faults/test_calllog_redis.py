@@ -222,15 +222,18 @@ async def test_what_is_held_for_a_store_that_is_away_has_a_bound(
 
 
 async def test_what_is_in_the_stream_is_seen_by_other_proxies_and_what_is_in_memory_is_not(
-    private_redis: Any, tmp_path: Path
+    private_redis: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the ends of rollouts would wait for every busy proxy."""
+    """Else the ends of rollouts would wait for every busy proxy. What stays in the stream, they wait for."""
+    monkeypatch.setattr("rolltap.calllog.redis.IN_STREAM_S", 60)
     store = RememberingStore()
     store.away = True
     writer = SpoolWriter(IngestWriter(private_redis.url, store), Spool(tmp_path / "spool", 1_000_000), probe_s=0.05)
     await writer.start()
     await writer.write([encode_fact(an_intent("session"))])
     assert (writer.waiting, writer.unseen, writer.blind) == (1, 0, False)
+    monkeypatch.setattr("rolltap.calllog.redis.IN_STREAM_S", 0)
+    assert (writer.waiting, writer.unseen, writer.blind) == (1, 1, False)
     private_redis.signal(signal.SIGKILL)
     await writer.write([encode_fact(an_intent("session"))])
     assert (writer.waiting, writer.unseen, writer.blind) == (2, 2, True)

@@ -25,11 +25,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -39,7 +41,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
 
 from rolltap.calllog.codec import EncodedFact, pack_fact, unpack_fact
-from rolltap.calllog.writing import GroupWriter, SpoolState, known_parts
+from rolltap.calllog.writing import IN_STREAM_S, GroupWriter, SpoolState, known_parts
 from rolltap.crash import crash_point
 from rolltap.decoding import msgpack_decoder
 from rolltap.errors import ConfigError, RecordCorrupt, StoreUnavailable
@@ -101,6 +103,7 @@ class _Entry:
     id: bytes
     facts: Sequence[EncodedFact]
     size: int
+    at: float  # monotonic
 
 
 class IngestWriter:
@@ -142,8 +145,11 @@ class IngestWriter:
 
     @property
     def unseen(self) -> int:
-        """Other proxies sweep the stream when they read, so its facts are hidden only while Redis is away."""
-        return self._store.unseen + (sum(len(entry.facts) for entry in self._held) if self._away else 0)
+        """Other proxies sweep the stream when they read, so its facts are hidden only while Redis is away. A proxy that
+        can't read it waits for `IN_STREAM_S`: so those that are in it for longer count, too."""
+        before = math.inf if self._away else time.monotonic() - IN_STREAM_S
+        hidden = takewhile(lambda entry: entry.at < before, self._held)
+        return self._store.unseen + sum(len(entry.facts) for entry in hidden)
 
     @property
     def blind(self) -> bool:
@@ -197,7 +203,7 @@ class IngestWriter:
     async def _append(self, facts: Sequence[EncodedFact]) -> bool:
         """Appends the facts to the stream; True if Redis has all of them."""
         records = [pack_fact(fact, self._known_parts) for fact in facts]
-        groups = _groups(records)
+        groups, appended_at = _groups(records), time.monotonic()
         pipeline = self._redis.pipeline(transaction=False)
         for group in groups:
             pipeline.xadd(STREAM, {FIELD: _encoder.encode(records[group])})
@@ -213,7 +219,7 @@ class IngestWriter:
                 fact.parts = {digest: part for digest, part in fact.parts.items() if digest not in self._known_parts}
         self._known_parts.update((digest, None) for fact in facts for digest in fact.parts)
         for entry_id, group in zip(ids, groups, strict=True):
-            entry = _Entry(entry_id, facts[group], sum(map(len, records[group])))
+            entry = _Entry(entry_id, facts[group], sum(map(len, records[group])), appended_at)
             entry.size += sum(FACT_BYTES + sum(map(len, fact.parts.values())) for fact in entry.facts)
             self._held.append(entry)
             self._held_bytes += entry.size

@@ -9,7 +9,6 @@ to survive the death of this process; any other group also survives loss of powe
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -38,7 +37,7 @@ from rolltap.calllog.sessions import (
     fetch_sessions,
 )
 from rolltap.calllog.versions import bring_up_to_date
-from rolltap.calllog.writing import FactWriter, GroupWriter
+from rolltap.calllog.writing import IN_STREAM_S, FactWriter, GroupWriter
 from rolltap.errors import NotFound, RecordCorrupt, RolltapError, StoreUnavailable
 from rolltap.tenants import EVERY_TENANT, acting_for
 from rolltap.types import Call, LogCheck, Origin, Session
@@ -293,13 +292,13 @@ class SqlCallLog:
         """Waits until the store has all facts that other processes have made durable by now, at most `within_s`.
 
         Returns the processes that may still have some: they could not reach the store. While this one can't read the
-        stream, each of the others may.
+        stream, it gives the others the time to write what is there.
         """
         if self.database.dialect_name == "sqlite":
             return []  # the only process that writes
         since, by = await self.database.now(), time.monotonic() + within_s
         while True:
-            behind = await self._registry.behind(math.inf if self._writer.blind else since)
+            behind = await self._registry.behind(since + IN_STREAM_S * self._writer.blind)
             if not behind or time.monotonic() > by:
                 return behind
             await asyncio.sleep(POLL_S)

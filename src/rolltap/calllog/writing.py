@@ -33,6 +33,9 @@ RECENT_BYTES = 32 << 20
 FACT_BYTES = 1000
 """Estimated bytes of a fact in memory, beside those of its texts and arrays."""
 
+IN_STREAM_S = 1.0
+"""Seconds for which a fact may be in the ingest stream only, before its process says so to its peers."""
+
 KNOWN_PARTS = 4096
 PART_TRUST_S = 3600.0
 """Seconds for which a part that this process wrote is not written again."""
@@ -102,7 +105,8 @@ class GroupWriter(Protocol):
 
     @property
     def unseen(self) -> int:
-        """The number of durable facts that no other process can read: neither in the store nor in the stream."""
+        """The number of durable facts that another process may not be able to read: they are neither in the store, nor
+        in the stream since less than `IN_STREAM_S`."""
         ...
 
     @property
