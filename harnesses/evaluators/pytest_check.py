@@ -22,6 +22,7 @@ import json
 import os
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ from rolltap.harnesses.evaluators.decoys import FUNCTIONS, chosen, function_of, 
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
+from rolltap.harnesses.evaluators.skeletons import skeleton, tests_of
 from rolltap.harnesses.left_files import Change, LeftFiles, apply_changes, changes, read_untrusted
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import UNPROTECTED
@@ -50,6 +52,9 @@ NAMED_CHANGES = 100
 """The most files that a reward's detail names. The evaluation's output names them all."""
 
 MISSING_PLUGIN = re.compile(r'Error importing plugin "([^"\n]{1,100})"')
+
+STOPS = re.compile(r"(?<![\w-])(-\w*x|--exitfirst|--maxfail|--stepwise|--sw)\b")
+"""pytest's options by which a test that fails is the last one."""
 
 GIT = {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 
@@ -94,6 +99,7 @@ Results = dict[str, bool | None]
 Run = Callable[[], Coroutine[Any, Any, Results]]
 
 DECOYS = "the tests with other expectations"
+SKELETON = "what tests there are, without their code"
 TRIES = 2
 """A test of honest work that fails at random passes beside its decoys in one of so many runs, or is worth 0."""
 
@@ -164,8 +170,9 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     async def evaluate(self, evidence: Evidence) -> Verdict:
         place = await self._place(evidence)
         evidence.seen.add("the agent's changes", "\n".join(listed(place.changed, place.dropped)))
+        texts = await asyncio.to_thread(_texts, place.clean.folder, self._files_of(place))
         results = await self._run(evidence, place, {}, "the tests")
-        left_out, lost = await self._without_agent(evidence, place, results)
+        left_out, lost = await self._without_agent(evidence, texts, results)
         passed = self._passed(results | dict.fromkeys(lost, False), left_out)
         detail = {
             "passed": [test for test, ok in passed.items() if ok],
@@ -200,28 +207,38 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         return (*self.must_pass, *self.keep_passing)
 
     async def _without_agent(
-        self, evidence: Evidence, place: _Place, results: Results
+        self, evidence: Evidence, texts: Mapping[str, str], results: Results
     ) -> tuple[Collection[str], Collection[str]]:
         """What the same tests say without the agent's changes, if that matters: the nodes without a verdict that end so
-        there, too, or that the task's own text expects to fail; and the functions that have a result only there. The
-        agent's code can let pytest lose tests."""
+        there, too, or that the task's own text expects to fail; and the functions that have more results there. The
+        agent's code can let pytest lose tests.
+
+        `texts`: the test files, as they were before the agent's code ran. Of a file that has no result there, as it
+        needs the agent's work, its skeleton counts."""
         named = {node: ok for node, ok in results.items() if any(_is_of(node, test) for test in self._named)}
         if False in named.values():
             return (), ()
-        texts = await asyncio.to_thread(_texts, place.clean.folder, self._files_of(place))
         nodes = {node for node, ok in named.items() if ok is None}
         expected = {node for node in nodes if is_expected_to_fail(texts.get(node.partition("::")[0], ""), node)}
-        tests = {f"{path}::{test}" for path, text in texts.items() for test in tests_of(text)}
-        lost = {each for each in tests if any(_is_of(each, test) for test in self._named)} - set(
-            map(function_of, named)
-        )
-        if nodes == expected and not lost:
+        counts = Counter(map(function_of, named))
+        tests = {f"{path}::{test}": most for path, text in texts.items() for test, most in tests_of(text).items()}
+        missing = [
+            each for each in tests if counts[each] < tests[each] and any(_is_of(each, test) for test in self._named)
+        ]
+        if nodes == expected and not missing:
             return expected, ()
         evidence = evidence.anew()
         own = await self._place(evidence, of_agent=False)
         without = await self._results(evidence, own, "the tests without the agent's changes", self._tests)
         left_out = expected | {node for node in nodes if without.get(node, False) is None}
-        return left_out, lost & set(map(function_of, without))
+        counts_without = Counter(map(function_of, without))
+        collected = {each.partition("::")[0] for each in counts_without}
+        if unread := sorted({each.partition("::")[0] for each in missing} - collected):
+            evidence = evidence.anew()
+            own = await self._place(evidence, of_agent=False)
+            await asyncio.to_thread(_write_again, own.clean.folder, {path: skeleton(texts[path]) for path in unread})
+            counts_without |= Counter(map(function_of, await self._results(evidence, own, SKELETON, unread)))
+        return left_out, [each for each in missing if counts_without[each] > counts[each]]
 
     def _passed(self, results: Results, left_out: Collection[str]) -> dict[str, bool]:
         """Named test -> whether it ran and all of it passed; a file, class or unparametrised function means all tests
@@ -312,12 +329,16 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             texts, made = await asyncio.to_thread(_quiet_texts, decoys, files, functions)
             if not made:
                 return None, []
+            stops_early = await asyncio.to_thread(_stops_early, decoys)
             tests = await self._place(again)
             results, with_decoys = await _both(
                 partial(self._run, again, tests, {}, "the tests again"),
                 partial(self._run, again, decoys, texts, DECOYS),
                 at_once=tests.clean.is_sandboxed,
             )
+            lost = {*made} & set(map(function_of, results)) - set(map(function_of, with_decoys))
+            if lost and (lost == {*made} or not stops_early):
+                raise EvaluatorFailed(f"a test passed, but with another expectation it has no result: {min(lost)}")
             odd = _passed_functions(with_decoys) & set(made)
             if odd:  # one that passes without the agent's code says nothing
                 again = evidence.anew()
@@ -402,26 +423,6 @@ def read_results(home: Path, output: str) -> Results:
     except (ValueError, TypeError) as error:
         raise Unreadable(f"the results of the tests: {error}") from error
     return {**called, **dict.fromkeys(failed, False)}
-
-
-def tests_of(source: str) -> list[str]:
-    """The test functions that a file defines, as pytest finds them without settings."""
-    try:
-        return _tests_in(ast.parse(source))
-    except (SyntaxError, ValueError, RecursionError):
-        return []
-
-
-def _tests_in(scope: ast.Module | ast.ClassDef) -> list[str]:
-    found: list[str] = []
-    for each in scope.body:
-        if isinstance(each, FUNCTIONS) and each.name.startswith("test"):
-            found.append(each.name)
-        elif isinstance(each, ast.ClassDef) and (
-            each.name.startswith("Test") or any(ast.unparse(base).endswith("TestCase") for base in each.bases)
-        ):
-            found += [f"{each.name}::{test}" for test in _tests_in(each)]
-    return found
 
 
 def is_expected_to_fail(source: str, node: str) -> bool:
@@ -520,6 +521,11 @@ def _write_decoys(folder: Path, functions: Iterable[str], own: Collection[str]) 
 
 def _is_of(node: str, test: str) -> bool:
     return node == test or node.startswith((f"{test}::", f"{test}["))
+
+
+def _stops_early(place: _Place) -> bool:
+    """Whether the task's settings may let pytest end after a failure."""
+    return any(STOPS.search(text) for text in _texts(place.clean.folder, [place.configuration]).values())
 
 
 def _passed_functions(results: Results) -> set[str]:
