@@ -122,8 +122,7 @@ class Intake:
         return (
             bool(is_known)
             and all(PLAIN.fullmatch(each) for each in (*folders, stem))
-            and not any(FOLDER_OF_TESTS.fullmatch(each) for each in (*folders, name))
-            and not FILE_OF_TESTS.fullmatch(name)
+            and not is_of_tests(path)
             and not self._configures(path)
         )
 
@@ -169,3 +168,9 @@ class Intake:
             inner = os.path.join(folder, part)
             yield folder, inner
             folder = inner
+
+
+def is_of_tests(path: str) -> bool:
+    """Whether a file is one of tests, or lies among them."""
+    parts = path.split("/")
+    return any(map(FOLDER_OF_TESTS.fullmatch, parts)) or FILE_OF_TESTS.fullmatch(parts[-1]) is not None
