@@ -257,6 +257,7 @@ CONTROLS = (
     Control(
         "a judge that starts anything that may be the agent's is `unprotected`",
         ("security/test_judge_text.py::test_what_may_be_the_agents_is_not_known",
+         "security/test_judge_text.py::test_what_loads_or_runs_the_agents_is_not_known",
          "unit/harnesses/test_code_sandbox.py::test_a_judge_that_starts_what_may_be_the_agents_is_unprotected"),
         "what a program of the judge loads itself",
     ),
@@ -280,6 +281,42 @@ CONTROLS = (
         "an environment's driver imports nothing that a model's tools wrote",
         ("unit/harnesses/test_environments.py::test_what_a_models_command_writes_is_not_imported",),
         "code in the driver's own process",
+    ),
+    Control(
+        "tests pass beside their decoys, too: neither a clock nor the number of a run tells them apart",
+        ("security/test_forged_results.py::test_code_that_makes_up_results_in_its_first_run_only_gets_nothing",
+         "security/test_forged_results.py::test_in_sandboxes_the_tests_run_again_beside_their_decoys"),
+        "two runs that signal each other, by locks of shared files or the page cache",
+    ),
+    Control(
+        "code leaves no test out, by skipping it or expecting it to fail",
+        ("security/test_forged_results.py::test_code_leaves_no_test_out",),
+    ),
+    Control(
+        "code that loses tests, or some parameters, gets nothing; also of a file that needs the agent's work",
+        ("security/test_forged_results.py::test_code_that_loses_tests_gets_nothing",
+         "security/test_forged_results.py::test_code_that_loses_some_parameters_gets_nothing",
+         "security/test_forged_results.py::test_a_skeleton_has_no_test_that_honest_work_leaves_out"),
+        "of such a file: tests that are generated or inherited, and all if it mentions skipping",
+    ),
+    Control(
+        "a test that has no result with another expectation is a failed evaluation",
+        ("security/test_forged_results.py::test_code_that_loses_what_fails_gets_no_reward_for_tests_without_a_count",),
+    ),
+    Control(
+        "no link comes into a clean copy that is not a link when it is asked for, whatever code swaps meanwhile",
+        ("unit/harnesses/test_changes.py::test_a_link_that_takes_a_files_place_meanwhile_is_not_carried",),
+    ),
+    Control(
+        "who changes the file that its work is compared with is `unprotected`",
+        ("security/test_changed_expectations.py::test_who_changes_both_sides_of_a_comparison_is_not_trusted",
+         "security/test_changed_expectations.py::test_its_reward_is_unprotected"),
+        "where the task's own file is the only one that is changed, and no file of tests or sums",
+    ),
+    Control(
+        "in a person's folder an agent writes no program, hook or file that the person's git is told to use",
+        ("unit/harnesses/test_here.py::test_an_agent_writes_nowhere_where_a_persons_git_is_told_to_look",),
+        "what such a program loads",
     ),
 )  # fmt: skip
 

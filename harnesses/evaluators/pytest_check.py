@@ -37,7 +37,7 @@ from rolltap.harnesses.evaluators.decoys import FUNCTIONS, chosen, function_of, 
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
-from rolltap.harnesses.evaluators.skeletons import skeleton, tests_of
+from rolltap.harnesses.evaluators.skeletons import counted_tests, skeleton
 from rolltap.harnesses.left_files import Change, LeftFiles, apply_changes, changes, read_untrusted
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import UNPROTECTED
@@ -221,7 +221,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         nodes = {node for node, ok in named.items() if ok is None}
         expected = {node for node in nodes if is_expected_to_fail(texts.get(node.partition("::")[0], ""), node)}
         counts = Counter(map(function_of, named))
-        tests = {f"{path}::{test}": most for path, text in texts.items() for test, most in tests_of(text).items()}
+        tests = {f"{path}::{test}": most for path, text in texts.items() for test, most in counted_tests(text).items()}
         missing = [
             each for each in tests if counts[each] < tests[each] and any(_is_of(each, test) for test in self._named)
         ]

@@ -1,7 +1,7 @@
 """What tests a file has, whatever the code under test does: code that pytest imports can let pytest lose tests.
 
-`tests_of` counts the results that each test function has at least. `skeleton` is the file without its imports and with
-empty tests: pytest collects these also where the file itself can't be imported, as it is before the agent's work.
+`counted_tests` counts the results that each test function has at least. `skeleton` is the file without its imports and
+with empty tests: pytest collects these also where the file itself can't be imported, as before the agent's work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HARMLESS = frozenset(("patch", "mock", "given", "settings", "example", "hypothes
 EMPTY = "import pytest, unittest\n"
 
 
-def tests_of(source: str) -> dict[str, int]:
+def counted_tests(source: str) -> dict[str, int]:
     """The test functions that a file defines, as pytest finds them without settings: `test_x`, `TestX::test_y`. Each
     with the number of its results, if none is left out; of parameters that only a run can tell it has one at least."""
     try:

@@ -20,6 +20,7 @@ import json
 import os
 import pwd
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -139,15 +140,36 @@ def check_without_keys(folder: Path) -> None:
 
 
 FOLDERS = (
-    *(".vscode", ".idea", ".fleet", ".zed", ".cursor", ".windsurf", ".devcontainer", ".vim", ".nvim", ".settings"),
+    *(
+        ".vscode",
+        ".idea",
+        ".fleet",
+        ".zed",
+        ".cursor",
+        ".windsurf",
+        ".devcontainer",
+        ".vim",
+        ".nvim",
+        ".helix",
+        ".settings",
+    ),
     *(".husky", ".githooks", ".direnv", ".mise", ".yarn", ".cargo", ".bundle", ".gradle", ".mvn"),
 )
-AGENTS = (".claude", ".codex", ".gemini", ".qwen", ".opencode", ".pi", ".aider", ".continue")
+AGENTS = (".claude", ".codex", ".gemini", ".qwen", ".opencode", ".pi", ".aider", ".continue", ".vibe", ".openhands")
 FILES = (
     *("rolltap.toml", ".mcp.json", "opencode.json", ".aider.conf.yml", ".vimrc", ".exrc", ".nvimrc", ".nvim.lua"),
     *(".dir-locals.el", ".sublime-project", ".envrc", ".autoenv", ".bashrc", ".bash_profile", ".bash_login"),
     *(".bash_logout", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".inputrc"),
-    *(".tool-versions", ".mise.toml", "mise.toml", ".npmrc", ".yarnrc", ".yarnrc.yml", ".pnpmfile.cjs"),
+    *(
+        ".tool-versions",
+        ".mise.toml",
+        "mise.toml",
+        "mise.local.toml",
+        ".npmrc",
+        ".yarnrc",
+        ".yarnrc.yml",
+        ".pnpmfile.cjs",
+    ),
     *("bunfig.toml", ".bunfig.toml", ".pypirc", "pip.conf", ".condarc", ".gemrc", ".irbrc", ".pryrc", ".pdbrc"),
     *(".gitconfig", ".gdbinit", ".lldbinit", ".pre-commit-config.yaml", ".lefthook.yml", "lefthook.yml"),
 )
@@ -185,7 +207,38 @@ def mounts_of(folder: Path) -> list[Mount]:
         for outer in reversed(repository.parents[:-1]):  # they can't be renamed, and others be put in their place
             mounts.append(Mount(outer, writable=True, is_folder=True))
         mounts += _git_mounts(folder, repository)
+    closed = {mount.path for mount in mounts if not mount.writable}
+    for path in dict.fromkeys(path for repository in repositories for path in _named_by_git(folder, repository)):
+        if ".git" in path.parts or not closed.isdisjoint((path, *path.parents)):
+            continue
+        mounts += [Mount(outer, writable=True, is_folder=True) for outer in reversed(path.parents[:-1])]
+        mounts.append(_mount(folder, path, is_folder=True))
     return list(dict.fromkeys(mounts))
+
+
+def _named_by_git(folder: Path, repository: Path) -> Iterator[Path]:
+    """Places of the person's folder, outside `.git`, from which git runs programs in a repository: its folder of hooks,
+    files of configuration that it includes, and programs that a setting names. Of a folder of hooks that is not there
+    the first part that is missing."""
+    tree = (folder / repository).parent
+    command = ["git", "-C", str(tree), "config", "--list", "--includes", "--show-origin", "-z"]
+    listing = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stdout
+    fields = listing.split("\0")
+    for origin, setting in zip(fields[::2], fields[1::2], strict=False):
+        name, _, value = setting.partition("\n")
+        try:
+            words = [value, *shlex.split(value.removeprefix("!"))]
+        except ValueError:
+            words = [value]
+        for word in (origin.removeprefix("file:"), *words):
+            path = Path(os.path.normpath(tree / os.path.expanduser(word)))
+            if not word or "\n" in word or not path.is_relative_to(folder) or path == folder:
+                continue
+            if name == "core.hookspath" and word == value:
+                missing = [each for each in (path, *path.parents) if each.is_relative_to(folder) and not each.exists()]
+                yield (missing[-1] if missing else path).relative_to(folder)
+            elif path.is_file():
+                yield path.relative_to(folder)
 
 
 def _mount(folder: Path, name: str | Path, *, is_folder: bool) -> Mount:

@@ -132,6 +132,20 @@ MUTANTS = (
            "security/test_failing_evaluations.py::test_work_without_a_reward_counts_nothing_in_the_baseline[harbor]"),
     Mutant(46, "harnesses/agents/drivers/environment.py.txt", "sys.path.remove(", "str(",
            "unit/harnesses/test_environments.py::test_what_a_models_command_writes_is_not_imported[True]"),
+    Mutant(47, "harnesses/evaluators/pytest_check.py", "failed = [test for test, ok in self._passed(results, left_out).items() if not ok]", "failed = []",
+           "security/test_forged_results.py::test_code_that_makes_up_results_in_its_first_run_only_gets_nothing"),
+    Mutant(48, "harnesses/evaluators/pytest_check.py", "if without.get(node, False) is None}", "if True}",
+           "security/test_forged_results.py::test_code_leaves_no_test_out[skips]"),
+    Mutant(49, "harnesses/evaluators/pytest_check.py", "if unread := sorted(", "if unread := [] and sorted(",
+           "security/test_forged_results.py::test_code_that_loses_tests_gets_nothing[their runs-True]"),
+    Mutant(50, "harnesses/evaluators/pytest_check.py", "if lost and (", "if False and (",
+           "security/test_forged_results.py::test_code_that_loses_what_fails_gets_no_reward_for_tests_without_a_count"),
+    Mutant(51, "harnesses/left_files.py", "                if is_link:\n", "                if (after / change.path).is_symlink():\n",
+           "unit/harnesses/test_changes.py::test_a_link_that_takes_a_files_place_meanwhile_is_not_carried"),
+    Mutant(52, "harnesses/evaluators/programs.py", "    if place.expectation:\n", "    if False:\n",
+           "security/test_changed_expectations.py::test_its_reward_is_unprotected"),
+    Mutant(53, "harnesses/runtimes/shown.py", "for repository in repositories for path in _named_by_git", "for repository in repositories[:0] for path in _named_by_git",
+           "unit/harnesses/test_here.py::test_an_agent_writes_nowhere_where_a_persons_git_is_told_to_look"),
 )  # fmt: skip
 
 

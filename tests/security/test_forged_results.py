@@ -24,7 +24,7 @@ from rolltap.harnesses.base import Ending, Evidence, Exit, Limits, Verdict, Work
 from rolltap.harnesses.evaluators.decoys import chosen, function_of, with_decoys
 from rolltap.harnesses.evaluators.pytest_check import RESULTS, RUN_PYTEST, SKELETON, PytestCheck, _both, read_results
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
-from rolltap.harnesses.evaluators.skeletons import skeleton, tests_of
+from rolltap.harnesses.evaluators.skeletons import counted_tests, skeleton
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import UNPROTECTED, Task
@@ -500,7 +500,7 @@ async def test_a_skeleton_has_no_test_that_honest_work_leaves_out(tmp_path: Path
     of_usual = {node: count for node, count in counts[0].items() if "usual" in node}
     assert of_usual == {node: counts[1][node] for node in of_usual}
     for name, text in files.items():
-        for node, least in tests_of(text).items():
+        for node, least in counted_tests(text).items():
             assert "usual" not in name or counts[0][f"{name}::{node}"] == least
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from rolltap.harnesses.agents.install import Installation
 from rolltap.harnesses.agents.registry import HARNESSES, get_harness
 from rolltap.harnesses.base import Command, Ending, Harness, Limits
 from rolltap.harnesses.runtimes import bubblewrap
-from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER
-from rolltap.harnesses.runtimes.here import acts_unasked, runtime_here
+from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
+from rolltap.harnesses.runtimes.here import CurrentFolderRuntime, acts_unasked, runtime_here
 from rolltap.harnesses.runtimes.sources import Empty
 
 RUNS_AS_THE_PERSON_DOES = {"command", "mini-swe-agent-inprocess"}
@@ -130,7 +131,51 @@ EXECUTE = (
 
 def _is_repository(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
+    _git(folder, "init", "-q", ".")
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", *arguments], cwd=folder, check=True)
+
+
+CONFIGURED = {
+    "hooks": ("core.hooksPath", "{0}", "{0}/pre-commit"),
+    "an included file": ("include.path", "{1}/{0}", "{0}"),
+    "an included file, sometimes": ("includeIf.gitdir:**.path", "{1}/{0}", "{0}"),
+    "a filter": ("filter.x.clean", "'./{0}' %f", "{0}"),
+    "an alias": ("alias.check", "!sh -e '{0}' | cat", "{0}"),
+    "a watcher": ("core.fsmonitor", "{0}", "{0}"),
+    "a command": ("diff.x.command", "python3 '{0}' --all", "{0}"),
+}
+"""A setting of git, its value for a place of the working copy (and the way there from `.git`), and what git runs."""
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("name", CONFIGURED)
+async def test_an_agent_writes_nowhere_where_a_persons_git_is_told_to_look(
+    name: str, is_there: bool, tmp_path: Path
+) -> None:
+    setting, value, program = CONFIGURED[name]
+    here = tmp_path / "here"
+    place = random.choice(["tools", "tools/git hooks", "a/b/c", ".dev/git", "x.sh"])
+    tree = here / random.choice(["", "inner"])
+    _is_repository(here)
+    _is_repository(tree)
+    _git(tree, "config", setting, value.format(place, ".."))
+    if is_there or name != "hooks":
+        file = tree / program.format(place)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine" if name.startswith(("hooks", "a ")) else "[alias]\n\tx = y\n")
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
+    workspace = await CurrentFolderRuntime(here, (), BubblewrapRuntime(tmp_path / "places")).prepare(Empty())
+    script = ATTACK.replace("PLACES", repr([str(tree.relative_to(here) / program.format(place))]))
+    try:
+        exit_ = await workspace.run(Command((INTERPRETER, "-c", script)), Limits(), 30)
+    finally:
+        await workspace.close()
+    assert "[]" in exit_.output.splitlines(), (place, exit_.output)
+    assert {path: path.read_bytes() for path in before if ".git/index" not in str(path)}.items() <= before.items()
+    assert not list(here.rglob("pre-commit")) or is_there
 
 
 @pytest.mark.parametrize("state", ["empty", "a repository", "all there"])
