@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import aiohttp
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
@@ -57,7 +58,7 @@ async def check_running(world: World, trainer: Trainer) -> None:
         if said != WELL:
             world.violations.append(f"{proxy} does not recover: {said}")
         url = f"{world.deployment.layout.url(f'{proxy}.admin')}/policies/{POLICY}"
-        version = (await _read(world, url))["version"]
+        version = (await _read(world, url)).get("version")
         if version != trainer.pushed:
             world.violations.append(f"{proxy} has version {version}, the trainer pushed {trainer.pushed} last")
 
@@ -73,9 +74,13 @@ async def _settled(world: World, proxy: str) -> dict[str, Any]:
 
 
 async def _read(world: World, url: str) -> dict[str, Any]:
+    """What a proxy answers, or why it does not."""
     headers = {"authorization": f"Bearer {world.secrets['admin']}"}
-    async with world.http.get(url, headers=headers) as response:
-        return await response.json()
+    try:
+        async with world.http.get(url, headers=headers) as response:
+            return await response.json()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        return {"no answer": str(error)}
 
 
 async def check_stopped(world: World, trainer: Trainer) -> None:
