@@ -315,11 +315,21 @@ class Forest:
         if match.node is not match.context:
             later = _injected_by(match.node, match.proven)
             found += [each for each in later if match.context is None or each.place >= match.covered]
+        answered = self._last_answered(outline)
+        if answered is not None and answered.frame != outline.frame:
+            later = _injected_by(answered, answered.length)
+            found += [each for each in later if each.place > max(match.covered, match.proven)]
         end = len(outline.links)
         if not any(each.place == end for each in found):
             due = self.due(self.rules.messages, outline.request_hash(), role)
             found += [InjectedMessage(end, 0, rule.message_role, rule.text, place) for place, rule in due]
         return [replace(each, message_index=outline.place_in_request(each.place)) for each in found]
+
+    def _last_answered(self, outline: Outline) -> CallNode | None:
+        """The call, in any frame, whose request and reply are the longest prefix of the conversation."""
+        links = outline.links
+        answers = (self._answers.get(links[at - 1], {}).get(links[at]) for at in range(len(links) - 1, 0, -1))
+        return next((node for node in answers if node is not None), None)
 
     def is_continued(self, node: CallNode) -> bool:
         """Whether a call in flight or completed has the node's request and reply as the beginning of its request."""

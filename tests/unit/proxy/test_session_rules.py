@@ -16,7 +16,7 @@ from rolltap.proxy.sessions.session_cache import key_hash
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.settings import LimitSettings
 from rolltap.tokenizer import HubTokenizer
-from rolltap.types import Session, Trajectory
+from rolltap.types import BreakReason, Session, Trajectory
 
 from .conftest import TURN, GatedLog, Plane, ToldEngine, serve
 
@@ -285,3 +285,17 @@ def test_bad_rules_are_refused_by_name(rules: dict[str, Any]) -> None:
 
     with pytest.raises(InvalidRequest, match=r"rules|pattern|regular expression"):
         declare()
+
+
+async def test_hints_stay_when_the_system_text_changes_and_are_not_of_another_conversation(
+    tokenizer: HubTokenizer,
+) -> None:
+    plane = await plane_with(tokenizer, SessionRules(messages=(MessageRule(text="Look well.", call=1),)))
+    system = [{"role": "system", "content": f"It is {hour} o'clock."} for hour in (1, 2, 3)]
+    history = await say(plane, [system[0], user("Fix it.")], "Which file?<|im_end|>")
+    await say(plane, [system[1], *history[1:], user("a.py")], "Done.<|im_end|>")
+    await say(plane, [system[2], user("Fix it.")], "Fixing.<|im_end|>")
+    assert [prompt.count("Look well.") for prompt in prompts(plane)] == [1, 1, 0]
+    assert prompts(plane)[1].index("Look well.") < prompts(plane)[1].index("Which file?")
+    _, second, _ = await plane.rows()
+    assert second.intent.break_.reason is BreakReason.SYSTEM_CHANGED
