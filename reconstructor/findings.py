@@ -77,8 +77,10 @@ def findings_of(
     classifications: Sequence[Classification],
     breaks: Sequence[Break],
     log_check: LogCheck = UNCHECKED,
+    origin: str = "",
 ) -> tuple[SessionFinding, ...]:
-    """The findings of a session, the worst first. `classifications` has one entry for each of `calls`."""
+    """The findings of a session, the worst first. `classifications` has one entry for each of `calls`. `origin`: the
+    call from which the session was forked."""
     kinds = {one.call_id: one.kind for one in classifications}
     agents = [call for call in calls if kinds[call.id] is CallKind.MAIN and call.outcome is not Outcome.REFUSED]
     replied = [call for call in agents if call.outcome is Outcome.COMPLETED]
@@ -86,6 +88,9 @@ def findings_of(
     if log_check.verdict is LogVerdict.MISMATCH:
         text = f"calls of a session that its harness's own log does not confirm: {log_check.text}"
         findings.append(SessionFinding("log_mismatch", Grade.FATAL, len(calls), text))
+    if origin and replied and not any(call.parent_id == origin for call in calls):
+        text = f"calls, and none continues call {origin[-6:]}, from which the session was forked"
+        findings.append(SessionFinding("fork_missed", Grade.WARN, len(replied), text))
     findings += [
         *_whole(replied, calls, trained=any(not each.mask for each in classifications)),
         *_endings(replied),

@@ -40,16 +40,20 @@ def reconstruct(calls: Iterable[Call], *, strategy: str | Strategy = "tree", rul
     `Rules()`. Raises `RecordCorrupt` if two records of a call differ or the calls belong to several sessions,
     `AlignmentError` if arrays have different lengths, `ConfigError` for an unknown strategy.
     """
-    forest = TokenForest()
+    forest, origin = TokenForest(), ""
     for call in sorted(calls, key=lambda call: call.id):
+        origin = call.id if call.sampled_by else origin
         if len(call.output_ids) or not call.sampled_by:  # a fork before a reply's first token: nothing to continue
             forest.add(call)
     link_strategy = strategy_named(strategy) if isinstance(strategy, str) else strategy
-    return _assemble(forest, link_strategy, rules or Rules())
+    return _assemble(forest, link_strategy, rules or Rules(), origin)
 
 
-def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules) -> Trajectory:
-    """The trajectory of a forest: classifies the calls, cuts them into plans, builds one segment per plan."""
+def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules, origin: str) -> Trajectory:
+    """The trajectory of a forest: classifies the calls, cuts them into plans, builds one segment per plan.
+
+    `origin`: the call from which the session was forked.
+    """
     kept = classify(forest, rules)
     purposes = kept.purposes.by_call
     breaks = breaks_of(forest, kept.purposes.compacted)
@@ -72,7 +76,7 @@ def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules) -> Trajecto
         for node in forest.own
     )
     found_breaks = tuple(breaks.values())
-    findings = findings_of([node.call for node in forest.own], classifications, found_breaks, rules.log_check)
+    findings = findings_of([node.call for node in forest.own], classifications, found_breaks, rules.log_check, origin)
     return Trajectory(
         session_id=forest.session_id,
         segments=segments,

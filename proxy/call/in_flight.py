@@ -51,12 +51,14 @@ class InFlightRequest:
     cut: bool = False  # by the stop of this server
     readers: int = 0
     sampling_ended: bool = False  # the completions are being recorded
+    given: bool = False  # by the origin of a fork, where its call is on record
     task: asyncio.Task[None] | None = None
     _waiting: list[asyncio.Future[bool]] = field(default_factory=list)
 
     @property
     def call_ids(self) -> list[str]:
-        return [call.id for call in self.calls]
+        """The ids of the calls that this request has put on record."""
+        return [] if self.given else [call.id for call in self.calls]
 
     @property
     def started(self) -> ReplyStarted:

@@ -147,6 +147,8 @@ class CallPath:
         started = time.perf_counter()
         async with session.planning:
             call_ids = [new_id() for _ in range(request.sampling.n)]
+            if (row := await self._given_row(arrival)) is not None:
+                return await self._give(arrival, row)
             recorded_rows = await self._recorded_rows(arrival, len(call_ids))
             plan = await source.plan(call_ids[0], session.forest, request)
             if session.forest.rules.count_calls or source.may_lack_parent(plan, session.forest, request):
@@ -169,6 +171,26 @@ class CallPath:
         self._flights.add(flight)
         flight.task = asyncio.create_task(self._run(flight, arrival))
         flight.task.add_done_callback(lambda _: self._flights.discard(flight))
+        return flight
+
+    async def _given_row(self, arrival: Arrival) -> CallRow | None:
+        """The call before a fork that has this request: a harness that begins anew gets its reply again."""
+        session, request = arrival.session, arrival.request
+        if not session.forest.given or request.sampling.n > 1:
+            return None
+        outline = session.forest.outline(arrival.policy.name, request, arrival.policy.source.effort(request))
+        node = session.forest.given.get(outline.request_hash())
+        return await self._sessions.origin_row(session, node.call_id) if node is not None else None
+
+    async def _give(self, arrival: Arrival, row: CallRow) -> InFlightRequest:
+        """The reply of a call before the fork, under that call's own ids. It is on record there, and nowhere else."""
+        plan = await arrival.policy.source.plan(row.intent.id, arrival.session.forest, arrival.request)
+        calls = arrival.policy.source.open(arrival, plan, [row.intent.id])
+        handle = self._handles.mint(row.intent.id, MAX_POSITION)
+        flight = InFlightRequest(arrival.request, arrival.session, arrival.policy, arrival.body_hash, calls, handle)
+        flight.given = True
+        flight.publish(answer(calls[0], row, arrival.request, arrival.policy, self._handles))
+        flight.finish(None)
         return flight
 
     async def _recorded_rows(self, arrival: Arrival, choices: int) -> Sequence[CallRow]:

@@ -143,7 +143,8 @@ class Forest:
 
     `size` is the estimated bytes of all nodes in memory, `rules` are the session's. `begun`: the call of the origin
     inside whose reply a fork begins; its `output_ids` are the tokens that are kept. `counted`: all requests of a fork's
-    origin up to there, as `requests`; the rules count them.
+    origin up to there, as `requests`; the rules count them. `given`: the calls of the origin whose replies answer their
+    requests again, by `CallNode.request_hash`: a harness that begins anew gets to the fork by them.
     """
 
     def __init__(self, digests: DigestCache, rules: SessionRules = NO_RULES) -> None:
@@ -159,6 +160,7 @@ class Forest:
         self.size = 0
         self.begun: CallNode | None = None
         self.counted: Sequence[tuple[bytes, str]] = ()
+        self.given: dict[bytes, CallNode] = {}
         self._origin_ids: frozenset[str] = frozenset()
         self._outlined: deque[int] = deque()  # keys in `digests.outlines`, the latest first
 
@@ -400,8 +402,10 @@ class Forest:
         """Loads the calls of a fork's origin (`CallLog.chain`), before those of the fork."""
         self.load(rows)
         self._origin_ids = frozenset(self.nodes)
+        self.given = {node.request_hash(): node for node in self.nodes.values() if node.continuable}
         if origin.at is not None:
             self.begun = self.nodes[origin.call_id]
+            self.given.pop(self.begun.request_hash(), None)
 
     def load(self, rows: Sequence[CallRow]) -> bool:
         """Loads rows from the log: calls of other replicas or before a restart, and completions of calls in flight.

@@ -155,7 +155,9 @@ class SessionEnds:
 
     async def compared(self, session_id: str, log: dict[str, Any]) -> LogCheck:
         """Returns whether `log`, the fields of a `HarnessLog`, agrees with the record."""
-        rows = await self._log.rows(session_id)
+        rows, session = await self._log.rows(session_id), await self._log.session(session_id)
+        if session is not None and session.origin is not None:
+            rows = [*await self._log.chain(session.origin), *rows]
         (trajectory,) = await self._trajectories([session_id])
         harness_log = convert(log, HarnessLog)
         return await asyncio.to_thread(lambda: compare(harness_log, recorded_replies(rows, trajectory)))

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
-from rolltap.calllog.facts import CallLog, RequestParts
+from rolltap.calllog.facts import CallLog, CallRow, RequestParts
 from rolltap.contract.keys import key_hash
 from rolltap.contract.rules import rules_of
 from rolltap.contract.tags import replay_of
@@ -135,6 +135,11 @@ class SessionCache:
             if forest.rules.count_calls:
                 forest.counted = await self._counted(session.origin)
         return forest
+
+    async def origin_row(self, live: LiveSession, call_id: str) -> CallRow:
+        """A call of a fork's origin."""
+        assert live.session.origin is not None
+        return next(row for row in await self._log.chain(live.session.origin) if row.intent.id == call_id)
 
     async def _counted(self, origin: Origin) -> list[tuple[bytes, str]]:
         """All requests of an origin's session up to its call, behind those of that session's own origin."""

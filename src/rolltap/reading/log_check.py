@@ -69,7 +69,7 @@ class RecordedReply:
 
 
 def recorded_replies(rows: Sequence[CallRow], trajectory: Trajectory) -> list[RecordedReply]:
-    """Returns the calls of a session that were sent to an engine, in order."""
+    """Returns the calls of a session that were sent to an engine, in order, behind those of a fork's origin."""
     purposes = {purpose.call_id: purpose for purpose in trajectory.classifications}
     added = {turn.call_id: turn for turn in turns(rows)}
     replies: list[RecordedReply] = []
@@ -83,12 +83,17 @@ def recorded_replies(rows: Sequence[CallRow], trajectory: Trajectory) -> list[Re
             continue
         if completion.outcome is Outcome.REFUSED:
             continue
-        assert purpose is not None
         completed = completion.outcome is Outcome.COMPLETED
         message = from_json(completion.message, Message) if completion.message else Message("assistant")
         continues = row.intent.parent_id is not None and row.intent.break_ is None
         is_needed = row.intent.id in parent_ids or (row.intent.id in ended_ids[-1:] and not message.tool_calls)
-        main = purpose.kind is CallKind.MAIN and not purpose.agent and purpose.mask != MaskReason.ABANDONED
+        main = (
+            not row.sampled_by
+            and purpose is not None
+            and purpose.kind is CallKind.MAIN
+            and not purpose.agent
+            and purpose.mask != MaskReason.ABANDONED
+        )
         token_count = len(completion.output_ids) or completion.usage.get("output", 0)
         replies.append(
             RecordedReply(

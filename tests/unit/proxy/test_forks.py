@@ -414,3 +414,48 @@ async def test_budgets_of_a_fork_are_its_own(plane: Any):
     served = keep_thinking(serve(plane.log, ToldEngine(plane.engine.tokenizer), plane.session, limits))
     more = [*messages, {"role": "user", "content": "And now?"}]
     assert [(await served.client.chat(*more, tools=TOOLS, key=session.id)).status for _ in range(2)] == [200, 400]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("at", [None, 0, 3])
+async def test_a_harness_that_begins_anew_gets_to_the_fork_by_recorded_replies(
+    plane: Any, at: int | None, stream: bool
+):
+    messages = await played(plane)
+    _, second = await plane.rows()
+    session = await fork(plane, second.intent.id, at)
+    served = keep_thinking(serve(plane.log, ToldEngine(plane.engine.tokenizer), plane.session, LimitSettings()))
+    again = [ASKED]
+    answer = await served.client.chat(*again, tools=TOOLS, key=session.id, stream=stream)
+    assert answer.status == 200, answer.body
+    assert messages[1]["tool_calls"][0]["id"].encode() in answer.body
+    again += [messages[1], {**messages[2]}]
+    if at is None:
+        answer = await served.client.chat(*again, tools=TOOLS, key=session.id)
+        assert answer.json()["choices"][0]["message"] == messages[3]
+        again += [messages[3], {"role": "user", "content": "And now?"}]
+    assert not served.engine.seen
+    assert not await plane.rows(session.id)
+    assert (await served.client.chat(*again, tools=TOOLS, key=session.id)).status == 200
+    (row,) = await plane.rows(session.id)
+    assert (row.intent.parent_id, row.intent.break_) == (second.intent.id, None)
+    assert len(served.engine.seen) == 1
+    assert [each.delivered for each in await plane.rows()] == [True, True]
+    ((_, calls),) = (await plane.log.calls([session.id])).values()
+    assert "fork_missed" not in {finding.name for finding in reconstruct(calls).findings}
+
+
+async def test_another_request_on_the_way_to_a_fork_is_sampled(plane: Any):
+    messages = await played(plane)
+    _, second = await plane.rows()
+    session = await fork(plane, second.intent.id)
+    for asked in ([{"role": "user", "content": "A title?"}], [ASKED, messages[1], {**messages[2], "content": "b.txt"}]):
+        assert (await plane.client.chat(*asked, tools=TOOLS, key=session.id)).status == 200
+    title, other = await plane.rows(session.id)
+    assert title.intent.parent_id is None
+    assert other.intent.parent_id != second.intent.id
+    ((_, calls),) = (await plane.log.calls([session.id])).values()
+    assert "fork_missed" in {finding.name for finding in reconstruct(calls).findings}
+    answers = await plane.client.chat(ASKED, tools=TOOLS, key=session.id, n=2)
+    assert len(answers.json()["choices"]) == 2
+    assert len(await plane.rows(session.id)) == 4
