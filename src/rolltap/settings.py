@@ -115,8 +115,7 @@ class LimitSettings(Section):
     drain_s: float = Field(
         default=900,
         ge=0,
-        description="after SIGTERM, how long calls in flight may go on; then they are cut, and recorded as aborted "
-        "with what was sampled. Let systemd or Kubernetes wait longer",
+        description="after SIGTERM, how long calls in flight may go on; let systemd or Kubernetes wait longer",
     )
     read_s: float = Field(
         default=120, gt=0, description="time limit for reading the record for a page, a query or a lease"
