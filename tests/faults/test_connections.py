@@ -166,3 +166,67 @@ async def test_a_transaction_on_a_connection_that_went_silent_is_given_up(
         assert time.monotonic() < began + 10
         await uow.query(lambda tx: tx.run(sa.select(1)))  # over a new connection
         await log.close()
+
+
+@pytest.mark.parametrize("silent", ["between statements", "in a message"])
+async def test_a_client_that_is_silent_within_a_transaction_does_not_hold_the_ledger_for_ever(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, silent: str
+) -> None:
+    """A proxy stands still with a policy's row locked, or something before Postgres keeps its lost connection."""
+    monkeypatch.setattr(postgres, "SILENT_S", 1.0)
+    log = open_call_log(postgres_url)
+    await log.start()
+    await log.abort_orphans(["here"], at=1.0)  # this process has a heartbeat
+    watcher = await asyncpg.connect(postgres_url)
+    await watcher.execute("CREATE TABLE held (id int); INSERT INTO held VALUES (1)")
+    stands_still = await asyncpg.connect(postgres_url, server_settings={"application_name": "rolltap proxy elsewhere"})
+    await stands_still.execute("BEGIN; SELECT * FROM held FOR UPDATE")
+    if silent == "in a message":
+        query = b"\0SELECT 1\0\0\0"
+        stands_still._transport.write(b"P" + (4 + len(query)).to_bytes(4, "big") + query)  # and no Sync behind it
+    update = sa.text("UPDATE held SET id = 2")
+    async with asyncio.timeout(30):
+        await log.database.transact(lambda connection: connection.execute(update))
+    assert "whose client was silent" in caplog.text
+    assert await watcher.fetchval("SELECT id FROM held") == 2
+    with pytest.raises(postgres.driver_errors()):
+        await stands_still.execute("COMMIT")
+    await watcher.close()
+    await log.close()
+
+
+async def test_a_silent_client_for_which_nobody_waits_is_left_alone(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "SILENT_S", 0.2)
+    database = Database(postgres_url)
+    await database.start()
+    quiet = await asyncpg.connect(postgres_url, server_settings={"application_name": "rolltap proxy elsewhere"})
+    await quiet.execute("BEGIN; SELECT 1")
+    await asyncio.sleep(0.4)
+    await database.check()
+    await quiet.execute("COMMIT")
+    await quiet.close()
+    await database.close()
+
+
+async def test_a_statement_whose_client_has_left_does_not_wait_for_its_lock(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "LEFT_S", 0.3)
+    holder = await asyncpg.connect(postgres_url)
+    await holder.execute("CREATE TABLE held (id int); INSERT INTO held VALUES (1)")
+    await holder.execute("BEGIN; SELECT * FROM held FOR UPDATE")
+    database = Database(postgres_url, application="leaves")
+    await database.start()
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leaves' AND wait_event_type = 'Lock'"
+    update = sa.text("UPDATE held SET id = 2")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await database.transact(lambda connection: connection.execute(update))
+    async with asyncio.timeout(20):
+        while await holder.fetchval(waiting):  # noqa: ASYNC110  another process's event
+            await asyncio.sleep(0.1)
+    await holder.execute("ROLLBACK")
+    await holder.close()
+    await database.close()

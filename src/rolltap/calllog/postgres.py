@@ -18,6 +18,10 @@ off, if its timeline is older than one seen before (another server was promoted 
 cluster than at this process's start.
 
 A database that is opened read-only may be a standby, if it was one at the first connection.
+
+A client may also fall silent within a transaction: it stands still, or its connection is lost and something between
+keeps the server's end of it alive. What it has locked would stay locked, and with a policy's row the whole ledger would
+wait. So `check` ends a transaction of rolltap for which others wait and whose client was silent for `SILENT_S`.
 """
 
 from __future__ import annotations
@@ -84,8 +88,23 @@ IDLE_S = 60.0
 """A connection that nobody used for so long is ended, so that a peak does not keep the room of other processes.
 Longer than `TRUST_S`: whoever takes a connection that was idle for so long asks its server first, and gets another."""
 
-IDLE_SINCE = (14,)
-"""The first version of Postgres that ends idle connections."""
+LEFT_S = 5.0
+"""How often a statement that waits for a lock looks whether its client has left."""
+
+LEAVES_SINCE = (14,)
+"""The first version of Postgres that ends idle connections, and statements whose client has left."""
+
+SILENT_S = 30.0
+"""Longer than the ledger's transactions may take (`unit_of_work.WITHIN_S`)."""
+
+_END_SILENT = sa.text("""
+SELECT silent.pid, silent.application_name, pg_terminate_backend(silent.pid) FROM pg_stat_activity silent
+WHERE silent.datname = current_database() AND silent.usename = current_user
+  AND silent.application_name LIKE 'rolltap%' AND silent.wait_event = 'ClientRead' AND silent.state <> 'idle'
+  AND silent.state_change < clock_timestamp() - make_interval(secs => :seconds)
+  AND EXISTS (SELECT FROM pg_stat_activity waiting
+    WHERE waiting.wait_event_type = 'Lock' AND silent.pid = ANY(pg_blocking_pids(waiting.pid)))
+""")
 
 PROBE_AGE_S = 5.0
 """Most age of the connection of a `check`: only a new one shows that the login changed, or a server was promoted."""
@@ -126,6 +145,7 @@ class PostgresBackend:
         self._connections = connections
         self._full_logged_at = float("-inf")
         singles = max(1, min(SINGLES, connections // 5))
+        self._writes = writable
         self._check = ServerCheck(self._name, writable=writable)
         self._engine = self._pool(url, connections - singles, DEFAULT_TENANT, application)
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -302,10 +322,22 @@ class PostgresBackend:
         self._check.doubt()
         token = _probing.set(True)
         try:
-            async with _opened(self._single[EVERY_TENANT], self._name, self._note_refusal):
-                pass
+            async with _opened(self._single[EVERY_TENANT], self._name, self._note_refusal) as opened:
+                if self._writes:
+                    await self._end_silent(opened)
         finally:
             _probing.reset(token)
+
+    async def _end_silent(self, opened: AsyncConnection) -> None:
+        with store_errors(self._name):
+            for row in await opened.execute(_END_SILENT, {"seconds": SILENT_S}):
+                log.warning(
+                    "%s: ended a transaction (pid %d, %s) for which others wait and whose client was silent for %g s",
+                    self._name,
+                    row.pid,
+                    row.application_name,
+                    SILENT_S,
+                )
 
     def _drop_inserter(self) -> None:
         if self._inserter is not None:
@@ -316,8 +348,10 @@ class PostgresBackend:
 def _watch(connection: Any, *_: Any) -> None:
     """Ends the connection if the server's machine is gone, or if nobody used it for a while: the server ends it then,
     and `_check_out` replaces it. asyncpg has no public way to its socket."""
-    if connection.driver_connection.get_server_version() >= IDLE_SINCE:
-        connection.run_async(lambda driver: driver.execute(f"SET idle_session_timeout = {IDLE_S * 1000:.0f}"))
+    if connection.driver_connection.get_server_version() >= LEAVES_SINCE:
+        limits = {"idle_session_timeout": IDLE_S, "client_connection_check_interval": LEFT_S}
+        orders = "; ".join(f"SET {name} = {1000 * seconds:.0f}" for name, seconds in limits.items())
+        connection.run_async(lambda driver: driver.execute(orders))
     transport = getattr(connection.driver_connection, "_transport", None)
     if transport is not None and (connected := transport.get_extra_info("socket")) is not None:
         notice_death(connected)
