@@ -81,7 +81,9 @@ CELLS = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one cell in one round. Times in ms; CPU is the proxy process's; `held`: no frame of a stream late or lost."""
+    """Of one cell in one round. Times in ms; CPU is the proxy process's; `held`: no frame of a stream late or lost.
+
+    `first_ms`: the median time to a stream's first frame; `gap_p99_ms`: of the times between two frames."""
 
     calls_per_s: float
     p50_ms: float
@@ -89,6 +91,8 @@ class Figures:
     cpu_s_per_1000: float
     held: bool
     rss_mb: float
+    first_ms: float
+    gap_p99_ms: float
     errors: dict[str, int]
 
 
@@ -107,6 +111,8 @@ async def measure_cell(target: Target, engine: Target, cell: Cell) -> Figures:
         cpu_s_per_1000=1e3 * cpu_s / max(1, result.replies),
         held=in_time and not errors,
         rss_mb=target.rss_mb(),
+        first_ms=1e3 * quantile(result.firsts, 0.5),
+        gap_p99_ms=1e3 * quantile(result.gaps, 0.99),
         errors=errors,
     )
 

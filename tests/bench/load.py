@@ -51,6 +51,8 @@ class LoadResult:
     calls: int = 0
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
+    firsts: list[float] = field(default_factory=list)
+    """From a request to the first frame of its stream."""
     gaps: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
@@ -130,6 +132,8 @@ class Connection(asyncio.Protocol):
         if frames and self._run.load.stream:
             if self._frames:
                 self._run.result.gaps += [now - self._last, *[0.0] * (frames - 1)]
+            else:
+                self._run.result.firsts.append(now - self._start)
             self._last = now
         self._frames += frames
 

@@ -126,18 +126,27 @@ class Launcher:
         return await self._start(name, f"http://127.0.0.1:{port}", PROXY_CORES, command)
 
     async def rolltap(
-        self, name: str, engine: str, store: Mapping[str, Any], mode: str = "serve", cores: set[int] = PROXY_CORES
+        self,
+        name: str,
+        engine: str,
+        store: Mapping[str, Any],
+        mode: str = "serve",
+        cores: set[int] = PROXY_CORES,
+        checkout: Path | None = None,
     ) -> Target:
+        """`rolltap serve`, of another `checkout` of the repository if one is given."""
         folder = self.folder / name.replace(" ", "")
         folder.mkdir()
         config, ports = self._settings(folder, engine, store)
         agent, admin = (f"http://127.0.0.1:{ports[f'{plane}_port']}" for plane in ("agent", "admin"))
-        target = await self._start(name, agent, cores, ("tests.bench.proxies", mode, str(config)))
+        target = await self._start(name, agent, cores, ("tests.bench.proxies", mode, str(config)), checkout)
         return Target(name, agent, target.pid, admin, await open_sessions(admin, SESSIONS))
 
-    async def _start(self, name: str, url: str, affinity: set[int], command: tuple[str, ...]) -> Target:
+    async def _start(
+        self, name: str, url: str, affinity: set[int], command: tuple[str, ...], checkout: Path | None = None
+    ) -> Target:
         log = self.folder / f"{name}.log"
-        child = self.stack.enter_context(running(command, affinity, log))
+        child = self.stack.enter_context(running(command, affinity, log, checkout))
         async with aiohttp.ClientSession() as http, asyncio.timeout(START_S):
             while not await answers(http, url):
                 if child.poll() is not None:
@@ -166,11 +175,14 @@ class Launcher:
 
 
 @contextmanager
-def running(command: tuple[str, ...], affinity: set[int], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m COMMAND` on these cores, interrupted at the end."""
+def running(
+    command: tuple[str, ...], affinity: set[int], log: Path, checkout: Path | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`python -m COMMAND` on these cores, interrupted at the end; with the modules of `checkout`, if one is given."""
     pinned = ["taskset", "-c", ",".join(map(str, sorted(affinity))), sys.executable, "-m", *command]
+    environment = os.environ | ({"PYTHONPATH": f"{checkout / 'src'}:{checkout}"} if checkout is not None else {})
     with log.open("wb") as output:
-        child = subprocess.Popen(pinned, stdout=output, stderr=output)
+        child = subprocess.Popen(pinned, stdout=output, stderr=output, cwd=checkout, env=environment)
     try:
         yield child
     finally:
