@@ -140,6 +140,8 @@ class ReplyText:
 
     def _stop_found(self) -> bool:
         """Cuts the held text at the first stop string."""
+        if not self._stops.longest:
+            return False
         at, self.stopped = self._stops.first(self._tail + self._held)
         if self.stopped is not None:
             self._held = self._held[: max(0, at - len(self._tail))]
@@ -148,9 +150,8 @@ class ReplyText:
     def _send(self, text: str) -> str:
         self._held = self._held[len(text) :]
         self._is_sent = self._is_sent or bool(text)
-        self._tail = (
-            (self._tail + text)[max(0, len(self._tail) + len(text) - self._stops.longest) :] if text else self._tail
-        )
+        if text and self._stops.longest:
+            self._tail = (self._tail + text)[-self._stops.longest :]
         return text
 
 

@@ -97,6 +97,7 @@ class ReplyParser:
         self._read = 0  # number of ids of `_run` whose text is in `_pending` or sent
         self._window = 0  # the index in `_run` where decoding begins
         self._window_text = ""  # the text of `_run` from `_window` to `_read`
+        self._stream = renderer.tokenizer.text_stream()  # needs no window
         self._pending = ""  # white space at the end of the reasoning so far
         self._label = renderer.markers.reasoning_label  # what may still begin the thinking
         self._draft: int | None = None  # the index of the first call within thinking
@@ -216,6 +217,7 @@ class ReplyParser:
         """Switches to `channel`."""
         self._channel, self._run, self._read, self._pending = channel, [], 0, ""
         self._window, self._window_text, self._opened_at = 0, "", len(self._ids)
+        self._stream = self._renderer.tokenizer.text_stream()
         head = self._renderer.markers.call_head
         self._block = GrowingCall(head) if channel == "tool" and head is not None else None
 
@@ -267,9 +269,12 @@ class ReplyParser:
     def _decode_new(self, *, is_last: bool = False) -> str:
         """The text of the new ids, without an unfinished character unless the ids are the channel's last.
 
-        A token's text may depend on the tokens before it. So new ids are decoded together with a window of old ones,
+        A token's text may depend on the tokens before it. Then new ids are decoded together with a window of old ones,
         whose text is known.
         """
+        if self._stream is not None:
+            new, self._read = self._run[self._read :], len(self._run)
+            return self._stream.feed(new, is_last=is_last)
         tokenizer = self._renderer.tokenizer
         if self._read == len(self._run):
             return ""

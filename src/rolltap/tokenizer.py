@@ -7,12 +7,13 @@ marked too, as a template may append the rest of it (`<parameter=` and `>` aroun
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import re
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from sys import getsizeof
@@ -105,6 +106,7 @@ class HubTokenizer:
         self.end_token_ids = _read_end_tokens(root)
         """The ids that end a reply by the model's `generation_config.json`; empty without one."""
         self._size = self._tokenizer.get_vocab_size(with_added_tokens=True)  # ids below are tokens
+        self._bytes_by_id: dict[int, bytes] = {}  # of the tokens that were sampled
         self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()
 
     @property
@@ -187,6 +189,22 @@ class HubTokenizer:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def text_stream(self) -> TextStream | None:
+        """A decoder of ids that come one after the other; None if a token's text depends on the tokens before it."""
+        return TextStream(self._piece_bytes) if self._decoders - {"Sequence"} == {"ByteLevel"} else None
+
+    def _piece_bytes(self, token_id: int) -> bytes:
+        """A token's bytes as the library's decoder of byte levels has them, for the ids of replies."""
+        data = self._bytes_by_id.get(token_id)
+        if data is None:
+            piece = self._tokenizer.id_to_token(token_id) or ""
+            try:
+                data = bytes([BYTE_OF[character] for character in piece])
+            except KeyError:
+                data = piece.encode()
+            self._bytes_by_id[token_id] = data
+        return data
+
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         if isinstance(tokens, str):
             return self._tokenizer.token_to_id(tokens)
@@ -215,6 +233,21 @@ class HubTokenizer:
         if self._decoders & {"Replace", "Metaspace"}:
             return piece.replace("\u2581", " ").encode()
         return self.token(token_id).encode()
+
+
+class TextStream:
+    """The text of ids as they come, each read once. A character's bytes are held until it is complete."""
+
+    __slots__ = ("_bytes_of", "_decode")
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def feed(self, ids: Sequence[int], *, is_last: bool = False) -> str:
+        """The text that is complete with these ids. The last ones also bring what never became a character."""
+        data = self._bytes_of(ids[0]) if len(ids) == 1 else b"".join(map(self._bytes_of, ids))
+        return self._decode(data, is_last)
 
 
 def _read_end_tokens(folder: Path) -> tuple[int, ...]:
