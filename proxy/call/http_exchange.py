@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import zstandard
 
+from rolltap.crash import crash_point
 from rolltap.errors import BodyTooLarge, InvalidRequest, RequestError, UnsupportedEncoding
 from rolltap.protocols.base import WireReply
+from rolltap.proxy.front.connections import ReplyParts, reply_parts
 
 if TYPE_CHECKING:
     from rolltap.proxy.call.body_reader import BodyReservation
@@ -59,6 +61,7 @@ class HttpExchange:
         self.room: BodyReservation | None = None  # held until the body is parsed
         self.started = False
         self.gone = False
+        self._parts: ReplyParts | None = reply_parts(scope)
 
     async def body(self, limit: int, deadline: float) -> bytes:
         """The whole body: at most `limit` bytes, received within `deadline` seconds.
@@ -154,6 +157,18 @@ class HttpExchange:
 
     async def write(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        crash_point("reply.part")
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether `put` can be called: the reply has begun, the server can do it, and the client reads fast enough."""
+        return self._parts is not None and self._parts.open
+
+    def put(self, data: bytes) -> None:
+        """Writes like `write`, at once."""
+        if data and self._parts is not None:
+            self._parts.write(data)
+            crash_point("reply.part")
 
     async def end(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data})

@@ -23,7 +23,7 @@ from rolltap.errors import RolltapError
 from rolltap.protocols.conversation import ChatRequest, ReplyEnded, ReplyStarted, ToolChoice, Usage
 from rolltap.protocols.thinking import asked_effort
 from rolltap.proxy.call.open_call import OpenCall
-from rolltap.proxy.call.policy import CallEvent, Policy
+from rolltap.proxy.call.policy import CallEvent, Policy, Put
 from rolltap.proxy.continuation.forest import role_of
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.sessions.live_session import LiveSession
@@ -33,6 +33,55 @@ KINDS = frozenset(CallKind)
 
 SESSION_KINDS = {"judge": CallKind.JUDGE, "simulator": CallKind.SIMULATOR}
 """The kind of all calls of a session, by the session's tag `kind`: an evaluator's judge, or a simulated user."""
+
+
+class WaitingReader:
+    """A reader that has all events, and waits for more. `put` takes them in its place, inside `publish`.
+
+    `woken` is done when the reader must go on itself: True when `put` does not take events, and at the end of the
+    request; False after `silence_s` seconds without an event. `taken`: how many events `put` took.
+    """
+
+    __slots__ = ("_heard_at", "_loop", "_put", "_silence_s", "_timer", "taken", "woken")
+
+    def __init__(self, put: Put, silence_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._put = put
+        self._silence_s = silence_s
+        self._heard_at = self._loop.time()
+        self._timer = self._loop.call_later(silence_s, self._look)
+        self.taken = 0
+        self.woken: asyncio.Future[bool] = self._loop.create_future()
+
+    def give(self, events: Sequence[CallEvent]) -> None:
+        """Passes new events to `put`. What it raises is raised in the reader: the call and other readers go on."""
+        if self.woken.done():
+            return
+        try:
+            is_taken = self._put(events)
+        except Exception as error:  # noqa: BLE001
+            self.woken.set_exception(error)
+            return
+        if is_taken:
+            self.taken += len(events)
+            self._heard_at = self._loop.time()
+        else:
+            self.wake()
+
+    def wake(self) -> None:
+        if not self.woken.done():
+            self.woken.set_result(True)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        """Ends the wait after silence. The timer is set anew only when it fires, as events come far more often."""
+        left = self._heard_at + self._silence_s - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        elif not self.woken.done():
+            self.woken.set_result(False)
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +102,7 @@ class InFlightRequest:
     sampling_ended: bool = False  # the completions are being recorded
     given: bool = False  # by the origin of a fork, where its call is on record
     task: asyncio.Task[None] | None = None
-    _waiting: list[asyncio.Future[bool]] = field(default_factory=list)
+    _waiting: list[WaitingReader] = field(default_factory=list)
 
     @property
     def call_ids(self) -> list[str]:
@@ -146,21 +195,24 @@ class InFlightRequest:
         )
 
     def publish(self, events: Sequence[CallEvent]) -> None:
-        """Adds events and wakes the readers."""
+        """Adds events and gives them to the readers."""
         if events:
             self.events += events
-            self._wake()
+            for reader in self._waiting:
+                reader.give(events)
 
     def finish(self, error: RolltapError | None) -> None:
         """Marks the request as over and wakes the readers."""
         self.error, self.over = error, True
-        self._wake()
+        for reader in self._waiting:
+            reader.wake()
 
-    async def follow(self, silence_s: float) -> AsyncIterator[Sequence[CallEvent]]:
+    async def follow(self, silence_s: float, put: Put) -> AsyncIterator[Sequence[CallEvent]]:
         """Yields all events from the first one, in batches. Raises the error that ended the request, if any.
 
-        Yields an empty batch after every `silence_s` seconds without an event, so that the reader can send its client a
-        keep-alive.
+        While the reader waits for more, events go to `put` as they are published, and are yielded only if it does not
+        take them. Yields an empty batch after every `silence_s` seconds without an event, so that the reader can send
+        its client a keep-alive.
         """
         position = 0
         while True:
@@ -170,27 +222,19 @@ class InFlightRequest:
                 yield gathered
             elif self.over:
                 break
-            elif not await self._grows_within(silence_s):
-                yield ()
+            else:
+                reader = WaitingReader(put, silence_s)
+                self._waiting.append(reader)
+                try:
+                    has_more = await reader.woken
+                finally:
+                    self._waiting.remove(reader)
+                    reader.stop()
+                position += reader.taken
+                if not has_more:
+                    yield ()
         if self.error is not None:
             raise self.error
-
-    def _wake(self) -> None:
-        for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_result(True)
-        self._waiting.clear()
-
-    async def _grows_within(self, seconds: float) -> bool:
-        """Waits for an event or the end. Uses one future and one timer, as it runs for every event of a stream."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[bool] = loop.create_future()
-        self._waiting.append(waiter)
-        timer = loop.call_later(seconds, _give_up, waiter)
-        try:
-            return await waiter
-        finally:
-            timer.cancel()
 
 
 def kind_of(session: Session, trainable: bool, request: ChatRequest) -> CallKind:
@@ -203,11 +247,6 @@ def kind_of(session: Session, trainable: bool, request: ChatRequest) -> CallKind
     if not trainable:
         return CallKind.AUXILIARY
     return CallKind(request.hints.kind) if request.hints.kind in KINDS else CallKind.MAIN
-
-
-def _give_up(waiter: asyncio.Future[bool]) -> None:
-    if not waiter.done():
-        waiter.set_result(False)
 
 
 DIGEST_BYTES = 8

@@ -368,9 +368,8 @@ class CallPath:
         flight.readers += 1
         try:
             async with http.while_connected():
-                async for events in flight.follow(self._limits.keep_alive_s):
+                async for events in flight.follow(self._limits.keep_alive_s, reply.put):
                     await (reply.send(events) if events else reply.keep_alive())
-                    crash_point("reply.part")
         except ClientGone:
             await self._client_left(flight)
             raise

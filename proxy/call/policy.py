@@ -146,6 +146,9 @@ Begin = Callable[[], Awaitable[None]]
 
 Publish = Callable[[Sequence[CallEvent]], None]
 
+Put = Callable[[Sequence[CallEvent]], bool]
+"""Sends events to a client at once. Returns False, and has sent nothing, if that could take time."""
+
 
 class RepliedRequest(Protocol):
     """What a reply is written from: a request in flight (`rolltap.proxy.call.in_flight`)."""
@@ -165,6 +168,10 @@ class ClientReply(Protocol):
 
     async def send(self, events: Sequence[CallEvent]) -> None:
         """Sends the events that may leave before the call is recorded."""
+        ...
+
+    def put(self, events: Sequence[CallEvent]) -> bool:
+        """Sends them as `send` does, at once; returns False if the client must be waited for, with nothing sent."""
         ...
 
     async def keep_alive(self) -> None:

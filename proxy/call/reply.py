@@ -27,6 +27,9 @@ class WholeReply:
 
     async def send(self, events: Sequence[CallEvent]) -> None: ...
 
+    def put(self, events: Sequence[CallEvent]) -> bool:
+        return True
+
     async def keep_alive(self) -> None: ...
 
     async def end(self) -> None:
@@ -46,8 +49,13 @@ class StreamedReply:
         self._opening = self._writer.write(replied.started)
 
     async def send(self, events: Sequence[CallEvent]) -> None:
-        write = self._writer.write
-        await self._write(b"".join([write(event) for event in merge_deltas(events)]))  # type: ignore[arg-type]
+        await self._write(self._written(events))
+
+    def put(self, events: Sequence[CallEvent]) -> bool:
+        if not self._http.takes_parts:
+            return False
+        self._http.put(self._written(events))
+        return True
 
     async def keep_alive(self) -> None:
         await self._write(self._writer.keep_alive())
@@ -55,6 +63,12 @@ class StreamedReply:
     async def end(self) -> None:
         await self._open()
         await self._http.end(self._writer.write(self._replied.ended))
+
+    def _written(self, events: Sequence[CallEvent]) -> bytes:
+        write = self._writer.write
+        if len(events) == 1:
+            return write(events[0])  # type: ignore[arg-type]
+        return b"".join([write(event) for event in merge_deltas(events)])  # type: ignore[arg-type]
 
     async def _write(self, data: bytes) -> None:
         if data:

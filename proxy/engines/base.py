@@ -10,7 +10,7 @@ one log-prob per id, or `logprobs` is None; missing values are never filled in. 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -99,8 +99,8 @@ def join_chunks(chunks: Sequence[SampleChunk]) -> SampleChunk:
     )
 
 
-Take = Callable[[SampleChunk], Awaitable[bool]]
-"""Takes the next chunk; returns False to end the request."""
+Take = Callable[[SampleChunk], bool]
+"""Takes the next chunk; returns False to end the request. It waits for nothing: it runs inside the engine's read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class ChatChunk(msgspec.Struct, frozen=True, eq=False):
     reasoning_details: Sequence[dict[str, Any]] = ()
 
 
-TakeChat = Callable[[ChatChunk], Awaitable[bool]]
+TakeChat = Callable[[ChatChunk], bool]
 
 
 class ChatEngine(ServedEngine, Protocol):

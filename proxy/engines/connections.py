@@ -13,7 +13,7 @@ import asyncio
 import ssl
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import httptools
@@ -152,6 +152,13 @@ class Response:
         """The bytes that arrived since the last read, at least one; b"" at the end of the body."""
         return await self._connection.read_some()
 
+    async def pump(self, take: Callable[[bytes], bool]) -> bool:
+        """Passes the rest of the body to `take`, inside the reads that bring it: no task is woken for them.
+
+        Returns True at the end of the body, and False once `take` returned False. What `take` raises is raised here.
+        """
+        return await self._connection.pump(take)
+
     async def read(self, limit: int | None = None) -> bytes:
         """The whole body; if it is longer than `limit`, at least its first `limit` bytes."""
         parts, size = [], 0
@@ -207,6 +214,35 @@ class _Connection(asyncio.Protocol):
             if self._complete:
                 return b""
             await self._change()
+        return self._arrived()
+
+    async def pump(self, take: Callable[[bytes], bool]) -> bool:
+        self._take = take
+        try:
+            self._pass_on()  # what came with the head
+            while self._take is not None and not self._complete:
+                await self._change()
+            goes_on = self._take is not None
+        finally:
+            self._take = None
+        if self._take_failure is not None:
+            raise self._take_failure
+        return goes_on
+
+    def _pass_on(self) -> None:
+        """Gives what arrived to the pump's `take`, if there is one. Its end or failure wakes the pump's task."""
+        if self._take is None or not self._parts:
+            return
+        try:
+            goes_on = self._take(self._arrived())
+        except Exception as error:  # noqa: BLE001  raised in `pump`: the transport could do nothing with it
+            self._take_failure, goes_on = error, False
+        if not goes_on:
+            self._take = None
+            self._wake()
+
+    def _arrived(self) -> bytes:
+        """The bytes that arrived and nobody has read."""
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         self._buffered = 0
@@ -241,11 +277,16 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._pass_on()
             self._break_off(f"the answer is not HTTP/1.1: {error}")
             return
         if not self._head_complete and self._head_bytes > MAX_HEAD_BYTES:
             self._break_off(f"the answer's head has over {MAX_HEAD_BYTES} bytes")
             return
+        if self._take is not None:
+            self._pass_on()
+            if not self._complete:
+                return
         if self._buffered > READ_AHEAD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
@@ -290,6 +331,8 @@ class _Connection(asyncio.Protocol):
         self._paused = False
         self._parts: list[bytes] = []
         self._buffered = 0
+        self._take: Callable[[bytes], bool] | None = None
+        self._take_failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     async def _change(self) -> None:

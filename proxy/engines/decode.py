@@ -248,10 +248,13 @@ class Output(ABC, Generic[Event]):
         """Sends the request and passes its output to `take`. An early end cancels it on the server."""
         goes_on = True
 
-        async def take_events(events: Sequence[bytes]) -> bool:
+        def take_events(events: Sequence[bytes]) -> bool:
             nonlocal goes_on
-            for chunk in self._chunks(events):
-                goes_on = await take(chunk)
+            chunks, failure = self._chunks(events)
+            for chunk in chunks:
+                goes_on = take(chunk)
+            if failure is not None:
+                raise failure
             return goes_on
 
         try:
@@ -259,7 +262,7 @@ class Output(ABC, Generic[Event]):
                 await http.stream(self.path, self.body(), take_events, self.headers)
             else:
                 whole = await http.whole(self.path, self.body(), self.request.max_tokens, self.headers)
-                await take_events([whole])
+                take_events([whole])
         except asyncio.CancelledError:
             goes_on = False
             raise
@@ -269,8 +272,8 @@ class Output(ABC, Generic[Event]):
         if goes_on and not self.finished:
             raise EngineProtocolError(f"engine {self.name}: the stream ended before the output did")
 
-    def _chunks(self, events: Sequence[bytes]) -> Iterator[SampleChunk]:
-        """The tokens of these events, usually as one chunk; then raises the error of an error event."""
+    def _chunks(self, events: Sequence[bytes]) -> tuple[list[SampleChunk], RolltapError | None]:
+        """The tokens of these events, usually as one chunk, and the error of the event behind them, if there is one."""
         chunks: list[SampleChunk] = []
         failure: RolltapError | None = None
         try:
@@ -278,13 +281,10 @@ class Output(ABC, Generic[Event]):
                 chunks += self.take(event)
         except RolltapError as error:
             failure = error
-        if len(chunks) == 1 and failure is None:
-            yield chunks[0]
-            return
-        for _, alike in groupby(chunks, key=lambda chunk: chunk.logprobs is None):  # known log-probs stay known
-            yield join_chunks(list(alike))
-        if failure is not None:
-            raise failure
+        if len(chunks) > 1:
+            alike = groupby(chunks, key=lambda chunk: chunk.logprobs is None)  # known log-probs stay known
+            chunks = [join_chunks(list(group)) for _, group in alike]
+        return chunks, failure
 
 
 def scores_of(

@@ -39,6 +39,9 @@ from rolltap.settings import EngineSettings
 
 log = logging.getLogger("rolltap.engines")
 
+TakeEvents = Callable[[list[bytes]], bool]
+"""Takes the `data` of events that arrived together; returns False to end the stream."""
+
 DONE = b"[DONE]"
 END_WAIT_S = 1.0
 """Seconds for a finished stream to end its HTTP body, so that its connection can be reused."""
@@ -152,46 +155,32 @@ class EngineHttp:
         self,
         path: str,
         body: Any,
-        take: Callable[[list[bytes]], Awaitable[bool]],
+        take: TakeEvents,
         headers: Mapping[str, str] | None = None,
         *,
         or_whole: bool = False,
     ) -> bool:
         """Passes the `data` of the answer's events to `take`, those of one read together, until `[DONE]` or the end.
 
-        Also returns when `take` returns False. Closes the connection unless the answer was read to its end. With
-        `or_whole` a server may answer with one JSON body instead, which is passed as one event. Returns whether the
-        server said that the answer is complete: by `[DONE]`, or by such a body.
+        `take` runs inside the read. Also returns when it returns False. Closes the connection unless the answer was
+        read to its end. With `or_whole` a server may answer with one JSON body instead, which is passed as one event.
+        Returns whether the server said that the answer is complete: by `[DONE]`, or by such a body.
         """
         response = await self._open(path, body, headers or {}, or_whole=or_whole)
         if not _is_stream(response):
             return await self._take_whole(path, response, take)
-        timeout = IdleTimeout(response.read_some, response.close, self._first_byte_s)
-        parser = SseParser()
-        begun = False
+        timeout = IdleTimeout(response.close, self._first_byte_s)
+        stream = EventStream(take, timeout, self._idle_s)
         try:
-            while chunk := await timeout.read():
-                events = parser.feed(chunk)
-                if not events:
-                    continue
-                if not begun:
-                    begun = True
-                    timeout.limit(self._idle_s)
-                events, done = _until_done(events)
-                if events and not await take(events):
-                    return False
-                if done:
-                    await _reach_end(response)
-                    return True
-            events, done = _until_done(parser.last())
-            for event in events:
+            timeout.heard()
+            if await response.pump(stream.feed):
                 try:
-                    msgspec.json.decode(event)
+                    stream.end()
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     raise EngineProtocolError(f"engine {self.name}: the stream ended inside an event") from None
-            if events:
-                await take(events)
-            return done
+            elif stream.done:
+                await _reach_end(response)
+            return stream.done
         except ConnectionBroken as error:
             if timeout.fired:
                 raise EngineTimeout(f"engine {self.name} was silent for {timeout.limit_s:g} s") from None
@@ -200,7 +189,7 @@ class EngineHttp:
             timeout.stop()
             response.release()
 
-    async def _take_whole(self, path: str, response: Response, take: Callable[[list[bytes]], Awaitable[bool]]) -> bool:
+    async def _take_whole(self, path: str, response: Response, take: TakeEvents) -> bool:
         try:
             async with asyncio.timeout(self._first_byte_s):
                 answer = await response.read()
@@ -212,7 +201,7 @@ class EngineHttp:
             response.release()
         if not answer.strip():
             raise EngineProtocolError(f"engine {self.name}: {path} answered 200 with nothing")
-        return await take([answer])
+        return take([answer])
 
     def soon(self, path: str, body: Any) -> None:
         """Sends a call (an abort) in the background. Its failure is only logged."""
@@ -330,6 +319,8 @@ def _is_stream(response: Response) -> bool:
 
 def _until_done(events: list[bytes]) -> tuple[list[bytes], bool]:
     """The events before `[DONE]` that are not empty, and whether it was there."""
+    if len(events) == 1 and events[0][:1] == b"{":
+        return events, False
     kept: list[bytes] = []
     for event in events:
         if event[:1] != b"{":
@@ -351,16 +342,50 @@ async def _reach_end(response: Response) -> None:
         return
 
 
-class IdleTimeout:
-    """Reads a reply with `read` and calls `close` when a read takes longer than `limit_s`.
+class EventStream:
+    """Passes a stream's events to `take`, those of one read together. From the first one on its limit is `idle_s`."""
 
-    One timer per stream, which is restarted only when it fires, so a read costs only reading the clock.
+    __slots__ = ("_begun", "_idle_s", "_parser", "_take", "_timeout", "done")
+
+    def __init__(self, take: TakeEvents, timeout: IdleTimeout, idle_s: float) -> None:
+        self._take = take
+        self._timeout = timeout
+        self._idle_s = idle_s
+        self._parser = SseParser()
+        self._begun = False
+        self.done = False  # the server said so, by `[DONE]`
+
+    def feed(self, chunk: bytes) -> bool:
+        """Takes the next bytes. Returns False at `[DONE]`, and when `take` did."""
+        self._timeout.heard()
+        events = self._parser.feed(chunk)
+        if not events:
+            return True
+        if not self._begun:
+            self._begun = True
+            self._timeout.limit(self._idle_s)
+        events, self.done = _until_done(events)
+        goes_on = not events or self._take(events)
+        return goes_on and not self.done
+
+    def end(self) -> None:
+        """Takes the event that the end of the body cut off, if there is one. Raises if it is not whole."""
+        events, self.done = _until_done(self._parser.last())
+        for event in events:
+            msgspec.json.decode(event)
+        if events:
+            self._take(events)
+
+
+class IdleTimeout:
+    """Calls `close` when a reply is silent for longer than `limit_s`.
+
+    One timer per stream, which is restarted only when it fires, so what is heard costs only reading the clock.
     """
 
-    __slots__ = ("_close", "_loop", "_read", "_timer", "_waiting_since", "fired", "limit_s")
+    __slots__ = ("_close", "_loop", "_timer", "_waiting_since", "fired", "limit_s")
 
-    def __init__(self, read: Callable[[], Awaitable[bytes]], close: Callable[[], object], limit_s: float) -> None:
-        self._read = read
+    def __init__(self, close: Callable[[], object], limit_s: float) -> None:
         self._close = close
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
@@ -373,10 +398,15 @@ class IdleTimeout:
         self.limit_s = limit_s
         self._timer = self._loop.call_later(limit_s, self._look)
 
-    async def read(self) -> bytes:
+    def heard(self) -> None:
+        """Notes that something came, and that more is waited for."""
         self._waiting_since = self._loop.time()
+
+    async def wait(self, read: Awaitable[bytes]) -> bytes:
+        """What `read` brings. Only time in here is silence."""
+        self.heard()
         try:
-            return await self._read()
+            return await read
         finally:
             self._waiting_since = None
 
@@ -416,6 +446,8 @@ class SseParser:
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events completed by `chunk`, in order; `EngineProtocolError` if a line grows over the limit."""
         if not self.pending and chunk.startswith(b"data: ") and chunk.endswith(b"\n\n") and b"\r" not in chunk:
+            if chunk.find(b"\n") == len(chunk) - 2:
+                return [chunk[6:-2]]
             events = chunk[6:-2].split(b"\n\ndata: ")
             if not any(b"\n" in event for event in events):  # whole events of one line each, as servers send them
                 return events
@@ -443,7 +475,7 @@ class SseParser:
     @property
     def pending(self) -> bool:
         """Whether an event has begun that is not complete."""
-        return bool(self._data or self._size)
+        return self._size > 0 or bool(self._data)
 
     def _hold(self, piece: bytes) -> None:
         if piece:

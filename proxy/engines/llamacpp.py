@@ -86,7 +86,7 @@ class LlamaCppEngine(FixedWeights):
         if reply.truncated:
             raise ContextOverflow(f"engine {self.name}: the prompt does not fit its context")
         check_prompt(self.name, reply.tokens_evaluated, request)
-        await take(chunk_of(reply, request))
+        take(chunk_of(reply, request))
 
 
 def body_of(request: SampleRequest) -> dict[str, Any]:

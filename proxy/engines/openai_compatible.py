@@ -50,7 +50,7 @@ class OpenAiCompatibleEngine(FixedWeights):
         if models:
             chunks: list[ChatChunk] = []
 
-            async def take(chunk: ChatChunk) -> bool:
+            def take(chunk: ChatChunk) -> bool:
                 chunks.append(chunk)
                 return True
 
@@ -103,21 +103,23 @@ class OpenAiCompatibleEngine(FixedWeights):
         reply = _Reply()
         goes_on = True
 
-        async def take_events(events: Sequence[bytes]) -> bool:
+        def take_events(events: Sequence[bytes]) -> bool:
             nonlocal goes_on
             for event in wire.read_events(events):
                 if event.error is not None:
                     error = event.error if isinstance(event.error, Problem) else Problem(event.error)
                     raise problem(self.name, PATH, error)
                 if (chunk := reply.take(event)) is not None:
-                    goes_on = await take(chunk)
+                    goes_on = take(chunk)
             return goes_on
 
         body, headers = wire.body_of(call, way), wire.headers_of(call, way)
         complete = await self._http.stream(PATH, body, take_events, headers, or_whole=True)
+        if not goes_on:
+            return
         if reply.finish is None and not (complete and reply.begun):
             raise EngineProtocolError(f"engine {self.name}: the stream ended before the reply did")
-        await take(reply.last())
+        take(reply.last())
 
 
 class _Reply:

@@ -154,11 +154,11 @@ class PassthroughUpstream(FixedWeights):
         Raises `EngineUnavailable` or `EngineTimeout` only if there is no reply, also while reading `chunks`.
         """
         response = await self._open(request)
-        timeout = IdleTimeout(response.content.readany, response.close, self._idle_s)
+        timeout = IdleTimeout(response.close, self._idle_s)
         names = ((name.decode("latin-1").lower(), value) for name, value in response.raw_headers)  # keeps every byte
         headers = {name: value.decode("latin-1") for name, value in names if name not in HOP_BY_HOP}
         reply = NativeReply(response.status, headers, _nothing())
-        reply.chunks = self._chunks(request, timeout, reply)
+        reply.chunks = self._chunks(request, response, timeout, reply)
         try:
             yield reply
         finally:
@@ -185,9 +185,11 @@ class PassthroughUpstream(FixedWeights):
             message = f"upstream {self.name} at {self._base} can't be reached: {_words(error, request)}"
             raise EngineUnavailable(message) from None
 
-    async def _chunks(self, request: NativeRequest, timeout: IdleTimeout, reply: NativeReply) -> AsyncIterator[bytes]:
+    async def _chunks(
+        self, request: NativeRequest, response: aiohttp.ClientResponse, timeout: IdleTimeout, reply: NativeReply
+    ) -> AsyncIterator[bytes]:
         try:
-            while chunk := await timeout.read():
+            while chunk := await timeout.wait(response.content.readany()):
                 yield chunk
         except aiohttp.ClientError as error:
             if timeout.fired:

@@ -78,7 +78,7 @@ async def _token(sample: Sample, request: SampleRequest) -> tuple[float | None, 
     best: float | None = None
     versions = False
 
-    async def take(chunk: SampleChunk) -> bool:
+    def take(chunk: SampleChunk) -> bool:
         nonlocal best, versions
         versions = versions or chunk.versions is not None
         if "top_logprobs" in chunk.extras:

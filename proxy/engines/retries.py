@@ -78,8 +78,8 @@ async def retried_sample(
 async def retried(
     name: str,
     call_id: str,
-    attempt: Callable[[Callable[[Chunk], Awaitable[bool]]], Awaitable[None]],
-    take: Callable[[Chunk], Awaitable[bool]],
+    attempt: Callable[[Callable[[Chunk], bool]], Awaitable[None]],
+    take: Callable[[Chunk], bool],
     retries: Retries,
     *,
     prompt_tokens: int | None = None,
@@ -93,10 +93,10 @@ async def retried(
     """
     begun, failures = False, 0
 
-    async def take_and_note(chunk: Chunk) -> bool:
+    def take_and_note(chunk: Chunk) -> bool:
         nonlocal begun
         begun = True
-        return await take(chunk)
+        return take(chunk)
 
     while True:
         try:

@@ -104,7 +104,7 @@ class TinkerEngine(FixedWeights):
         except (asyncio.CancelledError, EngineTimeout):
             self._http.soon(f"{API}/cancel_future", {"request_id": id})
             raise
-        await take(self._chunk(request, data))
+        take(self._chunk(request, data))
 
     async def _submit(self, model: str, body: dict[str, Any]) -> str:
         session = await self._session(model)

@@ -6,7 +6,7 @@ Source: vLLM 0.32, `entrypoints/scale_out/token_in_token_out` and `entrypoints/o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -240,16 +240,18 @@ class GenerateOutput(Output[GenerateEvent]):
     def cancel_request(self) -> tuple[str, dict[str, Any]]:
         return "/inference/v1/abort_requests", {"request_ids": self._ids()}
 
-    def take(self, event: GenerateEvent | CompletionEvent) -> Iterator[SampleChunk]:
+    def take(self, event: GenerateEvent | CompletionEvent) -> list[SampleChunk]:
         if event.error is not None:
             raise problem(self.name, self.path, event.error)
         if event.usage is not None:
             check_prompt(self.name, event.usage.prompt_tokens, self.request)
+        chunks: list[SampleChunk] = []
         for choice in event.choices:
             self._count += len(choice.token_ids or ())
             chunk = self.to_chunk(choice, event, self.request, self._count)
             self.finished = self.finished or chunk.finish is not None
-            yield chunk
+            chunks.append(chunk)
+        return chunks
 
     def _ids(self) -> list[str]:
         """The ids by which a server may know the request."""

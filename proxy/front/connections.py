@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from rolltap.proxy.front.exposure import Hosts
 
@@ -36,6 +36,8 @@ STRANGER_S = 5.0
 """Seconds that a stranger may be idle, before its first request or between requests."""
 ADMIT = "admit"
 """Key in the state of an ASGI scope: the function that `admit` calls."""
+PARTS = "parts"
+"""The same of the response's `ReplyParts`."""
 KEY_HEADERS = frozenset({b"authorization", b"x-api-key", b"x-goog-api-key"})
 
 
@@ -52,6 +54,27 @@ class ConnectionLimits:
 
 class _Refused(Exception):
     """Raised in the parser's callbacks to end a request. The answer is in `LimitedProtocol.refusal`."""
+
+
+class ReplyParts:
+    """Writes parts of one response's body past ASGI's `send`, whose coroutine and message cost more than the write."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def open(self) -> bool:
+        """Whether a part can be written now: the body has begun, in chunks, and the client is not far behind."""
+        cycle = self._cycle
+        return bool(cycle.chunked_encoding) and not (
+            cycle.flow.write_paused or cycle.disconnected or cycle.response_complete
+        )
+
+    def write(self, data: bytes) -> None:
+        """Writes a part that is not empty; only while `open`."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -156,6 +179,8 @@ class LimitedProtocol(HttpToolsProtocol):
             if self.limits.per_key is not None and any(self.by_key[key] > self.limits.per_key for key in keys):
                 self._refuse(429, "too many connections with this key")
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # no upgrade was asked for
+            self.scope.setdefault("state", {})[PARTS] = ReplyParts(self.cycle)
 
     def on_message_complete(self) -> None:
         self.late_at = math.inf
@@ -211,6 +236,11 @@ def admit(scope: Any) -> None:
     """Admits the connection of this ASGI scope: its request had a valid key."""
     if (admitted := scope.get("state", {}).get(ADMIT)) is not None:
         admitted()
+
+
+def reply_parts(scope: Any) -> ReplyParts | None:
+    """The writer of parts of the response in this ASGI scope; None where another server serves it."""
+    return scope.get("state", {}).get(PARTS)
 
 
 def presented_keys(headers: Sequence[tuple[bytes, bytes]], url: bytes) -> frozenset[int]:

@@ -98,7 +98,7 @@ class Replays:
 async def _sampled(source: TokenSource, request: SampleRequest) -> SampleChunk:
     chunks: list[SampleChunk] = []
 
-    async def take(chunk: SampleChunk) -> bool:
+    def take(chunk: SampleChunk) -> bool:
         chunks.append(chunk)
         return True
 

@@ -63,7 +63,7 @@ class ToldInJson(ToldEngine):
         prompt = sent[(at := sent.index(b'"prompt":') + 9) : sent.index(b"]", at) + 1]
         (event,) = CompletionOutput.read_events([b'{"choices":[{"token_ids":[],"prompt_token_ids":%b}]}' % prompt])
         for chunk in output.take(event):
-            await take(chunk)
+            take(chunk)
         await super().sample(request, take)
 
 

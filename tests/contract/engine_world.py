@@ -49,7 +49,7 @@ async def collect(sample: Any, request: Any, chunks: list[Any] | None = None, wa
     """The first `wanted` chunks of a request, added to `chunks` as they come."""
     taken: list[Any] = [] if chunks is None else chunks
 
-    async def take(chunk: Any) -> bool:
+    def take(chunk: Any) -> bool:
         taken.append(chunk)
         return len(taken) < wanted
 

@@ -26,7 +26,8 @@ IDS = 1 << 31
 
 def check_ids(ids: Sequence[int]) -> None:
     """Raises `EngineProtocolError` for a number that cannot be a token id."""
-    if len(ids) and not 0 <= min(ids) <= max(ids) < IDS:
+    low, high = (ids[0], ids[0]) if len(ids) == 1 else (min(ids, default=0), max(ids, default=0))
+    if not 0 <= low <= high < IDS:
         raise EngineProtocolError("the engine returned an invalid token id: negative, or 2^31 or more")
 
 

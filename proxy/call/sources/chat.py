@@ -9,8 +9,10 @@ declared to the upstream as a function with one string argument, so its call is 
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,21 +117,26 @@ class ChatSource(UpstreamSource):
         assert isinstance(call.sent, ChatCall)
         mint = self.parents.handles.mint
         parser = ChatReplyParser(arrival.request, lambda position: mint(call.id, position), call.index)
+        intent = IntentInReply(begin, publish)
         last = ChatChunk()
 
-        async def take(chunk: ChatChunk) -> bool:
+        def take(chunk: ChatChunk) -> bool:
             nonlocal last
             last = chunk
             check_ids(chunk.token_ids)
-            if chunk.prompt_ids is not None and not call.node.recorded:
+            if chunk.prompt_ids is not None and not intent.begun:
                 call.set_plan(self.parents.with_prompt(call.plan, np.asarray(chunk.prompt_ids, np.int32)))
-                await begin()
+                intent.write()
             call.sampled.take_chat(chunk)
-            publish(parser.feed(chunk))
-            return True
+            intent.publish(parser.feed(chunk))
+            return not intent.failed
 
-        with upstream_faults(arrival.request, self.settings.pin):
-            await self.engine.chat(call.sent, take)
+        try:
+            with upstream_faults(arrival.request, self.settings.pin):
+                await self.engine.chat(call.sent, take)
+        finally:
+            await intent.ended()
+        intent.check()
         call.usage = last.usage
         call.unknown_finish = last.unknown_finish
         if last.finish == "abort":
@@ -162,6 +169,56 @@ class ChatSource(UpstreamSource):
         if has_foreign(request, self.settings.image_hosts):
             request = without_foreign(request, self.settings.image_hosts)
         return ChatCall(call_id, model, request, sampling, session.id)
+
+
+class IntentInReply:
+    """The intent of a call whose prompt comes with its reply. What the reply says meanwhile is published behind it."""
+
+    def __init__(self, begin: Begin, publish: Publish) -> None:
+        self._begin = begin
+        self._publish = publish
+        self._context = copy_context()  # chunks are taken in their connection's
+        self._writing: asyncio.Task[None] | None = None
+        self._failure: Exception | None = None
+        self._is_written = False
+        self._held: list[ReplyEvent] = []
+
+    @property
+    def begun(self) -> bool:
+        return self._writing is not None
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
+
+    def write(self) -> None:
+        """Has the intent written."""
+        self._writing = asyncio.get_running_loop().create_task(self._write(), context=self._context)
+
+    def publish(self, events: Sequence[ReplyEvent]) -> None:
+        if self._is_written or not self.begun:
+            self._publish(events)
+        else:
+            self._held += events
+
+    async def ended(self) -> None:
+        """Waits until the intent is written or failed: the path may write it again, and not beside this."""
+        if self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    def check(self) -> None:
+        """Raises what kept the intent from being written."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def _write(self) -> None:
+        try:
+            await self._begin()
+        except Exception as error:  # noqa: BLE001  raised in `check`, by the call's own task
+            self._failure = error
+        else:
+            self._is_written = True
+            self._publish(self._held)
 
 
 @dataclass(slots=True)

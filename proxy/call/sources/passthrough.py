@@ -145,6 +145,12 @@ class RelayedReply:
                 await self._open()
                 await self._http.write(event.data)
 
+    def put(self, events: Sequence[CallEvent]) -> bool:
+        if not self._http.takes_parts or not all(isinstance(event, RelayedBytes) for event in events):
+            return False
+        self._http.put(b"".join([event.data for event in events if isinstance(event, RelayedBytes)]))
+        return True
+
     async def keep_alive(self) -> None:
         """Sends nothing: every byte comes from the vendor."""
 

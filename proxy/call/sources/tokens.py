@@ -228,12 +228,13 @@ class TokenSource:
             raise refused(request, "stop", "the part of the reply before the fork has a stop string, or enough calls")
         finish: Any = "stop"
 
-        async def take(chunk: SampleChunk) -> bool:
+        def take(chunk: SampleChunk) -> bool:
             nonlocal finish, pending
             _check_prompt(chunk, call.prompt)
             check_ids(chunk.token_ids)
-            events = [*pending, *parser.feed(chunk.token_ids)]
-            pending = []
+            events = parser.feed(chunk.token_ids)
+            if pending:
+                events, pending = [*pending, *events], []
             sampled.take(chunk, parser.consumed - given)
             publish(events)
             finish = chunk.finish or finish

@@ -60,7 +60,7 @@ class Told:
         self.seen.append(request.session_id)
         self._check()
         await self.gate.wait()
-        await take(SampleChunk([1], [-0.5], "stop"))
+        take(SampleChunk([1], [-0.5], "stop"))
 
     async def pause(self, mode: PauseMode) -> None:
         self._check()

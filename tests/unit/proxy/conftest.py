@@ -25,6 +25,7 @@ from rolltap.proxy.continuation.plan import Continuation
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
 from rolltap.proxy.engines.receivers import Receiver
+from rolltap.proxy.front.connections import PARTS
 from rolltap.proxy.planes.agent import AgentPlane
 from rolltap.proxy.sessions.capture import Capture
 from rolltap.proxy.sessions.key_accounts import KeyAccounts
@@ -70,7 +71,7 @@ class ToldEngine:
                 if last and self.failure is not None:
                     raise self.failure
                 versions = (VersionSpan(self.version, 0, len(ids)),) if last and self.version is not None else None
-                if not await take(SampleChunk([token], [-0.5], "stop" if last else None, versions)):
+                if not take(SampleChunk([token], [-0.5], "stop" if last else None, versions)):
                     self.cancelled += not last
                     return
                 await asyncio.sleep(0)
@@ -111,9 +112,35 @@ class Answer:
     ended: bool = False
     grown: asyncio.Event = field(default_factory=asyncio.Event)
     departed: asyncio.Event = field(default_factory=asyncio.Event)
+    reads: asyncio.Event = field(default_factory=asyncio.Event)
+    has_parts: bool = True  # its server writes parts past `send`
+    fails: bool = False  # such a write
+    put: int = 0
+
+    def __post_init__(self) -> None:
+        self.reads.set()
 
     def json(self) -> Any:
         return json.loads(self.body)
+
+
+@dataclass
+class Parts:
+    """Writes a body's parts as the server does."""
+
+    answer: Answer
+
+    @property
+    def open(self) -> bool:
+        return self.answer.status != 0 and self.answer.reads.is_set()
+
+    def write(self, data: bytes) -> None:
+        assert self.open
+        if self.answer.fails:
+            raise RuntimeError("this write fails")
+        self.answer.put += 1
+        self.answer.body += data
+        self.answer.grown.set()
 
 
 @dataclass
@@ -131,9 +158,10 @@ class Client:
         headers: dict[str, str] | None = None,
         method: str = "POST",
         query: str = "",
+        answer: Answer | None = None,
     ) -> tuple[Answer, asyncio.Event, asyncio.Task[None]]:
         """The answer as it grows, an event that hangs up, and the request's task."""
-        answer, hang_up = Answer(), asyncio.Event()
+        answer, hang_up = answer or Answer(), asyncio.Event()
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent = False
 
@@ -147,6 +175,7 @@ class Client:
             return {"type": "http.disconnect"}
 
         async def send(message: dict[str, Any]) -> None:
+            await answer.reads.wait()
             if message["type"] == "http.response.start":
                 answer.status = message["status"]
                 answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
@@ -168,6 +197,7 @@ class Client:
             "server": ("testserver", 80),
             "client": ("127.0.0.1", 1),
             "root_path": "",
+            "state": {PARTS: Parts(answer)} if answer.has_parts else {},
         }
         return answer, hang_up, asyncio.create_task(self.app(scope, receive, send))
 

@@ -66,7 +66,7 @@ class WildEngine(ToldEngine):
     wild = 0
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
-        await take(SampleChunk([self.wild], [-0.5], "stop"))
+        take(SampleChunk([self.wild], [-0.5], "stop"))
 
 
 @pytest.mark.parametrize("wild", [-1, 2**31, 2**70])
@@ -83,7 +83,7 @@ class RepetitiveEngine(ToldEngine):
     """Ends for a reason that rolltap does not know."""
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
-        await take(SampleChunk([5, 6], [-0.5, -0.25], "stop", (VersionSpan(0, 0, 2),), unknown_finish="repetition"))
+        take(SampleChunk([5, 6], [-0.5, -0.25], "stop", (VersionSpan(0, 0, 2),), unknown_finish="repetition"))
 
 
 async def test_an_end_for_an_unknown_reason_is_a_reply_with_a_remark(plane: Any, tokenizer: Any) -> None:
