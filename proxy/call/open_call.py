@@ -44,12 +44,14 @@ class SampledTokens:
         self._add_logprobs(chunk.logprobs, size)
         if chunk.versions is not None:
             self.versions = until(chunk.versions, len(self.ids))
-        for name, array in chunk.extras.items():
-            self.extras.setdefault(name, []).append(array[:size])
+        if chunk.extras:
+            for name, array in chunk.extras.items():
+                self.extras.setdefault(name, []).append(array[:size])
         if chunk.mask_table is not None:
             self.extras.setdefault(MASK_TABLE, []).append(chunk.mask_table)
-        for name, array in chunk.whole.items():
-            self.extras[name] = [array[: len(self.ids)]]
+        if chunk.whole:
+            for name, array in chunk.whole.items():
+                self.extras[name] = [array[: len(self.ids)]]
 
     def take_chat(self, chunk: ChatChunk) -> None:
         """Adds the tokens of a chat upstream's chunk."""

@@ -54,7 +54,7 @@ class StreamedReply:
     def put(self, events: Sequence[CallEvent]) -> bool:
         if not self._http.takes_parts:
             return False
-        self._http.put(self._written(events))
+        self._http.put(self._writer.write(events[0]) if len(events) == 1 else self._written(events))  # type: ignore[arg-type]
         return True
 
     async def keep_alive(self) -> None:
@@ -66,8 +66,6 @@ class StreamedReply:
 
     def _written(self, events: Sequence[CallEvent]) -> bytes:
         write = self._writer.write
-        if len(events) == 1:
-            return write(events[0])  # type: ignore[arg-type]
         return b"".join([write(event) for event in merge_deltas(events)])  # type: ignore[arg-type]
 
     async def _write(self, data: bytes) -> None:

@@ -93,6 +93,7 @@ class ReplyText:
     def __init__(self, stops: StopStrings, *, after_thinking: bool = False) -> None:
         self.stopped: str | None = None
         self._stops = stops
+        self._may_stop = bool(stops)
         self._follows = after_thinking  # the run follows thinking or a call
         self._blank = True  # the run has only white space so far
         self._held = ""
@@ -111,11 +112,11 @@ class ReplyText:
             if not self._held.strip():
                 return ""
             self._begin_run()
+        if not self._may_stop:
+            return self._send(self._held.rstrip("\n"))
         if self._stop_found():
             return self._send(self._held)
-        size = len(self._held.rstrip("\n"))
-        if self._stops:
-            size = min(size, len(self._held) - self._stops.possible(self._tail + self._held))
+        size = min(len(self._held.rstrip("\n")), len(self._held) - self._stops.possible(self._tail + self._held))
         return self._send(self._held[: max(0, size)])
 
     def interrupt(self) -> str:
@@ -140,8 +141,6 @@ class ReplyText:
 
     def _stop_found(self) -> bool:
         """Cuts the held text at the first stop string."""
-        if not self._stops.longest:
-            return False
         at, self.stopped = self._stops.first(self._tail + self._held)
         if self.stopped is not None:
             self._held = self._held[: max(0, at - len(self._tail))]
@@ -150,7 +149,7 @@ class ReplyText:
     def _send(self, text: str) -> str:
         self._held = self._held[len(text) :]
         self._is_sent = self._is_sent or bool(text)
-        if text and self._stops.longest:
+        if text and self._may_stop:
             self._tail = (self._tail + text)[-self._stops.longest :]
         return text
 

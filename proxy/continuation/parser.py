@@ -76,6 +76,7 @@ class ReplyParser:
         self._tools = tools
         self._custom = frozenset(tool.name for tool in tools if tool.kind == "custom")
         self._stop = StopStrings(stop)
+        self._may_stop = bool(stop)
         self._mint = mint
         self._stop_ids = frozenset(renderer.stop_token_ids)
         self._ids: list[int] = []
@@ -122,7 +123,7 @@ class ReplyParser:
         if self.over:
             return []
         text_ids = ids[:-1] if ids and ids[-1] in self._stop_ids else ids  # the stop token has no text
-        if not self._stop and self._is_plain(text_ids):
+        if not self._may_stop and self._is_plain(text_ids):
             self._ids += ids
             self._run += text_ids
             self.reasoning_ids += len(text_ids) if self._channel == "reasoning" else 0
@@ -225,7 +226,7 @@ class ReplyParser:
         """The events for the open channel's text that can be sent."""
         if self._channel == "tool":
             return self._drain_call()
-        if self.stopped is not None or self._channel == "held" or self._draft is not None:
+        if self._channel == "held" or self._draft is not None or (self._may_stop and self.stopped is not None):
             return []
         fresh = self._decode_new(is_last=is_last)
         if self._channel == "reasoning":
@@ -236,7 +237,8 @@ class ReplyParser:
             self._open("held")
             return []
         events = self._say(self._text.add(fresh)) if fresh else []
-        self.over = self.over or self.stopped is not None
+        if self._may_stop:
+            self.over = self.over or self.stopped is not None
         return events
 
     def _drain_thinking(self, fresh: str, *, is_last: bool) -> list[ReplyEvent]:

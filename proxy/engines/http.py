@@ -445,7 +445,13 @@ class SseParser:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events completed by `chunk`, in order; `EngineProtocolError` if a line grows over the limit."""
-        if not self.pending and chunk.startswith(b"data: ") and chunk.endswith(b"\n\n") and b"\r" not in chunk:
+        if (
+            not self._size
+            and not self._data
+            and chunk.startswith(b"data: ")
+            and chunk.endswith(b"\n\n")
+            and b"\r" not in chunk
+        ):
             if chunk.find(b"\n") == len(chunk) - 2:
                 return [chunk[6:-2]]
             events = chunk[6:-2].split(b"\n\ndata: ")

@@ -167,11 +167,13 @@ def generate_chunk(choice: GenerateChoice, event: GenerateEvent, request: Sample
     ids = choice.token_ids
     content = choice.logprobs.content if choice.logprobs is not None else None
     logprobs, extras = None, {}
-    if content is not None and [token.token_id for token in content] == ids:
+    if content is not None and len(content) == len(ids) == 1 and content[0].token_id == ids[0]:
+        logprobs = [_number(content[0].logprob)]  # most chunks of a stream: cheaper without a loop
+    elif content is not None and [token.token_id for token in content] == ids:
         logprobs = _numbers([token.logprob for token in content])
-        if request.top_logprobs:
-            rows = [[(c.token_id, _number(c.logprob)) for c in token.top_logprobs] for token in content]
-            extras = top_k(ids, logprobs, rows, request.top_logprobs)
+    if content is not None and logprobs is not None and request.top_logprobs:
+        rows = [[(c.token_id, _number(c.logprob)) for c in token.top_logprobs] for token in content]
+        extras = top_k(ids, logprobs, rows, request.top_logprobs)
     if request.sampling_mask:
         extras |= sampling_mask(choice.sampling_mask, len(ids), request.sampling_mask)
     if choice.mask_rows is not None and len(choice.mask_rows) == len(ids):
@@ -186,7 +188,7 @@ def generate_chunk(choice: GenerateChoice, event: GenerateEvent, request: Sample
         versions=None if choice.weight_versions is None else spans(choice.weight_versions, count),
         prompt_ids=echoed_ids(event.prompt_token_ids, request.prompt_ids),
         extras=extras,
-        whole=_experts(choice.routed_experts, request, count),
+        whole=_experts(choice.routed_experts, request, count) if choice.routed_experts is not None else {},
     )
 
 

@@ -106,7 +106,7 @@ class HubTokenizer:
         self.end_token_ids = _read_end_tokens(root)
         """The ids that end a reply by the model's `generation_config.json`; empty without one."""
         self._size = self._tokenizer.get_vocab_size(with_added_tokens=True)  # ids below are tokens
-        self._bytes_by_id: dict[int, bytes] = {}  # of the tokens that were sampled
+        self._pieces = TokenPieces(self._tokenizer.id_to_token)
         self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()
 
     @property
@@ -191,19 +191,7 @@ class HubTokenizer:
 
     def text_stream(self) -> TextStream | None:
         """A decoder of ids that come one after the other; None if a token's text depends on the tokens before it."""
-        return TextStream(self._piece_bytes) if self._decoders - {"Sequence"} == {"ByteLevel"} else None
-
-    def _piece_bytes(self, token_id: int) -> bytes:
-        """A token's bytes as the library's decoder of byte levels has them, for the ids of replies."""
-        data = self._bytes_by_id.get(token_id)
-        if data is None:
-            piece = self._tokenizer.id_to_token(token_id) or ""
-            try:
-                data = bytes([BYTE_OF[character] for character in piece])
-            except KeyError:
-                data = piece.encode()
-            self._bytes_by_id[token_id] = data
-        return data
+        return TextStream(self._pieces) if self._decoders - {"Sequence"} == {"ByteLevel"} else None
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
         if isinstance(tokens, str):
@@ -235,19 +223,40 @@ class HubTokenizer:
         return self.token(token_id).encode()
 
 
+class TokenPieces(dict[int, bytes]):
+    """The bytes of the tokens that were sampled, by id, as the library's decoder of byte levels has them."""
+
+    def __init__(self, piece_of: Callable[[int], str | None]) -> None:
+        super().__init__()
+        self._piece_of = piece_of
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self._piece_of(token_id) or ""
+        try:
+            data = bytes([BYTE_OF[character] for character in piece])
+        except KeyError:
+            data = piece.encode()
+        self[token_id] = data
+        return data
+
+
 class TextStream:
     """The text of ids as they come, each read once. A character's bytes are held until it is complete."""
 
-    __slots__ = ("_bytes_of", "_decode")
+    __slots__ = ("_held", "_pieces")
 
-    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
-        self._bytes_of = bytes_of
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+    def __init__(self, pieces: TokenPieces) -> None:
+        self._pieces = pieces
+        self._held = b""
 
     def feed(self, ids: Sequence[int], *, is_last: bool = False) -> str:
         """The text that is complete with these ids. The last ones also bring what never became a character."""
-        data = self._bytes_of(ids[0]) if len(ids) == 1 else b"".join(map(self._bytes_of, ids))
-        return self._decode(data, is_last)
+        data = self._pieces[ids[0]] if len(ids) == 1 else b"".join([self._pieces[id] for id in ids])
+        if self._held:
+            data = self._held + data
+        text, size = codecs.utf_8_decode(data, "replace", is_last)
+        self._held = data[size:]
+        return text
 
 
 def _read_end_tokens(folder: Path) -> tuple[int, ...]:

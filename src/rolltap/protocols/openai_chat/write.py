@@ -22,9 +22,10 @@ from rolltap.protocols.conversation import (
     Usage,
 )
 from rolltap.protocols.openai_chat import wire
-from rolltap.protocols.replies import COMMENT, EVENT_STREAM, encode, unnamed_event
+from rolltap.protocols.replies import COMMENT, EVENT_STREAM, encode, encode_line, unnamed_event
 
 DONE = b"data: [DONE]\n\n"
+PLACE = "text"
 
 
 def completion(request: ChatRequest, started: ReplyStarted, ended: ReplyEnded) -> bytes:
@@ -110,11 +111,12 @@ class ChatWriter:
         self._id = ""
         self._created = 0
         self._kinds: dict[tuple[int, int], str] = {}
+        self._around_text: dict[int, tuple[bytes, bytes]] = {}  # by choice: what comes before and after a delta's text
 
     def write(self, event: ReplyEvent) -> bytes:
         match event:
             case TextDelta(text, index):
-                return self._delta(index, wire.Delta(content=text))
+                return self._text(index, text)
             case ReasoningDelta() if self._hides_thinking:
                 return COMMENT  # so that the client doesn't take thinking for silence
             case ReasoningDelta(text, index):
@@ -159,6 +161,15 @@ class ChatWriter:
         if self._usage:
             chunks.append(self._chunk([], usage_out(event.usage)))
         return b"".join([*chunks, DONE])
+
+    def _text(self, index: int, text: str) -> bytes:
+        """A delta of text. Nearly all events are: only their text is encoded."""
+        around = self._around_text.get(index)
+        if around is None:
+            # The model's name, which may hold anything, is before the text.
+            before, _, after = self._delta(index, wire.Delta(content=PLACE)).rpartition(encode_line(PLACE))
+            around = self._around_text[index] = before, after
+        return around[0] + encode_line(text) + around[1]
 
     def _delta(self, index: int, delta: wire.Delta) -> bytes:
         return self._chunk([wire.ChunkChoice(index, delta)])
