@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from rolltap.decoding import convert, from_json, from_msgpack, json_decoder, msgpack_decoder
 
-ROOT = Path(__file__).parents[3]
+from .product import Source, sources
+
 FIRST_USES = """
 import sys, threading
 import msgspec
@@ -65,21 +65,16 @@ def test_decoders_are_made_once_for_each_type_and_hook() -> None:
 
 
 def test_nothing_else_asks_msgspec_to_decode_a_type() -> None:
-    names = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    places = [
-        f"{name}:{call.lineno}"
-        for name in names.split()
-        if not name.startswith(("tests/", "scripts/", "examples/")) and name != "src/rolltap/decoding.py"
-        for call in calls_of(ROOT / name)
-    ]
-    assert places == []
+    places = {source.name: [call.lineno for call in calls_of(source)] for source in sources()}
+    assert [name for name, lines in places.items() if lines] == ["decoding.py"]
 
 
-def calls_of(path: Path) -> list[ast.Call]:
-    """The calls by which `path` decodes with msgspec into a type."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return [call for call in calls if is_typed(call, ast.unparse(call.func))]
+def calls_of(source: Source) -> list[ast.Call]:
+    """The calls by which a file decodes with msgspec into a type."""
+    last = {name.rpartition(".")[2] for name in DECODERS}
+    calls = [node for node in source.nodes if isinstance(node, ast.Call)]
+    asked = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr in last]
+    return [call for call in asked if is_typed(call, ast.unparse(call.func))]
 
 
 def is_typed(call: ast.Call, name: str) -> bool:

@@ -13,7 +13,7 @@ import yaml
 from rolltap import __version__, extras
 from rolltap.extras import page
 
-from .product import ROOT
+from .product import ROOT, sources
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -48,16 +48,14 @@ def test_the_forge_runs_what_developers_run() -> None:
 def test_no_message_names_a_page_that_an_installed_package_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Docstrings and comments are read in a checkout; what is printed may come from a wheel, so it asks `page`."""
     named = []
-    for top in ("src/rolltap", "proxy", "reconstructor", "trainer_client", "harnesses"):
-        for path in (ROOT / top).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            texts = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}  # docstrings
-            named += [
-                f"{path.relative_to(ROOT)}:{each.lineno}"
-                for each in ast.walk(tree)
-                if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in texts
-                if re.search(r"\bdocs/[\w-]+\.md", each.value)
-            ]
+    for source in sources():
+        texts = {id(each.value) for each in source.nodes if isinstance(each, ast.Expr)}  # docstrings
+        named += [
+            f"{source.name}:{each.lineno}"
+            for each in source.nodes
+            if isinstance(each, ast.Constant) and isinstance(each.value, str) and id(each) not in texts
+            if re.search(r"\bdocs/[\w-]+\.md", each.value)
+        ]
     assert named == []
     assert page("settings") == "docs/settings.md"
     monkeypatch.setattr(extras, "CHECKOUT", Path("/nowhere"))
