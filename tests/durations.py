@@ -71,12 +71,14 @@ class Durations:
     report: str | None = field(default_factory=lambda: os.environ.pop(REPORT, None))
     """Not for the pytest that a test starts."""
     _started: tuple[float, float] = (0.0, 0.0)
+    _ended: float = 0.0
+    """CPU seconds when the case before had ended. Sending its report counts with the next one."""
     _shared: list[float] = field(default_factory=lambda: [0.0])
     """The CPU seconds of shared fixtures: within the case, and within each fixture that is being made."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        self._started, self._shared = (cpu_seconds(), time.monotonic()), [0.0]
+        self._started, self._shared = (self._ended or cpu_seconds(), time.monotonic()), [0.0]
         return (yield)
 
     @pytest.hookimpl(wrapper=True)
@@ -104,7 +106,8 @@ class Durations:
         report = yield
         if report.when == "teardown":
             # Below 0: a program that ended took the seconds of its children along.
-            cpu = max(0.0, cpu_seconds() - self._started[0] - self._shared[0])
+            self._ended = cpu_seconds()
+            cpu = max(0.0, self._ended - self._started[0] - self._shared[0])
             docstring = getattr(getattr(item, "function", None), "__doc__", None) or ""
             unexplained = cpu > LIMIT_S and REASON not in docstring
             report.user_properties.append((COST, (round(cpu, 2), round(time.monotonic() - self._started[1], 2))))
@@ -128,6 +131,11 @@ class Durations:
         if report.failed:
             self.failures[report.nodeid] = report.longreprtext[-TEXT_CHARS:]
 
+    def dearest(self) -> list[str]:
+        """The `SHOWN` most expensive, and every other one that lacks a reason for its cost; most expensive first."""
+        ranked = sorted(self.costs, key=lambda name: self.costs[name], reverse=True)
+        return ranked[:SHOWN] + [name for name in ranked[SHOWN:] if name in self.unexplained]
+
     def _add(self, name: str, cpu_s: float, wall_s: float) -> None:
         """A fixture is made once in each worker."""
         known = self.costs.get(name, (0.0, 0.0))
@@ -146,10 +154,9 @@ class Durations:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if self.report is None:
             return
-        slowest = sorted(self.costs, key=lambda name: self.costs[name], reverse=True)[:SHOWN]
         rows = [
             {"case": name, "cpu_s": round(cpu, 2), "wall_s": round(wall, 2)}
-            for name in slowest
+            for name in self.dearest()
             for cpu, wall in [self.costs[name]]
         ]
         terminalreporter.section(f"the {len(rows)} that took most CPU seconds")

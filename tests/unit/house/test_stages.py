@@ -17,6 +17,7 @@ import pytest
 from _pytest.mark.expression import Expression
 
 from ...conftest import COLLECTED
+from ...durations import Durations
 from .product import ROOT
 
 STAGES = runpy.run_path(str(ROOT / "scripts" / "stages.py"))
@@ -193,6 +194,12 @@ def test_what_passes_alone_is_recorded_as_a_flake_and_what_is_dear_needs_a_reaso
     (flake,) = [json.loads(line) for line in (tmp_path / "reports" / "flakes.jsonl").read_text().splitlines()]
     assert (flake["case"], flake["stage"]) == (f"{tests}passes_the_second_time", "some")
     assert "what it printed" in flake["output"]
+
+
+def test_a_case_without_a_reason_is_named_however_many_cost_more(pytestconfig: pytest.Config) -> None:
+    explained = {f"explained {number}": (100.0 + number, 0.0) for number in range(100)}
+    durations = Durations(pytestconfig, {**explained, "unexplained": (11.0, 0.0), "cheap": (1.0, 0.0)}, {"unexplained"})
+    assert durations.dearest() == [*(f"explained {number}" for number in range(99, 69, -1)), "unexplained"]
 
 
 TIER = """
