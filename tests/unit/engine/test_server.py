@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+import subprocess
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
+from rolltap.engine.__main__ import run
 from rolltap.engine.model import CausalModel
 from rolltap.engine.server import build
 from rolltap.engine.settings import ModelServerSettings
@@ -348,18 +353,20 @@ async def test_it_says_what_it_serves(engine: aiohttp.ClientSession) -> None:
 
 
 def test_a_port_in_use_or_a_folder_without_a_model_ends_with_one_line(
-    start_engine: Callable[..., str], model_folder: Path, engine_url: str, tmp_path: Path
+    model_folder: Path, engine_url: str, tmp_path: Path
 ) -> None:
-    import subprocess
-    import sys
-
-    port = engine_url.rsplit(":", 1)[1]
-    for folder, words in ((model_folder, "another --port"), (tmp_path, "config.json")):
-        command = [sys.executable, "-m", "rolltap.engine", "--model", str(folder), "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 1
-        assert done.stderr.count("\n") == 1
-        assert words in done.stderr
+    command = [sys.executable, "-m", "rolltap.engine", "--model", str(tmp_path), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    app = typer.Typer()
+    app.command()(run)
+    taken = CliRunner().invoke(app, ["--model", str(model_folder), "--port", engine_url.rsplit(":", 1)[1]])
+    for code, output, words in (
+        (done.returncode, done.stderr, "config.json"),
+        (taken.exit_code, taken.output, "another --port"),
+    ):
+        assert code == 1
+        assert output.count("\n") == 1
+        assert words in output
 
 
 @pytest.mark.parametrize(
