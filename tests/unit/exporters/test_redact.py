@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rolltap.errors import DatasetError
@@ -24,6 +24,7 @@ from rolltap.reconstructor.exporters.redact import (
 from ...contract.outsider import install_distribution
 
 
+@settings(max_examples=25)
 @given(st.data())
 @pytest.mark.parametrize("detector", KEYS, ids=lambda detector: detector.kind)
 def test_whatever_a_pattern_matches_is_found_in_any_text(detector: PatternDetector, data: st.DataObject):
