@@ -6,8 +6,6 @@ import asyncio
 import json
 import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -31,6 +29,7 @@ from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.exporters.increments import ExportState, GrowingDataset
 from rolltap.reconstructor.exporters.where import parse_where
 
+from ...forked_commands import forked_rolltap
 from .test_record import CHAT, Log, run
 from .world import World, lines
 
@@ -207,19 +206,7 @@ def test_killed_again_and_again_it_has_each_session_once(tmp_path: Path):
     url, out = f"sqlite:///{tmp_path}/rolltap.db", tmp_path / "out"
     names = [f"session{i:03d}" for i in range(150)]
     asyncio.run(_recorded(url, names))
-    args = [
-        "--store",
-        url,
-        "-f",
-        "sft",
-        "--option",
-        "arguments=object",
-        "--shard-mb",
-        "0.0001",
-        "--state",
-        str(tmp_path / "state"),
-    ]
-    code = "import sys; from rolltap.cli.main import app; app(sys.argv[1:])"
+    args = ["-f", "sft", "--option", "arguments=object", "--shard-mb", "0.0001", "--state", str(tmp_path / "state")]
 
     def files() -> int:
         return len(list(out.glob("*.jsonl"))) if out.exists() else 0
@@ -227,25 +214,14 @@ def test_killed_again_and_again_it_has_each_session_once(tmp_path: Path):
     kills = 0
     for more in (1, 2, 17, 5, 40):
         before = files()
-        export = subprocess.Popen([sys.executable, "-c", code, "export", str(out), *args], stderr=subprocess.DEVNULL)
+        export = forked_rolltap("export", str(out), "--store", url, *args, env={}, log=tmp_path / "log")
         while export.poll() is None and files() < before + more:
             time.sleep(0.001)
         kills += export.poll() is None
         export.send_signal(signal.SIGKILL)
         export.wait()
     assert kills >= 3
-    exit_code, output = run(
-        url,
-        out,
-        "-f",
-        "sft",
-        "--option",
-        "arguments=object",
-        "--shard-mb",
-        "0.0001",
-        "--state",
-        str(tmp_path / "state"),
-    )
+    exit_code, output = run(url, out, *args)
     assert exit_code == 0, output
     assert Counter(sessions(out)) == Counter(names)
     assert json.loads((out / "manifest.json").read_text())["rows"] == len(names)

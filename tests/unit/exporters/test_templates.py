@@ -74,8 +74,21 @@ def items(world: World) -> list[ExportItem]:
     return made
 
 
+_RENDERED: dict[str, str | None] = {}
+
+
 def rendered(name: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str | None:
-    """The text; None where the template itself refuses such conversations. Any other error is raised."""
+    """The text; None where the template itself refuses such conversations. Any other error is raised.
+
+    What is equal is rendered once: the forms and containers have many conversations in common.
+    """
+    key = repr((name, messages, tools))
+    if key not in _RENDERED:
+        _RENDERED[key] = render(name, messages, tools)
+    return _RENDERED[key]
+
+
+def render(name: str, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> str | None:
     plain = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
     if name.removesuffix("_training") in OF_PARTS:
         plain = prepare_multimodal_messages(plain, images=[])
