@@ -1,15 +1,18 @@
-"""What every server's start makes alike, made once a process. A process of a user's has one server; ours start many.
+"""What every start makes alike, made once a process. A process of a user's has one server and one client; ours many.
 
-FastAPI makes the validator of each parameter anew for each route of each application, and each server audits its
-model's template.
+FastAPI makes the validator of each parameter anew for each route of each application, each server audits its model's
+template, and each client of a vendor's reads the certificates of some 150 authorities, most of them three times.
 """
 
 from __future__ import annotations
 
+import os
+import ssl
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import certifi
 from fastapi._compat import v2
 
 from rolltap.engine.tiny import FOLDER
@@ -23,6 +26,7 @@ def keep_starts() -> None:
     """Later calls do nothing."""
     keep_validators()
     keep_fittings()
+    keep_authorities()
 
 
 def keep_validators() -> None:
@@ -52,3 +56,14 @@ def keep_fittings() -> None:
         return fittings[renderer.family]
 
     setattr(open_policies, "find_fitting", kept)  # noqa: B010
+
+
+def keep_authorities() -> None:
+    """Contexts with the authorities that vendors' clients trust by themselves. One with a test's own is made anew."""
+    made, public = ssl.create_default_context, {certifi.where(), os.environ.get("SSL_CERT_FILE", certifi.where())}
+    kept = cache(made)
+
+    def create(*purpose: ssl.Purpose, **trusted: Any) -> ssl.SSLContext:
+        return (kept if trusted.get("cafile") in public else made)(*purpose, **trusted)
+
+    setattr(ssl, "create_default_context", create)  # noqa: B010
