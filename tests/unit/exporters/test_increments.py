@@ -216,7 +216,7 @@ def test_killed_again_and_again_it_has_each_session_once(tmp_path: Path):
         before = files()
         export = forked_rolltap("export", str(out), "--store", url, *args, env={}, log=tmp_path / "log")
         while export.poll() is None and files() < before + more:
-            time.sleep(0.001)
+            time.sleep(0.01)
         kills += export.poll() is None
         export.send_signal(signal.SIGKILL)
         export.wait()
