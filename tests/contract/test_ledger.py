@@ -151,14 +151,12 @@ async def test_a_rollout_without_an_answer_is_no_baseline(world: World, ending: 
     assert (await world.ledger.policies.stats("policy")).unanswered == 1
 
 
-@pytest.mark.parametrize("status", list(RolloutStatus))
+@pytest.mark.parametrize("status", [status for status in RolloutStatus if status.terminal])
 @pytest.mark.parametrize("scoring", [None, *Scoring])
 @pytest.mark.parametrize("flaw", ["never started", "no answer", "unreadable"])
 async def test_a_rollout_without_a_result_is_no_success_however_it_is_reported(
     world: World, status: RolloutStatus, scoring: Scoring | None, flaw: str
 ) -> None:
-    if not status.terminal:
-        return
     group = await world.open(1)
     (rollout,) = group.rollouts
     await world.ledger.rewards.append(NewReward(rollout.id, 1.0))

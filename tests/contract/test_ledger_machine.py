@@ -332,12 +332,12 @@ class Machine(Trainers):
 @pytest.mark.parametrize(
     "examples",
     [
-        pytest.param(20, marks=pytest.mark.timeout(300)),  # a minute on a quiet machine
+        pytest.param(8, marks=pytest.mark.timeout(300)),
         pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
     ],
 )
 def test_nothing_is_trained_twice_lost_or_split(runner: Runner, examples: int) -> None:
-    """4 CPU seconds on SQLite and 10 on Postgres, where examples are long; 100 where there are ten times as many."""
+    """On Postgres, where examples are long, two hundred take 100 CPU seconds."""
     run_state_machine_as_test(
         lambda: Machine(runner),  # type: ignore[arg-type]
         settings=settings(

@@ -265,7 +265,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     "examples",
     [
-        pytest.param(20, marks=pytest.mark.timeout(300)),
+        pytest.param(8, marks=pytest.mark.timeout(300)),
         pytest.param(200, marks=[pytest.mark.long, pytest.mark.timeout(3600)]),
     ],
 )
