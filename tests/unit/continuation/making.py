@@ -101,9 +101,13 @@ def mistral_renderer(folder: Path, version: str) -> TemplateRenderer:
     return TemplateRenderer(tokenizer_with(folder, mistral(version), "[TOOL_CALLS]", "[ARGS]", "</s>"))
 
 
+_ASKED: dict[tuple[str, ...], list[str]] = {}
+"""The special tokens that a family, with more of them, was found to ask for."""
+
+
 def family_renderer(folder: Path, family: str, *more: str) -> FamilyRenderer:
     """Any family, over the tiny model's vocabulary and the special tokens that the family asks for, and `more`."""
-    special = [*more]
+    special = _ASKED.setdefault((family, *more), [*more])
     while True:
         try:
             return FamilyRenderer(family, tokenizer_with(folder, "", *special))

@@ -175,9 +175,15 @@ FORMATS: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
 }
 
 
+_MADE: dict[str, Format] = {}
+
+
 def make(name: str, folder: Path) -> Format:
-    build, options = FORMATS[name]
-    return Format(build(folder), **options)
+    """The format, made once a process: a renderer has no state."""
+    if name not in _MADE:
+        build, options = FORMATS[name]
+        _MADE[name] = Format(build(folder), **options)
+    return _MADE[name]
 
 
 @dataclass(frozen=True)
