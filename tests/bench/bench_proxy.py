@@ -173,6 +173,7 @@ MEASURES = (
     Measure("1,000-token replies at 16 over the floor's", lambda f: f.over("long replies", FLOOR), "≥ 0.3"),
     Measure("20-turn histories at 8 over the floor's", lambda f: f.over("histories", FLOOR), "≥ 0.4"),
     Measure("streams at 20 ms held", lambda f: f.streams_held(OURS), "400"),
+    Measure("added first frame at 400 streams, ms", lambda f: f.added(OURS, "streams400", "first_ms"), "≤ 15"),
     Measure(
         "CPU of a paced frame at 100 streams over the bare forwarder's",
         lambda f: f.over("streams100", BARE, "cpu_s_per_1000"),
