@@ -67,7 +67,10 @@ def main() -> None:
     table = Table(arguments.cell, "this", "other", "this / other")
     for measure_name in MEASURES:
         this, other = ([getattr(each, measure_name) for each in figures[name]] for name in ("this", "other"))
-        median, error = median_and_error([ours / theirs for ours, theirs in zip(this, other, strict=True) if theirs])
+        ratios = [ours / theirs for ours, theirs in zip(this, other, strict=True) if theirs > 0]
+        if not ratios:  # of streams alone
+            continue
+        median, error = median_and_error(ratios)
         ratio = f"{median:.3f} ± {error:.3f}"
         table.add_row(measure_name, f"{statistics.median(this):,.2f}", f"{statistics.median(other):,.2f}", ratio)
     console.print(table)
