@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from rolltap.errors import StoreUnavailable
 from rolltap.proxy.call.http_exchange import BrokenReply
 from rolltap.proxy.call.in_flight import WaitingReader
+from rolltap.proxy.call.sources.chat import IntentInReply
 from rolltap.types import Outcome
 from tests.unit.proxy.conftest import Answer, text_sent, wait_for_text
 
@@ -156,3 +158,33 @@ async def test_both_ways_write_the_same(plane: Any, reads: bool) -> None:
     await task
     assert text_sent(answer) == TEXT
     assert (answer.put > 0) is reads
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_what_a_chat_upstream_says_waits_for_the_intent(stored: bool) -> None:
+    """The prompt comes inside a read, which can't wait until the intent is durable."""
+    durable, published = asyncio.Event(), []
+
+    async def begin() -> None:
+        await durable.wait()
+        if not stored:
+            raise StoreUnavailable("the store is down", retry_after=1)
+
+    intent = IntentInReply(begin, published.extend)
+    intent.publish(["before"])  # type: ignore[list-item]
+    intent.write()
+    for event in ("a", "b"):
+        intent.publish([event])  # type: ignore[list-item]
+    await asyncio.sleep(0)
+    assert published == ["before"]
+    durable.set()
+    await intent.ended()
+    intent.publish(["c"])  # type: ignore[list-item]
+    assert intent.failed is not stored
+    if stored:
+        intent.check()
+        assert published == ["before", "a", "b", "c"]
+    else:
+        with pytest.raises(StoreUnavailable):
+            intent.check()
+        assert published == ["before"]
