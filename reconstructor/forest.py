@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rolltap.errors import RecordCorrupt
-from rolltap.types import Call, Int32, Outcome
+from rolltap.types import Call, Int32, Outcome, common_length
 
 __all__ = ["PrefixNode", "TokenForest", "common_prefix"]
 
@@ -100,7 +100,8 @@ class TokenForest:
             groups: list[list[PrefixNode]] = []
             for node in nodes:
                 for group in groups:
-                    if _same_prompt(group[0].call, node.call):
+                    first = group[0].call
+                    if first.policy == node.call.policy and np.array_equal(first.prompt_ids, node.call.prompt_ids):
                         group.append(node)
                         break
                 else:
@@ -134,10 +135,10 @@ class TokenForest:
 
 def common_prefix(prompt: Int32, parent: Call) -> int:
     """The number of leading ids of `prompt` that equal the parent's prompt and output."""
-    shared = _first_difference(prompt, parent.prompt_ids)
+    shared = common_length(prompt, parent.prompt_ids)
     if shared < len(parent.prompt_ids):
         return shared
-    return shared + _first_difference(prompt[shared:], parent.output_ids)
+    return shared + common_length(prompt[shared:], parent.output_ids)
 
 
 def _extends(call: Call, earlier: Call) -> bool:
@@ -159,16 +160,6 @@ def _extends(call: Call, earlier: Call) -> bool:
 def _preference(call: Call, parent: PrefixNode) -> tuple[int, bool, bool, str]:
     """Sort key of proven parents of `call`: longest, completed, hinted, latest."""
     return parent.length, parent.call.outcome is Outcome.COMPLETED, parent.id == call.parent_id, parent.id
-
-
-def _first_difference(a: Int32, b: Int32) -> int:
-    length = min(len(a), len(b))
-    differs = a[:length] != b[:length]
-    return int(differs.argmax()) if differs.any() else length
-
-
-def _same_prompt(a: Call, b: Call) -> bool:
-    return a.policy == b.policy and np.array_equal(a.prompt_ids, b.prompt_ids)
 
 
 def _by_call_id(node: PrefixNode) -> str:

@@ -37,7 +37,7 @@ from rolltap.proxy.continuation.forest import (
     role_of,
 )
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
-from rolltap.types import TOOLS_NOT_SHOWN, Break, BreakReason, InjectedMessage, Int32
+from rolltap.types import TOOLS_NOT_SHOWN, Break, BreakReason, InjectedMessage, Int32, common_length
 
 SUMMARY_MIN_CHARACTERS = 32
 """Minimum length of a reply that counts as quoted when it reappears in another role."""
@@ -501,12 +501,7 @@ def _uses(message: Message, reply: Message | None) -> bool:
 
 def _common_prefix(prompt: Int32, parent: CallNode | None) -> int:
     """The number of leading ids of `prompt` that equal the parent's prompt and output."""
-    if parent is None:
-        return 0
-    context = parent.context_ids()
-    length = min(len(prompt), len(context))
-    differs = np.flatnonzero(prompt[:length] != context[:length])
-    return int(differs[0]) if len(differs) else length
+    return 0 if parent is None else common_length(prompt, parent.context_ids())
 
 
 def _shared_items(request: ChatRequest, parent: CallNode | None) -> int:

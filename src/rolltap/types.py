@@ -556,6 +556,13 @@ class Group:
         return sum(own) if own else rollout.total_reward
 
 
+def common_length(first: Int32, second: Int32) -> int:
+    """How many leading ids of both are equal."""
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
 def call_order(trajectory: Trajectory) -> list[str]:
     """The ids of all calls that its segments and breaks name, each once.
 

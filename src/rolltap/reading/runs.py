@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, variance
 from typing import Any
 
-import numpy as np
-
 from rolltap.calllog.annotations import MismatchSums
 from rolltap.errors import InvalidRequest
 from rolltap.ledger.views import GroupRow, PolicyCounts
@@ -31,7 +29,7 @@ from rolltap.reading.types import (
     VersionComparison,
     VersionRange,
 )
-from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Scoring, Trajectory
+from rolltap.types import EVALUATION, NO_VERSION, PURPOSE_TAG, Scoring, Trajectory, common_length
 
 
 def group_line(group_row: GroupRow, sampled: tuple[int, int] | None = None) -> GroupLine:
@@ -122,13 +120,7 @@ def _share(part: float, whole: int) -> float | None:
 def common_tokens(trajectories: Sequence[Trajectory]) -> int:
     """Returns how many leading tokens the first segments of all trajectories share."""
     firsts = [trajectory.segments[0].token_ids for trajectory in trajectories if trajectory.segments]
-    if len(firsts) < 2:
-        return 0
-    length = min(map(len, firsts))
-    differs = np.zeros(length, np.bool_)
-    for ids in firsts[1:]:
-        differs |= firsts[0][:length] != ids[:length]
-    return int(differs.argmax()) if differs.any() else length
+    return min((common_length(firsts[0], ids) for ids in firsts[1:]), default=0)
 
 
 _RANGE = re.compile(r"\s*(\d{1,10})\s*(?:-\s*(\d{1,10})\s*)?")

@@ -11,7 +11,7 @@ import numpy as np
 from rolltap.calllog.annotations import AnnotationStreams
 from rolltap.calllog.facts import CallRow
 from rolltap.reading.types import BreakView, CallTokens, TokenView, TopToken
-from rolltap.types import NO_VERSION, Bool, Break, Float32, Int32
+from rolltap.types import NO_VERSION, Bool, Break, Float32, Int32, common_length
 
 SPREAD = 8
 """Tokens before a window that are decoded with it, so that its first character is complete."""
@@ -97,7 +97,7 @@ def both_sides(
     """
     differs_at, closest = break_.token_index, None
     for context in earlier:
-        shared = _common_prefix(call.ids[: call.prompt_tokens], context.ids)
+        shared = common_length(call.ids[: call.prompt_tokens], context.ids)
         if shared >= differs_at:
             differs_at, closest = shared, context
     expected: Sequence[TokenView] = ()
@@ -117,12 +117,6 @@ def both_sides(
         expected=tuple(expected),
         found=views(call, start, end, vocabulary),
     )
-
-
-def _common_prefix(first: Int32, second: Int32) -> int:
-    length = min(len(first), len(second))
-    differs = first[:length] != second[:length]
-    return int(differs.argmax()) if differs.any() else length
 
 
 def _top(context: Context, position: int, vocabulary: Vocabulary | None) -> tuple[TopToken, ...]:
