@@ -279,14 +279,6 @@ def _text_added(messages: list[Message], reply: Message | None) -> list[Message]
     ]
 
 
-def _users_joined(messages: list[Message], reply: Message | None) -> list[Message]:
-    return _joined_neighbours(messages, "user")
-
-
-def _assistants_joined(messages: list[Message], reply: Message | None) -> list[Message]:
-    return _joined_neighbours(messages, "assistant")
-
-
 def _user_added(messages: list[Message], reply: Message | None) -> list[Message]:
     lead = _lead(messages, reply)
     if reply is not None or any(message.role == "user" for message in messages[lead : lead + 1]):
@@ -305,8 +297,8 @@ RULES: dict[str, tuple[str, Rule]] = {
     "results_first": ("results stand directly behind their calls", _results_first),
     "results_sorted": ("results have the order of their calls", _results_sorted),
     "text_in_result": ("text that follows results is a part of the last one", _text_in_result),
-    "users_joined": ("user messages in a row are one", _users_joined),
-    "assistants_joined": ("assistant messages in a row are one", _assistants_joined),
+    "users_joined": ("user messages in a row are one", lambda all_, _: _joined_neighbours(all_, "user")),
+    "assistants_joined": ("assistant messages in a row are one", lambda all_, _: _joined_neighbours(all_, "assistant")),
     "calls_one_by_one": ("parallel calls are a turn each, with its result", _calls_one_by_one),
     "text_apart": ("text beside calls is a message of its own", _text_apart),
     "text_left_out": ("the template has no text beside calls: it is left out", _text_left_out),

@@ -44,10 +44,6 @@ ReadReply = Callable[[HubTokenizer, Sequence[int], Sequence[int], Sequence[Tool]
 FindPieces = Callable[[HubTokenizer, Sequence[int], int, Sequence[Tool]], list[ReplyPiece]]
 
 
-def _read_nothing(block: CallBlock) -> list[SampledCall] | None:
-    return []
-
-
 @dataclass(frozen=True, slots=True)
 class Markers:
     """The token ids that separate a family's channels; None if the family has no such token.
@@ -85,7 +81,7 @@ class ToolFormat:
     tokens if the vocabulary has no such tokens and the format `thinks_in_text`. `label` begins thinking.
     """
 
-    read: Read = _read_nothing
+    read: Read = lambda block: []
     opening: str = ""
     closing: str = ""
     beginnings: tuple[str, ...] = ()

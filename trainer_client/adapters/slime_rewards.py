@@ -29,20 +29,12 @@ def by_group(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float
         return own, own
     groups: defaultdict[Any, dict[Any, float]] = defaultdict(dict)
     for sample, reward in zip(samples, own, strict=True):
-        groups[sample.group_index][_rollout(sample)] = reward
+        groups[sample.group_index][sample.index if sample.rollout_id is None else sample.rollout_id] = reward
     scaled = args.grpo_std_normalization and args.advantage_estimator != "reinforce_plus_plus_baseline"
     trained = []
     for sample, reward in zip(samples, own, strict=True):
         rewards = list(groups[sample.group_index].values())
         centred = reward - fmean(rewards)
-        trained.append(centred / (_spread(rewards) + EPSILON) if scaled else centred)
+        spread = stdev(rewards) if len(rewards) > 1 else 0.0  # with Bessel's correction, as in `torch.std`
+        trained.append(centred / (spread + EPSILON) if scaled else centred)
     return own, trained
-
-
-def _rollout(sample: Any) -> Any:
-    return sample.index if sample.rollout_id is None else sample.rollout_id
-
-
-def _spread(rewards: list[float]) -> float:
-    """The standard deviation with Bessel's correction, as in `torch.std`; 0 for a single rollout."""
-    return stdev(rewards) if len(rewards) > 1 else 0.0

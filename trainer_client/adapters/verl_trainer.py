@@ -96,13 +96,9 @@ class LeasedPPOTrainer(PPOTrainer):
         super()._save_checkpoint()
 
     def _weights(self, version: int) -> Path:
-        """The folder of the trained weights."""
-        self._write_weights(version)
-        return weights_folder(self.feed) / f"version-{version}"
-
-    def _write_weights(self, version: int) -> None:
-        """All workers gather the weights; one writes them."""
+        """The folder of the trained weights: all workers gather them, one writes them."""
         ray.get(self.actor_rollout_wg.update_weights(global_steps=version, mode="rolltap"))
+        return weights_folder(self.feed) / f"version-{version}"
 
 
 class _Leases:

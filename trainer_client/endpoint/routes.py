@@ -137,7 +137,7 @@ class ClientRoutes:
         last = {
             kind: max(
                 (self._library.checkpoint(weights, metadata) for weights, metadata in saved if weights.kind == kind),
-                key=_time,
+                key=lambda checkpoint: checkpoint.time,
                 default=None,
             )
             for kind in ("weights", "sampler_weights")
@@ -174,10 +174,6 @@ class ClientRoutes:
         if result is None:
             return JSONResponse({"type": "try_again", "request_id": id, "queue_state": "active"}, 408)
         return Response(result.body, media_type=result.media_type)
-
-
-def _time(checkpoint: types.Checkpoint) -> float:
-    return checkpoint.time.timestamp()
 
 
 MOST_RANK = 1024

@@ -82,7 +82,7 @@ class LeaseHolder:
         Groups that can't be trained are refused. `waiting` is called with the number of missing groups after each
         request that returned none.
         """
-        while (missing := count - self._usable()) > 0 and len(self.groups) < MOST_LEASED * count:
+        while (missing := count - sum(map(self._counts, self.groups))) > 0 and len(self.groups) < MOST_LEASED * count:
             if stopping():
                 return False
             options = msgspec.structs.replace(self._options, at_least=missing, batch=count + self._extra_groups())
@@ -175,9 +175,6 @@ class LeaseHolder:
         """How many more groups a step may have because of those that do not count: else they take the others' room."""
         without = sum(1 for group in self.groups if not group.replay and not self._counts(group))
         return math.ceil(without / ((self._options.max_staleness or 0) + 1))
-
-    def _usable(self) -> int:
-        return sum(1 for group in self.groups if self._counts(group))
 
     def _counts(self, group: LeasedGroup) -> bool:
         if group.replay or not has_loss(group):

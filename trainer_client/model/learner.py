@@ -227,7 +227,9 @@ class Learner:
                 "the checkpoint was made with adapters and this run has none, or the other way round"
             )
         options = replace(WHOLE, strict=not changed)
-        settings = [_settings_of(group) for group in self.optimiser.param_groups]
+        groups = self.optimiser.param_groups
+        # Loading replaces the settings by the checkpoint's.
+        settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
         try:
             if adapters is not None:
                 self.take_adapters(adapters)
@@ -242,11 +244,6 @@ class Learner:
             raise CheckpointMismatch(f"the checkpoint's optimiser is not of this model: {error}") from error
         for group, own in zip(self.optimiser.param_groups, settings, strict=True):
             group.update(own)
-
-
-def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The optimiser's settings of a group of weights: loading a checkpoint replaces them by its own."""
-    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _of_heads(names: Collection[str], heads: dict[str, Any], state: dict[str, Any]) -> tuple[dict[str, Any], ...]:

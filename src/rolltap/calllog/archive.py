@@ -190,14 +190,12 @@ class _Loader:
             ids = sorted({key[0] for key in offered})
             for start in range(0, len(ids), PAGE):
                 for row in connection.execute(sa.select(table).where(first.in_(ids[start : start + PAGE]))):
-                    if (key := tuple(row[:width])) in offered:
-                        self._compare(table, tuple(row), offered[key])
+                    if (own := offered.get(tuple(row[:width]))) is None:
+                        continue
+                    presumed = table is call_completions and own[1] and not row[1]
+                    if not presumed and not same_row(table.name, tuple(row), own):
+                        raise RecordCorrupt(f"{table.name} {own[0]} is already in the store with other values")
         return new
-
-    def _compare(self, table: sa.Table, stored: tuple[Any, ...], offered: tuple[Any, ...]) -> None:
-        presumed = table is call_completions and offered[1] and not stored[1]
-        if not presumed and not same_row(table.name, stored, offered):
-            raise RecordCorrupt(f"{table.name} {offered[0]} is already in the store with other values")
 
     def _complete(self, connection: sa.Connection, row: Sequence[Any]) -> int:
         """Sets the session's closing time and log check if they are unset; returns the number of changes."""

@@ -220,7 +220,8 @@ class PostgresBackend:
             if not await connection.scalar(sa.text("SELECT current_setting('rolltap.tenant', true)")):
                 raise ConfigError(f"{self._name} {NO_POOLER}")
             version = int(await connection.scalar(sa.text("SHOW server_version_num")))
-            risks = [name for name in ("fsync", "full_page_writes") if await _off(connection, name)]
+            risky = ("fsync", "full_page_writes")
+            risks = [name for name in risky if await connection.scalar(sa.text(f"SHOW {name}")) == "off"]
         if version < OLDEST_VERSION:
             raise ConfigError(f"{self._name}: Postgres {OLDEST_VERSION // 10000} or later is needed")
         for name in risks:
@@ -406,10 +407,6 @@ async def _opened(
             await connection.close()
         except (exc.DBAPIError, *driver_errors()) as error:
             log.info("%s: a connection was lost after its work: %s", name, getattr(error, "orig", error))
-
-
-async def _off(connection: Connection, setting: str) -> bool:
-    return await connection.scalar(sa.text(f"SHOW {setting}")) == "off"
 
 
 TRUST_S = 1.0

@@ -260,18 +260,13 @@ class SqlCallLog:
 
     async def rows(self, session_id: str, *, known: Collection[str] = ()) -> Sequence[CallRow]:
         await self._writer.settled()
-        if known and await self._count(session_id) == len(known):
+        counted = sa.select(sa.func.count()).select_from(call_intents).where(call_intents.c.session_id == session_id)
+        if known and (await self.database.select(counted))[0][0] == len(known):
             return []
         stored = await self.database.query(lambda connection: fetch_calls(connection, session_id, known))
         if stored.weight > MANY_BYTES:
             return await asyncio.to_thread(decode_calls, stored)
         return decode_calls(stored)
-
-    async def _count(self, session_id: str) -> int:
-        """The number of the session's calls."""
-        own = call_intents.c.session_id == session_id
-        ((count,),) = await self.database.select(sa.select(sa.func.count()).select_from(call_intents).where(own))
-        return count
 
     async def chain(self, origin: Origin) -> Sequence[CallRow]:
         await self._writer.settled()

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +72,9 @@ EXTRAS = {
 
 async def check(config: Path | None) -> bool:
     """Prints the table of findings; True if nothing that is configured is broken."""
-    findings = [_python(), *_extras(), *_programs(), _limits(), _rewards(), *await _harnesses()]
+    python = Finding("python", platform.python_version())
+    limits = Finding("limits of runs", *limits_here(own_cgroup(), os.getuid(), platform.release()))
+    findings = [python, *_extras(), *_programs(), limits, _rewards(), *await _harnesses()]
     if config is not None:
         findings += await _configured(config)
     else:
@@ -153,11 +154,6 @@ def _print_fitting(fitting: Fitting) -> None:
         screen.print(f"{rule.replace('_', ' ')}: {meaning}", soft_wrap=True)
 
 
-def _python() -> Finding:
-    version = ".".join(map(str, sys.version_info[:3]))
-    return Finding("python", version)
-
-
 def _extras() -> list[Finding]:
     """A row for each extra, and one line on how to install those that are missing: none of them has to be there."""
     missing = {extra: missing_modules(extra) for extra in EXTRAS}
@@ -183,11 +179,6 @@ def _programs() -> list[Finding]:
         for name, use in programs.items()
         for path in [shutil.which(name)]
     ]
-
-
-def _limits() -> Finding:
-    state, advice = limits_here(own_cgroup(), os.getuid(), platform.release())
-    return Finding("limits of runs", state, advice)
 
 
 def _rewards() -> Finding:
@@ -384,9 +375,8 @@ def differences(diagnoses: Sequence[Diagnosis]) -> list[Finding]:
     if len(by_version) > 1:
         state = "; ".join(f"{version} on {', '.join(map(_name, some))}" for version, some in sorted(by_version.items()))
         findings.append(Finding("versions", state, "upgrade the older ones, one after the other"))
-    lacking = {
-        policy: [one for one in diagnoses if policy not in one.policies] for policy in sorted(_by(diagnoses, _policies))
-    }
+    policies = sorted({policy for one in diagnoses for policy in one.policies})
+    lacking = {policy: [one for one in diagnoses if policy not in one.policies] for policy in policies}
     if any(lacking.values()):
         state = "; ".join(
             f"{policy} is not on {', '.join(map(_name, without))}" for policy, without in lacking.items() if without
@@ -394,10 +384,6 @@ def differences(diagnoses: Sequence[Diagnosis]) -> list[Finding]:
         advice = "calls of such a policy get 404 there: give all proxies the same [policies] and restart them"
         findings.append(Finding("policies", state, advice, healthy=False))
     return findings
-
-
-def _policies(diagnosis: Diagnosis) -> Sequence[str]:
-    return diagnosis.policies
 
 
 def _by(diagnoses: Sequence[Diagnosis], values: Any) -> Mapping[str, list[Diagnosis]]:

@@ -29,7 +29,7 @@ from rolltap.reconstructor.exporters.cleaning import NGRAM_WORDS, NgramIndex, Se
 from rolltap.reconstructor.exporters.consumers import CONSUMERS, layout
 from rolltap.reconstructor.exporters.dataset import DEFAULT_SPLIT, DatasetWriter, Differs, FirstPass, Grouping, Query
 from rolltap.reconstructor.exporters.increments import GrowingDataset
-from rolltap.reconstructor.exporters.redact import DETECTORS, Detector, detectors_in, detectors_named
+from rolltap.reconstructor.exporters.redact import DETECTORS, detectors_in, detectors_named
 from rolltap.reconstructor.exporters.where import ITEM_FIELDS, SEGMENT_FIELDS, parse_where
 from rolltap.reconstructor.rules import Rules, session_rules
 from rolltap.settings import STORE_HELP, Settings, load_settings, store_url
@@ -140,7 +140,7 @@ def export(
         duplicates=duplicates,
         near=near_duplicates,
         secrets=os.environ.get(SECRETS_VARIABLE, "").splitlines(),
-        detectors=_detectors(detector or [], redact or []),
+        detectors=[*detectors_named(detector or []), *(one for file in redact or [] for one in detectors_in(file))],
         shard_mb=shard_mb,
         strategy=strategy,
         session_filter=SessionFilter(best, balance, limit, seed),  # type: ignore[arg-type]
@@ -148,10 +148,9 @@ def export(
         grouping=Grouping(score, group_by),
         train=_rules_off(settings, train or []),
     )
-    target, exporter = (
-        _target(out, dry_run),
-        exporter_named(name, wanted),
-    )
+    if out is None and not dry_run:
+        raise DatasetError("name a folder to write, or ask for --dry-run")
+    target, exporter = None if dry_run else out, exporter_named(name, wanted)
     rules, ignored = policy_rules(settings, train or []), policy_ignored(settings)
     compared = HubTokenizer(tokenizer) if tokenizer is not None else None
     opened = store_url(store) if store else settings.store_url
@@ -169,16 +168,6 @@ def _named(sessions: Path | None) -> list[str]:
     if not ids or not all(re.fullmatch(r"[\w-]+", id) for id in ids):
         raise DatasetError(f"--sessions: {sessions} is not a list of sessions' ids, one a line")
     return [f"session in ({', '.join(ids)})"]
-
-
-def _target(out: Path | None, dry_run: bool) -> Path | None:
-    if out is None and not dry_run:
-        raise DatasetError("name a folder to write, or ask for --dry-run")
-    return None if dry_run else out
-
-
-def _detectors(names: list[str], files: list[Path]) -> list[Detector]:
-    return [*detectors_named(names), *(detector for file in files for detector in detectors_in(file))]
 
 
 def _run(job: ExportJob) -> None:

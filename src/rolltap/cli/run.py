@@ -114,7 +114,9 @@ def run(
     if agent is None:
         here = not (nodes or detach)
         options = SourceOptions(repositories, reward_key, python or sys.executable, parse_arguments(arg or ()), take)
-        defaults = Defaults(base=_folder(Path(target)), harness=harness, dialect=dialect, runtime=runtime,
+        path = Path(target)
+        base = (path if path.is_dir() else path.parent).resolve()
+        defaults = Defaults(base=base, harness=harness, dialect=dialect, runtime=runtime,
                             argv=tuple(words or ()))  # fmt: skip
         read = [resolve_paths(task, defaults) for task in tasks_of(target, options)]  # before the server is asked
         request = RunRequest(read, n, slots, policy, usable, priority, id, here, detach)
@@ -123,10 +125,6 @@ def run(
         prompt = "" if target == "command" else " ".join(words or ())
         failed = asyncio.run(run_one(connect("admin", config, url), agent, prompt, policy, unsandboxed=no_sandbox))
     raise typer.Exit(1 if failed else 0)
-
-
-def _folder(path: Path) -> Path:
-    return (path if path.is_dir() else path.parent).resolve()
 
 
 async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str, *, unsandboxed: bool = False) -> bool:

@@ -80,7 +80,8 @@ async def recorded_groups(
         if session.id in in_groups or session.rollout_id is not None:
             continue
         for item in await _readable(call_log, session, options, None, failed):
-            group_name = _group_name(item, options.grouping)
+            by_tag = options.grouping.by != BY_OPENING
+            group_name = options.grouping.of_tags(item.session.tags) if by_tag else opening_key(item)
             if group_name:
                 alone[group_name].append(session)
             else:
@@ -88,10 +89,6 @@ async def recorded_groups(
     for group_name, sessions in alone.items():
         items = [await _item(call_log, session, options, None) for session in sessions]
         yield [replace(item, grouped=group_name) for item in items]
-
-
-def _group_name(item: ExportItem, grouping: Grouping) -> str:
-    return opening_key(item) if grouping.by == BY_OPENING else grouping.of_tags(item.session.tags)
 
 
 async def chosen_groups(
@@ -156,6 +153,7 @@ async def _item(
     if group is not None and group.trains:
         session = replace(session, policy=group.policy)
     rewards = rollout.rewards if rollout is not None else ()
+    is_over = session.closed_at is not None or session.expires_at <= time.time()
     item = ExportItem(
         session=session,
         trajectory=reconstruct(()),
@@ -167,7 +165,7 @@ async def _item(
         rewards=rewards,
         harness=harness_of(session.tags.get("harness"), task),
         tags=group.tags if group is not None else (),
-        settled=_settled(session) if group is None else group.status is not GroupStatus.OPEN,
+        settled=is_over if group is None else group.status is not GroupStatus.OPEN,
         ignore=options.ignored(session),
     )
     if options.where.refuses(item) and options.grouping.by != BY_OPENING:
@@ -201,7 +199,3 @@ def _score(notes: Sequence[Note], name: str) -> float | None:
     """The session's last score of that name."""
     scores = [note.value for note in notes if note.kind == "score" and note.name == name and note.call_id is None]
     return float(scores[-1]) if name and scores and scores[-1] is not None else None
-
-
-def _settled(session: Session) -> bool:
-    return session.closed_at is not None or session.expires_at <= time.time()

@@ -226,13 +226,10 @@ def _sampled(tx: Tx, rollout_ids: Sequence[str]) -> Mapping[tuple[str, str], Any
 def _member_in(group: Group, row: Any, rollout: Rollout, sampled: Any) -> Member:
     """The rollout as it counts in a group. `sampled`: the row of what the group's policy sampled, if there is one."""
     own = row if sampled is None else sampled
-    member = replace(member_of(row, rollout), reward=group.reward_of(rollout), versions=_versions(own))
+    trained = own.oldest_version not in (None, NO_VERSION)
+    versions = (own.oldest_version, own.newest_version) if trained else None
+    member = replace(member_of(row, rollout), reward=group.reward_of(rollout), versions=versions)
     return member if sampled is None or sampled.sampled else replace(member, scoring=Scoring.UNSCORABLE)
-
-
-def _versions(row: Any) -> tuple[int, int] | None:
-    """The oldest and newest version of trained tokens; None if there are none."""
-    return None if row.oldest_version in (None, NO_VERSION) else (row.oldest_version, row.newest_version)
 
 
 def insert_sharing(tx: Tx, owner: Mapping[str, Any], policies: Sequence[str]) -> None:

@@ -276,16 +276,15 @@ def _end(tx: Tx, row: Any, policy: str, ending: FinishRollout, trained: TrainedB
         )
     )
     if len(trained) > 1:
-        tx.run(rollout_policies.insert(), [_sampled_by(row.id, *one) for one in trained.items()])
+        by_policy = [
+            {"policy": policy, "oldest_version": one.oldest, "newest_version": one.newest, "sampled": one.sampled}
+            for policy, one in trained.items()
+        ]
+        tx.run(rollout_policies.insert(), [{"rollout_id": row.id, **values} for values in by_policy])
     if ending.evaluation:
         tx.run(evaluations.insert().values(rollout_id=row.id, seen=pack_bytes(ending.evaluation.encode())))
     outcome = {"status": ending.status, "cause": ending.caused_by, "reason": ending.reason}
     tx.note("rollout_finished", row.id, group_id=row.group_id, **outcome)
-
-
-def _sampled_by(rollout_id: str, policy: str, trained: TrainedVersions) -> dict[str, Any]:
-    versions = {"oldest_version": trained.oldest, "newest_version": trained.newest}
-    return {"rollout_id": rollout_id, "policy": policy, **versions, "sampled": trained.sampled}
 
 
 class Tampering:

@@ -101,6 +101,7 @@ class DecodedSession:
         intent, completion = row.intent, row.completion
         prompt_tokens, output_tokens = row.token_counts()
         text, tool_calls = preview(completion.message) if completion is not None else ("", ())
+        unfinished = Outcome.ABORTED.value if row.delivered is False else OPEN
         return CallLine(
             id=call_id,
             session_id=self.session.id,
@@ -115,7 +116,7 @@ class DecodedSession:
             dialect=intent.dialect,
             model=self.models[call_id],
             engine=completion.engine if completion is not None else "",
-            outcome=completion.outcome.value if completion is not None else _unfinished(row),
+            outcome=completion.outcome.value if completion is not None else unfinished,
             finish=completion.finish.value if completion is not None else None,
             flaw=completion.flaw.value if completion is not None and completion.flaw is not None else None,
             error=completion.error if completion is not None else "",
@@ -131,10 +132,6 @@ class DecodedSession:
             fitted=intent.shape.fitted,
             token_ids=len(row.prompt_ids) > 0 or (completion is not None and len(completion.output_ids) > 0),
         )
-
-
-def _unfinished(row: CallRow) -> str:
-    return Outcome.ABORTED.value if row.delivered is False else OPEN
 
 
 def _retries(rows: list[CallRow]) -> dict[str, str]:
