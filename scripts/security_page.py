@@ -283,8 +283,9 @@ CONTROLS = (
         "code in the driver's own process",
     ),
     Control(
-        "tests pass beside their decoys, too: neither a clock nor the number of a run tells them apart",
-        ("security/test_forged_results.py::test_code_that_makes_up_results_in_its_first_run_only_gets_nothing",
+        "tests pass beside their decoys, too: no clock, number or dice tells which run, or test, is one",
+        ("security/test_forged_results.py::test_code_that_makes_up_results_in_some_runs_gets_nothing",
+         "security/test_forged_results.py::test_code_that_makes_up_results_in_its_first_run_only_gets_nothing",
          "security/test_forged_results.py::test_in_sandboxes_the_tests_run_again_beside_their_decoys"),
         "two runs that signal each other, by locks of shared files or the page cache",
     ),

@@ -101,7 +101,11 @@ Run = Callable[[], Coroutine[Any, Any, Results]]
 DECOYS = "the tests with other expectations"
 SKELETON = "what tests there are, without their code"
 TRIES = 2
-"""A test of honest work that fails at random passes beside its decoys in one of so many runs, or is worth 0."""
+"""Tests of honest work that fail at random pass beside their decoys before they failed so often, or are worth 0."""
+PROOF = 2
+"""So often the tests pass beside their decoys where all decoys are in one run, once where each run has some of both:
+code that makes up the results of a whole run at random is right in one of four pairs of the first kind, in none of the
+second."""
 
 MOST_DECOYS = 50
 """The most test functions of which decoys are made: first of `must_pass`, then at random of `keep_passing`."""
@@ -131,6 +135,16 @@ class _Place:
     new: set[str]
     own: Collection[str]
     visible: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """Two runs with quiet decoys: those that pass only with the agent's code, the named tests that failed unchanged,
+    and what it counts towards `PROOF`."""
+
+    passing: list[str]
+    failed: list[str]
+    proof: int
 
 
 class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
@@ -314,42 +328,59 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         self, evidence: Evidence, results: Results, left_out: Collection[str]
     ) -> tuple[list[str] | None, list[str]]:
         """The quiet decoys that pass only with the agent's code, None if there are none of these tests; and the tests
-        that passed but did not beside them, twice.
-
-        Both run as the tests did, from files that were written anew, too: nothing tells which run it is.
-        """
+        that passed but did not beside them, twice."""
         every = [function_of(node) for node, ok in results.items() if ok]
         first = [each for each in every if any(_is_of(each, function_of(test)) for test in self.must_pass)]
         functions = chosen(first, every, MOST_DECOYS)
-        failed: list[str] = []
-        for _ in range(TRIES):
-            again = evidence.anew(2)
-            decoys = await self._place(again)
-            files = self._files_of(decoys)
-            texts, made = await asyncio.to_thread(_quiet_texts, decoys, files, functions)
-            if not made:
-                return None, []
-            stops_early = await asyncio.to_thread(_stops_early, decoys)
-            tests = await self._place(again)
-            results, with_decoys = await _both(
-                partial(self._run, again, tests, {}, "the tests again"),
-                partial(self._run, again, decoys, texts, DECOYS),
-                at_once=tests.clean.is_sandboxed,
-            )
-            lost = {*made} & set(map(function_of, results)) - set(map(function_of, with_decoys))
-            if lost and (lost == {*made} or not stops_early):
+        proof = failures = 0
+        while proof < PROOF:
+            pair = await self._pair(evidence, functions, left_out, is_mixed=not failures)
+            if pair is None or pair.passing:
+                return pair and pair.passing, []
+            failures += bool(pair.failed)
+            if failures == TRIES:
+                return [], pair.failed
+            proof += 0 if pair.failed else pair.proof
+        return [], []
+
+    async def _pair(
+        self, evidence: Evidence, functions: Collection[str], left_out: Collection[str], *, is_mixed: bool
+    ) -> _Pair | None:
+        """Two runs as the tests' own, from files that were written anew, too: nothing tells which run it is. Each
+        function is a quiet decoy in one and unchanged in the other: a random half of them in each if `is_mixed`, else
+        all in one, as tests may need what others leave. None if no decoy can be made."""
+        again = evidence.anew(2)
+        places = await self._place(again), await self._place(again)
+        files = self._files_of(places[0])
+        _, made = await asyncio.to_thread(_quiet_texts, places[0], files, functions)
+        if not made:
+            return None
+        stops_early = await asyncio.to_thread(_stops_early, places[0])
+        half = len(made) // 2 if is_mixed and not stops_early else 0
+        made = random.sample(made, len(made))
+        drawn = [
+            _quiet_texts(place, files, part) for place, part in zip(places, (made[half:], made[:half]), strict=True)
+        ]
+        one, other = (
+            partial(self._run, again, place, texts, DECOYS if decoys else "the tests again")
+            for place, (texts, decoys) in zip(places, drawn, strict=True)
+        )
+        runs = await _both(one, other, at_once=places[0].clean.is_sandboxed)
+        unchanged: Results = {}
+        for results, (_, decoys) in zip(runs, drawn, strict=True):
+            for node in (each for each in results if function_of(each) not in decoys):
+                unchanged[node] = max(unchanged.get(node, False), results[node], key=(False, None, True).index)
+        passing: set[str] = set()
+        for results, (texts, decoys) in zip(runs, drawn, strict=True):
+            lost = {*decoys} & set(map(function_of, unchanged)) - set(map(function_of, results))
+            if lost and (lost == {*decoys} or not stops_early):
                 raise EvaluatorFailed(f"a test passed, but with another expectation it has no result: {min(lost)}")
-            odd = _passed_functions(with_decoys) & set(made)
-            if odd:  # one that passes without the agent's code says nothing
+            if odd := _passed_functions(results) & {*decoys}:  # one that passes without the agent's code says nothing
                 again = evidence.anew()
                 own = await self._place(again, of_agent=False)
-                odd -= _passed_functions(await self._run(again, own, texts, DECOYS))
-            if odd:
-                return sorted(odd), []
-            failed = [test for test, ok in self._passed(results, left_out).items() if not ok]
-            if not failed:
-                break
-        return [], failed
+                passing |= odd - _passed_functions(await self._run(again, own, texts, DECOYS))
+        failed = [test for test, ok in self._passed(unchanged, left_out).items() if not ok]
+        return _Pair(sorted(passing), failed, PROOF if half else 1)
 
     async def _outcomes(
         self, evidence: Evidence, nodes: Iterable[str], *, of_agent: bool = True
