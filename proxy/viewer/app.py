@@ -138,7 +138,8 @@ def mount(plane: FastAPI, viewer: FastAPI, described: Mapping[str, FastAPI] = Ma
 def _add_reference(app: FastAPI, described: Mapping[str, FastAPI]) -> None:
     @app.get("/api", response_class=HTMLResponse)
     async def reference() -> Response:
-        return HTMLResponse(render("reference.html", planes={name: _routes(each) for name, each in described.items()}))
+        planes = {name: _routes(each) for name, each in described.items()}
+        return HTMLResponse(render("reference.html", planes=planes, section="", store=""))
 
     @app.get("/api/{plane}.json")
     async def schema(plane: str) -> Response:
@@ -151,7 +152,7 @@ def _routes(plane: FastAPI) -> list[tuple[str, str, str]]:
     """Returns method, path and description of each route of the plane's OpenAPI document."""
     paths = plane.openapi()["paths"]
     return [
-        (method.upper(), path, operation.get("description", "").partition("\n\n")[0])
+        (method.upper(), path, (operation.get("description") or operation["summary"]).partition("\n\n")[0])
         for path, operations in sorted(paths.items())
         for method, operation in operations.items()
     ]

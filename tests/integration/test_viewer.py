@@ -175,6 +175,9 @@ def flow(browser: Browser) -> None:
     assert not browser.seen("#turns .body")
     assert "How many files?" in browser.text("#turns .message.user .first-words")
     browser.press("f")
+    browser.run("navigator.clipboard.writeText = async (text) => { window.copied = text }")
+    browser.click("#turns .message.user [data-copy]")
+    browser.until(lambda: "How many files?" in (browser.run("return window.copied") or ""))
     browser.press("u")
     browser.until(lambda: "found" in browser.text(".title"))
     assert browser.run("return new URLSearchParams(location.search).get('q')") == "files", "the list is as it was"
@@ -321,7 +324,7 @@ async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(driver
     browser = await visit(driver, own_home)
     paths = ["/", "/groups", f"/groups/{group_id}", "/runs", "/runs/tiny", f"/sessions/{session_id}"]
     paths += [f"/sessions/{session_id}/timeline", "/runs/tiny/compare?first=0&second=0&task=count"]
-    paths += [f"/diff?first={session_id}&second={session_id}", "/runs/tiny?with=tiny", f"/calls/{calls[-1].id}"]
+    paths += [f"/diff?first={session_id}&second={session_id}", "/runs/tiny?with=tiny", "/api", f"/calls/{calls[-1].id}"]
 
     def look(path: str) -> list[str]:
         browser.open(f"/view{path}")
@@ -339,6 +342,7 @@ async def test_every_page_is_accessible_and_runs_nothing_that_is_recorded(driver
         browser.prefer(scheme)
         for path in paths:
             assert await asyncio.to_thread(look, path) == [], scheme
+            assert browser.run(SMALLEST_LABEL) >= 9, path
     with browser.phone():
         for path in paths:
             await asyncio.to_thread(browser.open, f"/view{path}")

@@ -5,6 +5,7 @@ const $ = (selector) => document.querySelector(selector);
 const holder = $("#charts");
 const RUNS = ["--run0", "--run1", "--run2", "--run3", "--run4", "--run5"];
 const HEIGHT = 230;
+const WHOLE = [0, 1, 2, 3, 4, 5, 6].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 const sync = uPlot.sync("runs");
 let data = read(), plots = [];
 
@@ -50,9 +51,13 @@ function pointsOf(chart, run, wanted) {
   return { x: rows.map(([x]) => x), y: rows.map(([, { sum, count }]) => sum / count), ids: rows.map(([, { id, count }]) => (count === 1 ? id : null)) };
 }
 
+// How many points a moving mean takes: as chosen, or by their number.
+function widthOf(values) {
+  return Number($("#window").value) || Math.max(1, Math.min(32, Math.floor(values.length / 12)));
+}
+
 function means(values) {
-  const chosen = Number($("#window").value);
-  const width = chosen || Math.max(1, Math.min(32, Math.floor(values.length / 12)));
+  const width = widthOf(values);
   let sum = 0;
   return values.map((value, at) => {
     sum += value - (at >= width ? values[at - width] : 0);
@@ -67,10 +72,14 @@ function tablesOf(chart) {
   data.runs.forEach((run, at) => {
     const shade = colour(RUNS[at]), name = data.runs.length > 1 ? run.name : "";
     const own = pointsOf(chart, run, false);
-    if (own.x.length) {
+    if (own.x.length && widthOf(own.y) === 1) { // each is its own mean
+      tables.push([own.x, positive(own.y)]);
+      series.push({ label: name || "value", stroke: shade, width: 1.75, points: { show: true, size: 4, fill: shade } });
+      ids.push(own.ids);
+    } else if (own.x.length) {
       tables.push([own.x, positive(own.y), positive(means(own.y))]);
       series.push({ label: name ? `${name}, each` : "each", stroke: shade, paths: () => null, points: { show: true, size: 4, fill: `${shade}66`, stroke: `${shade}66` } });
-      series.push({ label: name || "mean", stroke: shade, width: 1.75, points: { show: own.x.length < 2 } });
+      series.push({ label: name || "mean", stroke: shade, width: 1.75, points: { show: false } });
       ids.push(own.ids, null);
     }
     const measured = pointsOf(chart, run, true);
@@ -86,8 +95,9 @@ function tablesOf(chart) {
 function axes(chart) {
   const font = "12px system-ui, sans-serif", stroke = colour("--dim");
   const grid = { stroke: colour("--line"), width: 1 }, ticks = { ...grid, size: 4 };
+  const whole = $("#along").value === "hours" && chart.of === "group" ? {} : { incrs: WHOLE }; // no half a step
   return [
-    { stroke, font, grid, ticks, label: axisName(chart), labelFont: font, labelSize: 18, size: 32, values: (_, splits) => splits.map(text) },
+    { stroke, font, grid, ticks, ...whole, label: axisName(chart), labelFont: font, labelSize: 18, size: 32, values: (_, splits) => splits.map(text) },
     { stroke, font, grid, ticks, size: 58, label: chart.unit, labelFont: "11px system-ui, sans-serif", labelSize: 18, values: (_, splits) => splits.map((each) => (each == null ? "" : text(each))) },
   ];
 }
