@@ -88,6 +88,9 @@ async def test_evaluations_are_told_from_training(viewed: Viewed):
         groups = await viewed.get(f"/groups?purpose={purpose}&words=held-out")
         assert groups.count("<tr data-href") == 1
         assert ('class="chip">evaluation<' in groups) is (purpose == "evaluation")
+        assert (">measured</span>" in groups, ">dropped</span>" in groups) == (purpose == "evaluation", False), (
+            "its state"
+        )
         assert ">Measure.</a>" in groups, "a group says what it is about, too"
     assert (await viewed.get("/groups?words=measure.")).count("<tr data-href") == 2, "the instruction is searched, too"
     assert "No group matches" in await viewed.get("/groups?words=nothing-like-it")
