@@ -93,7 +93,10 @@ def open_chat_engine(name: str, settings: EngineSettings) -> ChatEngine:
     return make(name, settings, retries=DEFAULT_RETRIES)
 
 
-OPENAI_SERVERS = ("litellm", "lmstudio", "lm-studio", "ollama", "openai", "openrouter", "tgi")
+OPENAI_SERVERS = (
+    *("litellm", "lmstudio", "lm-studio", "ollama", "openai", "openrouter"),
+    *("tgi", "text-generation-inference", "trtllm", "trt-llm", "tensorrt-llm"),
+)
 """Servers whose names users try as kinds."""
 
 

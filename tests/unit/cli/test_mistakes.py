@@ -433,6 +433,7 @@ TRAINED = ["--policy", "p", "--model", str(FOLDER), "--out", "run", "--key", "k"
         (["serve", "--engine", "notaurl"], "engines.main.url"),
         (["serve", "--engine", "http://127.0.0.1:1", "--kind", "vlm"], "did you mean vllm?"),
         (["serve", "--engine", "http://127.0.0.1:1", "--kind", "ollama"], "for ollama it is openai_compatible (docs/"),
+        (["serve", "--engine", "http://127.0.0.1:1", "--kind", "tensorrt-llm"], "for tensorrt-llm it is openai_compat"),
         (
             ["run", "typo.jsonl", "--harness", "codex"],
             "typo.jsonl:1: the task can't be used: unknown field `instrution`; ",
