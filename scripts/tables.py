@@ -330,6 +330,17 @@ def families(report: dict[str, Any]) -> str:
     )
 
 
+def families_generated(report: dict[str, Any]) -> str:
+    """Generated conversations by kind, over all families."""
+    rows = [
+        f"| {kind} | {counts['calls']:,} | {counts['bridged']:,} of {counts['continuing']:,} | {counts['trained_tokens']:,} "
+        f"| {counts['violations'] + counts['failed']} |"
+        for kind, counts in report["generated"].items()
+    ]
+    head = "| conversations | calls | continuing prompts bridged | trained tokens | invariant violations |"
+    return f"{head}\n|---|---|---|---|---|\n" + "\n".join(rows)
+
+
 def families_grid(report: dict[str, Any]) -> str:
     """Every cell of the matrix."""
     head, *rows = report["grid"]
@@ -343,6 +354,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "fidelity": ("fidelity", fidelity),
     "families": ("families", families),
     "families_grid": ("families", families_grid),
+    "families_generated": ("families", families_generated),
     "bench_reconstruct": ("bench_reconstruct", bench_reconstruct),
     "faults": ("faults", faults),
     "soak": ("soak", soak),

@@ -6,15 +6,19 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rolltap.engine.scripted import Entry, ScriptedEngine
 from rolltap.harnesses.client import OpenedSession
+from rolltap.proxy.engines.registry import ENGINES
 from rolltap.settings import load_settings
 
 from ..harnesses.house import POLICY, House, served
 from .families import HARMONY, Family
+from .grammar_engine import GrammarEngine
 from .playing import play
 from .proof import SessionProof, prove
 from .recorded import RECORDED, SUMMARIZE
@@ -40,8 +44,12 @@ class FamilyHouse:
     model: FamilyModel
     policy: str
 
+    def name_of(self, *, thinking: bool) -> str:
+        """The policy that may think, or the one that is pinned not to."""
+        return self.policy if thinking else self.policy + NO_THINKING
+
     async def open(self, *, thinking: bool) -> OpenedSession:
-        return await self.home.open(self.policy if thinking else self.policy + NO_THINKING)
+        return await self.home.open(self.name_of(thinking=thinking))
 
     async def proof(self, session_id: str) -> SessionProof:
         """Of a session that has ended."""
@@ -77,7 +85,9 @@ async def family_houses(
             engines[name] = await stack.enter_async_context(engine)
             policy = {"engine": name, "model": "scripted", "tokenizer": str(weights), "family": family.renderer}
             policies |= {name: policy, name + NO_THINKING: {**policy, "pin": {"thinking": False}}}
-        urls = {name: {"url": engine.url} for name, engine in engines.items()}
+        kinds = {f"grammar-{name}": partial(GrammarEngine, engine) for name, engine in engines.items()}
+        stack.enter_context(patch.dict(ENGINES, kinds))  # as a package of one's own would register them
+        urls = {name: {"url": engine.url, "kind": f"grammar-{name}"} for name, engine in engines.items()}
         settings = load_settings(None, data=folder / "data", engines=urls, policies=policies)
         home = await stack.enter_async_context(served(next(iter(engines.values())), settings))
         yield {name: FamilyHouse(family, home, engines[name], models[name], name) for name, family in families.items()}
@@ -94,7 +104,8 @@ async def family_house(family: Family, folder: Path, vocabulary: str = "") -> As
 class FamilyCell:
     """One harness on one family. `ran` says whether the model's calls were run as such; else they were text.
 
-    `failures` are sentences; a cell without any is as it should be. `release` is empty for a recorded shape.
+    `failures` are sentences; a cell without any is as it should be. `release` is empty for a recorded shape. Of
+    `generated` conversations `harness` is their kind.
     """
 
     harness: str
@@ -108,6 +119,7 @@ class FamilyCell:
     proof: SessionProof | None = None
     failures: tuple[str, ...] = ()
     seconds: float = 0.0
+    generated: bool = False
 
     @property
     def name(self) -> str:
@@ -152,7 +164,7 @@ def proof_failures(proof: SessionProof, allowed: frozenset[str] = ALLOWED_BREAKS
     yield from (f"a call failed: {error}" for error in proof.errors)
     if proof.flaws:
         yield f"flaws {proof.flaws}"
-    if proof.trained_calls < proof.main:
+    if proof.trained_calls + proof.masked_calls < proof.main:
         yield f"{proof.trained_calls} of {proof.main} main calls are trained"
     if unexpected := proof.breaks.keys() - allowed:
         yield f"breaks by {', '.join(sorted(unexpected))}"

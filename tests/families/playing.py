@@ -31,8 +31,8 @@ class Played:
     refusal: str = ""
 
 
-class _Refused(Exception):
-    pass
+class Refused(Exception):
+    """A request was answered with an error: its status and message."""
 
 
 async def play(harness: RecordedHarness, endpoint: Endpoint, *, compacts: bool = False) -> Played:
@@ -48,7 +48,7 @@ async def play(harness: RecordedHarness, endpoint: Endpoint, *, compacts: bool =
             elif harness.notifies:
                 _notify(harness, played)
             await _prompt(http, harness, endpoint, SECOND_TASK, played)
-        except _Refused as error:
+        except Refused as error:
             played.refusal = str(error)
     return played
 
@@ -60,7 +60,7 @@ async def _prompt(
     harness.ask(prompt)
     played.texts += (prompt,)
     for _ in range(MOST_CALLS):
-        reply = harness.take(await _post(http, endpoint, harness.request()))
+        reply = harness.take(await post(http, endpoint, harness.request()))
         calls, played.answer = reply.calls, reply.text
         played.ran += tuple(call.command for call in calls)
         if not calls or harness.finish in (call.command for call in calls):
@@ -69,7 +69,7 @@ async def _prompt(
         harness.answer(calls, outputs)
         if harness.notifies and any(failed for _, failed in outputs):
             _notify(harness, played)
-    raise _Refused(f"the model still calls tools after {MOST_CALLS} replies")
+    raise Refused(f"the model still calls tools after {MOST_CALLS} replies")
 
 
 def _notify(harness: RecordedHarness, played: Played) -> None:
@@ -79,17 +79,17 @@ def _notify(harness: RecordedHarness, played: Played) -> None:
 
 
 async def _compact(http: aiohttp.ClientSession, harness: RecordedHarness, endpoint: Endpoint, played: Played) -> None:
-    await _post(http, endpoint, harness.ask_summary())
+    await post(http, endpoint, harness.ask_summary())
     harness.compact(SUMMARY)
     played.texts = (SYSTEM,)
 
 
-async def _post(http: aiohttp.ClientSession, endpoint: Endpoint, request: RecordedRequest) -> list[dict[str, Any]]:
-    """The events of the reply; raises `_Refused` if it is an error."""
+async def post(http: aiohttp.ClientSession, endpoint: Endpoint, request: RecordedRequest) -> list[dict[str, Any]]:
+    """The events of the reply; raises `Refused` if it is an error."""
     async with http.post(endpoint.base_url + request.path, json=request.body) as response:
         body = await response.text()
     if response.status != 200:
-        raise _Refused(f"{response.status} {_message(body)}")
+        raise Refused(f"{response.status} {_message(body)}")
     if response.content_type == "application/json":
         return [json.loads(body)]
     return [json.loads(line[6:]) for line in body.split("\n") if line.startswith("data: {")]

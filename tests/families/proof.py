@@ -16,7 +16,7 @@ import numpy as np
 from rolltap.calllog.facts import CallRow
 from rolltap.engine.scripted import Entry, logprob_of
 from rolltap.protocols.conversation import Message
-from rolltap.types import CallKind, Outcome, Segment, Trajectory
+from rolltap.types import CallKind, Origin, Outcome, Segment, Trajectory
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,8 @@ class SessionProof:
     """What a session came to.
 
     `continuing` counts the main calls that resend a recorded turn, `bridged` those of them whose prompt is, token for
-    token, their parent's prompt and output and something new. `violations` are sentences, `errors` the messages of
+    token, their parent's prompt and output and something new. `masked_calls` are those of which a rule of the session
+    masks all tokens. `violations` are sentences, `errors` the messages of
     calls that failed.
     """
 
@@ -38,32 +39,43 @@ class SessionProof:
     flaws: dict[str, int] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
     violations: tuple[str, ...] = ()
+    masked_calls: int = 0
     handles: tuple[str, ...] = ()
     """Ids of our own that stand in a prompt: a model is to see those that it sampled, or such as its family has."""
 
 
 def prove(
-    rows: Sequence[CallRow], trajectory: Trajectory, journal: Sequence[Entry], decode: Callable[[list[int]], str]
+    rows: Sequence[CallRow],
+    trajectory: Trajectory,
+    journal: Sequence[Entry],
+    decode: Callable[[list[int]], str],
+    *,
+    origin: Origin | None = None,
+    before: Sequence[CallRow] = (),
 ) -> SessionProof:
-    """`rows` are the session's calls in the store, `journal` the engine's entries of the session."""
+    """`rows` are the session's calls in the store, `journal` the engine's entries of the session.
+
+    Of a fork, `before` are the calls of the sessions from which it comes, whose entries are in `journal`, too.
+    """
     asked = {entry.id: entry for entry in journal}
     kinds = {one.call_id: one.kind for one in trajectory.classifications}
     completed = [row for row in rows if row.completion and row.completion.outcome is Outcome.COMPLETED]
     main = [row for row in completed if kinds.get(row.intent.id) is CallKind.MAIN]
-    by_id = {row.intent.id: row for row in completed}
+    by_id = {row.intent.id: row for row in (*before, *completed)}
     reasons = Counter(row.intent.break_.reason.value for row in main if row.intent.break_)
-    violations = [*_call_violations(completed, asked), *_segment_violations(trajectory, asked)]
-    strays = asked.keys() - {row.intent.id for row in rows}
+    violations = [*_call_violations(completed, asked), *_segment_violations(trajectory, asked, by_id)]
+    strays = asked.keys() - {row.intent.id for row in (*before, *rows)}
     return SessionProof(
         calls=len(rows),
         main=len(main),
         continuing=sum(row.intent.parent_id is not None for row in main),
-        bridged=sum(_is_bridged(row, by_id) for row in main),
+        bridged=sum(_is_bridged(row, by_id, origin) for row in main),
         trained_calls=sum(turn.trained for segment in trajectory.segments for turn in segment.turns),
         trained_tokens=sum(int(segment.loss_mask.sum()) for segment in trajectory.segments),
         breaks=dict(reasons),
         flaws=dict(Counter(row.completion.flaw.value for row in completed if row.completion and row.completion.flaw)),
         errors=tuple(row.completion.error for row in rows if row.completion and row.completion.error),
+        masked_calls=sum(not _unmasked(row, len(row.completion.output_ids)).any() for row in main if row.completion),
         violations=(*violations, *(f"the engine was asked for {stray}, which is not on record" for stray in strays)),
         handles=tuple(_handles(completed, [decode(entry.prompt_ids) for entry in journal])),
     )
@@ -76,11 +88,12 @@ def _handles(completed: Sequence[CallRow], prompts: Sequence[str]) -> Iterator[s
         yield from (call.id for call in message.tool_calls if any(call.id in prompt for prompt in prompts))
 
 
-def _is_bridged(row: CallRow, completed: dict[str, CallRow]) -> bool:
+def _is_bridged(row: CallRow, completed: dict[str, CallRow], origin: Origin | None) -> bool:
     parent = completed.get(row.intent.parent_id or "")
     if parent is None or parent.completion is None or row.intent.break_ is not None:
         return False
-    context = np.concatenate([parent.prompt_ids, parent.completion.output_ids])
+    kept = origin.at if origin is not None and origin.call_id == parent.intent.id else None
+    context = np.concatenate([parent.prompt_ids, parent.completion.output_ids[:kept]])
     return np.array_equal(row.prompt_ids[: len(context)], context)
 
 
@@ -101,7 +114,9 @@ def _call_violations(completed: Sequence[CallRow], asked: dict[str, Entry]) -> I
             yield f"call {row.intent.id} has no break, and the engine saw one"
 
 
-def _segment_violations(trajectory: Trajectory, asked: dict[str, Entry]) -> Iterator[str]:
+def _segment_violations(
+    trajectory: Trajectory, asked: dict[str, Entry], completed: dict[str, CallRow]
+) -> Iterator[str]:
     for number, segment in enumerate(trajectory.segments):
         mask = np.zeros(len(segment), bool)
         logprobs = np.zeros(len(segment), np.float32)
@@ -116,9 +131,18 @@ def _segment_violations(trajectory: Trajectory, asked: dict[str, Entry]) -> Iter
             if sampled != entry.output[: len(sampled)]:
                 yield f"segment {number}: call {turn.call_id} has other tokens than the engine sampled"
             if turn.trained:
-                mask[turn.start : turn.end] = True
+                mask[turn.start : turn.end] = _unmasked(completed[turn.call_id], len(sampled))
                 logprobs[turn.start : turn.end] = _logprobs(sampled)
-        yield from _array_violations(number, segment, mask, logprobs)
+        yield from _array_violations(number, segment, mask, np.where(mask, logprobs, 0))
+
+
+def _unmasked(row: CallRow, size: int) -> np.ndarray:
+    """Which of the call's tokens no rule of the session masks."""
+    unmasked = np.ones(size, bool)
+    assert row.completion is not None
+    for start, end in row.completion.masked:
+        unmasked[start:end] = False
+    return unmasked
 
 
 def _array_violations(number: int, segment: Segment, mask: np.ndarray, logprobs: np.ndarray) -> Iterator[str]:

@@ -42,6 +42,7 @@ def write_report(cells: Iterable[Cell]) -> list[str]:
         "sampling": "each token split in two at a place that is drawn with the reply's length as seed",
         "counts": counts(whole),
         "grid": grid(whole),
+        "generated": generated(whole),
         "cells": whole,
     }
     REPORT.parent.mkdir(exist_ok=True)
@@ -59,6 +60,12 @@ def counts(cells: Sequence[Cell]) -> dict[str, int]:
         "violations": sum(len(proof["violations"]) for proof in proofs),
         **{key: sum(proof[key] for proof in proofs) for key in ("calls", "continuing", "bridged", "trained_tokens")},
     }
+
+
+def generated(cells: Sequence[Cell]) -> dict[str, dict[str, int]]:
+    """What the generated conversations of each kind come to."""
+    kinds = dict.fromkeys(cell["harness"] for cell in cells if cell.get("generated"))
+    return {kind: counts([cell for cell in cells if cell["harness"] == kind]) for kind in kinds}
 
 
 def grid(cells: Sequence[Cell]) -> list[list[str]]:

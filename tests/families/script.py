@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from rolltap.engine.scripted import Prompt, ScriptedReply, ToolUse
 
@@ -65,15 +66,25 @@ class SessionScript:
         return replies.pop(0) if replies else ScriptedReply(say="Done.", split="odd")
 
 
+class Replies(Protocol):
+    """What a session's model says."""
+
+    def next(self, prompt: Prompt) -> ScriptedReply: ...
+
+
 class FamilyModel:
     """The scripted engine's reply function: each session has a script of its own."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
-        self._scripts: dict[str, SessionScript] = {}
+        self._scripts: dict[str, Replies] = {}
+
+    def put(self, session_id: str, replies: Replies) -> None:
+        """Gives a session its replies."""
+        self._scripts[session_id] = replies
 
     def add(self, session_id: str, run: RunTool, *, finish: str = "", summary: str = "", floods: bool = False) -> None:
-        self._scripts[session_id] = SessionScript(self.family, run, finish, summary, floods)
+        self.put(session_id, SessionScript(self.family, run, finish, summary, floods))
 
     def __call__(self, prompt: Prompt) -> ScriptedReply:
         script = self._scripts.get(prompt.session)

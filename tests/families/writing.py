@@ -59,6 +59,10 @@ class FamilyReplyWriter(ScriptedReplyWriter):
         stop = next((at for at, token in enumerate(ids) if token in self.stop_ids), len(ids))
         return self._split(ids[: stop + reply.end], reply.split)
 
+    def respelled(self, ids: Sequence[int]) -> list[int]:
+        """Other ids of the same text, where the vocabulary has such."""
+        return self._split(list(ids), "odd")
+
     def _sampled(self, reply: ScriptedReply, prompt: Sequence[int]) -> str:
         """What the family writes for the turn after the end of `prompt`, with the token that ends it."""
         tail = self.tokenizer.decode(list(prompt[-TAIL:]))
