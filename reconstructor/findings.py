@@ -159,6 +159,7 @@ def _tokens(replied: Sequence[Call]) -> Iterable[SessionFinding]:
         ("logprobs_positive", Grade.FATAL, _is_positive, "have log-probs above 0: they are not the sampler's"),
         ("logprobs_missing", Grade.FATAL, _lacks_logprobs, "have no log-probs, or not finite ones"),
         ("ids_unknown", Grade.FATAL, lambda call: call.flaw is Flaw.IDS_UNKNOWN, "have ids that no tokenizer knows"),
+        ("images_unknown", Grade.FATAL, lambda call: call.flaw is Flaw.IMAGES_UNKNOWN, "show images at unknown places"),
         ("tokens_missing", Grade.FATAL, lambda call: call.flaw is Flaw.TOKENS_MISSING, "have no token ids"),
         ("version_unknown", Grade.WARN, lambda call: call.flaw is Flaw.VERSION_UNKNOWN, "have no weight version"),
         ("calls_unparsable", Grade.WARN, lambda call: call.flaw is Flaw.TOOL_CALL_UNPARSABLE, "hold a broken call"),

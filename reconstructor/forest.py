@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rolltap.errors import RecordCorrupt
-from rolltap.types import Call, Int32, Outcome, common_length
+from rolltap.types import Call, Int32, Outcome, common_length, images_differ_at
 
 __all__ = ["PrefixNode", "TokenForest", "common_prefix"]
 
@@ -100,8 +100,9 @@ class TokenForest:
             groups: list[list[PrefixNode]] = []
             for node in nodes:
                 for group in groups:
-                    first = group[0].call
-                    if first.policy == node.call.policy and np.array_equal(first.prompt_ids, node.call.prompt_ids):
+                    first, call = group[0].call, node.call
+                    is_alike = first.policy == call.policy and first.images == call.images
+                    if is_alike and np.array_equal(first.prompt_ids, call.prompt_ids):
                         group.append(node)
                         break
                 else:
@@ -133,16 +134,17 @@ class TokenForest:
         return None
 
 
-def common_prefix(prompt: Int32, parent: Call) -> int:
-    """The number of leading ids of `prompt` that equal the parent's prompt and output."""
-    shared = common_length(prompt, parent.prompt_ids)
-    if shared < len(parent.prompt_ids):
-        return shared
-    return shared + common_length(prompt[shared:], parent.output_ids)
+def common_prefix(call: Call, parent: Call) -> int:
+    """The number of leading ids of `call`'s prompt that are the parent's prompt and output, up to a different image."""
+    shared = common_length(call.prompt_ids, parent.prompt_ids)
+    if shared == len(parent.prompt_ids):
+        shared += common_length(call.prompt_ids[shared:], parent.output_ids)
+    return min(shared, images_differ_at(call.images, parent.images))
 
 
 def _extends(call: Call, earlier: Call) -> bool:
-    """Whether `call`'s prompt begins with the whole prompt and output of an earlier call of the same policy.
+    """Whether `call`'s prompt begins with the whole prompt, images included, and output of an earlier call of the same
+    policy.
 
     Ids give the order, but the clocks of two proxies differ, so a recorded parent may have a later id. A parent's
     output is not empty, so its prompt is always shorter, and links cannot form a cycle.
@@ -154,6 +156,7 @@ def _extends(call: Call, earlier: Call) -> bool:
         and end <= len(call.prompt_ids)
         and np.array_equal(call.prompt_ids[middle:end], earlier.output_ids)
         and np.array_equal(call.prompt_ids[:middle], earlier.prompt_ids)
+        and images_differ_at(call.images, earlier.images) >= end
     )
 
 

@@ -257,7 +257,7 @@ def _lacks_a_beginning(node: PrefixNode, before: Mapping[str, PrefixNode]) -> bo
     earlier = before.get(node.id)
     if earlier is None:
         return True
-    shared = common_prefix(node.call.prompt_ids, earlier.call)
+    shared = common_prefix(node.call, earlier.call)
     return _frame(node) == _frame(earlier) and shared < len(earlier.call.prompt_ids)
 
 
@@ -522,7 +522,7 @@ def _unused(forest: TokenForest, threads: Threads) -> Iterator[str]:
 
 def _is_about(node: PrefixNode, first: PrefixNode) -> bool:
     """Whether a request contains what a conversation's `first` request has beside the frame that they share."""
-    own = first.call.prompt_ids[common_prefix(node.call.prompt_ids, first.call) :]
+    own = first.call.prompt_ids[common_prefix(node.call, first.call) :]
     return len(own) > 0 and quoted_share(node.call.prompt_ids, own) >= ABOUT
 
 

@@ -226,7 +226,7 @@ def _named_parent(forest: TokenForest, node: PrefixNode) -> PrefixNode | None:
 def _measured(recorded: Break, node: PrefixNode, named: PrefixNode | None) -> Break:
     if named is None:
         return replace(recorded, call_id=node.id, parent_id=None, token_index=0)
-    return replace(recorded, call_id=node.id, token_index=common_prefix(node.call.prompt_ids, named.call))
+    return replace(recorded, call_id=node.id, token_index=common_prefix(node.call, named.call))
 
 
 def _reason(node: PrefixNode, named: PrefixNode) -> BreakReason:

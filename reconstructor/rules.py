@@ -45,6 +45,7 @@ class MaskReason(StrEnum):
     REFUSED = "refused"
     TOKENS_MISSING = "tokens_missing"  # no token ids: passed through as text, or nothing was sampled
     IDS_UNKNOWN = "ids_unknown"  # ids that the policy's tokenizer does not have
+    IMAGES_UNKNOWN = "images_unknown"  # its prompt shows images, and which ids stand for which is not on record
     UNDELIVERED = "undelivered"
     LOGPROBS_MISSING = "logprobs_missing"
     LOGPROBS_NOT_FINITE = "logprobs_not_finite"
@@ -168,6 +169,8 @@ def unusable(call: Call) -> MaskReason | None:
         return MaskReason.TOKENS_MISSING
     if call.flaw is Flaw.IDS_UNKNOWN:  # no model has them, not even as context
         return MaskReason.IDS_UNKNOWN
+    if call.flaw is Flaw.IMAGES_UNKNOWN:
+        return MaskReason.IMAGES_UNKNOWN
     if call.delivered is False:
         return MaskReason.UNDELIVERED
     return None

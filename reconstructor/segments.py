@@ -72,6 +72,7 @@ def build_segment(plan: SegmentPlan, spans: Mapping[str, SpanPair], purposes: Ma
         agent=purpose.agent,
         kind=purpose.kind,
         extras=_extras(trained, [node.call for node in plan.path], length),
+        images=last.images,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rolltap.calllog.codec import part_hash
 from rolltap.calllog.facts import (
     CallCompletion,
     CallIntent,
@@ -158,7 +159,11 @@ class MemoryCallLog:
         items: tuple[bytes, ...] = ()
         for intent in reversed(ancestors):
             items = extend_items(intent.id, items, intent.request)
-        return replace(ancestors[0].request, items=items, items_shared=0)
+        return replace(ancestors[0].request, items=items, items_shared=0, images=())
+
+    async def images(self, digests: Collection[str]) -> Mapping[str, bytes]:
+        images = {part_hash(image).hex(): image for one in self._intents.values() for image in one.request.images}
+        return {digest: images[digest] for digest in digests if digest in images}
 
     async def may_lack_facts(self) -> bool:
         return False

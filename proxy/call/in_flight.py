@@ -27,7 +27,7 @@ from rolltap.proxy.call.policy import CallEvent, Policy, Put
 from rolltap.proxy.continuation.forest import role_of
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.sessions.live_session import LiveSession
-from rolltap.types import CallKind, CallShape, Finish, Outcome, Session
+from rolltap.types import CallKind, CallShape, Finish, Flaw, Outcome, Session
 
 KINDS = frozenset(CallKind)
 
@@ -150,7 +150,10 @@ class InFlightRequest:
             policy=self.policy.name,
             dialect=request.dialect,
             new_ids=plan.prompt_ids[plan.shared :],
-            request=RequestParts(request.head, request.items[plan.items_shared :], plan.items_shared, request.fixed),
+            request=RequestParts(
+                *(request.head, request.items[plan.items_shared :], plan.items_shared, request.fixed),
+                images=call.new_images() if plan.images else (),
+            ),
             parent_id=plan.parent.call_id if plan.parent else None,
             shared=plan.shared,
             break_=plan.break_,
@@ -163,13 +166,14 @@ class InFlightRequest:
             shape=shape_of(request, plan, self.policy.source.unapplied(request, temperature)),
             lineage=msgspec.msgpack.encode(plan.lineage),
             injected=plan.injected,
+            images=plan.images,
         )
 
     def completion(self, call: OpenCall, outcome: Outcome, problem: str) -> CallCompletion:
         """The completion row of a call, durable before the reply's terminal event is sent."""
         sampled, choice = call.sampled, call.choice
         logprobs = np.asarray(sampled.logprobs, np.float32)
-        flaw = sampled.flaw(logprobs) or call.flaw
+        flaw = call.flaw if call.flaw is Flaw.IMAGES_UNKNOWN else sampled.flaw(logprobs) or call.flaw
         counted = call.usage is not None or len(call.prompt) > 0
         finish = Finish.ABORT if outcome is Outcome.ABORTED else Finish.ERROR
         if outcome is Outcome.COMPLETED and choice is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from rolltap.calllog.facts import CallRow, until
+from rolltap.images import file_of
 from rolltap.protocols.conversation import Choice, Usage
 from rolltap.proxy.continuation.call_node import CallNode
 from rolltap.proxy.continuation.plan import PromptPlan
@@ -125,6 +126,7 @@ class OpenCall:
     usage: Usage | None = None  # token counts that the upstream reports
     reasoning_tokens: int = 0
     flaw: Flaw | None = None
+    image_urls: Mapping[str, str] = field(default_factory=dict)  # of the prompt's images, by `PromptImage.digest`
     masked: tuple[tuple[int, int], ...] = ()  # spans of the sampled tokens that the session's rules leave without loss
     unknown_finish: str = ""  # the engine's reason for the end, if rolltap does not know it
     problem: str = ""  # why the call is an engine error although its client gets the reply
@@ -134,7 +136,12 @@ class OpenCall:
         """Replaces the plan by one with the prompt that the upstream reports."""
         self.plan, self.prompt = plan, plan.prompt_ids.tolist()
         self.node.prompt_ids, self.node.shared = plan.prompt_ids, plan.shared
-        self.node.break_, self.node.injected = plan.break_, plan.injected
+        self.node.break_, self.node.injected, self.node.images = plan.break_, plan.injected, plan.images
+
+    def new_images(self) -> tuple[bytes, ...]:
+        """The files of the images that the parent's prompt has not."""
+        added = (image for image in self.plan.images if image.start >= self.plan.shared)
+        return tuple(file_of(self.image_urls[image.digest]) for image in added)
 
     def sampling_sent(self) -> dict[str, Any]:
         """The sampling parameters sent to the engine, in their recorded form: of a grammar, which the request's tools

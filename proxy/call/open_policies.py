@@ -7,6 +7,7 @@ from pathlib import Path
 import aiohttp
 
 from rolltap.errors import ConfigError
+from rolltap.images import ImageReader, ImageRule, lacks_pillow
 from rolltap.protocols.dialects import known_dialects
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.policies import Policies
@@ -15,6 +16,7 @@ from rolltap.proxy.call.sources.chat import ChatSource
 from rolltap.proxy.call.sources.passthrough import PassthroughSource
 from rolltap.proxy.call.sources.tokens import TokenSource
 from rolltap.proxy.continuation.fit import Fitting, find_fitting
+from rolltap.proxy.continuation.images import NONE_SHOWN, PromptImages
 from rolltap.proxy.continuation.plan import Continuation, ParentFinder
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
@@ -25,7 +27,7 @@ from rolltap.proxy.engines.registry import check_engine, is_chat_engine, open_ch
 from rolltap.settings import PolicySettings, Settings
 from rolltap.tokenizer import HubTokenizer, read_tokenizer
 
-FittedRenderer = tuple[TokenRenderer, Fitting]
+FittedRenderer = tuple[TokenRenderer, Fitting, PromptImages]
 
 
 def open_policies(
@@ -52,13 +54,13 @@ def open_policies(
             policies[name] = Policy(name, policy, vendor, relaying[name])
         elif policy.engine in upstreams:
             upstream = upstreams[policy.engine]
-            policies[name] = Policy(name, policy, upstream, ChatSource(policy, upstream, ParentFinder(name, handles)))
+            finder = ParentFinder(name, handles)
+            policies[name] = Policy(name, policy, upstream, ChatSource(policy, upstream, finder, _located(policy)))
         else:
             engine = token_engines[policy.engine]
-            continuation = _continuation(name, policy, handles, models)
-            policies[name] = Policy(
-                name, policy, engine, TokenSource(name, policy, engine, continuation, prompts=prompts)
-            )
+            continuation, images = _continuation(name, policy, handles, models)
+            source = TokenSource(name, policy, engine, continuation, prompts=prompts, images=images)
+            policies[name] = Policy(name, policy, engine, source)
     return Policies(policies), relaying
 
 
@@ -84,7 +86,7 @@ def _tokenizer_folder(name: str, policy: PolicySettings) -> Path:
 
 def _continuation(
     name: str, policy: PolicySettings, handles: Handles, models: dict[tuple[str, str, str], FittedRenderer]
-) -> Continuation:
+) -> tuple[Continuation, PromptImages]:
     """`models`: what policies of one model share. A large vocabulary takes a hundred megabytes, an audit a second."""
     folder = _tokenizer_folder(name, policy)
     if policy.family and policy.tool_format:
@@ -99,11 +101,29 @@ def _continuation(
             if policy.family
             else TemplateRenderer(tokenizer, policy.tool_format)
         )
-        models[model] = fresh, find_fitting(fresh)
-    renderer, fitting = models[model]
+        models[model] = fresh, find_fitting(fresh), _images(folder, fresh)
+    renderer, fitting, images = models[model]
     levels = renderer.efforts.levels
     if policy.pin.effort is not None and policy.pin.effort not in levels:
         known = ", ".join(levels) or "none"
         why = f"the model's prompt has no level {policy.pin.effort!r}; it has: {known}"
         raise ConfigError(f"settings: policies.{name}.pin.effort: {why}")
-    return Continuation(name, renderer, handles, policy.history_thinking, fitting)
+    return Continuation(name, renderer, handles, policy.history_thinking, fitting), images
+
+
+def _images(folder: Path, renderer: TokenRenderer) -> PromptImages:
+    """What prompts of the model in `folder` show of images."""
+    rule = ImageRule.of(folder)
+    if rule is None:
+        return NONE_SHOWN
+    if why := lacks_pillow():
+        return PromptImages(why=why)
+    if not renderer.image_roles:
+        return PromptImages(why="its prompts are not written by the model's own chat template (leave out `family`)")
+    return PromptImages(ImageReader(rule), renderer.image_roles)
+
+
+def _located(policy: PolicySettings) -> PromptImages:
+    """The images of a chat upstream's prompts: they can be found if the policy names the model's folder."""
+    rule = ImageRule.of(Path(policy.tokenizer)) if policy.tokenizer and not lacks_pillow() else None
+    return NONE_SHOWN if rule is None else PromptImages(ImageReader(rule), frozenset({"user", "tool"}))

@@ -10,7 +10,7 @@ import numpy as np
 from rolltap.protocols.cache_space import message_bytes
 from rolltap.protocols.conversation import Message
 from rolltap.proxy.continuation.canonical import DIGEST_BYTES, thought_digest
-from rolltap.types import Break, BreakReason, InjectedMessage, Int32, Outcome
+from rolltap.types import Break, BreakReason, InjectedMessage, Int32, Outcome, PromptImage
 
 CALL_BYTES = 1200
 """Estimated bytes of a node, without its ids, digests and reply."""
@@ -52,9 +52,9 @@ class CallNode:
     """
 
     __slots__ = (
-        "_prompt", "break_", "call_id", "context_digest", "dialect", "fitted", "holds_thinking", "injected", "items",
-        "lineage", "outcome", "output_ids", "parent", "prompt_length", "recorded", "reply", "role", "shared", "thought",
-        "variant", "weighed",
+        "_prompt", "break_", "call_id", "context_digest", "dialect", "fitted", "holds_thinking", "images", "injected",
+        "items", "lineage", "outcome", "output_ids", "parent", "prompt_length", "recorded", "reply", "role", "shared",
+        "thought", "variant", "weighed",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +69,7 @@ class CallNode:
         self.call_id = call_id
         self.dialect = ""  # of its request
         self.fitted: tuple[str, ...] = ()  # the rules that made its prompt fit
+        self.images: tuple[PromptImage, ...] = ()  # of the whole prompt
         self.role = ""  # of the caller, by the session's owner
         self.injected: tuple[InjectedMessage, ...] = ()  # after a break all, else those after `lineage.base`
         self.parent = parent
@@ -208,5 +209,6 @@ class CallNode:
 
 
 def same_context(a: CallNode, b: CallNode) -> bool:
-    """Whether two calls have the same prompt and output tokens."""
-    return a.context_length == b.context_length and np.array_equal(a.context_ids(), b.context_ids())
+    """Whether two calls have the same prompt and output tokens, and the same images."""
+    same_length = a.context_length == b.context_length and a.images == b.images
+    return same_length and np.array_equal(a.context_ids(), b.context_ids())

@@ -6,7 +6,7 @@ Harnesses re-serialise the messages that they send back. Two messages are equal 
 * tool-call ids and item ids (they are handles, which are compared separately), but a result must answer the call at the
   same place;
 * an assistant's text: white space at its edges; empty or absent; one string or parts;
-* other roles' text: one string of lines, or one part a line;
+* other roles' text: one string of lines, or one part a line, but not across an image;
 * thinking that the client dropped or trimmed (`thought_digest`);
 * the role `developer` or `system`;
 * text that the policy declares as volatile (`policies.NAME.ignore`), except in assistant messages.
@@ -32,7 +32,7 @@ import msgspec
 
 from rolltap.protocols.cache_space import ENTRY_BYTES, CacheSpace, WeighedCache, json_bytes, message_bytes
 from rolltap.protocols.contents import whole_members
-from rolltap.protocols.conversation import ChatRequest, Image, Message, Tool
+from rolltap.protocols.conversation import ChatRequest, Image, Message, Text, Tool
 
 DIGEST_BYTES = 16
 
@@ -91,9 +91,12 @@ def message_digest(message: Message, ignored: Sequence[re.Pattern[str]] = ()) ->
         for pattern in ignored:
             text = pattern.sub("", text)
     _field(hasher, text)
-    for part in message.parts:
-        if isinstance(part, Image):
-            _field(hasher, part.url)
+    images = {at: part for at, part in enumerate(message.parts) if isinstance(part, Image)}
+    for at, image in images.items():
+        _field(hasher, image.url)
+        texts = [place for place, part in enumerate(message.parts) if isinstance(part, Text) and part.text]
+        if texts and texts[-1] > at:
+            _field(hasher, f"before text {sum(place < at for place in texts)}")
     for call in message.tool_calls:
         _field(hasher, call.name)
         _field(hasher, canonical_arguments(call.arguments) if call.kind == "function" else call.arguments.strip())

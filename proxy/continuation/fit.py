@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rolltap.errors import InvalidRequest
-from rolltap.protocols.conversation import Message, Part, Text, Tool, ToolCall
+from rolltap.protocols.conversation import Image, Message, Part, Text, Tool, ToolCall
 from rolltap.proxy.continuation.forest import with_ids
 from rolltap.proxy.continuation.rendering import TokenRenderer, is_object
 
@@ -73,6 +73,11 @@ def _user(text: str) -> Message:
     return Message("user", (Text(text),))
 
 
+def _as_user(text: str, result: Message) -> Message:
+    """A user's message with a result's text in other words, and its images."""
+    return Message("user", (Text(text), *(part for part in result.parts if isinstance(part, Image))))
+
+
 def _joined(messages: Sequence[Message]) -> Message:
     """One message with the parts and calls of all, which have the same role. Empty texts add nothing."""
     parts: list[Part] = []
@@ -111,7 +116,7 @@ def _calls_as_text(messages: list[Message], reply: Message | None) -> list[Messa
     out: list[Message] = []
     for message in messages:
         if message.role == "tool":
-            message = _user(f"<tool_response>\n{message.text}\n</tool_response>")
+            message = _as_user(f"<tool_response>\n{message.text}\n</tool_response>", message)
         elif message.tool_calls:
             blocks = [
                 f'<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments or "{}"}}}\n</tool_call>'
@@ -160,7 +165,7 @@ def _results_as_text(messages: list[Message], reply: Message | None) -> list[Mes
         elif message.role == "tool" and all(
             call.id != message.tool_call_id for each in turn for call in each.tool_calls
         ):
-            message = _user(f"[result of {message.name or 'a tool'}]\n{message.text}")
+            message = _as_user(f"[result of {message.name or 'a tool'}]\n{message.text}", message)
         out.append(message)
     return out
 
@@ -274,7 +279,9 @@ def _arguments_as_object(messages: list[Message], reply: Message | None) -> list
 def _text_added(messages: list[Message], reply: Message | None) -> list[Message]:
     """Messages without text and calls say that they are empty."""
     return [
-        message if message.text or message.tool_calls else msgspec.structs.replace(message, parts=(Text(EMPTY),))
+        message
+        if message.text or message.tool_calls or any(isinstance(part, Image) for part in message.parts)
+        else msgspec.structs.replace(message, parts=(Text(EMPTY),))
         for message in messages
     ]
 

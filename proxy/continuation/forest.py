@@ -428,7 +428,7 @@ class Forest:
             parent = self.nodes.get(intent.parent_id) if intent.parent_id else None
             node = CallNode(intent.id, parent, lineage, row.prompt_ids, intent.shared, intent.break_)
             node.dialect, node.fitted, node.recorded = intent.dialect, intent.shape.fitted, True
-            node.role, node.injected = intent.shape.role, intent.injected
+            node.role, node.injected, node.images = intent.shape.role, intent.injected, intent.images
             self._injects = self._injects or bool(node.injected)
             self.add(node)
         if done is not None:

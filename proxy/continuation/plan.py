@@ -36,8 +36,18 @@ from rolltap.proxy.continuation.forest import (
     recorded_calls,
     role_of,
 )
+from rolltap.proxy.continuation.images import NONE_SHOWN
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
-from rolltap.types import TOOLS_NOT_SHOWN, Break, BreakReason, InjectedMessage, Int32, common_length
+from rolltap.types import (
+    TOOLS_NOT_SHOWN,
+    Break,
+    BreakReason,
+    InjectedMessage,
+    Int32,
+    PromptImage,
+    common_length,
+    images_differ_at,
+)
 
 SUMMARY_MIN_CHARACTERS = 32
 """Minimum length of a reply that counts as quoted when it reappears in another role."""
@@ -78,12 +88,13 @@ class PromptPlan:
     fitted: tuple[str, ...] = ()  # the rules that made the prompt's messages fit the template
     messages: tuple[Message, ...] = ()  # for an upstream that renders them: the request's, as turns
     injected: tuple[InjectedMessage, ...] = ()  # by the session's rules; see `CallIntent.injected`
+    images: tuple[PromptImage, ...] = ()  # all of the prompt's
 
     def node(self, call_id: str, items: tuple[bytes, ...] = ()) -> CallNode:
         """The forest node of the planned call. `items`: the items of its request."""
         node = CallNode(call_id, self.parent, self.lineage, self.prompt_ids, self.shared, self.break_)
         node.items = items
-        node.fitted, node.injected = self.fitted, self.injected
+        node.fitted, node.injected, node.images = self.fitted, self.injected, self.images
         return node
 
 
@@ -103,6 +114,18 @@ class RequestPlace(NamedTuple):
     request: ChatRequest
 
 
+class RenderedPrompt(NamedTuple):
+    """A prompt's ids, the rules that made its messages fit, why it does not continue its parent, and its images.
+
+    Without `ids`, it could not be made as it was tried.
+    """
+
+    ids: Sequence[int] | Int32 | None = None
+    rules: tuple[str, ...] = ()
+    reason: BreakReason | None = None
+    images: tuple[PromptImage, ...] = ()
+
+
 class ParentFinder:
     """Finds the parents of a policy's calls. Upstreams that render prompts themselves need nothing more."""
 
@@ -116,7 +139,7 @@ class ParentFinder:
         request = place.request
         empty = np.empty(0, np.int32)
         if place.duplicate is not None:
-            plan = self.with_prompt(self._repeat(place.duplicate, call_id, forest, request, place), empty)
+            plan = self.with_prompt(self._repeat(place.duplicate, call_id, forest, request, place), empty, ())
         else:
             plan = self._plan_for(call_id, forest, request, place, empty, None)
         node, covered = place.match.context, place.outline.lead + place.match.covered
@@ -144,14 +167,14 @@ class ParentFinder:
             calls |= {call.id: recorded for call, recorded in zip(echoed, sampled, strict=False)}
         return [*messages[:first], *as_recorded(messages[first:], calls)]
 
-    def with_prompt(self, plan: PromptPlan, prompt: Int32) -> PromptPlan:
-        """The plan with the prompt ids that the upstream reports. A parent that they prove removes the break."""
-        shared = _common_prefix(prompt, plan.parent)
+    def with_prompt(self, plan: PromptPlan, prompt: Int32, images: tuple[PromptImage, ...]) -> PromptPlan:
+        """The plan with the prompt that the upstream reports. A parent that it proves removes the break."""
+        shared = _common_prefix(prompt, images, plan.parent)
         break_ = plan.break_
         if break_ is not None:
             proven = plan.parent is not None and 0 < len(plan.parent.context_ids()) == shared
             break_ = None if proven else replace(break_, token_index=shared)
-        plan = replace(plan, prompt_ids=prompt, shared=shared, break_=break_)
+        plan = replace(plan, prompt_ids=prompt, shared=shared, break_=break_, images=images)
         return replace(plan, injected=_own(plan.injected, plan)) if plan.injected else plan
 
     def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
@@ -190,6 +213,7 @@ class ParentFinder:
             *(ids, parent, shared, break_, lineage, items, quotes, follows),
             fitted=duplicate.fitted,
             injected=duplicate.injected,
+            images=duplicate.images,
         )
 
     def _plan_for(
@@ -200,12 +224,13 @@ class ParentFinder:
         place: RequestPlace,
         prompt: Int32,
         reason: BreakReason | None,
+        images: tuple[PromptImage, ...] = (),
     ) -> PromptPlan:
         """The plan for `prompt`. `reason`: why it does not continue `match.context`, if the caller knows it."""
         outline, match = place.outline, place.match
         nearest = match.context or match.node or match.other_frame or self._last_named(forest, request)
         parent = nearest if nearest is not None and nearest.recorded else None
-        shared = _common_prefix(prompt, parent)
+        shared = _common_prefix(prompt, images, parent)
         quotes, follows = _quoted_replies(forest, request, place), self._followed(forest, request, place)
         if match.context is None:
             reason = BreakReason.COMPACTION if quotes else self._unmatched(forest, outline, match, nearest)
@@ -218,7 +243,8 @@ class ParentFinder:
                 reason, call_id, nearest.call_id if nearest else None, shared, outline.place_in_request(match.proven)
             )
         lineage = outline.lineage(match.covered if match.context is not None else 0)
-        return PromptPlan(prompt, parent, shared, break_, lineage, _shared_items(request, parent), quotes, follows)
+        items = _shared_items(request, parent)
+        return PromptPlan(prompt, parent, shared, break_, lineage, items, quotes, follows, images=images)
 
     def _last_named(self, forest: Forest, request: ChatRequest) -> CallNode | None:
         """The call of the request's last assistant message, by its handles. Used if no message matches the record."""
@@ -266,6 +292,7 @@ class Continuation(ParentFinder):
         self.call_beginnings = CallBeginnings(renderer, self.fitting)
         self.call_grammars = CallGrammars(renderer, self.fitting)
         self._drops_thinking = drops_thinking(renderer)
+        self.images = NONE_SHOWN
 
     def steps(
         self,
@@ -298,23 +325,27 @@ class Continuation(ParentFinder):
         node, covered = match.context, outline.lead + match.covered
         injected = forest.injected(outline, match, role_of(request))
         new = [each for each in injected if each.place >= match.covered]
-        ids, rules, reason = None, (), self._known_break(match, request.messages[covered:], keeps=keeps)
+        reason = self._known_break(match, request.messages[covered:], keeps=keeps)
+        rendered = RenderedPrompt()
         if node is not None and reason is None:
             edited = any(message.role == "assistant" for message in request.messages[covered:])
             size = weight(request, 0 if edited else len(node.items)) + sum(len(each.text) for each in new)
             messages = self._with_given_ids(forest, request.messages, node, covered, whole=edited)
             messages = with_injected(messages, new, outline)
             work = partial(self._continue, renderer, node, messages, covered, request.tools, thinking=thinking)
-            ids, rules, reason = yield size, work
-        if ids is None:
+            rendered = yield size, work
+            reason = rendered.reason
+        if rendered.ids is None:
             messages = with_injected(self._with_given_ids(forest, request.messages), injected, outline)
             size = weight(request) + sum(len(each.text) for each in injected)
-            ids, rules = yield size, partial(self._render, renderer, messages, request.tools, thinking)
+            rendered = yield size, partial(self._render, renderer, messages, request.tools, thinking)
+        ids, rules, images = rendered.ids, rendered.rules, rendered.images
+        assert ids is not None
         prompt = np.asarray([*ids, *beginning] if beginning else ids, np.int32)
         if duplicate is not None and match.context is None:
-            plan = self.with_prompt(self._repeat(duplicate, call_id, forest, request, place), prompt)
+            plan = self.with_prompt(self._repeat(duplicate, call_id, forest, request, place), prompt, images)
         else:
-            plan = self._plan_for(call_id, forest, request, place, prompt, reason)
+            plan = self._plan_for(call_id, forest, request, place, prompt, reason, images)
         fitted = (*rules, TOOLS_NOT_SHOWN) if request.tools and not self.fitting.shows_tools else rules
         lineage = msgspec.structs.replace(plan.lineage, thinking=thinking, call_beginning=len(beginning))
         return replace(plan, lineage=lineage, fitted=fitted, injected=_own(injected, plan))
@@ -330,13 +361,16 @@ class Continuation(ParentFinder):
         lineage = msgspec.structs.replace(lineage, call_beginning=given)
         quotes, follows = _quoted_replies(forest, request, place), self._followed(forest, request, place)
         items = _shared_items(request, begun)
-        return PromptPlan(prompt, begun, len(prompt), None, lineage, items, quotes, follows, begun.fitted)
+        more = {"fitted": begun.fitted, "images": begun.images}
+        return PromptPlan(prompt, begun, len(prompt), None, lineage, items, quotes, follows, **more)
 
     def _render(
         self, renderer: TokenRenderer, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool
-    ) -> tuple[list[int], tuple[str, ...]]:
-        fitted = self.fitting.whole(messages)
-        return renderer.render(fitted.messages, tools, thinking=thinking), fitted.rules
+    ) -> RenderedPrompt:
+        fitted = self.fitting.whole(self.images.shown(messages))
+        ids = renderer.render(fitted.messages, tools, thinking=thinking)
+        ids, images = self.images.expanded(ids, fitted.messages)
+        return RenderedPrompt(ids, fitted.rules, None, images)
 
     def _known_break(self, match: Match, new: Sequence[Message], *, keeps: bool) -> BreakReason | None:
         """Why `new` cannot continue the tokens of `match.context`, if that is known before rendering."""
@@ -357,32 +391,32 @@ class Continuation(ParentFinder):
         tools: Sequence[Tool],
         *,
         thinking: bool,
-    ) -> tuple[Int32 | None, tuple[str, ...], BreakReason | None]:
-        """The parent's tokens and the ids of the new messages, and the rules that made them fit. None: not continued.
-
-        The break's reason comes third, if there is one.
+    ) -> RenderedPrompt:
+        """The parent's tokens and the ids of the new messages. Without ids: not continued.
 
         A renderer gets only the end of the parent's prompt, so that long histories are not converted to lists.
         """
-        new = messages[covered:]
+        new = self.images.shown(messages[covered:])
         history = node.prompt_ids
         tail, output = history[-PROMPT_TAIL:].tolist(), node.output_ids.tolist()
-        ids, rules = None, ()
+        ids, rules, written = None, (), new
         if new and not any(message.role == "assistant" for message in new):
             fitted = self.fitting.new(new, messages[covered - 1])
-            ids = renderer.bridge(tail, output, fitted.messages, tools, thinking=thinking)
+            ids, written = renderer.bridge(tail, output, fitted.messages, tools, thinking=thinking), fitted.messages
             rules, reason = merged(node.fitted, fitted.rules), BreakReason.TEMPLATE_NOT_BRIDGEABLE
         else:
             reason = BreakReason.HISTORY_EDITED
             if new:
-                fitted = self.fitting.whole(messages, covered)
+                fitted = self.fitting.whole([*self.images.shown(messages[:covered]), *new], covered)
                 ids = renderer.splice(tail, output, fitted.messages, fitted.covered, tools, thinking=thinking)
+                written = fitted.messages[fitted.covered :]
                 rules = merged(node.fitted, fitted.rules)
         if ids is None:
-            return None, (), reason
+            return RenderedPrompt(reason=reason)
         bridged = None if reason is BreakReason.TEMPLATE_NOT_BRIDGEABLE else reason
+        ids, images = self.images.expanded(ids, written, skip=len(tail) + len(output), offset=node.context_length)
         whole = np.concatenate([history[: len(history) - len(tail)], np.asarray(ids, np.int32)])
-        return whole, rules, bridged
+        return RenderedPrompt(whole, rules, bridged, (*node.images, *images))
 
     def _follows_template(self, node: CallNode, new: Sequence[Message]) -> bool:
         """Whether the policy lets the template drop thinking here: before a new user message, if there is thinking."""
@@ -499,9 +533,11 @@ def _uses(message: Message, reply: Message | None) -> bool:
     return re.search(rf"(?<!\w){re.escape(text)}(?!\w)", whole) is not None
 
 
-def _common_prefix(prompt: Int32, parent: CallNode | None) -> int:
-    """The number of leading ids of `prompt` that equal the parent's prompt and output."""
-    return 0 if parent is None else common_length(prompt, parent.context_ids())
+def _common_prefix(prompt: Int32, images: Sequence[PromptImage], parent: CallNode | None) -> int:
+    """The number of leading ids of `prompt` that equal the parent's prompt and output, up to a different image."""
+    if parent is None:
+        return 0
+    return min(common_length(prompt, parent.context_ids()), images_differ_at(images, parent.images))
 
 
 def _shared_items(request: ChatRequest, parent: CallNode | None) -> int:

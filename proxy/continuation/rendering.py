@@ -10,13 +10,14 @@ import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, Protocol
 
 from cachetools import LRUCache
 
 from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import import_renderers
-from rolltap.protocols.conversation import TOOL_MEDIA, Image, Message, Text, Tool, ToolCall
+from rolltap.protocols.conversation import TOOL_ERROR, Image, Message, Text, Tool, ToolCall
 from rolltap.protocols.thinking import Efforts, find_efforts
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
 from rolltap.proxy.continuation.token_reader import TokenReader
@@ -47,6 +48,8 @@ class TokenRenderer(Protocol):
     """Whether `thinking` changes the prompt."""
     opens_thinking: bool
     """Whether a reply begins with thinking even if the prompt asks for none."""
+    image_roles: frozenset[str]
+    """The roles in whose messages the family writes images: one placeholder token for each."""
 
     def at_effort(self, level: str) -> TokenRenderer:
         """A renderer for prompts with effort level `level`, one of the family's `efforts`."""
@@ -96,7 +99,10 @@ class DeclaredTools:
 
 
 class FamilyRenderer:
-    """A `TokenRenderer` for a family of the `renderers` package ("qwen3", "glm-4.5", "gpt-oss", ...)."""
+    """A `TokenRenderer` for a family of the `renderers` package ("qwen3", "glm-4.5", "gpt-oss", ...). It writes no
+    images: a model's own chat template does."""
+
+    image_roles: frozenset[str] = frozenset()
 
     def __init__(self, family: str, tokenizer: HubTokenizer) -> None:
         renderers = import_renderers("token mode")
@@ -242,11 +248,9 @@ class FamilyRenderer:
 
 def template_row(message: Message, guard: Guard) -> dict[str, Any]:
     """A message in the form for chat templates, with all text guarded against special-token literals."""
-    if TOOL_MEDIA not in message.marks and any(isinstance(part, Image) for part in message.parts):
-        raise InvalidRequest("this policy's model does not accept images")
     row: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": guard(message.described),
+        "content": _content(message, guard),
     }
     if message.reasoning:
         row["reasoning_content"] = guard(message.reasoning)
@@ -261,6 +265,22 @@ def template_row(message: Message, guard: Guard) -> dict[str, Any]:
         if message.name:
             row["name"] = guard(message.name)
     return row
+
+
+def _content(message: Message, guard: Guard) -> str | list[dict[str, Any]]:
+    """The text of a message, or its texts and images in their order."""
+    if not any(isinstance(part, Image) for part in message.parts):
+        return guard(message.text)
+    runs = groupby(message.parts, lambda part: isinstance(part, Image))
+    parts: list[dict[str, Any]] = []
+    for are_images, run in runs:
+        if are_images:
+            parts += [{"type": "image"} for _ in run]
+        elif text := Message(message.role, tuple(run)).text:
+            parts.append({"type": "text", "text": guard(text)})
+    if message.is_error:
+        parts.insert(0, {"type": "text", "text": f"{TOOL_ERROR}\n"})
+    return parts
 
 
 def _calling_turn(new: Sequence[Message]) -> Message:

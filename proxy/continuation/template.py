@@ -22,6 +22,7 @@ import msgspec
 
 from rolltap.errors import ConfigError, InvalidRequest
 from rolltap.extras import install_line
+from rolltap.images import PLACEHOLDER
 from rolltap.protocols.conversation import Message, Part, Reasoning, Text, Tool, ToolCall
 from rolltap.protocols.thinking import Efforts, find_efforts
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
@@ -140,6 +141,7 @@ class TemplateRenderer:
         self._template = ChatTemplate(tokenizer.chat_template, special)
         self._takes_parts = not self._writes(_WORD) and self._writes([{"type": "text", "text": _WORD}])
         self._takes_argument_text = not self._writes_arguments({"name": _WORD}) and self._writes_arguments(_WORD)
+        self.image_roles = frozenset(role for role in ("user", "tool") if self._writes_image(role))
         self._close = self._turn_close()
         stops = {tokenizer.eos_token_id, self._close, *tokenizer.end_token_ids}
         self.stop_token_ids = tuple(sorted(stop for stop in stops if stop is not None))
@@ -201,7 +203,8 @@ class TemplateRenderer:
         """The messages in the form that this template reads."""
         rows = [template_row(message, self.tokenizer.guard) for message in messages]
         for row in rows if self._takes_parts else ():
-            row["content"] = [{"type": "text", "text": row["content"]}]
+            if isinstance(row["content"], str):
+                row["content"] = [{"type": "text", "text": row["content"]}]
         if self._takes_argument_text:
             for call in (call for row in rows for call in row.get("tool_calls", ())):
                 if not isinstance(call["function"]["arguments"], str):
@@ -214,6 +217,23 @@ class TemplateRenderer:
             return _WORD in self._template([{"role": "user", "content": content}], None, prompt=True, thinking=True)
         except self._template.error:
             return False
+
+    def _writes_image(self, role: str) -> bool:
+        """Whether the template writes one placeholder for an image in a message of this role."""
+        if self.tokenizer.convert_tokens_to_ids(PLACEHOLDER) is None:
+            return False
+        call = {"id": "aaaaaaaaa", "type": "function", "function": {"name": "look", "arguments": {}}}
+        history = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        row = {
+            "role": role,
+            "content": [{"type": "image"}, {"type": "text", "text": _WORD}],
+            "tool_call_id": "aaaaaaaaa",
+        }
+        try:
+            text = self._template([*(history if role == "tool" else ()), row], None, prompt=True, thinking=True)
+        except self._template.error:
+            return False
+        return text.count(PLACEHOLDER) == 1 and _WORD in text
 
     def _writes_arguments(self, arguments: Any) -> bool:
         """Whether the template writes a call's `arguments`."""

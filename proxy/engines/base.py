@@ -27,9 +27,19 @@ from rolltap.types import VersionSpan
 PauseMode = Literal["keep", "drain", "abort"]
 
 
+@dataclass(frozen=True, slots=True)
+class SentImage:
+    """An image of a prompt, as a data URL: ids `[start, end)` stand for it."""
+
+    start: int
+    end: int
+    url: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRequest:
-    """A request to an engine. `prompt_ids` is final: an engine never adds or removes a token.
+    """A request to an engine. `prompt_ids` is final: an engine never adds or removes a token. If there are `images`, it
+    says with the first tokens which prompt it has.
 
     Without `stream` nobody reads tokens before the end, so an engine may send all of them in one piece.
     """
@@ -51,6 +61,7 @@ class SampleRequest:
     origin_id: str = ""  # of a fork: the session that it was forked from
     extra: Mapping[str, Any] = field(default_factory=dict)  # penalties, structured output
     stream: bool = True
+    images: Sequence[SentImage] = ()
 
 
 NOTHING: Mapping[str, np.ndarray] = MappingProxyType({})
@@ -118,6 +129,7 @@ class EngineFacts:
     structured_output: bool = True  # a JSON schema for the reply is honoured
     grammars: bool = False  # it takes grammars that begin behind thinking, and tells the ids that they leave
     states_weights: bool = False  # it says the version that it serves, when asked (`StatesWeights`)
+    images: bool = False  # it takes images with a prompt of ids
 
 
 class ServedEngine(Protocol):

@@ -159,6 +159,7 @@ def _common(answers: Sequence[EngineFacts], replicas: int) -> EngineFacts:
         structured_output=all(facts.structured_output for facts in answers),
         grammars=all(facts.grammars for facts in answers),
         states_weights=all(facts.states_weights for facts in answers),
+        images=all(facts.images for facts in answers),
     )
 
 

@@ -60,6 +60,7 @@ class VllmEngine:
         self.receiver = VllmReceiver(name, self._http, whole=settings.kind == "rolltap")
         self._retries = retries
         self._grammars = settings.kind == "rolltap"
+        self._takes_images = settings.kind == "vllm"
         self._output: type[GenerateOutput] = GenerateOutput
 
     async def probe(self) -> EngineFacts:
@@ -85,6 +86,7 @@ class VllmEngine:
             notes=tuple(notes),
             grammars=self._grammars,
             states_weights=stated_version(info) is not None,
+            images=self._takes_images and self._output is GenerateOutput,
         )
 
     async def served_weights(self) -> int | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rolltap.contract.trainer import TokenScores
 from rolltap.decoding import from_json
-from rolltap.errors import EngineProtocolError
+from rolltap.errors import EngineProtocolError, EngineRefused
 from rolltap.proxy.engines.base import SampleChunk, SampleRequest, ScoreRequest
 from rolltap.proxy.engines.decode import (
     FINISHES,
@@ -115,11 +115,27 @@ def generate_body(request: SampleRequest) -> dict[str, Any]:
         "token_ids": request.prompt_ids,
         "sampling_params": params,
         **_streaming(request),
+        **(_images(request) if request.images else {}),
     }
 
 
+def _images(request: SampleRequest) -> dict[str, Any]:
+    """The images, and the ids with one placeholder for each: the server expands them itself, and echoes the result."""
+    ids, start = list[int](), 0
+    for image in request.images:
+        ids += request.prompt_ids[start : image.start + 1]
+        start = image.end
+    parts = [{"type": "image_url", "url": image.url} for image in request.images]
+    return {"token_ids": [*ids, *request.prompt_ids[start:]], "content_parts": parts, "return_token_ids": True}
+
+
 def completion_body(request: SampleRequest) -> dict[str, Any]:
-    """The body of `/v1/completions`. It has every parameter: `generation_config.json` would replace a missing one."""
+    """The body of `/v1/completions`. It has every parameter: `generation_config.json` would replace a missing one.
+
+    Raises `EngineRefused` for images, which this route does not take.
+    """
+    if request.images:
+        raise EngineRefused("vLLM takes images with token ids only if it was started with --enable-scale-out")
     body: dict[str, Any] = {
         "request_id": request.id,
         "model": request.model,

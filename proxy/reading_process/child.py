@@ -197,7 +197,8 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
 
         def make_answering() -> QuestionApp:
             reader, database = readers.own(), readers.log.database
-            ends, rebuilder = SessionEnds(readers.log, trajectories), LocalRebuilder(database, trajectories)
+            ends = SessionEnds(readers.log, trajectories)
+            rebuilder = LocalRebuilder(database, trajectories, readers.log.images)
             pages, saved, selections = Pages(reader, database.name), SavedPages(reader), Selections(reader)
             return QuestionApp(reader, pages, saved, selections, ends, rebuilder)
 

@@ -52,6 +52,7 @@ MASKS = {
     "engine_error": "the engine failed",
     "refused": "the call was refused before the engine was asked",
     "ids_unknown": "the engine sampled an id that the policy's tokenizer does not have",
+    "images_unknown": "the prompt shows images, and which tokens stand for which is not known",
     "tokens_missing": "no token ids are on record: passed on as text, or nothing was sampled",
     "undelivered": "the reply did not reach the harness",
     "logprobs_missing": "the engine gave no log-probs",

@@ -196,6 +196,11 @@ def only_segment(item: ExportItem) -> Segment | SkippedItem:
     return SkippedItem("more than one run of tokens" if item.rows else "no tokens that may be trained")
 
 
+def shows_images(item: ExportItem) -> bool:
+    """Whether tokens of a session's segments with loss stand for images."""
+    return any(segment.images for segment in item.rows)
+
+
 def trained_whole(segment: Segment, turn: CallSpan) -> bool:
     """Whether all tokens of a call's reply carry loss, so that a format without a mask for each token may train it.
 

@@ -22,7 +22,15 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from rolltap.errors import DatasetError, RowError
-from rolltap.reconstructor.exporters.base import Container, Exporter, ExportItem, Rendered, Row, SkippedItem
+from rolltap.reconstructor.exporters.base import (
+    Container,
+    Exporter,
+    ExportItem,
+    Rendered,
+    Row,
+    SkippedItem,
+    shows_images,
+)
 from rolltap.reconstructor.exporters.cleaning import Eligible, NearDuplicates, NgramIndex, SessionFilter
 from rolltap.reconstructor.exporters.consumers import least_datasets
 from rolltap.reconstructor.exporters.destinations import (
@@ -303,7 +311,15 @@ class DatasetWriter:
         self._failures.take(error, session_id, None)
 
     def _rows(self, items: Sequence[ExportItem]) -> list[Row | SkippedItem]:
-        """The format's rows for a group. Items for which it raises, even alone, are counted and left out."""
+        """The format's rows for a group. Items for which it raises, even alone, are counted and left out.
+
+        So are those whose tokens stand for images: no format for training has a place for these.
+        """
+        if self._exporter.faithful and self._exporter.for_training and any(map(shows_images, items)):
+            rows = self._rows([item for item in items if not shows_images(item)])
+            return [*rows, *(SkippedItem("its tokens stand for images") for item in items if shows_images(item))]
+        if not items:
+            return []
         try:
             return list(self._exporter.rows(items))
         except (OSError, MemoryError):

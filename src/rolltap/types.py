@@ -9,10 +9,11 @@ Array names carry their shape: `P` prompt tokens of a call, `T` sampled tokens o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from graphlib import CycleError, TopologicalSorter
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,7 @@ class Flaw(StrEnum):
     WEIGHT_ZERO = "weight_zero"  # imported with weight 0: its trace says that it is no target
     TOOL_CALL_UNPARSABLE = "tool_call_unparsable"
     VERSION_UNKNOWN = "version_unknown"
+    IMAGES_UNKNOWN = "images_unknown"  # the upstream was shown images, and which ids stand for which is not known
 
 
 TEXT_FLAWS = (Flaw.TOKENS_MISSING, Flaw.WEIGHT_ZERO)
@@ -208,6 +210,34 @@ class InjectedMessage:
     rule: int
 
 
+@dataclass(frozen=True, slots=True)
+class PromptImage:
+    """An image in a prompt: the ids `[start, end)` stand for it.
+
+    `grid`: its patches, as (frames, rows, columns). `digest`: SHA-256 of the image's file, in hex; the record keeps the
+    file among the parts of requests.
+    """
+
+    start: int
+    end: int
+    grid: tuple[int, int, int]
+    digest: str
+
+
+def images_differ_at(images: Sequence[PromptImage], others: Sequence[PromptImage]) -> int:
+    """The first token that is another image's, or an image's in one of two prompts only; `NO_DIFFERENCE` if none is.
+
+    Ids alone don't tell: all images have the same placeholder.
+    """
+    if images == others:  # as of nearly all prompts, which have none
+        return NO_DIFFERENCE
+    pairs = zip_longest(images, others)
+    differing = next(pair for pair in pairs if pair[0] != pair[1])
+    return min(image.start for image in differing if image is not None)
+
+
+NO_DIFFERENCE = 1 << 62
+
 TOOLS_NOT_SHOWN = "tools_not_shown"
 """Entry of `CallShape.fitted`: the request offers tools and the model's template writes none."""
 
@@ -224,6 +254,7 @@ class Call:
     optional per-token arrays with first dimension T (top-k, experts, sampling masks, temperatures other than 1); only
     the table of `rolltap.token_masks` has none.
     `masked`: the sampled tokens `[start, end)` that rules of the session leave without loss, in order and apart.
+    `images`: those of the whole prompt, in its order.
     """
 
     id: str
@@ -248,9 +279,12 @@ class Call:
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
     masked: tuple[tuple[int, int], ...] = ()
     sampled_by: str = ""  # of a call of the session's origin: its rollout, or its session if that has none
+    images: tuple[PromptImage, ...] = ()
 
     def __post_init__(self) -> None:
         sampled = len(self.output_ids)
+        if self.images:
+            _check_images(self.images, len(self.prompt_ids), f"call {self.id}")
         if self.flaw is None and len(self.logprobs) != sampled:
             raise AlignmentError(f"call {self.id}: {sampled} output ids but {len(self.logprobs)} log-probs")
         if self.versions:
@@ -291,6 +325,12 @@ class Call:
         )
 
 
+def _check_images(images: Sequence[PromptImage], length: int, where: str) -> None:
+    edges = [edge for image in images for edge in (image.start, image.end)]
+    if edges != sorted(edges) or edges[0] < 0 or edges[-1] > length or any(each.start == each.end for each in images):
+        raise AlignmentError(f"{where}: its images do not lie in {length} ids, in order")
+
+
 @dataclass(frozen=True, slots=True)
 class CallSpan:
     """Where a call's sampled tokens lie in a segment: `[start, end)` of its token ids.
@@ -313,7 +353,7 @@ class Segment:
     """The longest run of calls that extend each other token for token. All arrays are [L], except the table of masks.
 
     `loss_mask` is True where a token was sampled and is trained here; `logprobs` is 0.0 and `versions` is
-    `NO_VERSION` elsewhere.
+    `NO_VERSION` elsewhere. `images` are those of all its tokens.
     """
 
     token_ids: Int32
@@ -324,9 +364,12 @@ class Segment:
     agent: str = ""
     kind: CallKind = CallKind.MAIN
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
+    images: tuple[PromptImage, ...] = ()
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
+        if self.images:
+            _check_images(self.images, length, "segment")
         named = {"loss_mask": self.loss_mask, "logprobs": self.logprobs, "versions": self.versions, **self.extras}
         for name, array in named.items():
             if len(array) != length and name != MASK_TABLE:

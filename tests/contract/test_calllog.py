@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -28,6 +30,7 @@ from rolltap.types import (
     LogCheck,
     LogVerdict,
     Outcome,
+    PromptImage,
     VersionSpan,
 )
 
@@ -408,3 +411,29 @@ async def test_compressed_columns_are_not_compressed_again_on_postgres(postgres_
     assert external == {"detail", "part_hashes", "lineage", "new_ids", "request"}
     await connection.close()
     await log.close()
+
+
+async def test_images_are_stored_once_and_found_by_their_digest(log: CallLog):
+    session = a_session()
+    await log.open_session(session)
+    picture, other = bytes(range(256)) * 8, b"\x00\xff" * 3
+    items = tuple(
+        b'{"role": "user", "content": ["' + base64.b64encode(image) + b'", "%d"]}' % at
+        for at, image in enumerate((picture, other, picture))
+    )
+    request = RequestParts(
+        b"{}", (*items, b"[]"), 0, {"tools": b"x" * 2000}, (picture, other, picture, b"not in an item")
+    )
+    placed = tuple(
+        PromptImage(at, at + 1, (1, 2, 2), hashlib.sha256(image).hexdigest())
+        for at, image in enumerate((picture, other, picture))
+    )
+    intent = an_intent(session, request=request, new_ids=ids(7, 7, 7, 1), images=placed)
+    await log.append_intent(intent)
+    await log.append_intent(intent)
+    (row,) = await log.rows(session.id)
+    assert row.intent.images == row.call().images == placed
+    sent = await log.request(intent.id)
+    assert (sent.items, sent.fixed, sent.head) == (request.items, request.fixed, request.head)
+    digests = [image.digest for image in placed]
+    assert await log.images([*digests, "00" * 32]) == {digests[0]: picture, digests[1]: other}

@@ -23,7 +23,7 @@ from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.errors import TrainerError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed, write_version
-from rolltap.trainer_client.adapters.rows import trained_runs
+from rolltap.trainer_client.adapters.rows import check_images, trained_runs
 from rolltap.trainer_client.data.scoring import baseline
 from rolltap.trainer_client.recipes import make_recipe
 from rolltap.types import Scoring, Segment
@@ -85,7 +85,8 @@ def staleness_of(groups: Sequence[LeasedGroup]) -> dict[str, float]:
 
 
 def groups_of(groups: Sequence[LeasedGroup]) -> list[art.TrajectoryGroup]:
-    """ART's groups, with the rollouts that are compared."""
+    """ART's groups, with the rollouts that are compared. `ConfigError` for groups that show images."""
+    check_images(groups)
     return [
         art.TrajectoryGroup(
             [_trajectory(record, group) for record in baseline(group)], metadata={"group": group.group.id}

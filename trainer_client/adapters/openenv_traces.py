@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from openenv.core.harness import TrainingTrace, TrainingTurn
 
 from rolltap.contract.trainer import RolloutRecord
+from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters.rows import trained_runs
 from rolltap.types import NO_VERSION, Scoring
 
 
 def trace_of(record: RolloutRecord) -> TrainingTrace:
     """The rollout's trained tokens as OpenEnv's `TrainingTrace`, without turns if it must not be trained."""
+    if any(segment.images for segment in record.trajectory.segments):
+        raise ConfigError(f"the prompts of rollout {record.rollout.id} show images, which OpenEnv's traces have not")
     return TrainingTrace(turns=list(_turns(record)) if record.rollout.scoring is Scoring.SCORED else [])
 
 

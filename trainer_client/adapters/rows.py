@@ -41,6 +41,7 @@ def rows_of(groups: Sequence[LeasedGroup], recipe: Recipe, temperature: float = 
     and for tokens sampled at another temperature or from a part of the vocabulary: their ratios would be wrong.
     """
     check_recipe(recipe)
+    check_images(groups)
     step = view(groups)
     credit = recipe.credit(step)
     check_credit(credit, step)
@@ -63,6 +64,13 @@ def rows_of(groups: Sequence[LeasedGroup], recipe: Recipe, temperature: float = 
             group = groups[rollout.group].group.id
             trained_rows.append(TrainedRow(group, rollout.id, row.segment, float(advantages[mask][0]), share))
     return trained_rows
+
+
+def check_images(groups: Sequence[LeasedGroup]) -> None:
+    """Raises `ConfigError` for groups that show images: adapters give their trainers token ids alone."""
+    shown = next((record.rollout.id for group in groups if group.images for record in group.rollouts), None)
+    if shown is not None:
+        raise ConfigError(f"the prompts of rollout {shown} show images, which this adapter does not take")
 
 
 def trained_runs(part: Segment) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from rolltap.contract.trainer import LeasedGroup, RolloutRecord
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import Feed
+from rolltap.trainer_client.adapters.rows import check_images
 from rolltap.trainer_client.data.scoring import baseline, trained_segments
 from rolltap.trainer_client.recipes import make_recipe
 from rolltap.types import NO_VERSION, Scoring, Segment
@@ -62,6 +63,7 @@ class LeasedGenerator(GeneratorInterface):
 
 def output_of(groups: Sequence[LeasedGroup], version: int) -> GeneratorOutput:
     """The groups' compared rollouts, group by group, in SkyRL's step-wise rows. `version`: at the step's start."""
+    check_images(groups)
     rows: list[tuple[Segment, TrajectoryID, float, bool]] = []
     for group in groups:
         for number, record in enumerate(baseline(group) or group.rollouts[:1]):  # SkyRL misses no group

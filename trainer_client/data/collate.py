@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rolltap.errors import ConfigError
 from rolltap.trainer_client.data.packing import Pack, TokenSpan
 from rolltap.trainer_client.data.recorded import grammar_masks, sampling_masks, temperatures
 
@@ -84,6 +85,8 @@ class Batch:
 
 def collate(pack: Pack, update_rows: int = 1) -> Batch:
     """The pack's tensors, on the CPU; `update_rows` as in `Batch`."""
+    if any(row.segment.images for row in pack.rows):
+        raise ConfigError("the rows' prompts show images, and training is for text")
     sources, targets, logprobs, versions, advantages, weights, rollouts = [], [], [], [], [], [], []
     for row, place in zip(pack.rows, pack.places, strict=True):
         trained = np.flatnonzero(row.segment.loss_mask)

@@ -16,7 +16,7 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from rolltap.types import ROUTED_EXPERTS, Float32, Int32, Segment
+from rolltap.types import ROUTED_EXPERTS, Float32, Int32, Segment, images_differ_at
 
 LEAST_SHARED = 16
 """Tokens of the shortest prefix that is shared: each span costs time, too."""
@@ -141,8 +141,9 @@ class Packer:
 
 
 def shared_length(left: PackedRow, right: PackedRow) -> int:
-    """The number of leading tokens that are equal, with equal experts; 0 if they are fewer than `LEAST_SHARED`."""
+    """The number of leading tokens with equal ids, images and experts; 0 if they are fewer than `LEAST_SHARED`."""
     length = min(len(left), len(right))
+    length = min(length, images_differ_at(left.segment.images, right.segment.images))
     differs = left.token_ids[:length] != right.token_ids[:length]
     if left.experts is not None and right.experts is not None:
         differs |= (left.experts[:length] != right.experts[:length]).any(axis=1)

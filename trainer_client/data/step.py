@@ -360,6 +360,9 @@ def _prefixed(segment: Segment, ids: Sequence[int]) -> Segment:
             {name: array for name, array in segment.extras.items() if name != ROUTED_EXPERTS},
             lambda _, array: np.concatenate([np.zeros((len(front), *array.shape[1:]), array.dtype), array]),
         ),
+        images=tuple(
+            replace(each, start=each.start + len(front), end=each.end + len(front)) for each in segment.images
+        ),
     )
 
 

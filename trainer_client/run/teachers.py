@@ -64,6 +64,8 @@ def _check_tokenizer(teacher: PolicyState, step: Step) -> None:
 
 
 def _check_sampling(segment: Segment, policy: str) -> None:
+    if segment.images:
+        raise ConfigError(f"policy {policy!r} scores token ids alone, and the rows show images")
     warm = temperatures([segment])
     if (warm is not None and (warm != 1.0).any()) or masked_tokens(segment):
         raise ConfigError(

@@ -56,10 +56,11 @@ from rolltap.proxy.call.sources.base import (
     without_foreign,
 )
 from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.continuation.images import NONE_SHOWN, PromptImages
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine, ToolDelta
 from rolltap.settings import PolicySettings
-from rolltap.types import Flaw
+from rolltap.types import Flaw, PromptImage
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +70,7 @@ class ChatSource(UpstreamSource):
     settings: PolicySettings
     engine: ChatEngine
     parents: ParentFinder
+    images: PromptImages = NONE_SHOWN
     knows_prompt: bool = False
     replayable: bool = True
     sets_sampling: bool = True
@@ -114,18 +116,23 @@ class ChatSource(UpstreamSource):
         ]
 
     async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
-        assert isinstance(call.sent, ChatCall)
+        sent = call.sent
+        assert isinstance(sent, ChatCall)
         mint = self.parents.handles.mint
         parser = ChatReplyParser(arrival.request, lambda position: mint(call.id, position), call.index)
         intent = IntentInReply(begin, publish)
         last = ChatChunk()
+        images: tuple[PromptImage, ...] | None = ()
 
         def take(chunk: ChatChunk) -> bool:
-            nonlocal last
+            nonlocal last, images
             last = chunk
             check_ids(chunk.token_ids)
             if chunk.prompt_ids is not None and not intent.begun:
-                call.set_plan(self.parents.with_prompt(call.plan, np.asarray(chunk.prompt_ids, np.int32)))
+                prompt, messages = np.asarray(chunk.prompt_ids, np.int32), sent.chat.messages
+                images = self.images.located(chunk.prompt_ids, messages)
+                call.image_urls = self.images.urls(messages) if images else {}
+                call.set_plan(self.parents.with_prompt(call.plan, prompt, images or ()))
                 intent.write()
             call.sampled.take_chat(chunk)
             intent.publish(parser.feed(chunk))
@@ -133,7 +140,7 @@ class ChatSource(UpstreamSource):
 
         try:
             with upstream_faults(arrival.request, self.settings.pin):
-                await self.engine.chat(call.sent, take)
+                await self.engine.chat(sent, take)
         finally:
             await intent.ended()
         intent.check()
@@ -144,6 +151,8 @@ class ChatSource(UpstreamSource):
         if not last.complete or not len(call.prompt):
             call.sampled.clear()
             call.flaw = Flaw.TOKENS_MISSING
+        elif images is None:
+            call.flaw = Flaw.IMAGES_UNKNOWN
         elif parser.unparsable:
             call.flaw = Flaw.TOOL_CALL_UNPARSABLE
         events, call.choice = parser.finish(last.finish or "stop")

@@ -27,9 +27,10 @@ from rolltap.proxy.call.policy import Arrival, Begin, ClientReply, Publish, Repl
 from rolltap.proxy.call.reply import dialect_reply
 from rolltap.proxy.call.sources.base import check_ids, marks_of, refused, schema_faults
 from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.continuation.images import NONE_SHOWN, PromptImages
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight
-from rolltap.proxy.engines.base import Engine, EngineFacts, SampleChunk, SampleRequest
+from rolltap.proxy.engines.base import Engine, EngineFacts, SampleChunk, SampleRequest, SentImage
 from rolltap.proxy.engines.prompts import Prompts
 from rolltap.settings import PolicySettings
 from rolltap.types import Flaw
@@ -67,8 +68,10 @@ class TokenSource:
     injects: bool = True
     relayed_dialects: Sequence[str] = ()
     prompts: Prompts = field(default_factory=Prompts)
+    images: PromptImages = NONE_SHOWN  # what the model can be shown, if the engine takes it
 
     def __post_init__(self) -> None:
+        self.continuation.images = self.images
         self.max_context = self.max_context or self.settings.max_context or 0
         self.knows_context = self.max_context > 0
         self.max_context = self.max_context or DEFAULT_MAX_CONTEXT
@@ -90,6 +93,10 @@ class TokenSource:
         self.knows_context = True
         self.structured_output = facts.structured_output
         self.grammars = facts.grammars
+        self.continuation.images = self.images
+        if not facts.images:
+            why = f"engine {self.engine.name} ({facts.kind}) takes no images with token ids"
+            self.continuation.images = PromptImages(why=self.images.why or why)
 
     def check(self, request: ChatRequest) -> None:
         allowed, demanded = request.tool_choice.names, demanded_tool(request.tool_choice)
@@ -106,7 +113,7 @@ class TokenSource:
         if _reply_schema(request) is not None and self.continuation.renderer.opens_thinking and not self._waits:
             why = "this policy's model always thinks first, and the engine would write the JSON in its thinking"
             raise refused(request, "response_format", why)
-        if self.settings.tool_media == "refuse" and marks_of(request) & {TOOL_MEDIA, TOOL_DOCUMENT}:
+        if self.settings.tool_media == "refuse" and self._marks(request) & {TOOL_MEDIA, TOOL_DOCUMENT}:
             raise refused(
                 request, "messages", "a tool returned an image or a document, which this policy does not take"
             )
@@ -149,7 +156,14 @@ class TokenSource:
             unapplied_fields.append("history_thinking")
         if request.sampling.seed is not None and self._is_neutral:
             unapplied_fields.append("seed")
-        return (*unapplied_fields, *request.remarks, *sorted(marks_of(request)))
+        return (*unapplied_fields, *request.remarks, *sorted(self._marks(request)))
+
+    def _marks(self, request: ChatRequest) -> set[str]:
+        """The marks of the request's messages. Images of tools that the model is shown are nothing unusual."""
+        marks = marks_of(request)
+        if TOOL_MEDIA in marks and self.continuation.images.shows_all(request.messages):
+            marks.remove(TOOL_MEDIA)
+        return marks
 
     def _thinking_is_unapplied(self, request: ChatRequest) -> bool:
         """Whether the prompt asks for other thinking than the request; a template without a switch leaves it open."""
@@ -200,13 +214,16 @@ class TokenSource:
 
     def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
         prompt = self.prompts.make(call_ids[0], plan.prompt_ids, plan.parent and plan.parent.call_id)
+        urls = self.continuation.images.urls(arrival.request.messages) if plan.images else {}
+        images = tuple(SentImage(image.start, image.end, urls[image.digest]) for image in plan.images)
         calls: list[OpenCall] = []
         for index, call_id in enumerate(call_ids):
             if index and plan.break_ is not None:
                 plan = replace(plan, break_=replace(plan.break_, call_id=call_id))
             sent = self._sample_request(call_id, index, arrival, prompt)
+            sent = replace(sent, images=images) if images else sent
             node = plan.node(call_id, arrival.request.items)
-            calls.append(OpenCall(call_id, index, node, plan, sent, prompt))
+            calls.append(OpenCall(call_id, index, node, plan, sent, prompt, image_urls=urls))
         return calls
 
     async def run(self, call: OpenCall, arrival: Arrival, begin: Begin, publish: Publish) -> None:
@@ -227,10 +244,13 @@ class TokenSource:
         if parser.over:
             raise refused(request, "stop", "the part of the reply before the fork has a stop string, or enough calls")
         finish: Any = "stop"
+        is_proven = not call.plan.images
 
         def take(chunk: SampleChunk) -> bool:
-            nonlocal finish, pending
-            _check_prompt(chunk, call.prompt)
+            nonlocal finish, pending, is_proven
+            is_proven = _check_prompt(chunk, call.prompt) or is_proven
+            if not is_proven:
+                raise EngineProtocolError("the engine does not say which prompt it made of ids and images")
             check_ids(chunk.token_ids)
             events = parser.feed(chunk.token_ids)
             if pending:
@@ -405,7 +425,10 @@ def wants_thinking(settings: PolicySettings, requested: Sampling) -> bool:
     return requested.thinking if requested.thinking is not None else True
 
 
-def _check_prompt(chunk: SampleChunk, prompt: Sequence[int]) -> None:
-    """Raises `EngineProtocolError` if the engine reports other prompt ids than those that were sent."""
-    if chunk.prompt_ids is not None and chunk.prompt_ids is not prompt and list(chunk.prompt_ids) != list(prompt):
+def _check_prompt(chunk: SampleChunk, prompt: Sequence[int]) -> bool:
+    """Whether the engine reports its prompt; raises `EngineProtocolError` if it has other ids than were sent."""
+    if chunk.prompt_ids is None:
+        return False
+    if chunk.prompt_ids is not prompt and list(chunk.prompt_ids) != list(prompt):
         raise EngineProtocolError("the engine reports other prompt ids than those that were sent")
+    return True

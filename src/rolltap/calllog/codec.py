@@ -21,6 +21,7 @@ Bytes that cannot be decoded raise `RecordCorrupt`.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import logging
 import threading
@@ -52,6 +53,7 @@ from rolltap.types import (
     LogCheck,
     Origin,
     Outcome,
+    PromptImage,
     Session,
     VersionSpan,
 )
@@ -75,6 +77,7 @@ class IntentDetail(msgspec.Struct, frozen=True, omit_defaults=True):
     break_: tuple[str, str, str | None, int, int | None] | None = None
     shape: dict[str, Any] = {}  # the fields of `CallShape` that are not its defaults
     injected: list[tuple[int, int, str, str, int]] = []
+    images: list[tuple[int, int, tuple[int, int, int], str]] = []
 
 
 class CompletionDetail(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,7 +92,8 @@ class CompletionDetail(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class StoredRequest(msgspec.Struct, frozen=True, array_like=True):
-    """`RequestParts` without its large parts: the parts at `item_refs` and `fixed_refs` are empty here.
+    """`RequestParts` without its large parts: the parts at `item_refs` and `fixed_refs` are empty here. From the
+    places `image_refs` (item, offset) an image's base64 was cut; item -1: it is in no item.
 
     The row's `part_hashes` has their hashes, in this order.
     """
@@ -99,6 +103,7 @@ class StoredRequest(msgspec.Struct, frozen=True, array_like=True):
     item_refs: list[int]
     fixed: dict[str, bytes]
     fixed_refs: list[str]
+    image_refs: list[tuple[int, int]] = []
 
 
 log = logging.getLogger("rolltap.calllog")
@@ -168,24 +173,39 @@ def log_check_text(check: LogCheck) -> str:
 def split_request(request: RequestParts) -> tuple[StoredRequest, list[bytes]]:
     """The stored form of a request, and its large parts."""
     items, fixed = list(request.items), dict(request.fixed)
+    image_refs = [_cut(items, base64.b64encode(image)) for image in request.images]
     item_refs = [index for index, item in enumerate(items) if len(item) >= LARGE]
     fixed_refs = [name for name, part in fixed.items() if len(part) >= LARGE]
-    parts = [items[index] for index in item_refs] + [fixed[name] for name in fixed_refs]
+    parts = [items[index] for index in item_refs] + [fixed[name] for name in fixed_refs] + list(request.images)
     for index in item_refs:
         items[index] = b""
     for name in fixed_refs:
         fixed[name] = b""
-    return StoredRequest(request.head, items, item_refs, fixed, fixed_refs), parts
+    return StoredRequest(request.head, items, item_refs, fixed, fixed_refs, image_refs), parts
+
+
+def _cut(items: list[bytes], encoded: bytes) -> tuple[int, int]:
+    """Removes an image from the first item that holds it; returns the item's index and the offset there."""
+    for index, item in enumerate(items):
+        if (at := item.find(encoded)) >= 0:
+            items[index] = item[:at] + item[at + len(encoded) :]
+            return index, at
+    return -1, 0
 
 
 def join_request(request: StoredRequest, items_shared: int, parts: Sequence[bytes]) -> RequestParts:
     """The request with its large parts: the inverse of `split_request`."""
     items, fixed = list(request.items), dict(request.fixed)
+    first_image = len(request.item_refs) + len(request.fixed_refs)
     for index, part in zip(request.item_refs, parts, strict=False):
         items[index] = part
-    for name, part in zip(request.fixed_refs, parts[len(request.item_refs) :], strict=True):
+    for name, part in zip(request.fixed_refs, parts[len(request.item_refs) : first_image], strict=True):
         fixed[name] = part
-    return RequestParts(request.head, tuple(items), items_shared, fixed)
+    images = tuple(parts[first_image:])
+    for (index, at), image in reversed(list(zip(request.image_refs, images, strict=True))):
+        if index >= 0:
+            items[index] = items[index][:at] + base64.b64encode(image) + items[index][at:]
+    return RequestParts(request.head, tuple(items), items_shared, fixed, images)
 
 
 def part_hash(part: bytes) -> bytes:
@@ -228,6 +248,7 @@ def intent_row(intent: CallIntent) -> tuple[Row, dict[bytes, bytes]]:
             if (value := getattr(intent.shape, field.name)) != field.default
         },
         injected=[(one.place, one.message_index, one.role, one.text, one.rule) for one in intent.injected],
+        images=[(one.start, one.end, one.grid, one.digest) for one in intent.images],
     )
     key = (
         intent.id,
@@ -279,6 +300,7 @@ def read_intent(row: Row, parts: Mapping[bytes, bytes] | None) -> CallIntent:
         shape=convert(detail.shape, CallShape),
         lineage=unpack_bytes(lineage),
         injected=tuple(InjectedMessage(*each) for each in detail.injected),
+        images=tuple(PromptImage(*each) for each in detail.images),
     )
 
 

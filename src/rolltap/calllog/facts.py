@@ -48,6 +48,7 @@ from rolltap.types import (
     LogCheck,
     Origin,
     Outcome,
+    PromptImage,
     SamplingFlaw,
     Session,
     VersionSpan,
@@ -60,13 +61,15 @@ class RequestParts:
 
     `head`: the JSON body without its history. `items_shared`: the number of leading history items that equal the parent
     request's byte for byte. `items`: the JSON texts of the other history items. `fixed`: large recurring parts (tool
-    schemas, system text), by name. Items and fixed parts are stored by content hash.
+    schemas, system text), by name. Items and fixed parts are stored by content hash. `images`: the files of the images
+    in a prompt that the parent's has not. Each is stored by its hash, and cut out of the items that hold it as base64.
     """
 
     head: bytes
     items: tuple[bytes, ...] = ()
     items_shared: int = 0
     fixed: Mapping[str, bytes] = field(default_factory=dict)
+    images: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +100,7 @@ class CallIntent:
     lineage: bytes = b""  # opaque: continuation rebuilds its forest from it
     injected: tuple[InjectedMessage, ...] = ()
     # `injected`: by the session's rules; of a call without a break only those that its parent does not have
+    images: tuple[PromptImage, ...] = ()  # all of the prompt's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,6 +169,7 @@ class CallRow:
             extras={**done.extras, **tempered(intent.sampling_sent, len(done.output_ids))} if done else {},
             masked=done.masked if done else (),
             sampled_by=self.sampled_by,
+            images=intent.images,
         )
 
     def cut(self, at: int) -> CallRow:
@@ -301,6 +306,10 @@ class CallLog(Protocol):
 
     async def request(self, call_id: str) -> RequestParts:
         """The call's request with all its items (`items_shared` is 0)."""
+        ...
+
+    async def images(self, digests: Collection[str]) -> Mapping[str, bytes]:
+        """The files of images by `PromptImage.digest`. Those that are not in the log are left out."""
         ...
 
     def all_sessions(self) -> AsyncIterator[Session]:

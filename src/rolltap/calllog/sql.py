@@ -33,6 +33,7 @@ from rolltap.calllog.sessions import (
     decode_sessions,
     fetch_calls,
     fetch_chain,
+    fetch_parts,
     fetch_requests,
     fetch_sessions,
 )
@@ -283,6 +284,12 @@ class SqlCallLog:
         stored = await self.database.query(lambda connection: fetch_requests(connection, call_id))
         return await asyncio.to_thread(decode_request, stored)
 
+    async def images(self, digests: Collection[str]) -> Mapping[str, bytes]:
+        await self._writer.settled()
+        hashes = [bytes.fromhex(digest) for digest in digests]
+        found = await self.database.query(lambda connection: fetch_parts(connection, hashes))
+        return {digest.hex(): image for digest, image in found.items()}
+
     async def peers_behind(self, within_s: float) -> list[str]:
         """Waits until the store has all facts that other processes have made durable by now, at most `within_s`.
 
@@ -325,7 +332,8 @@ def _weight(fact: Fact) -> int:
     """The approximate number of bytes to encode."""
     match fact:
         case CallIntent(new_ids=ids, request=request):
-            return ids.nbytes + len(request.head) + sum(map(len, request.items)) + sum(map(len, request.fixed.values()))
+            texts = sum(map(len, request.items)) + sum(map(len, request.fixed.values()))
+            return ids.nbytes + len(request.head) + texts + sum(map(len, request.images))
         case CallCompletion(output_ids=ids, message=message, extras=extras):
             return 2 * ids.nbytes + len(message) + sum(array.nbytes for array in extras.values())
         case _:

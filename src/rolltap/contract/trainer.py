@@ -5,7 +5,7 @@ their weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -501,7 +501,7 @@ class RolloutRecord:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeasedGroup:
-    """A whole group, ready to train."""
+    """A whole group, ready to train. `images`: the files of its trajectories' images by `PromptImage.digest`."""
 
     group: Group
     task: Task
@@ -510,6 +510,7 @@ class LeasedGroup:
     newest_version: int
     staleness: int  # updates between the weights of the oldest trained token and those served
     replay: bool = False
+    images: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ rollout had ended, and with `stale="mask"` tokens that are too stale.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -64,11 +64,12 @@ class Rebuilder(Protocol):
 
 
 class LocalRebuilder:
-    """Rebuilds in this process. It only reads `database`; `trajectories` come from the call log."""
+    """Rebuilds in this process. It only reads `database`; `trajectories` and `images` come from the call log."""
 
-    def __init__(self, database: Database, trajectories: TrajectoriesOf) -> None:
+    def __init__(self, database: Database, trajectories: TrajectoriesOf, images: ImagesOf | None = None) -> None:
         self._database = database
         self._trajectories = trajectories
+        self._images = images
 
     async def trained_versions(self, session_id: str, policy: str) -> TrainedVersions:
         (trajectory,) = await self._trajectories([session_id], policy)
@@ -117,6 +118,7 @@ class LocalRebuilder:
                     if trained[rollout.id] and trajectory is not None and not trajectory.segments:
                         pruned = f"rollout {rollout.id}: the calls of session {rollout.session_id} were removed"
                         raise RecordCorrupt(pruned)
+            images = await self._files(trajectories.values())
         except (RecordCorrupt, AlignmentError) as error:
             if len(groups) == 1:
                 broken[groups[0].id] = f"{error.code}: {error.message}"
@@ -129,7 +131,17 @@ class LocalRebuilder:
                 trajectories[rollout.session_id] = without_late_calls(trajectory, frozenset(trained[rollout.id]))
         if (most := opened.mask_beyond) is not None:
             trajectories = {id: without_stale(one, opened.history, most) for id, one in trajectories.items()}
-        return [_leased_group(group, tasks[group.id], trajectories, opened) for group in groups]
+        return [_leased_group(group, tasks[group.id], trajectories, images, opened) for group in groups]
+
+    async def _files(self, trajectories: Iterable[Trajectory]) -> Mapping[str, bytes]:
+        """The files of the trajectories' images. Raises `RecordCorrupt` if one is not in the log."""
+        digests = {image.digest for one in trajectories for segment in one.segments for image in segment.images}
+        if not digests:
+            return {}
+        images = await self._images(digests) if self._images is not None else {}
+        if missing := digests - images.keys():
+            raise RecordCorrupt(f"image {min(missing)} is not in the log")
+        return images
 
 
 def _sessions(group: Group) -> list[str]:
@@ -162,7 +174,13 @@ def scored_if_played(group: Group, rollout: Rollout, trajectory: Trajectory | No
     return replace(rollout, scoring=Scoring.UNSCORABLE, reason=rollout.reason or NOTHING_SAMPLED)
 
 
-def _leased_group(group: Group, task: Task, trajectories: Mapping[str, Trajectory], opened: OpenedLease) -> LeasedGroup:
+def _leased_group(
+    group: Group,
+    task: Task,
+    trajectories: Mapping[str, Trajectory],
+    images: Mapping[str, bytes],
+    opened: OpenedLease,
+) -> LeasedGroup:
     """The leased group. `trajectories` is by session id; an unscorable rollout gets an empty trajectory."""
     played = (scored_if_played(group, one, trajectories.get(one.session_id or "")) for one in group.rollouts)
     group = replace(group, rollouts=tuple(played))
@@ -185,6 +203,12 @@ def _leased_group(group: Group, task: Task, trajectories: Mapping[str, Trajector
         newest_version=max((versions.newest for versions in known), default=NO_VERSION),
         staleness=0 if oldest == NO_VERSION else opened.history.behind(oldest),
         replay=opened.replay,
+        images={
+            image.digest: images[image.digest]
+            for record in records
+            for segment in record.trajectory.segments
+            for image in segment.images
+        },
     )
 
 
@@ -253,6 +277,12 @@ def _cleared(array: np.ndarray, where: np.ndarray) -> np.ndarray:
     cleared = array.copy()
     cleared[where] = 0
     return cleared
+
+
+class ImagesOf(Protocol):
+    """`CallLog.images`."""
+
+    async def __call__(self, digests: Collection[str], /) -> Mapping[str, bytes]: ...
 
 
 class TrajectoriesOf(Protocol):

@@ -22,6 +22,7 @@ from rolltap.types import (
     Finish,
     Flaw,
     Outcome,
+    PromptImage,
     Segment,
     Trajectory,
     VersionSpan,
@@ -318,3 +319,29 @@ def test_a_conversation_of_thousands_of_calls_is_no_recursion():
         calls.append(make_call(number, after(calls[-1]), [2], parent_id=calls[-1].id))
     (segment,) = reconstruct(calls).segments
     assert len(segment.turns) == 3000
+
+
+def shown(call: Call, *digests: str) -> Call:
+    """The call with an image of two tokens at 1, 4, 7..."""
+    places = range(1, 1 + 3 * len(digests), 3)
+    images = [PromptImage(at, at + 2, (1, 2, 4), digest) for at, digest in zip(places, digests, strict=True)]
+    return replace(call, images=tuple(images))
+
+
+def test_a_call_continues_another_only_with_its_images():
+    first = shown(make_call(0, [1, 9, 9], [3]), "a")
+    same = shown(make_call(1, after(first, 9, 9, 5), [6]), "a", "b")
+    other = shown(make_call(2, after(first, 9, 9, 5), [6], parent_id=first.id), "c", "b")
+    trajectory = reconstruct([first, same, other])
+    assert trained(trajectory) == [[first.id, same.id], [other.id]]
+    assert [segment.images for segment in trajectory.segments] == [same.images, other.images]
+    (found,) = trajectory.breaks
+    assert (found.call_id, found.token_index) == (other.id, 1)
+
+
+def test_calls_with_other_images_are_no_retries():
+    """Neither reply is taken for an abandoned sample of the other's prompt."""
+    calls = [shown(make_call(at, [1, 9, 9], [3 + at]), digest) for at, digest in enumerate("ab")]
+    assert trained(reconstruct(calls)) == [[call.id] for call in calls]
+    same = [replace(call, images=calls[0].images) for call in calls]
+    assert trained(reconstruct(same)) == [[calls[1].id]]

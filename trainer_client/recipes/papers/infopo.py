@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rolltap.errors import ConfigError
 from rolltap.token_masks import per_token
 from rolltap.trainer_client.data.readings import POLICY, Pass, RowView
 from rolltap.trainer_client.data.step import Credit, Step, StepTurn
@@ -52,6 +53,8 @@ class InfoPO(Recipe):
     def masked(self, step: Step, turn: StepTurn) -> RowView:
         """The row up to the end of the turn, which alone is read, with the filler for what it was shown last."""
         whole, end = step.rows[turn.row].segment, int(turn.places[-1]) + 1
+        if whole.images:
+            raise ConfigError("infopo takes observations out of prompts, and can't where these show images")
         ids, mask = whole.token_ids[:end].copy(), np.zeros(end, bool)
         start = next(span.start for span in whole.turns if span.call_id == turn.call_id)
         ids[start - len(turn.observed) : start] = self.filler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rolltap.engine.scripted.wires.base import Wire
 from rolltap.engine.scripted.wires.chat import Chat
@@ -12,9 +13,14 @@ from rolltap.engine.scripted.wires.tinker import Sample
 from rolltap.engine.scripted.wires.vllm import Completions, Generate
 from rolltap.engine.scripted.writing import ScriptedReplyWriter
 from rolltap.errors import ConfigError
+from rolltap.images import ImageReader, ImageRule
 
 WIRES: dict[str, Callable[[str, ScriptedReplyWriter], Sequence[Wire]]] = {
-    "vllm": lambda mode, writer: (Generate(mode), Completions(mode), Chat(mode, writer, "vllm")),
+    "vllm": lambda mode, writer: (
+        Generate(mode, images=_image_reader(writer)),
+        Completions(mode),
+        Chat(mode, writer, "vllm", _image_reader(writer)),
+    ),
     "vllm-completions": lambda mode, writer: (Completions(mode),),  # started without --enable-scale-out
     "vllm-experts": lambda mode, writer: (Generate(mode, experts=True), Completions(mode, experts=True)),
     "vllm-masks": lambda mode, writer: (Generate(mode, masks=True), Completions(mode, masks=True)),
@@ -25,6 +31,11 @@ WIRES: dict[str, Callable[[str, ScriptedReplyWriter], Sequence[Wire]]] = {
     "tinker": lambda mode, writer: (Sample(mode),),
     "openai": lambda mode, writer: (Chat(mode, writer, "none"),),
 }
+
+
+def _image_reader(writer: ScriptedReplyWriter) -> ImageReader | None:
+    rule = ImageRule.of(Path(writer.tokenizer.name_or_path))
+    return None if rule is None else ImageReader(rule)
 
 
 def sampling_routes(wire: str, mode: str, writer: ScriptedReplyWriter) -> Sequence[Wire]:

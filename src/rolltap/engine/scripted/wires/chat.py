@@ -19,6 +19,7 @@ from rolltap.engine.scripted.wires.base import Reader, scaled, session_of
 from rolltap.engine.scripted.wires.vllm import usage_of
 from rolltap.engine.scripted.writing import ScriptedReplyWriter
 from rolltap.errors import InvalidRequest
+from rolltap.images import PLACEHOLDER, ImageReader
 
 IdsBy = Literal["vllm", "sglang", "none"]
 THINK = re.compile(r"\A\s*<think>(.*?)(?:</think>|\Z)", re.S)
@@ -38,7 +39,10 @@ class Chat:
 
     path = "/v1/chat/completions"
 
-    def __init__(self, mode: str, writer: ScriptedReplyWriter, ids_by: IdsBy) -> None:
+    def __init__(
+        self, mode: str, writer: ScriptedReplyWriter, ids_by: IdsBy, images: ImageReader | None = None
+    ) -> None:
+        self._images = images
         self._mode = mode
         self._writer = writer
         self._ids_by: IdsBy = ids_by
@@ -55,7 +59,7 @@ class Chat:
             id=reader.text("request_id"),
             session=session_of(reader, headers),
             model=reader.text("model"),
-            prompt_ids=self._writer.prompt([_template_row(row) for row in messages], body.get("tools")),
+            prompt_ids=self._writer.prompt([self._template_row(row) for row in messages], body.get("tools")),
             max_tokens=reader.integer("max_tokens"),
             temperature=reader.number("temperature"),
             logprobs=bool(body.get("logprobs")),
@@ -64,6 +68,28 @@ class Chat:
             usage=bool(reader.inner("stream_options").body.get("include_usage")),
             stop_ids=self._writer.stop_ids,
         )
+
+    def _template_row(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A message as templates want it: arguments as objects, content as text, placeholders for images."""
+        message = {key: value for key, value in row.items() if key != "reasoning"}
+        message["content"] = row.get("content") or ""
+        if self._images is not None and isinstance(message["content"], list):
+            message["content"] = "".join(map(self._part, message["content"]))
+        if calls := row.get("tool_calls"):
+            message["tool_calls"] = [
+                {
+                    **call,
+                    "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"] or "{}")},
+                }
+                for call in calls
+            ]
+        return message
+
+    def _part(self, part: dict[str, Any]) -> str:
+        if part["type"] != "image_url" or self._images is None:
+            return part["text"]
+        tokens = self._images.read(part["image_url"]["url"]).tokens
+        return f"<|vision_start|>{PLACEHOLDER * tokens}<|vision_end|>"
 
     def first(self, plan: Plan) -> Any | None:
         ids = plan.ask.prompt_ids if plan.ask.echo and self._ids_by == "vllm" else None
@@ -131,18 +157,6 @@ def _call(block: str) -> dict[str, Any] | None:
         return {"name": call["name"], "arguments": json.dumps(call.get("arguments", {}))}
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _template_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates want it: arguments as objects, content as text."""
-    message = {key: value for key, value in row.items() if key != "reasoning"}
-    message["content"] = row.get("content") or ""
-    if calls := row.get("tool_calls"):
-        message["tool_calls"] = [
-            {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"] or "{}")}}
-            for call in calls
-        ]
-    return message
 
 
 def _head(plan: Plan) -> dict[str, Any]:

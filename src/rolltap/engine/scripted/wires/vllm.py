@@ -5,7 +5,7 @@ Source: vLLM 0.32, `entrypoints/scale_out/token_in_token_out` and `entrypoints/o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -23,6 +23,7 @@ from rolltap.engine.vllm_replies import (
     usage,
 )
 from rolltap.errors import InvalidRequest
+from rolltap.images import ImageReader
 
 
 class Generate:
@@ -30,10 +31,13 @@ class Generate:
 
     path = "/inference/v1/generate"
 
-    def __init__(self, mode: str, *, experts: bool = False, masks: bool = False) -> None:
+    def __init__(
+        self, mode: str, *, experts: bool = False, masks: bool = False, images: ImageReader | None = None
+    ) -> None:
         self._mode = mode
         self._experts = experts
         self._masks = masks
+        self._images = images
 
     def read(self, body: dict[str, Any], headers: Mapping[str, str]) -> Ask:
         reader = Reader(body)
@@ -45,7 +49,7 @@ class Generate:
             id=reader.text("request_id"),
             session=session_of(reader, headers),
             model=reader.text("model"),
-            prompt_ids=reader.ids("token_ids"),
+            prompt_ids=self._prompt(reader.ids("token_ids"), body.get("content_parts") or ()),
             max_tokens=params.integer("max_tokens"),
             temperature=params.number("temperature"),
             top_logprobs=top or 0,
@@ -55,6 +59,17 @@ class Generate:
             usage=bool(reader.inner("stream_options").body.get("include_usage")),
             stop_ids=frozenset(params.body.get("stop_token_ids") or ()),
         )
+
+    def _prompt(self, ids: list[int], parts: Sequence[dict[str, Any]]) -> list[int]:
+        """The ids with each image's placeholders."""
+        if not parts:
+            return ids
+        if self._images is None:
+            raise InvalidRequest("At most 0 image(s) may be provided in one prompt.", param="content_parts")
+        expanded = self._images.expanded(ids, [self._images.read(part["url"]) for part in parts])
+        if expanded is None:
+            raise InvalidRequest("content_parts: Failed to apply prompt replacement", param="content_parts")
+        return expanded[0]
 
     def first(self, plan: Plan) -> Any | None:
         return None

@@ -1,0 +1,255 @@
+"""Images in prompts: how many tokens stand for one, by the rule of the model's own processor.
+
+A model folder's processor configuration has the rule: Qwen2-VL's, which Qwen2.5-VL, Qwen3-VL and Qwen3.5 share. An
+image is resized to whole patches between two numbers of pixels, and each square of `merge` by `merge` patches is one
+placeholder token. Pillow, an extra, reads the files; nothing here computes pixels for a model.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import json
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from cachetools import LRUCache
+
+from rolltap.errors import ConfigError, InvalidRequest
+from rolltap.extras import install_line
+from rolltap.types import PromptImage
+
+PROCESSORS = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
+"""The image processors with Qwen2-VL's rule, as a folder names them."""
+
+PLACEHOLDER = "<|image_pad|>"
+"""The token that stands for an image, or for a part of one, in the families of these processors."""
+
+MOST_RATIO = 200
+"""A longer side relative to the shorter one is refused, as by the processor."""
+
+MOST_PIXELS = 1 << 26
+"""A larger image is refused before it is decoded: its file may be small."""
+
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+ORIENTATION = 0x0112
+"""The EXIF tag that says how a camera was held. Engines and trainers turn the image accordingly."""
+
+SIDEWAYS = 5
+"""From this orientation on, width and height change places."""
+
+CACHED_CHARACTERS = 64_000_000
+"""Limit of the cache of read images, in characters of their URLs. A history repeats its images in every request."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRule:
+    """Which ids stand for an image. `token`: the placeholder. `least`, `most`: pixels of a resized image."""
+
+    token: int
+    patch: int
+    merge: int
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, folder: Path) -> ImageRule | None:
+        """The rule of a model's folder; None if it has no image processor that is known here.
+
+        Raises `ConfigError` for a damaged file.
+        """
+        settings = _processor(folder)
+        if settings.get("image_processor_type") not in PROCESSORS:
+            return None
+        added = _read(folder / "tokenizer.json").get("added_tokens") or ()
+        token = next((token["id"] for token in added if token["content"] == PLACEHOLDER), None)
+        if token is None:
+            return None
+        size = settings.get("size") or {}
+        try:
+            return cls(
+                token,
+                int(settings.get("patch_size", 14)),
+                int(settings.get("merge_size", 2)),
+                int(settings.get("min_pixels") or size.get("shortest_edge") or 56 * 56),
+                int(settings.get("max_pixels") or size.get("longest_edge") or 28 * 28 * 1280),
+            )
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{folder}: its image processor's settings can't be read: {error}") from error
+
+    def grid(self, width: int, height: int) -> tuple[int, int, int]:
+        """The patches of an image of this size: (1, rows, columns). Raises `InvalidRequest` if it is too long."""
+        if max(width, height) > MOST_RATIO * min(width, height):
+            raise InvalidRequest(f"an image has {width} x {height} pixels: a side is over {MOST_RATIO} times the other")
+        factor = self.patch * self.merge
+        rows, columns = round(height / factor), round(width / factor)
+        if rows * columns * factor * factor > self.most:
+            scale = math.sqrt(height * width / self.most)
+            rows = max(1, math.floor(height / scale / factor))
+            columns = max(1, math.floor(width / scale / factor))
+        elif rows * columns * factor * factor < self.least:
+            scale = math.sqrt(self.least / (height * width))
+            rows, columns = math.ceil(height * scale / factor), math.ceil(width * scale / factor)
+        return 1, rows * self.merge, columns * self.merge
+
+    def tokens(self, grid: tuple[int, int, int]) -> int:
+        """The number of placeholders of an image with this grid."""
+        frames, rows, columns = grid
+        return frames * rows * columns // self.merge**2
+
+
+@dataclass(frozen=True, slots=True)
+class ReadImage:
+    """An image that a model takes: see `PromptImage`."""
+
+    digest: str
+    grid: tuple[int, int, int]
+    tokens: int
+
+
+class ImageReader:
+    """Reads the images of prompts, each once while it is in the cache."""
+
+    def __init__(self, rule: ImageRule) -> None:
+        self.rule = rule
+        self._known: LRUCache[str, _Known] = LRUCache(CACHED_CHARACTERS, getsizeof=_characters)
+        self._lock = Lock()  # long prompts are made in threads
+
+    def read(self, url: str) -> ReadImage:
+        """The image of a data URL. Raises `InvalidRequest` for another URL, or a file that is no image."""
+        with self._lock:
+            known = self._known.get(url)
+        if known is None:
+            try:
+                known = _Known(url, self._measured(url))
+            except InvalidRequest as error:
+                known = _Known(url, None, error.message)
+            if len(url) < CACHED_CHARACTERS // 4:
+                with self._lock:
+                    self._known[url] = known
+        if known.image is None:
+            raise InvalidRequest(known.problem)
+        return known.image
+
+    def expanded(
+        self, ids: list[int], images: Sequence[ReadImage], offset: int = 0
+    ) -> tuple[list[int], tuple[PromptImage, ...]] | None:
+        """`ids` with the placeholders of each image in the place of the one that the template wrote, and the images'
+        places if the first id is token `offset`. None if the template wrote another number.
+        """
+        token = self.rule.token
+        whole: list[int] = []
+        placed: list[PromptImage] = []
+        start = 0
+        for image in images:
+            try:
+                at = ids.index(token, start)
+            except ValueError:
+                return None
+            whole += ids[start:at]
+            first = offset + len(whole)
+            whole += [token] * image.tokens
+            placed.append(PromptImage(first, first + image.tokens, image.grid, image.digest))
+            start = at + 1
+        rest = ids[start:]
+        return None if token in rest else ([*whole, *rest], tuple(placed))
+
+    def located(self, ids: Sequence[int], images: Sequence[ReadImage]) -> tuple[PromptImage, ...] | None:
+        """The images' places in a prompt that an upstream has made; None if it does not hold exactly these."""
+        token, placed, at = self.rule.token, list[PromptImage](), 0
+        for image in images:
+            while at < len(ids) and ids[at] != token:
+                at += 1
+            end = at
+            while end < len(ids) and ids[end] == token:
+                end += 1
+            if end - at != image.tokens:
+                return None
+            placed.append(PromptImage(at, end, image.grid, image.digest))
+            at = end
+        return None if token in ids[at:] else tuple(placed)
+
+    def _measured(self, url: str) -> ReadImage:
+        data = file_of(url)
+        with opened(data) as image:
+            width, height = image.size
+            if width * height > MOST_PIXELS:
+                raise InvalidRequest(f"an image has {width} x {height} pixels; at most {MOST_PIXELS} are read")
+            try:
+                image.load()  # an engine would refuse a damaged file after the call is on record
+                is_sideways = image.getexif().get(ORIENTATION, 1) >= SIDEWAYS
+            except Exception as error:  # whatever a decoder raises
+                raise InvalidRequest(f"an image is damaged: {error}") from error
+        grid = self.rule.grid(height, width) if is_sideways else self.rule.grid(width, height)
+        return ReadImage(hashlib.sha256(data).hexdigest(), grid, self.rule.tokens(grid))
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of a URL: its image, or why it is none."""
+
+    url: str
+    image: ReadImage | None
+    problem: str = ""
+
+
+def _characters(known: _Known) -> int:
+    return len(known.url)
+
+
+def file_of(url: str) -> bytes:
+    """The bytes of a data URL. Raises `InvalidRequest` for another URL."""
+    head, comma, data = url.partition(",")
+    if not comma or not head.lower().startswith("data:"):
+        raise InvalidRequest("this policy takes images as data URLs only: data:image/png;base64,...")
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequest(f"an image is not base64: {error}") from error
+
+
+def opened(data: bytes) -> Any:
+    """Pillow's image of a file, not decoded yet. Raises `InvalidRequest` if it is no image of a known format."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `MOST_PIXELS` is lower
+            return Image.open(io.BytesIO(data), formats=FORMATS)
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
+        raise InvalidRequest(f"an image can't be read as {', '.join(FORMATS)}: {error}") from error
+
+
+def lacks_pillow() -> str:
+    """What to install before images can be read; empty if they can."""
+    if find_spec("PIL") is not None:
+        return ""
+    return f"images need Pillow: {install_line('images')}"
+
+
+def _processor(folder: Path) -> dict[str, Any]:
+    """The image processor's settings; empty if the folder has none."""
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).is_file():
+            settings = _read(folder / name)
+            return settings.get("image_processor", settings)
+    return {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; `ConfigError` if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{str(path)!r} holds no JSON object")
+    return value
