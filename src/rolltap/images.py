@@ -228,6 +228,18 @@ def opened(data: bytes) -> Any:
         raise InvalidRequest(f"an image can't be read as {', '.join(FORMATS)}: {error}") from error
 
 
+def pixels_of(data: bytes) -> Any:
+    """Pillow's image of a file as engines read it: turned upright, what is transparent white, in RGB."""
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(opened(data))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        shown = image.convert("RGBA")
+        image = Image.new("RGB", shown.size, (255, 255, 255))
+        image.paste(shown, mask=shown.getchannel("A"))
+    return image.convert("RGB")
+
+
 def lacks_pillow() -> str:
     """What to install before images can be read; empty if they can."""
     if find_spec("PIL") is not None:

@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.packing import Pack, TokenSpan
+from rolltap.trainer_client.data.packing import Pack, PackedImage, TokenSpan
 from rolltap.trainer_client.data.recorded import grammar_masks, sampling_masks, temperatures
 
 
@@ -34,7 +33,8 @@ class Batch:
     are the reference model's log-probs; None without a reference. `extra` holds the recipe's own arrays [M].
 
     `experts_NX` are the recorded experts (-1: not known); None if none are replayed. `places` are the places of each
-    row's tokens in the pack. `update_rows` counts the rows of the update that the batch is part of.
+    row's tokens in the pack. `update_rows` counts the rows of the update that the batch is part of. With `images`,
+    `position_ids_N` are [3, N].
     """
 
     token_ids_N: Tensor
@@ -60,6 +60,7 @@ class Batch:
     experts_NX: Tensor | None = None
     places: tuple[Tensor, ...] = ()
     update_rows: int = 1
+    images: tuple[PackedImage, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -85,8 +86,7 @@ class Batch:
 
 def collate(pack: Pack, update_rows: int = 1) -> Batch:
     """The pack's tensors, on the CPU; `update_rows` as in `Batch`."""
-    if any(row.segment.images for row in pack.rows):
-        raise ConfigError("the rows' prompts show images, and training is for text")
+    images = pack.images
     sources, targets, logprobs, versions, advantages, weights, rollouts = [], [], [], [], [], [], []
     for row, place in zip(pack.rows, pack.places, strict=True):
         trained = np.flatnonzero(row.segment.loss_mask)
@@ -106,7 +106,7 @@ def collate(pack: Pack, update_rows: int = 1) -> Batch:
     }
     return Batch(
         token_ids_N=torch.from_numpy(pack.token_ids_N.astype(np.int64)),
-        position_ids_N=torch.from_numpy(pack.position_ids_N.astype(np.int64)),
+        position_ids_N=torch.from_numpy((pack.image_positions_3N if images else pack.position_ids_N).astype(np.int64)),
         spans=pack.spans,
         sources_U=sources_U,
         states_M=states_M,
@@ -126,6 +126,7 @@ def collate(pack: Pack, update_rows: int = 1) -> Batch:
         experts_NX=None if pack.experts_NX is None else torch.from_numpy(pack.experts_NX.astype(np.int64)),
         places=tuple(torch.from_numpy(place.astype(np.int64)) for place in pack.places),
         update_rows=update_rows,
+        images=images,
     )
 
 

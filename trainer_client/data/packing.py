@@ -12,11 +12,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rolltap.types import ROUTED_EXPERTS, Float32, Int32, Segment, images_differ_at
+from rolltap.types import ROUTED_EXPERTS, Float32, Int32, PromptImage, Segment, images_differ_at
 
 LEAST_SHARED = 16
 """Tokens of the shortest prefix that is shared: each span costs time, too."""
@@ -27,7 +28,7 @@ class PackedRow:
     """A segment in the loss: row `number` of the step, of rollout `rollout`. The arrays are [L].
 
     `experts` [L, X] are the experts to replay, X numbers for each token: those that compute the token's state, from
-    which the next token is predicted. -1: not known.
+    which the next token is predicted. -1: not known. `files` has those of its images, by digest.
     """
 
     segment: Segment
@@ -37,14 +38,15 @@ class PackedRow:
     weights: Float32
     extra: Mapping[str, Float32] = field(default_factory=dict)
     experts: NDArray[np.int16] | None = None
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @classmethod
     def uniform(
-        cls, segment: Segment, rollout: int, number: int = 0, advantage: float = 0.0, weight: float = 0.0
+        cls, segment: Segment, rollout: int, number: int = 0, advantage: float = 0.0, weight: float = 0.0, **more: Any
     ) -> PackedRow:
         """A row all of whose tokens have one advantage and one weight."""
         ones = np.ones(len(segment), np.float32)
-        return cls(segment, rollout, number, ones * np.float32(advantage), ones * np.float32(weight))
+        return cls(segment, rollout, number, ones * np.float32(advantage), ones * np.float32(weight), **more)
 
     def scaled(self, factor: float) -> PackedRow:
         """The same with `factor` times the weights."""
@@ -80,6 +82,16 @@ class TokenSpan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PackedImage:
+    """An image in a pack: its file, its patches, and the place of the first of its `tokens`."""
+
+    start: int
+    tokens: int
+    grid: tuple[int, int, int]
+    file: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Pack:
     """The input of one forward pass. `places[i]` [L] are the places in the pack of row i's tokens.
 
@@ -103,8 +115,45 @@ class Pack:
                 experts[place] = row.experts
         return experts
 
+    @property
+    def images(self) -> tuple[PackedImage, ...]:
+        """The images in the order of their places, one that rows share once."""
+        images = {
+            int(place[image.start]): PackedImage(
+                int(place[image.start]), image.end - image.start, image.grid, row.files[image.digest]
+            )
+            for row, place in zip(self.rows, self.places, strict=True)
+            for image in row.segment.images
+        }
+        return tuple(images[start] for start in sorted(images))
+
+    @property
+    def image_positions_3N(self) -> Int32:
+        """The positions of tokens in text, and of patches in their image's frames, rows and columns."""
+        positions = np.empty((3, len(self)), np.int32)
+        for row, place in zip(self.rows, self.places, strict=True):
+            positions[:, place] = image_positions(len(row), row.segment.images)
+        return positions
+
     def __len__(self) -> int:
         return len(self.token_ids_N)
+
+
+def image_positions(length: int, images: Sequence[PromptImage]) -> Int32:
+    """Qwen2-VL's three positions of each token of a row, [3, L]. A text goes on behind an image's longer side."""
+    pieces: list[Int32] = []
+    done = position = 0
+    for image in images:
+        frames, rows, columns = image.grid
+        merge = math.isqrt(frames * rows * columns // (image.end - image.start))
+        before = image.start - done
+        pieces.append(np.tile(np.arange(position, position + before, dtype=np.int32), (3, 1)))
+        position += before
+        pieces.append(np.indices((frames, rows // merge, columns // merge), np.int32).reshape(3, -1) + position)
+        position += max(rows, columns) // merge
+        done = image.end
+    rest = np.arange(position, position + length - done, dtype=np.int32)
+    return np.concatenate([*pieces, np.tile(rest, (3, 1))], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +239,11 @@ def _tokens(unit: Sequence[PackedRow]) -> int:
 
 
 def _key(row: PackedRow) -> bytes:
-    return row.token_ids.astype(">u4").tobytes()
+    """Sorts rows by their tokens, and those that stand for images by these."""
+    ids = row.token_ids.astype(">u4")
+    for image in row.segment.images:
+        ids[image.start] = int(image.digest[:8], 16)
+    return ids.tobytes()
 
 
 def _added(before: PackedRow | None, unit: Sequence[PackedRow]) -> int:

@@ -110,6 +110,8 @@ class Step:
     readings: Mapping[str, PolicyReading] = field(default_factory=dict)
     tokenizer: Path | None = None
     """The folder of the policy's tokenizer, to encode hints and to read replies as text."""
+    images: Mapping[str, bytes] = field(default_factory=dict)
+    """The files of the rows' images, by digest."""
     shared: bool = False
     """Whether the rollouts train other policies, too, each in its own run."""
 
@@ -279,7 +281,8 @@ def view(
             rows += [StepRow(len(rollouts), segment) for segment in segments]
             rollouts.append(rollout)
     shared = any(group.group.trains for group in groups)
-    return Step(number, tuple(rollouts), tuple(turns), tuple(rows), shared=shared)
+    images = {digest: file for group in groups for digest, file in group.images.items()}
+    return Step(number, tuple(rollouts), tuple(turns), tuple(rows), images=images, shared=shared)
 
 
 def check_credit(credit: Credit, step: Step) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.data.packing import TokenSpan
 from rolltap.trainer_client.model import attention
+from rolltap.trainer_client.model.vision import sees
 
 PACKED = frozenset({"full_attention", "sliding_attention"})
 RECURRENT = frozenset({"linear_attention"})
@@ -103,12 +104,13 @@ def check_model(model: Any, read: Callable[[Tensor], Tensor]) -> None:
     and noise, since the packed log-probs are computed in training mode. `read` turns hidden states into logits.
     """
     name, device = model.config.model_type, model.get_output_embeddings().weight.device
-    if model.config.get_text_config() is not model.config:
+    text = model.config.get_text_config()
+    if text is not model.config and not sees(model.config):
         raise ConfigError(
             f"{name} is a model of text and of something else (images, for instance), and training is for text: save "
             "its text model in a folder of its own, and train and serve that"
         )
-    ids = torch.arange(TRUNK + 2 * BRANCH, device=device) * 7 % model.config.vocab_size
+    ids = torch.arange(TRUNK + 2 * BRANCH, device=device) * 7 % text.vocab_size
     rows = [ids[: TRUNK + BRANCH], torch.cat([ids[:TRUNK], ids[TRUNK + BRANCH :]])]
     training = model.training
     model.eval()
@@ -141,7 +143,12 @@ def _own_attention(model: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        model.set_attn_implementation(attention.NAME)
+        model.set_attn_implementation(attentions(model.config))
+
+
+def attentions(config: Any) -> Any:
+    """The attention of a model's parts: ours, but for images, which are no rows of tokens."""
+    return {"text_config": attention.NAME, "vision_config": "sdpa"} if sees(config) else attention.NAME
 
 
 def _packed(model: Any, rows: list[Tensor], read: Callable[[Tensor], Tensor]) -> list[Tensor]:

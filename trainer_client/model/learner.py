@@ -25,6 +25,7 @@ from rolltap.trainer_client.model.lora import add_adapters, merged, without_adap
 from rolltap.trainer_client.model.network import PolicyNetwork, Predictions, load_model
 from rolltap.trainer_client.model.ranks import Ranks
 from rolltap.trainer_client.model.routing import Mixture
+from rolltap.trainer_client.model.vision import sees
 from rolltap.trainer_client.recipes.base import Recipe
 from rolltap.trainer_client.settings import OptimiserSettings, TrainerSettings
 from rolltap.types import Float32
@@ -68,7 +69,9 @@ class Learner:
         self._steps = settings.steps
         self._lora = settings.lora if settings.lora.rank else None
         model = load_model(settings.model if self._lora else folder, torch.float32)
-        dtype = _activations(settings.compute.dtype, ranks.device, model.config.hidden_size)
+        dtype = _activations(settings.compute.dtype, ranks.device, model.config.get_text_config().hidden_size)
+        if self._lora and sees(model.config):
+            raise ConfigError(f"{model.config.model_type} sees images, and such models get no adapters: lora.rank = 0")
         if self._lora:
             add_adapters(model, self._lora)
         network = PolicyNetwork(

@@ -26,6 +26,7 @@ from rolltap.trainer_client.data.collate import Batch
 from rolltap.trainer_client.data.readings import ValueHead
 from rolltap.trainer_client.model import architectures, attention
 from rolltap.trainer_client.model.routing import Choice, Mixture
+from rolltap.trainer_client.model.vision import inputs_with_images, load_processor, sees
 
 PIECE_BYTES = 256 << 20
 """Largest size of one piece of float32 logits, in bytes."""
@@ -65,7 +66,8 @@ class PolicyNetwork(nn.Module):
         self.mixture = Mixture(model)
         self.routers_move = routers_move
         self.entropy_moves = entropy_moves
-        self.heads = nn.ModuleDict({name: _zeros(model.config.hidden_size) for name in heads or {}})
+        self._text = model.config.get_text_config()
+        self.heads = nn.ModuleDict({name: _zeros(self._text.hidden_size) for name in heads or {}})
         self._detached = {name for name, head in (heads or {}).items() if not head.moves_policy}
         self._logits = LogitsHead(model)
 
@@ -81,18 +83,25 @@ class PolicyNetwork(nn.Module):
         """The hidden states [U, E] that predict the trained tokens."""
         with self.mixture.replaying(batch.experts_NX if replay else None):
             hidden_NE = self.model.get_decoder()(
-                input_ids=batch.token_ids_N.unsqueeze(0),
-                position_ids=batch.position_ids_N.unsqueeze(0),
+                **self._inputs(batch),
+                position_ids=batch.position_ids_N.unsqueeze(-2),
                 use_cache=False,
                 layout=attention.Layout.of(batch.spans, batch.token_ids_N.device),
             ).last_hidden_state[0]
         return hidden_NE[batch.sources_U]
 
+    def _inputs(self, batch: Batch) -> dict[str, Any]:
+        if not batch.images:
+            return {"input_ids": batch.token_ids_N.unsqueeze(0)}
+        if not sees(self.model.config):
+            raise ConfigError(f"{self.model.config.model_type} is a model of text, and the rows' prompts show images")
+        return inputs_with_images(self.model, self.model.image_processor, batch)
+
     def _predict(self, hidden_UE: Tensor, batch: Batch) -> Predictions:
         """The predictions. Tokens of one place share its logits if none has its own sampling and they fit one piece."""
-        piece = max(1, PIECE_BYTES // (4 * self.model.config.vocab_size))
+        piece = max(1, PIECE_BYTES // (4 * self._text.vocab_size))
         sampling: tuple[Tensor | None, ...] = (batch.temperatures_M, batch.masks_MK, batch.mask_rows_M)
-        sets = MaskSets(batch.mask_table, self.model.config.vocab_size)
+        sets = MaskSets(batch.mask_table, self._text.vocab_size)
         values = {name: self._value(name, hidden_UE)[batch.states_M] for name in self.heads}
         if all(one is None for one in sampling) and len(hidden_UE) <= piece:
             logprobs_M, entropy_U = self._read(hidden_UE, batch.targets_M, sets, None, None, None, batch.states_M)
@@ -186,7 +195,7 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
 
     `CheckpointMismatch` if the folder has no such model, `ConfigError` if packed training can't compute it.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -196,12 +205,13 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     except (OSError, ValueError) as error:
         raise _no_model(folder, error) from error
     architectures.check_config(config)
+    kind = AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             folder,
             config=architectures.without_noise(config),
             dtype=dtype,
-            attn_implementation=attention.NAME,
+            attn_implementation=architectures.attentions(config),
             output_loading_info=True,
         )
     except KeyError as error:
@@ -211,6 +221,8 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
     model, loading = loaded
     if loading["missing_keys"]:  # transformers would initialise them at random
         raise _no_model(folder, f"it has no {', '.join(sorted(loading['missing_keys']))}")
+    if sees(config):
+        model.image_processor = load_processor(folder)
     architectures.switch_noise_off(model)
     architectures.check_model(model, LogitsHead(model))
     return model

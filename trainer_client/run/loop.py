@@ -145,7 +145,7 @@ class Trainer:
         )
         can_train = partial(
             check,
-            vocabulary=self._model.config.vocab_size,
+            vocabulary=self._model.config.get_text_config().vocab_size,
             experts=self._experts,
             all_routed=settings.router.replay == "required",
         )

@@ -63,7 +63,7 @@ def rows_to_train(
             weights *= credit.weights[number]
         advantages, mask = credit.advantages[number], row.segment.loss_mask
         extra = {name: arrays[number] for name, arrays in credit.extra.items()} or NO_EXTRA
-        rows.append(PackedRow(row.segment, row.rollout, number, advantages, weights, extra))
+        rows.append(PackedRow(row.segment, row.rollout, number, advantages, weights, extra, files=step.images))
         if weights[mask].any() and (zeros or loss.kl or advantages[mask].any()):
             kept.add(row.rollout if whole else number)
     return [row for row in rows if (row.rollout if whole else row.number) in kept]
@@ -71,7 +71,10 @@ def rows_to_train(
 
 def rows_to_read(step: Step, views: Sequence[RowView]) -> list[PackedRow]:
     """The views as rows without credit."""
-    return [PackedRow.uniform(one.segment, step.rows[one.row].rollout, number) for number, one in enumerate(views)]
+    return [
+        PackedRow.uniform(one.segment, step.rows[one.row].rollout, number, files=step.images)
+        for number, one in enumerate(views)
+    ]
 
 
 def read_views(

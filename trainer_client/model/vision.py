@@ -1,0 +1,63 @@
+"""Images of a batch as inputs of the text model's layers, for models of text and images.
+
+An image's features replace the embeddings of its placeholders, at the places on record: a placeholder that the model
+sampled itself is text, as it is for the engine. Pixels are the model folder's own image processor's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rolltap.errors import AlignmentError, ConfigError
+from rolltap.images import pixels_of
+from rolltap.trainer_client.data.collate import Batch
+
+SEEING = frozenset({"qwen2_vl", "qwen2_5_vl", "qwen3_vl"})
+"""Families of models that are trained with images."""
+
+
+def sees(config: Any) -> bool:
+    return config.model_type in SEEING
+
+
+def load_processor(folder: Path) -> Any:
+    """The image processor of a model's folder; `ConfigError` if it has none."""
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"{folder}: its image processor can't be loaded: {str(error).splitlines()[0]}") from error
+
+
+def inputs_with_images(model: Any, processor: Any, batch: Batch) -> dict[str, Any]:
+    """What the text model's layers get instead of ids: embeddings [1, N, E], and features for its first layers where
+    the family has them (Qwen3-VL)."""
+    device = batch.token_ids_N.device
+    embeddings_1NE = model.get_input_embeddings()(batch.token_ids_N.unsqueeze(0))
+    pixels, grids = zip(*(_pixels(processor, image.file, image.grid) for image in batch.images), strict=True)
+    features = model.model.get_image_features(torch.cat(pixels).to(device), torch.cat(grids).to(device))
+    places_V = torch.cat([torch.arange(image.start, image.start + image.tokens) for image in batch.images]).to(device)
+    seen_VE = torch.cat(features.pooler_output).to(embeddings_1NE.dtype)
+    inputs: dict[str, Any] = {"inputs_embeds": embeddings_1NE.index_copy(1, places_V, seen_VE.unsqueeze(0))}
+    deeper = getattr(features, "deepstack_features", None)
+    if deeper is not None:
+        seen_N = torch.zeros_like(batch.token_ids_N, dtype=torch.bool).index_fill(0, places_V, True)
+        inputs["visual_pos_masks"] = seen_N.unsqueeze(0)
+        inputs["deepstack_visual_embeds"] = [torch.cat(list(layer)) for layer in deeper]
+    return inputs
+
+
+def _pixels(processor: Any, file: bytes, grid: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """The patches of an image's file and their grid [1, 3], which must be the recorded one."""
+    made = processor(images=[pixels_of(file)], return_tensors="pt")
+    if tuple(made["image_grid_thw"][0].tolist()) != tuple(grid):
+        raise AlignmentError(
+            f"the model's image processor makes {made['image_grid_thw'][0].tolist()} patches of an image, and "
+            f"{list(grid)} are on record: trainer and policy need the same preprocessor_config.json"
+        )
+    return made["pixel_values"], made["image_grid_thw"]
