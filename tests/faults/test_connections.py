@@ -26,6 +26,7 @@ from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 
 from ..conftest import free_port
+from ..unit.calllog.facts import a_session
 from .relay import relayed
 
 
@@ -185,7 +186,7 @@ async def test_a_client_that_is_silent_within_a_transaction_does_not_hold_the_le
         query = b"\0SELECT 1\0\0\0"
         stands_still._transport.write(b"P" + (4 + len(query)).to_bytes(4, "big") + query)  # and no Sync behind it
     update = sa.text("UPDATE held SET id = 2")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await log.database.transact(lambda connection: connection.execute(update))
     assert "whose client was silent" in caplog.text
     assert await watcher.fetchval("SELECT id FROM held") == 2
@@ -230,3 +231,26 @@ async def test_a_statement_whose_client_has_left_does_not_wait_for_its_lock(
     await holder.execute("ROLLBACK")
     await holder.close()
     await database.close()
+
+
+async def test_calls_find_their_sessions_while_the_ledger_waits_for_a_row(postgres_url: str) -> None:
+    log = open_call_log(postgres_url, connections=10)
+    await log.start()
+    session = a_session()
+    await log.open_session(session)
+    holder = await asyncpg.connect(postgres_url)
+    await holder.execute("CREATE TABLE held (id int); INSERT INTO held VALUES (1)")
+    await holder.execute("BEGIN; SELECT * FROM held FOR UPDATE")
+    unused: Any = None
+    uow = UnitOfWork(log.database, close_session=unused, settings=LedgerSettings())
+    update = sa.text("UPDATE held SET id = id + 1")
+    waiting = [asyncio.create_task(uow.transact(lambda tx: tx.run(update))) for _ in range(30)]
+    await asyncio.sleep(0.5)
+    for _ in range(5):
+        async with asyncio.timeout(20):
+            assert await log.session(session.id) == session
+    await holder.execute("ROLLBACK")
+    await asyncio.gather(*waiting)
+    assert await holder.fetchval("SELECT id FROM held") == 31
+    await holder.close()
+    await log.close()

@@ -146,7 +146,10 @@ async def wait_for(ticket: asyncio.Event, seconds: float) -> None:
 
 
 class UnitOfWork:
-    """Runs the ledger's transactions; its parts share one."""
+    """Runs the ledger's transactions; its parts share one.
+
+    They take at most half of the connections to Postgres: while they wait for a row, calls go on.
+    """
 
     def __init__(
         self,
@@ -162,6 +165,8 @@ class UnitOfWork:
         self.changed = Wakeups()
         self._database = database
         self._clock = clock
+        _, connections = database.connections or (0, 2)
+        self._turns = asyncio.Semaphore(max(1, connections // 2))
 
     async def transact(self, work: Callable[[Tx], T], *, within_s: float = WITHIN_S) -> T:
         """Runs `work` in one durable transaction, then closes the sessions that it ended and wakes waiters.
@@ -177,7 +182,7 @@ class UnitOfWork:
             crash_point("ledger.transaction")
             return result, transaction
 
-        async with _limit(self._database, within_s):
+        async with _limit(self._database, within_s), self._turns:
             result, transaction = await self._database.transact(run)
         crash_point("ledger.committed")
         if transaction.noted:
