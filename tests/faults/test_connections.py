@@ -9,7 +9,7 @@ import pwd
 import shutil
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -171,9 +171,11 @@ async def test_a_transaction_on_a_connection_that_went_silent_is_given_up(
 
 @pytest.mark.parametrize("silent", ["between statements", "in a message"])
 async def test_a_client_that_is_silent_within_a_transaction_does_not_hold_the_ledger_for_ever(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, silent: str
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
     """A proxy stands still with a policy's row locked, or something before Postgres keeps its lost connection."""
+    said: list[str] = []
+    monkeypatch.setattr(postgres.log, "warning", lambda text, *words: said.append(text % words))
     monkeypatch.setattr(postgres, "SILENT_S", 1.0)
     log = open_call_log(postgres_url)
     await log.start()
@@ -188,7 +190,7 @@ async def test_a_client_that_is_silent_within_a_transaction_does_not_hold_the_le
     update = sa.text("UPDATE held SET id = 2")
     async with asyncio.timeout(60):
         await log.database.transact(lambda connection: connection.execute(update))
-    assert "whose client was silent" in caplog.text
+    assert any("rolltap proxy elsewhere) for which others wait and whose client was silent" in line for line in said)
     assert await watcher.fetchval("SELECT id FROM held") == 2
     with pytest.raises(postgres.driver_errors()):
         await stands_still.execute("COMMIT")
@@ -254,3 +256,45 @@ async def test_calls_find_their_sessions_while_the_ledger_waits_for_a_row(postgr
     assert await holder.fetchval("SELECT id FROM held") == 31
     await holder.close()
     await log.close()
+
+
+async def test_those_that_wait_with_lost_connections_do_not_hold_the_lock_in_turn(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(postgres.log, "warning", lambda text, *words: ended.append(text % words))
+    monkeypatch.setattr(postgres, "SILENT_S", 10.0)
+    monkeypatch.setattr(postgres, "LOCK_S", 5.0)
+    address = urlsplit(postgres_url)
+    assert address.port is not None
+    watcher, holder = [await asyncpg.connect(postgres_url) for _ in range(2)]
+    await watcher.execute("CREATE TABLE held (id int); INSERT INTO held VALUES (1)")
+    update = sa.text("UPDATE held SET id = id + 1")
+    async with relayed("127.0.0.1", address.port) as relay:
+        url = address._replace(netloc=f"{address.username}@127.0.0.1:{relay.own_port}").geturl()
+        lost = Database(url, application="rolltap proxy lost")
+        await lost.start()
+        await holder.execute("BEGIN; SELECT * FROM held FOR UPDATE")
+        waiting = [asyncio.create_task(lost.transact(lambda connection: connection.execute(update))) for _ in range(4)]
+        locks = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        async with asyncio.timeout(20):
+            while await watcher.fetchval(locks) < len(waiting):  # noqa: ASYNC110  other processes' events
+                await asyncio.sleep(0.05)
+        relay.vanish()
+        await holder.execute("COMMIT")  # the first of them has the lock now
+        log = open_call_log(postgres_url)
+        await log.start()
+        await log.abort_orphans(["here"], at=1.0)
+        async with asyncio.timeout(60):
+            for _ in range(5):
+                with suppress(StoreUnavailable):  # its own wait was too long
+                    await log.database.transact(lambda connection: connection.execute(update))
+                    break
+        assert sum("whose client was silent" in line for line in ended) == 1, "not one after the other"
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await log.close()
+        await lost.close()
+    await watcher.close()
+    await holder.close()

@@ -21,7 +21,8 @@ A database that is opened read-only may be a standby, if it was one at the first
 
 A client may also fall silent within a transaction: it stands still, or its connection is lost and something between
 keeps the server's end of it alive. What it has locked would stay locked, and with a policy's row the whole ledger would
-wait. So `check` ends a transaction of rolltap for which others wait and whose client was silent for `SILENT_S`.
+wait. So `check` ends a transaction of rolltap for which others wait and whose client was silent for `SILENT_S`, and a
+lock is waited for `LOCK_S` at most.
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ LEAVES_SINCE = (14,)
 
 SILENT_S = 30.0
 """Longer than the ledger's transactions may take (`unit_of_work.WITHIN_S`)."""
+
+LOCK_S = SILENT_S - 5
+"""Longest wait for a lock. Others that wait with a lost connection are gone before the one that holds it: else each of
+them would get the lock in its turn, and hold it for `SILENT_S`."""
 
 _END_SILENT = sa.text("""
 SELECT silent.pid, silent.application_name, pg_terminate_backend(silent.pid) FROM pg_stat_activity silent
@@ -349,10 +354,11 @@ class PostgresBackend:
 def _watch(connection: Any, *_: Any) -> None:
     """Ends the connection if the server's machine is gone, or if nobody used it for a while: the server ends it then,
     and `_check_out` replaces it. asyncpg has no public way to its socket."""
+    limits = {"lock_timeout": LOCK_S}
     if connection.driver_connection.get_server_version() >= LEAVES_SINCE:
-        limits = {"idle_session_timeout": IDLE_S, "client_connection_check_interval": LEFT_S}
-        orders = "; ".join(f"SET {name} = {1000 * seconds:.0f}" for name, seconds in limits.items())
-        connection.run_async(lambda driver: driver.execute(orders))
+        limits |= {"idle_session_timeout": IDLE_S, "client_connection_check_interval": LEFT_S}
+    orders = "; ".join(f"SET {name} = {1000 * seconds:.0f}" for name, seconds in limits.items())
+    connection.run_async(lambda driver: driver.execute(orders))
     transport = getattr(connection.driver_connection, "_transport", None)
     if transport is not None and (connected := transport.get_extra_info("socket")) is not None:
         notice_death(connected)
