@@ -81,7 +81,7 @@ def _assemble(forest: TokenForest, strategy: Strategy, rules: Rules, origin: str
         session_id=forest.session_id,
         segments=segments,
         breaks=found_breaks,
-        counts=_counts(forest, kept, breaks, segments)
+        counts=_counts(forest, kept, breaks, segments, rules)
         | {f"findings.{finding.name}": 1 for finding in findings}
         | {f"log_checks.{rules.log_check.verdict}": 1},
         classifications=classifications,
@@ -123,9 +123,10 @@ def _before_break(forest: TokenForest, node: PrefixNode, before: Break | None) -
 
 
 def _counts(
-    forest: TokenForest, kept: KeptCalls, breaks: Mapping[str, Break], segments: Sequence[Segment]
+    forest: TokenForest, kept: KeptCalls, breaks: Mapping[str, Break], segments: Sequence[Segment], rules: Rules
 ) -> dict[str, int]:
-    """The counts for the report. `trained_tokens` is counted on the masks, `trainable_tokens` on the calls.
+    """The counts for the report. `trained_tokens` is counted on the masks, `trainable_tokens` on the calls, `answers`
+    are replies of the policy that its harness got (`Rules.is_answer`).
 
     Calls of the origin count only as masked, by `MaskReason.ORIGIN`.
     """
@@ -133,6 +134,7 @@ def _counts(
     counts = Counter(
         {
             "calls": len(own),
+            "answers": sum(rules.is_answer(node.call, kept.purposes.by_call[node.id].kind) for node in own),
             "prompt_tokens": sum(len(node.call.prompt_ids) for node in own),
             "sampled_tokens": sum(len(node.call.output_ids) for node in own),
             "delivered_tokens": sum(len(node.call.output_ids) for node in own if unusable(node.call) is None),

@@ -122,6 +122,13 @@ class Rules:
         """The first reason why `call` of kind `kind` carries no loss, or `TRAINED`."""
         return self._always(call, kind) or self._by_choice(call, kind, abandoned=abandoned) or MaskReason.TRAINED
 
+    def is_answer(self, call: Call, kind: CallKind) -> bool:
+        """Whether the harness got a reply of the policy, as tokens or as text. One that was cut off, failed or did not
+        arrive is no answer; nor are those of judges, simulated users and other policies, whatever their flaws."""
+        is_own = not call.sampled_by and kind not in _KINDS and self.policy in (None, call.policy)
+        has_text = len(call.output_ids) > 0 or call.flaw is Flaw.TOKENS_MISSING
+        return is_own and has_text and call.outcome is Outcome.COMPLETED and call.delivered is not False
+
     def _always(self, call: Call, kind: CallKind) -> MaskReason | None:
         if call.sampled_by:
             return MaskReason.ORIGIN

@@ -179,6 +179,31 @@ async def test_a_rollout_without_a_result_is_no_success_however_it_is_reported(
             await world.ledger.rollouts.finish(rollout.id, FinishRollout(other, rollout.attempt))
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("status", [RolloutStatus.FAILED, RolloutStatus.TIMED_OUT])
+async def test_rollouts_that_failed_before_a_call_are_counted_as_unanswered(
+    world: World, status: RolloutStatus, started: bool, late: bool
+) -> None:
+    """As of an image that no node can start, or a broken workspace; a trainer's run ends by this count."""
+
+    async def late_peers() -> list[str]:
+        return ["a-proxy"] if late else []
+
+    world.ledger.rollouts._late_peers = late_peers
+    group = await world.open(1)
+    (rollout,) = group.rollouts
+    for _ in range(world.ledger.settings.infra_retries + 1):
+        if started:
+            rollout = await world.start(rollout)
+            world.versions[str(rollout.session_id)] = ()
+        ending = FinishRollout(status, rollout.attempt, "no such image", cause=Cause.INFRASTRUCTURE)
+        rollout = await world.ledger.rollouts.finish(rollout.id, ending)
+    assert (rollout.status, rollout.cause) == (status, Cause.INFRASTRUCTURE)
+    assert rollout.reason.endswith(f"{NOTHING_SAMPLED}; no such image")
+    assert (await world.ledger.policies.stats("policy")).unanswered == 1
+
+
 async def test_a_group_without_an_answer_is_dropped(world: World) -> None:
     group = await world.open(2)
     for rollout in group.rollouts:

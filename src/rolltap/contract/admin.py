@@ -206,7 +206,10 @@ CAUSES = {
 
 
 NOTHING_SAMPLED = "nothing_sampled: no model answered"
-"""How the reason of a rollout begins in which nothing was sampled."""
+"""How the reason of a rollout begins in which nothing was sampled; after `LATE`, if that holds."""
+
+LATE = "late: a proxy could not reach the store, so calls there may be missing"
+"""How the reason of a rollout begins that may have calls which are not trained."""
 
 
 class FinishRollout(RequestBody, frozen=True):

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rolltap.contract.admin import NOTHING_SAMPLED
+from rolltap.contract.admin import LATE, NOTHING_SAMPLED
 from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.rules import parse_rules
@@ -352,11 +352,12 @@ def _stats(tx: Tx, policy: Any, silence: float) -> PolicyStats:
     )
     own = sa.and_(rollout_policies.c.rollout_id == rollouts.c.id, rollout_policies.c.policy == policy.name)
     played_without = sa.exists().where(own, rollout_policies.c.sampled.is_(False))
+    without_answer = (rollouts.c.reason.startswith(f"{late}{NOTHING_SAMPLED}") for late in ("", f"{LATE}; "))
     unanswered = (
         sa.select(sa.func.count())
         .select_from(rollouts.join(groups, rollouts.c.group_id == OWNER))
         .where(of_policy, rollouts.c.finished_at.is_not(None))
-        .where(sa.or_(rollouts.c.reason.startswith(NOTHING_SAMPLED), played_without))
+        .where(sa.or_(*without_answer, played_without))
     )
     untrained = sa.select(sa.func.count()).where(
         of_policy, groups.c.status == GroupStatus.DROPPED, groups.c.reason == NOTHING_TO_TRAIN

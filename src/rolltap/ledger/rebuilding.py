@@ -319,12 +319,5 @@ class TrainedVersions:
 
 
 def answered(trajectory: Trajectory) -> bool:
-    """Whether the policy answered anything in the session. A call that failed or was cut off before its first token, or
-    was passed through and failed, is no answer; nor are the tokens of judges, simulated users and other policies."""
-    counts = trajectory.counts
-    others = sum(counts.get(f"masked_tokens.{reason}", 0) for reason in OTHERS)
-    return bool(counts.get("sampled_tokens", 0) > others or counts.get("masked_calls.tokens_missing"))
-
-
-OTHERS = ("other_policy", "judge", "simulator")
-"""The reasons for which tokens are masked that the rollout's policy did not sample."""
+    """Whether the policy answered anything in the session."""
+    return trajectory.counts.get("answers", 0) > 0

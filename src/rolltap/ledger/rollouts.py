@@ -18,7 +18,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rolltap.calllog.codec import pack_bytes
-from rolltap.contract.admin import NOTHING_SAMPLED, FinishRollout
+from rolltap.contract.admin import LATE, NOTHING_SAMPLED, FinishRollout
 from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, NotFound, RecordCorrupt
 from rolltap.ledger.completion import FREE, pending_again, settle
@@ -30,9 +30,6 @@ from rolltap.tampering import TamperingAct, TamperingKind, count_by_kind
 from rolltap.types import Cause, Group, GroupStatus, Rollout, RolloutStatus, Scoring
 
 log = logging.getLogger("rolltap.ledger")
-
-LATE = "late: a proxy could not reach the store, so calls there may be missing"
-"""Why a rollout may have calls that are not trained; part of its reason."""
 
 LatePeers = Callable[[], Awaitable[Sequence[str]]]
 """Waits for the calls of other processes; returns the processes that may still have some outside the store."""
@@ -130,7 +127,7 @@ class Rollouts:
         late: Sequence[str] = ()
         trained: TrainedByPolicy = {}
         reported = ending
-        if ending.counts_as is not Scoring.UNSCORABLE or ending.status is RolloutStatus.SUCCEEDED:
+        if ending.counts_as is not Scoring.UNSCORABLE or ending.status is not RolloutStatus.CANCELLED:
             late = await self._late_peers()
             trained, ending = await self._trained(rollout, list(its_group.trains) or [its_group.policy], ending)
         if late:

@@ -18,13 +18,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.contract.admin import GroupRule
+from rolltap.contract.admin import LATE, GroupRule
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.ids import new_id
 from rolltap.ledger.completion import drop_all, leave_out
 from rolltap.ledger.groups import GroupSpec, insert_task, parent_of
 from rolltap.ledger.policies import demands_of, first_behind, lock_policies, room
-from rolltap.ledger.rollouts import LATE
 from rolltap.ledger.rows import load_groups, rule_json, task_digest
 from rolltap.ledger.schema import groups, nodes, rollouts, submissions, submitted
 from rolltap.ledger.task_queue import opens_any

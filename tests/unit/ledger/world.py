@@ -104,7 +104,7 @@ def trajectory(session_id: str, versions: tuple[int, ...], prompt: int = 3) -> T
     call = f"call-{session_id}"
     calls = (CallSpan(call, prompt, length, trained=True, index=0),)
     segment = Segment(np.arange(length, dtype=np.int32), mask, logprobs, spans, calls)
-    return Trajectory(session_id, (segment,), (), {"calls": 1, "sampled_tokens": len(versions)})
+    return Trajectory(session_id, (segment,), (), {"calls": 1, "answers": int(bool(versions))})
 
 
 def _of_policy(session_id: str, played: Mapping[str, tuple[int, ...]], policy: str) -> Trajectory:
@@ -122,9 +122,7 @@ def _of_policy(session_id: str, played: Mapping[str, tuple[int, ...]], policy: s
                 turns=(replace(span, trained=False),),
             )
         segments.append(segment)
-    others = sum(len(versions) for name, versions in played.items() if name != policy)
-    counts = {"sampled_tokens": sum(map(len, played.values())), "masked_tokens.other_policy": others}
-    return Trajectory(session_id, tuple(segments), (), counts)
+    return Trajectory(session_id, tuple(segments), (), {"answers": int(bool(played.get(policy)))})
 
 
 class World:

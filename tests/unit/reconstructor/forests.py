@@ -87,8 +87,10 @@ class Player:
             return make_call(
                 int(call.id), call.prompt_ids.tolist(), [], outcome=Outcome.ENGINE_ERROR, parent_id=call.parent_id
             )
-        if how == "no log-probs":
+        if how in ("no log-probs", "text"):
             change = {**change, "logprobs": np.empty(0, np.float32)}
+        if how == "text":
+            change = {**change, "output_ids": ids([]), "versions": ()}
         return replace(call, **change)
 
 
@@ -99,6 +101,7 @@ FAILURES: dict[str, dict] = {
     "undelivered": {"delivered": False},
     "delivery unknown": {"delivered": None},
     "no log-probs": {"flaw": Flaw.LOGPROBS_MISSING},
+    "text": {"flaw": Flaw.TOKENS_MISSING},
     "unparsable": {"flaw": Flaw.TOOL_CALL_UNPARSABLE},
     "cut off": {"finish": Finish.LENGTH},
     "no version": {"versions": (), "flaw": Flaw.VERSION_UNKNOWN},

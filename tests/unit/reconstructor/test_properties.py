@@ -71,7 +71,7 @@ def may_train(call: Call, rules: Rules) -> bool:
     return (
         call.outcome is Outcome.COMPLETED
         and call.delivered is not False
-        and call.flaw is not Flaw.LOGPROBS_MISSING
+        and call.flaw not in (Flaw.LOGPROBS_MISSING, Flaw.TOKENS_MISSING)
         and call.kind not in (CallKind.JUDGE, CallKind.SIMULATOR)
         and not any(holds and name in rules.mask for name, holds in switched.items())
     )
@@ -163,6 +163,17 @@ def test_the_counts_add_up(calls, strategy):
     assert counts["sampled_tokens"] == counts["trained_tokens"] + masked_tokens
     assert counts["trainable_tokens"] == counts["trained_tokens"] == sum(trained_tokens(trajectory).values())
     assert counts["breaks"] == len(trajectory.breaks)
+
+
+@given(sessions(), st.data())
+def test_only_replies_of_the_policy_that_came_are_answers(calls, data):
+    """Whatever is wrong with the calls of other policies, and with those that their harness never got."""
+    policies = data.draw(st.lists(st.sampled_from("pq"), min_size=len(calls), max_size=len(calls)))
+    mixed = [replace(call, policy=policy) for call, policy in zip(calls, policies, strict=True)]
+    trajectory = reconstruct(mixed, rules=Rules(policy="p"))
+    others = (CallKind.JUDGE, CallKind.SIMULATOR)
+    got = [call for call in mixed if call.outcome is Outcome.COMPLETED and call.delivered is not False]
+    assert trajectory.counts["answers"] == sum(call.policy == "p" and call.kind not in others for call in got)
 
 
 @given(sessions(), st.data())
