@@ -13,7 +13,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -296,7 +296,7 @@ class CodeHelper(Protocol):
     """How an evaluator's program starts code of the working copy: by the helper that `env` names, with `mounts`.
 
     `shared`: why that code runs beside the program and not in a sandbox of its own; "" if it does. `runs`: how often
-    the helper was used.
+    the helper was used. `exits`: the exit codes of that code.
     """
 
     @property
@@ -310,6 +310,9 @@ class CodeHelper(Protocol):
 
     @property
     def runs(self) -> int: ...
+
+    @property
+    def exits(self) -> Collection[int]: ...
 
     @property
     def excess(self) -> str:

@@ -11,14 +11,18 @@ from pathlib import Path
 from rolltap.errors import NoReward
 from rolltap.harnesses.base import Command, Evidence, Exit, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
-from rolltap.harnesses.evaluators.programs import check_survived, place_of, run_program, verdict_status
+from rolltap.harnesses.evaluators.programs import place_of, run_program
 from rolltap.harnesses.left_files import LeftFiles, remove
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.runtimes.sources import inside
 
-RUN = 'bash -n -c "$1" || exit 126; exec bash -o pipefail -c "$1"'
-"""Runs the command `$1`. One that bash can't parse exits with 126: bash's own status for that may also be a test's."""
-
+RUN = 'bash -n -c "$1" || exit 126; exec bash -o pipefail -c "$1$2"'
+"""Runs the command `$1`, then `$2`. One that bash can't parse exits with 126: bash's own status for that may also be a
+test's."""
+PIPES = """
+ended=$? parts="${PIPESTATUS[*]}"; [[ $ended = 141 && $parts =~ ^((0|141)' ')+0$ ]] && ended=0; exit $ended"""
+"""Ends with 0 after a pipeline whose last part succeeded, and stopped reading before the others had written all: with
+`pipefail` their signal, SIGPIPE, would be its status. Behind `&&`, that status has skipped a part of the command."""
 
 REWARD_BYTES = 1 << 16
 
@@ -27,7 +31,7 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
     """Runs `command` with bash, with `pipefail`, in the agent's working copy.
 
     With `reward_file` (below the working copy) the file's content is the reward, and a missing file is an error.
-    Without it, the reward is 1.0 for exit code 0, else 0.0; a status that is no verdict (`exit_status`) is an error.
+    Without it, the reward is 1.0 for exit code 0, else 0.0. A status that is no verdict is an error (`check_ran`).
     With `reads_only` the command starts nothing of the working copy, and need not use `$ROLLTAP_SANDBOXED`.
     `takes`: patterns of the changes that come in (`intake.py`); () for the allow-list.
     """
@@ -57,22 +61,21 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         workspace = place.workspace
         if self.reward_file:
             await asyncio.to_thread(_clear, workspace.folder, self.reward_file)
-        launch = Command(("/bin/bash", "-c", RUN, "bash", self.command))
+        pipes = "" if "&&" in self.command else PIPES
+        launch = Command(("/bin/bash", "-c", RUN, "bash", self.command, pipes))
         step = "the evaluator's command"
         end = await run_program(evidence, place, step, launch)
         exit_ = end.exit
         detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds, **about, **end.detail}
         with end.blamed():
-            value = await self._value(evidence, workspace, exit_, step)
+            end.check_ran(step)
+            value = await self._value(evidence, workspace, exit_) if self.reward_file else float(exit_.code == 0)
         return Verdict((Score(value),), detail)
 
-    async def _value(self, evidence: Evidence, workspace: Workspace, exit_: Exit, step: str) -> float:
-        if not self.reward_file:
-            return float(verdict_status(exit_, step) == 0)
+    async def _value(self, evidence: Evidence, workspace: Workspace, exit_: Exit) -> float:
         text = await asyncio.to_thread(read_reward, workspace.folder, self.reward_file)
         if text is None:
             raise NoReward(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
-        check_survived(exit_, step)
         evidence.seen.add(self.reward_file, text)
         return parse_reward(text)
 

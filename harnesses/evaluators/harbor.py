@@ -21,7 +21,7 @@ from rolltap.harnesses.base import Command, Evidence, Score, Transcript, Verdict
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.command import parse_reward, read_reward
-from rolltap.harnesses.evaluators.programs import check_survived, place_of, run_program
+from rolltap.harnesses.evaluators.programs import place_of, run_program
 from rolltap.harnesses.left_files import remove
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.runtimes.sources import located
@@ -73,7 +73,7 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
             end = await run_program(evidence, place, "test.sh", launch)
             exit_ = end.exit
             with end.blamed():
-                check_survived(exit_, "test.sh")
+                end.check_ran("test.sh")
                 parts = read_rewards(logs / "verifier", exit_.output, evidence.seen)
                 value = chosen_reward(parts, self.reward_key)
         finally:
@@ -92,9 +92,12 @@ def read_rewards(folder: Path, output: str, seen: Transcript) -> dict[str, float
     if (text := read_reward(folder, "reward.json")) is not None:
         seen.add("reward.json", text)
         try:
-            parts = {str(name): parse_reward(str(value)) for name, value in json.loads(text).items()}
-        except (ValueError, AttributeError, RecursionError) as error:
+            pairs = json.loads(text, object_pairs_hook=tuple)
+            parts = {name: parse_reward(str(value)) for name, value in pairs}
+        except (ValueError, TypeError, RecursionError) as error:
             raise NoReward(f"reward.json is not an object of numbers: {error}") from error
+        if not isinstance(pairs, tuple) or len(parts) < len(pairs):
+            raise NoReward("reward.json is not an object with each name once")
         if parts:
             return parts
     raise NoReward(f"test.sh wrote no reward: {last_line(output)}")

@@ -142,7 +142,7 @@ class JudgeText:
 
     def _read_command(self, words: list[str]) -> None:
         if words[0] == DEFINES:
-            self._functions.add(words[1])
+            self._functions.update(words[1:])
             return
         self._read_variables(words)
         for word in words:
@@ -392,14 +392,16 @@ def _commands(text: str) -> Iterator[list[str]]:
     words: list[str] = []
     closed = False  # what follows a closing bracket are the arguments of the command before it
     for word in (*lexer, ";"):
-        if word.strip(SEPARATORS):
+        if not word or word.strip(SEPARATORS):
             closed = closed and word != "{"
             if not closed:
                 words.append(word)
             continue
         if words:
             is_definition = word.startswith("()") and len(words) == 1
-            yield [DEFINES, *words] if is_definition else list(_without_redirections(words))
+            command = [DEFINES, *words] if is_definition else list(_without_redirections(words))
+            if command:
+                yield command
         words, closed = [], word.endswith(")")
 
 

@@ -127,7 +127,10 @@ class LlmJudge:
             raise EvaluatorFailed(f"the judge's call failed: {error or type(error).__name__}") from error
         if reply.status != 200:
             raise EvaluatorFailed(f"the judge's call got {reply.status}: {answer}")
-        return answer["choices"][0]["message"].get("content") or ""
+        (choice,) = answer["choices"]
+        if choice["finish_reason"] != "stop":  # of a score that was cut off, the first digits may be left
+            raise EvaluatorFailed(f"the judge's answer ended by {choice['finish_reason']!r}: {choice['message']}")
+        return choice["message"].get("content") or ""
 
 
 def shown_changes(folder: Path, agent_changes: Sequence[Change], mark: str) -> tuple[str, str]:

@@ -9,7 +9,8 @@ programs then work in a copy of the result.
 
 An exit status is a verdict on the agent's work, or it means that the judge could not run. Shells reserve the statuses
 from 126: 126 for a file that can't be executed, 127 for an unknown command, and 128 + n for a process that signal n
-ended (-n if a runtime started it without a shell). None of these is a verdict; all others are.
+ended (-n if a runtime started it without a shell). None of these is a verdict, unless the code under evaluation ended
+with it and the judge only passes it on; all others are.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -58,14 +58,22 @@ MOST_LINES = 5_000
 NAMED = 20
 """The most removed files that a reward's detail names."""
 
+COULD_NOT_RUN = {
+    126: "could not run (exit code 126: not executable, a missing interpreter, or not a line that bash can parse)",
+    127: "could not run (exit code 127: command not found)",
+}
+SIGNALLED, LAST_SIGNAL = 128, 64
+
 
 @dataclass(frozen=True, slots=True)
 class ProgramEnd:
-    """How a judge ended, what its reward's detail says about that, and the limit that the code exceeded ("": none)."""
+    """How a judge ended, what its reward's detail says about that, the limit that the code exceeded ("": none), and
+    the code's exit codes."""
 
     exit: Exit
     detail: Mapping[str, Any]
     code_excess: str
+    code_exits: Collection[int]
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
@@ -76,6 +84,20 @@ class ProgramEnd:
             if not self.code_excess:
                 raise
             raise Unreadable(f"its code took {self.code_excess}; {failure.message}") from failure
+
+    def check_ran(self, what: str) -> None:
+        """Raises `EvaluatorFailed` if the judge could not run to its end: a reward that it wrote may be a first guess.
+        It could if it only passes on the code's exit code."""
+        code, line = self.exit.code, last_line(self.exit.output)
+        if self.exit.excess:
+            raise EvaluatorFailed(f"{what} exceeded a limit: {self.exit.excess}")
+        if code in self.code_exits:
+            return
+        if code in COULD_NOT_RUN:
+            raise EvaluatorFailed(f"{what} {COULD_NOT_RUN[code]}: {line}")
+        if code is None or code < 0 or SIGNALLED <= code <= SIGNALLED + LAST_SIGNAL:
+            status = "" if code is None else f" (exit code {code})"
+            raise EvaluatorFailed(f"{what} was ended by a signal{status}: {line}")
 
 
 @dataclass(slots=True)
@@ -220,34 +242,4 @@ async def run_program(evidence: Evidence, place: JudgesPlace, step: str, launch:
         detail[UNPROTECTED] = CHANGED.format(place.expectation)
     elif not place.only_tools and (shared := helper.shared or ("" if helper.runs else NOT_USED) or place.mixed):
         detail[UNPROTECTED] = shared
-    return ProgramEnd(exit_, detail, excess)
-
-
-COULD_NOT_RUN = {
-    126: "could not run (exit code 126: not executable, a missing interpreter, or not a line that bash can parse)",
-    127: "could not run (exit code 127: command not found)",
-}
-SIGNALLED, LAST_SIGNAL = 128, 64
-
-CLOSED_PIPE = SIGNALLED + signal.SIGPIPE
-"""With `pipefail`, the status of a pipeline whose reader stopped reading. A pipeline has the status of its last part
-that failed, so the reader succeeded."""
-
-
-def verdict_status(exit_: Exit, what: str) -> int:
-    """The exit status of `what`, if it is a verdict. Raises `EvaluatorFailed` if `what` could not run to its end."""
-    check_survived(exit_, what)
-    if exit_.code in COULD_NOT_RUN:
-        raise EvaluatorFailed(f"{what} {COULD_NOT_RUN[exit_.code]}: {last_line(exit_.output)}")
-    assert exit_.code is not None
-    return 0 if exit_.code == CLOSED_PIPE else exit_.code
-
-
-def check_survived(exit_: Exit, what: str) -> None:
-    """Raises `EvaluatorFailed` if a signal or a limit ended `what`: a reward that it wrote may be a first guess."""
-    code = exit_.code
-    if exit_.excess:
-        raise EvaluatorFailed(f"{what} exceeded a limit: {exit_.excess}")
-    if code is None or code < 0 or (SIGNALLED <= code <= SIGNALLED + LAST_SIGNAL and code != CLOSED_PIPE):
-        status = "" if code is None else f" (exit code {code})"
-        raise EvaluatorFailed(f"{what} was ended by a signal{status}: {last_line(exit_.output)}")
+    return ProgramEnd(exit_, detail, excess, helper.exits)

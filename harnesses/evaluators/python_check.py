@@ -109,7 +109,7 @@ class PythonProgram:
             exit_ = await evidence.run(place, "the check", Command(argv, env=path))
             if exit_.excess:
                 raise EvaluatorFailed(f"the check exceeded a limit: {exit_.excess}")
-            if not result.is_file():
+            if exit_.code != 0 or not result.is_file():  # it may have crashed after its answer, too
                 raise NoReward(f"the check ended with {exit_.code}: {last_line(exit_.output)}")
             answer = json.loads(result.read_text(encoding="utf-8"))
         finally:

@@ -117,6 +117,7 @@ class DirectHelper:
 
     shared: str
     runs: int = 0
+    exits: frozenset[int] = frozenset()
     excess: str = ""
     removed: tuple[str, ...] = ()
 
@@ -130,11 +131,13 @@ class DirectHelper:
 
 
 class CodeSandbox:
-    """Serves the helper in `folder`, which the judge sees at `PLACE`, until the context ends. `runs`: so far."""
+    """Serves the helper in `folder`, which the judge sees at `PLACE`, until the context ends. `runs`: so far; `exits`:
+    the exit codes of the code."""
 
     def __init__(self, folder: Path, interpreter: str, run: RunCode, deadline: float, removed: Sequence[str]) -> None:
         self.folder = folder
         self.runs = 0
+        self.exits: set[int] = set()
         self._deadline = deadline
         self._excess = ""
         self._ended_at = 0.0
@@ -167,9 +170,10 @@ class CodeSandbox:
     def end_of(self, exit_: Exit) -> int:
         """The exit code that the helper ends with."""
         self._excess = self._excess or exit_.excess
-        if exit_.code is None or exit_.excess:
-            return 128 + signal.SIGKILL
-        return 128 - exit_.code if exit_.code < 0 else exit_.code
+        code = -signal.SIGKILL if exit_.code is None or exit_.excess else exit_.code
+        code = 128 - code if code < 0 else code
+        self.exits.add(code)
+        return code
 
     async def __aenter__(self) -> Self:
         helper = self.folder / HELPER

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rolltap.harnesses.base import Workspace
 from rolltap.harnesses.evaluators.judge_text import JudgeText
@@ -172,3 +174,51 @@ def test_the_tasks_own_programs_are_found_wherever_they_stand(way: str) -> None:
     for command, file in started.items():
         judge = judged(way.format(command))
         assert (judge.programs, judge.unknown) == ({file}, "")
+
+
+PIECES = (
+    *(
+        "''",
+        '""',
+        "'a b'",
+        "> f",
+        "2>&1",
+        "<in",
+        "echo",
+        "printf",
+        "test",
+        "[",
+        "]",
+        "[[",
+        "]]",
+        "$x",
+        "${a[$i]}",
+        "$(ls)",
+    ),
+    *("`x`", "|", "&&", "||", ";", "(", ")", "{", "}", "\n", "#c", "f()", "if", "then", "fi", "for i in", "do", "done"),
+    *(
+        "bash",
+        "-c",
+        "python3",
+        "-m",
+        "env",
+        "-i",
+        "awk",
+        "-e",
+        "-f",
+        "find",
+        "-exec",
+        "read",
+        "export",
+        "A=1",
+        "=",
+        "!",
+    ),
+    *("<<E", "\nE\n", "<<<", "unset", "PATH=", "\\", "$", "'", '"', ".", "exec", "timeout", "5", "-", "./grade", "\0"),
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=9), st.sampled_from(["", " "]))
+def test_any_text_is_read(pieces: list[str], between: str) -> None:
+    """Else its judge would give no rollout a reward."""
+    judged(between.join(pieces))

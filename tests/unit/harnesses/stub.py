@@ -44,6 +44,7 @@ class Stub:
     infra_retries: int = 3
     bad_gateways: int = 0  # answers to `finish` that a balancer gives in the server's place
     answered: bool = True  # whether closed sessions have an answer on record
+    cut_off: str = ""  # the finish reason of replies that are not whole
     refuse_finish: str = ""  # the status in which every rollout was ended elsewhere
     url: str = ""
     groups: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -162,7 +163,7 @@ class Stub:
         body = await request.json()
         self.calls.setdefault(session, []).append(body)
         message = self.reply(body["messages"])
-        finish = "tool_calls" if message.get("tool_calls") else "stop"
+        finish = self.cut_off or ("tool_calls" if message.get("tool_calls") else "stop")
         return web.json_response(
             {
                 "id": "chatcmpl-1",

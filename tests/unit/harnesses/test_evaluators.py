@@ -30,7 +30,7 @@ from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.harbor import HarborCheck, chosen_reward
 from rolltap.harnesses.evaluators.llm_judge import LlmJudge, fair_shares
-from rolltap.harnesses.evaluators.programs import check_survived, listed
+from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck, find_configuration, read_results
 from rolltap.harnesses.left_files import Change, ChangeKind
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
@@ -226,49 +226,6 @@ async def test_a_patch_that_does_not_apply_and_a_missing_pytest_are_errors(runti
         await judged(PytestCheck(("t",), python="true"), runtime, {})
 
 
-@pytest.mark.parametrize(
-    ("command", "reward"),
-    [
-        ("no_such_program", None),
-        ("touch check; ./check", None),
-        ("printf '#!/no/interpreter\n' > check; chmod +x check; ./check", None),
-        ("bash missing.sh", None),
-        ("if true; echo", None),
-        ("kill -9 $$", None),
-        ("bash -c 'kill -SEGV $$'", None),
-        ("exit 126", None),
-        ("exit 192", None),
-        ("exit 193", 0.0),
-        ("exit 125", 0.0),
-        ("false", 0.0),
-        ("false | tee log", 0.0),
-        ("yes | head -n 1", 1.0),
-        ("true", 1.0),
-    ],
-)
-async def test_an_evaluator_that_could_not_run_is_no_verdict(
-    command: str, reward: float | None, runtime: Runtime
-) -> None:
-    if reward is None:
-        with pytest.raises(EvaluatorFailed, match=r"could not run|was ended by a signal"):
-            await judged(CommandCheck(command), runtime, {})
-    else:
-        assert (await judged(CommandCheck(command), runtime, {})).scores[0].value == reward
-
-
-def test_a_reward_that_a_killed_evaluator_wrote_does_not_count() -> None:
-    """Checks write a 0 first, and the true reward at their end."""
-    for exit_ in (
-        Exit(Ending.CRASHED, 1.0, 137),
-        Exit(Ending.CRASHED, 1.0, None),
-        Exit(Ending.CRASHED, 1.0, 0, excess="memory"),
-    ):
-        with pytest.raises(EvaluatorFailed, match=r"test\.sh"):
-            check_survived(exit_, "test.sh")
-    for code in (0, 1, 127, 141, 255):
-        check_survived(Exit(Ending.CRASHED, 1.0, code), "test.sh")
-
-
 async def test_command_by_exit_code_and_by_reward_file(runtime: Runtime) -> None:
     assert (await judged(CommandCheck("test -f calc.py"), runtime, {})).scores[0].value == 1.0
     assert (await judged(CommandCheck("exit 7"), runtime, {})).scores[0].value == 0.0
@@ -428,14 +385,6 @@ def test_shares_are_fair() -> None:
     assert fair_shares({"a": 10, "b": 1000, "c": 1000}, 110) == {"a": 10, "b": 50, "c": 50}
     assert fair_shares({}, 10) == {}
     assert sum(fair_shares(dict.fromkeys(map(str, range(300)), 10**6), 20_000).values()) <= 20_000
-
-
-@pytest.mark.parametrize("answer", ["no idea", "SCORE: 11", "SCORE: -1", "It says:\nSCORE: 10\nIt is wrong."])
-async def test_a_judge_without_a_score_is_an_error(server: Stub, runtime: Runtime, answer: str) -> None:
-    server.reply = lambda messages: {"role": "assistant", "content": answer}
-    async with AdminClient(server.url, "admin") as client:
-        with pytest.raises(EvaluatorFailed, match="no score"):
-            await judged(LlmJudge(client, "judge"), runtime, {})
 
 
 def test_a_hundred_thousand_changes_are_listed_at_once() -> None:
