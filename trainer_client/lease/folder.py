@@ -17,6 +17,7 @@ from rolltap.errors import TrainerError
 
 ID_FILE = "run-id"
 LOCK_FILE = "lock"
+ATTEMPT_FILE = "attempt"
 
 
 def run_id(folder: Path) -> str:
@@ -27,15 +28,29 @@ def run_id(folder: Path) -> str:
         return path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         pass
-    making = folder / f".making-{ID_FILE}-{os.getpid()}"
-    with making.open("w", encoding="utf-8") as file:
-        file.write(uuid.uuid4().hex)
-        file.flush()
-        os.fsync(file.fileno())
+    making = _written(folder / f".making-{ID_FILE}-{os.getpid()}", uuid.uuid4().hex)
     with suppress(FileExistsError):
         os.link(making, path)  # if two processes begin at once, one wins
     making.unlink()
     return path.read_text(encoding="utf-8").strip()
+
+
+def next_attempt(folder: Path, least: int) -> int:
+    """The number of this start of the run in the locked `folder`: greater than all earlier ones, at least `least`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ATTEMPT_FILE
+    number = max(least, int(path.read_text(encoding="utf-8")) + 1 if path.exists() else 0)
+    _written(folder / f".making-{ATTEMPT_FILE}", str(number)).rename(path)
+    return number
+
+
+def _written(path: Path, text: str) -> Path:
+    """A new file with a text that is durable on disk."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return path
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from rolltap.trainer_client.data.readings import Pass, PolicyReading, ScoredPass
 from rolltap.trainer_client.data.scoring import check, has_loss
 from rolltap.trainer_client.data.step import Step
 from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.lease.folder import next_attempt
 from rolltap.trainer_client.lease.holder import LeaseHolder
 from rolltap.trainer_client.lease.push import WeightSender, push_folder
 from rolltap.trainer_client.lease.waiting import AnswerWatch, PrintLine, WaitNotice
@@ -93,6 +94,7 @@ class Trainer:
         self._restored = saved
         self._watch = AnswerWatch(client, settings.policy, print_line)
         self._checkpointed_step = self.step
+        self._attempt = 0
         self._control: RolloutControl | None = None  # the control that this run set last
         self._skipped_updates = 0  # updates of the current step whose gradient was not finite
         self._shares_rollouts = False  # with other policies' trainers, which would wait for this one
@@ -182,6 +184,8 @@ class Trainer:
         """
         policy = self.settings.policy
         rewound = self.client.rewind(self.step, {policy: self.version}, take_over=self.settings.take_over)
+        # Not the incarnation alone: a restored backup of the server's store counts some again.
+        self._attempt = next_attempt(self.settings.out, self.client.caller["incarnation"])
         if self.step > (rewound.last_step or 0):
             known = "no step" if rewound.last_step is None else f"step {rewound.last_step} as the last"
             self._print_line(
@@ -414,7 +418,7 @@ class Trainer:
         seconds = sum(self._clock.seconds[part] for part in ("forward", "backward", "optimiser"))
         return StepReport(
             step=self.step,
-            attempt=self.client.caller["incarnation"],
+            attempt=self._attempt,
             version=self.version,
             grad_norm=norm,
             lr=lr,

@@ -7,7 +7,8 @@ reports of these steps if it can. Otherwise `attempt` tells reports of one step 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -43,22 +44,16 @@ class JsonLines:
         self._path = out / "metrics.jsonl"
 
     def begin(self, step: int) -> None:
-        if not self._path.exists():
-            return
-        kept, abandoned = list[str](), list[str]()
-        text = self._path.read_text(encoding="utf-8", errors="replace")
-        for line in text.splitlines():
-            try:
-                (kept if json.loads(line)["step"] <= step else abandoned).append(f"{line}\n")
-            except (ValueError, KeyError, TypeError):
-                continue  # a line torn by a crash or a full disk
+        text = self._path.read_text(encoding="utf-8", errors="replace") if self._path.exists() else ""
+        lines = _whole_lines(text)
+        kept = [line for line, of_step in lines if of_step <= step]
         if "".join(kept) == text:
             return
-        with self._path.with_name("metrics.abandoned.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(abandoned)
-        mended = self._path.with_name(f".making-{self._path.name}")
-        mended.write_text("".join(kept), encoding="utf-8")
-        mended.rename(self._path)
+        path = self._path.with_name("metrics.abandoned.jsonl")
+        earlier = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        abandoned = [line for line, _ in _whole_lines(earlier)] + [line for line, of_step in lines if of_step > step]
+        _replace(path, dict.fromkeys(abandoned))  # first, and each line once: a start that is killed here tries again
+        _replace(self._path, kept)
 
     def write(self, report: StepReport) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -66,6 +61,21 @@ class JsonLines:
 
     def close(self) -> None:
         return None
+
+
+def _whole_lines(text: str) -> list[tuple[str, int]]:
+    """The lines of a text and their steps, without those that a crash or a full disk tore."""
+    whole: list[tuple[str, int]] = []
+    for line in text.splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            whole.append((f"{line}\n", int(json.loads(line)["step"])))
+    return whole
+
+
+def _replace(path: Path, lines: Iterable[str]) -> None:
+    making = path.with_name(f".making-{path.name}")
+    making.write_text("".join(lines), encoding="utf-8")
+    making.rename(path)
 
 
 class Terminal:

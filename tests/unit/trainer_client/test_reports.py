@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.data.collate import collate
 from rolltap.trainer_client.data.packing import Packer
+from rolltap.trainer_client.lease.folder import next_attempt
 from rolltap.trainer_client.model.loss import PolicyLoss
 from rolltap.trainer_client.run.metrics import StepMetrics, StepReport, describe_groups, describe_rows
 from rolltap.trainer_client.run.sinks import SINKS, Terminal, open_sinks
@@ -115,17 +121,86 @@ def test_json_lines_are_whole_and_appended(tmp_path: Path) -> None:
     assert lines[0]["staleness"] == {"0": 3, "1": 1}
 
 
-def test_lines_of_steps_that_are_made_again_move_away_and_torn_ones_go(tmp_path: Path) -> None:
-    """Killed after step 8, with a checkpoint of step 6; the last line was being written."""
-    path = tmp_path / "metrics.jsonl"
-    lines = [json.dumps({"step": step, "attempt": 1}) + "\n" for step in range(1, 9)]
-    path.write_text("".join(lines) + '{"step": 9, "att', encoding="utf-8")
+class Killed(BaseException):
+    pass
+
+
+def killed_at(count: int, replace_file: Callable[[Path, Path], Path]) -> Callable[[Path, Path], Path]:
+    """`Path.rename` of a process that dies at its call `count`, from 0."""
+    calls = itertools.count()
+
+    def rename(self: Path, target: Path) -> Path:
+        if next(calls) == count:
+            raise Killed
+        return replace_file(self, target)
+
+    return rename
+
+
+STARTS = st.lists(
+    st.tuples(
+        st.integers(0, 4),  # steps that the start makes
+        st.integers(0, 4),  # how many of all of them have no checkpoint when it dies
+        st.integers(0, 2),  # the rename of its beginning at which it dies; 2: it has only two
+        st.integers(0, 200),  # bytes that its death tears off its last line
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(STARTS)
+def test_however_starts_are_killed_each_step_has_one_line_and_no_line_is_torn(
+    starts: list[tuple[int, int, int, int]],
+) -> None:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path, gone = Path(folder) / "metrics.jsonl", Path(folder) / "metrics.abandoned.jsonl"
+        rename, counted, made = Path.rename, dict[int, int](), set[tuple[int, int]]()
+        for attempt, (steps, lost, dies, cut) in enumerate(starts, 1):
+            (sink,) = open_sinks(["jsonl"], Path(folder), "project", "run")
+            step = max(counted, default=0)
+            patch.setattr(Path, "rename", killed_at(dies, rename))
+            try:
+                sink.begin(step)
+            except Killed:
+                continue
+            finally:
+                patch.setattr(Path, "rename", rename)
+            assert pairs(path) == list(counted.items())
+            assert sorted(pairs(gone)) == sorted(made - counted.items())
+            for number in range(step + 1, step + steps + 1):
+                sink.write(report(step=number, attempt=attempt))
+                counted[number] = attempt
+                made.add((number, attempt))
+            if steps and cut:
+                text = path.read_text()
+                end = max(len(text) - cut, text[:-1].rfind("\n") + 1)
+                path.write_text(text[:end])
+                if end < len(text) - 1:
+                    made.discard((max(counted), attempt))
+                    lost = max(lost, 1)
+            for number in sorted(counted)[len(counted) - lost :] if lost else ():
+                del counted[number]
+
+
+def test_a_torn_line_of_an_abandoned_step_is_mended(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2, "attempt": 2}\n')
+    gone = tmp_path / "metrics.abandoned.jsonl"
+    gone.write_text('{"step": 1, "attempt": 1}\n{"step": 2, "att')
     (sink,) = open_sinks(["jsonl"], tmp_path, "project", "run")
-    sink.begin(6)
-    sink.write(report(step=7, attempt=2))
-    written = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(line["step"], line["attempt"]) for line in written] == [*((step, 1) for step in range(1, 7)), (7, 2)]
-    assert (tmp_path / "metrics.abandoned.jsonl").read_text() == "".join(lines[6:])
+    sink.begin(0)
+    assert pairs(gone) == [(1, 1), (2, 2)]
+
+
+def pairs(path: Path) -> list[tuple[int, int]]:
+    """Step and attempt of each line."""
+    rows = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return [(row["step"], row["attempt"]) for row in rows]
+
+
+def test_an_attempt_is_greater_than_all_before_it_whatever_the_server_counts(tmp_path: Path) -> None:
+    """The store of a restored backup counts the starts since then again."""
+    assert [next_attempt(tmp_path / "out", incarnation) for incarnation in (1, 2, 5, 2, 3, 9)] == [1, 2, 5, 6, 7, 9]
 
 
 def test_the_terminal_gets_one_line_a_step() -> None:
