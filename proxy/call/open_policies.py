@@ -54,8 +54,10 @@ def open_policies(
             policies[name] = Policy(name, policy, vendor, relaying[name])
         elif policy.engine in upstreams:
             upstream = upstreams[policy.engine]
+            tokenizer = HubTokenizer(policy.tokenizer) if policy.tokenizer else None
             finder = ParentFinder(name, handles)
-            policies[name] = Policy(name, policy, upstream, ChatSource(policy, upstream, finder, _located(policy)))
+            source = ChatSource(policy, upstream, finder, _located(policy), tokenizer=tokenizer)
+            policies[name] = Policy(name, policy, upstream, source)
         else:
             engine = token_engines[policy.engine]
             continuation, images = _continuation(name, policy, handles, models)
@@ -71,7 +73,7 @@ def check_tokenizers(settings: Settings) -> None:
         check_engine(name, engine)
     for name, policy in settings.policies.items():
         kind = settings.engines[policy.engine].kind
-        if kind != "passthrough" and not is_chat_engine(kind):
+        if kind != "passthrough" and (policy.tokenizer or not is_chat_engine(kind)):
             read_tokenizer(_tokenizer_folder(name, policy))
 
 

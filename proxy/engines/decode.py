@@ -44,6 +44,9 @@ INITIAL_VERSION = "default"
 
 RAW_FIELDS = ("prompt_token_ids", "arguments")
 
+IDS = 1 << 31
+"""Exclusive upper bound of token ids: the record holds them as int32."""
+
 VERSIONS = 1 << 31
 """Weight versions are below this, as tokens have them as int32. A greater number (a time stamp) is only a name."""
 
@@ -166,24 +169,32 @@ def top_k(
 ) -> dict[str, np.ndarray]:
     """The `k` likeliest candidates of each position, including the sampled token, the likeliest first.
 
-    `top_ids` int32 [t, k] and `top_logprobs` float32 [t, k]; {} if the server gave fewer than `k` for a position.
+    `top_ids` int32 [t, k] and `top_logprobs` float32 [t, k]; {} if the server gave fewer than `k` for a position, or a
+    number that is no id.
     """
     kept: list[list[tuple[int, float]]] = []
     for token, logprob, row in zip(ids, logprobs, rows, strict=True):
         others = sorted((pair for pair in row if pair[0] != token), key=lambda pair: -pair[1])
         kept.append(sorted([(token, logprob), *others[: k - 1]], key=lambda pair: -pair[1]))
-    if not kept or any(len(row) != k for row in kept):
+    if not kept or any(len(row) != k or not _are_ids([pair[0] for pair in row]) for row in kept):
         return {}
     pairs = np.asarray(kept, np.float64)
     return {"top_ids": pairs[:, :, 0].astype(np.int32), "top_logprobs": pairs[:, :, 1].astype(np.float32)}
 
 
+def _are_ids(numbers: Sequence[int]) -> bool:
+    return 0 <= min(numbers) <= max(numbers) < IDS
+
+
 def sampling_mask(rows: Sequence[Sequence[int]] | None, count: int, width: int) -> dict[str, np.ndarray]:
     """`sampling_mask` int32 [count, width]: the ids that each of `count` tokens was drawn from, then -1.
 
-    {} if a token has no mask, or one of more than `width` ids: a part of a mask would be another distribution.
+    {} if a token has no mask, one of more than `width` ids, or one with a number that is no id: a part of a mask would
+    be another distribution.
     """
-    if rows is None or not count or len(rows) != count or not all(0 < len(row) <= width for row in rows):
+    if rows is None or not count or len(rows) != count:
+        return {}
+    if not all(0 < len(row) <= width and _are_ids(row) for row in rows):
         return {}
     table = np.full((count, width), -1, np.int32)
     for line, row in zip(table, rows, strict=True):

@@ -228,7 +228,7 @@ class PolicySettings(Section):
         description="the tenant that may use the policy; several tenants need Postgres",
     )
     aliases: tuple[str, ...] = Field(default=(), description="other model names that harnesses may ask for; `*`: any")
-    tokenizer: str = Field(default="", description="folder with tokenizer.json; empty for engines without a token API")
+    tokenizer: str = Field(default="", description="folder with tokenizer.json; chat engines need none")
     family: str = Field(default="", description="renderer family, e.g. qwen3; empty: use the folder's chat template")
     tool_format: str = Field(
         default="",

@@ -13,7 +13,7 @@ import json
 import re
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from sys import getsizeof
@@ -105,7 +105,7 @@ class HubTokenizer:
         self.eos_token_id = self._id_of(self.config.get("eos_token"))
         self.end_token_ids = _read_end_tokens(root)
         """The ids that end a reply by the model's `generation_config.json`; empty without one."""
-        self._size = self._tokenizer.get_vocab_size(with_added_tokens=True)  # ids below are tokens
+        self._size = _first_gap(self._tokenizer.get_vocab(with_added_tokens=True).values())  # ids below are tokens
         self._pieces = TokenPieces(self._tokenizer.id_to_token)
         self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()
 
@@ -257,6 +257,12 @@ class TextStream:
         text, size = codecs.utf_8_decode(data, "replace", is_last)
         self._held = data[size:]
         return text
+
+
+def _first_gap(ids: Iterable[int]) -> int:
+    """The least number that is none of `ids`."""
+    known = set(ids)
+    return next(number for number in range(len(known) + 1) if number not in known)
 
 
 def _read_end_tokens(folder: Path) -> tuple[int, ...]:

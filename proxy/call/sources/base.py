@@ -18,10 +18,8 @@ from rolltap.protocols.dialects import known_dialects
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
 from rolltap.proxy.engines.base import EngineFacts
+from rolltap.proxy.engines.decode import IDS
 from rolltap.settings import PinSettings
-
-IDS = 1 << 31
-"""Exclusive upper bound of token ids: the record holds them as int32."""
 
 
 def check_ids(ids: Sequence[int]) -> None:

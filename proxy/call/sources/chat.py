@@ -128,6 +128,7 @@ class ChatSource(UpstreamSource):
             nonlocal last, images
             last = chunk
             check_ids(chunk.token_ids)
+            check_ids(chunk.prompt_ids or ())
             if chunk.prompt_ids is not None and not intent.begun:
                 prompt, messages = np.asarray(chunk.prompt_ids, np.int32), sent.chat.messages
                 images = self.images.located(chunk.prompt_ids, messages)
@@ -155,6 +156,7 @@ class ChatSource(UpstreamSource):
             call.flaw = Flaw.IMAGES_UNKNOWN
         elif parser.unparsable:
             call.flaw = Flaw.TOOL_CALL_UNPARSABLE
+        call.sampled.unknown = self.tokenizer is not None and self.tokenizer.lacks(call.sampled.ids)
         events, call.choice = parser.finish(last.finish or "stop")
         call.complete = True
         publish(events)

@@ -93,6 +93,8 @@ def test_a_mask_is_whole_or_left_out():
     assert sampling_mask([[7], []], 2, 2) == {}
     assert sampling_mask([[7]], 2, 2) == {}
     assert sampling_mask(None, 2, 2) == {}
+    for odd in (-1, 2**31, 2**70):
+        assert sampling_mask([[7], [odd, 7]], 2, 2) == top_k([7], [-0.1], [[(7, -0.1), (odd, -0.2)]], 2) == {}
 
 
 def test_arrays_are_never_unpickled():
