@@ -100,8 +100,8 @@ def _conversation(document: Mapping[str, Any], name: str, unread: frozenset[str]
     tags = {str(key): str(value) for key, value in (document.get("tags") or {}).items()}
     if document.get("reward") is not None:
         tags["reward"] = _number(document["reward"])
-    elif isinstance(document.get("label"), bool):
-        tags["reward"] = str(int(document["label"]))
+    elif document.get("label") is not None:
+        tags["reward"] = str(_flag(document["label"], "label"))
     if document.get("group_id"):
         tags[GROUP_TAG] = str(document["group_id"])
     own = str(document.get("id") or "")
@@ -121,7 +121,14 @@ def _conversation(document: Mapping[str, Any], name: str, unread: frozenset[str]
 
 def _is_context(message: Mapping[str, Any]) -> bool:
     """Whether the message is marked as no target, as OpenAI's fine-tuning, our own `sft` and ms-swift do."""
-    return message.get("weight") == 0 or message.get("loss") in (False, 0)
+    return any(message.get(key) is not None and not _flag(message[key], key) for key in ("weight", "loss"))
+
+
+def _flag(value: Any, key: str) -> int:
+    """0 or 1. A part of a weight, or a word for one, would be lost without a word: it is refused."""
+    if not isinstance(value, int | float) or value not in (0, 1):
+        raise ValueError(f"{key}: {str(value)[:80]!r} is neither 0 nor 1, nor false or true")
+    return int(value)
 
 
 def read_atif(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
@@ -210,7 +217,7 @@ def _json(text: str, where: str) -> Any:
 
 def _message(message: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A chat message in wire form, with arguments as text."""
-    if not isinstance(message, Mapping) or "role" not in message:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise DatasetError(f"{name}: messages: expected objects with a role")
     plain = {key: value for key, value in message.items() if value is not None and key not in OWN_FORMS}
     has_thinking = plain.get("reasoning_content") or plain.get("reasoning")
@@ -242,8 +249,8 @@ def _atif_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The messages of a step: its message, then the results of its tool calls."""
     results = (step.get("observation") or {}).get("results") or []
     if step["source"] != "agent":
-        text = "\n".join([_atif_text(step.get("message")), *(_atif_text(result.get("content")) for result in results)])
-        yield {"role": "system" if step["source"] == "system" else "user", "content": text.strip("\n")}
+        texts = [_atif_text(step.get("message")), *(_atif_text(result.get("content")) for result in results)]
+        yield {"role": "system" if step["source"] == "system" else "user", "content": "\n".join(filter(None, texts))}
         return
     calls = [
         {"id": call["tool_call_id"], "function": {"name": call["function_name"], "arguments": call["arguments"]}}

@@ -25,7 +25,7 @@ from rolltap.cli.log import import_traces
 from rolltap.datasets.importing import read_file
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
-from rolltap.reconstructor.importers import GROUP_TAG, SIDES
+from rolltap.reconstructor.importers import GROUP_TAG, SIDES, read_traces
 from rolltap.types import Flaw, Session
 
 from .world import TOOLS, World, lines, rows_of, says, system, tool, user
@@ -37,6 +37,14 @@ CONVERSATION = [
     tool("c1", "a.txt"),
     says("a.txt"),
 ]
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
 
 
 def run(*args: str) -> tuple[int, str]:
@@ -125,6 +133,28 @@ def test_what_was_exported_as_atif_can_be_imported(world: World, store: str, tmp
     assert session.created_at == item.texts["s-0000"].created_at
 
 
+LINES = st.lists(st.sampled_from(["", "x", " y ", "\u2028", "[1]"]), max_size=4).map("\n".join)
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(told=LINES, asked=LINES, said=LINES, given=VALUES, result=LINES, answer=LINES)
+def test_every_text_of_an_atif_document_comes_back(
+    told: str, asked: str, said: str, given: Any, result: str, answer: str, world: World
+):
+    script = world.script("s")
+    history = [system(told), user(asked), says(said, ("c1", "bash", {"a": given}), reasoning="hm")]
+    parent = script.ask(history[:2], history[2])
+    history += [tool("c1", result), says(answer)]
+    last = script.ask(history[:4], history[4], parent=parent)
+    (document,) = rows_of(list(exporter_named("atif").rows([script.item()])))
+    (trace,) = read_traces("atif", json.dumps(document, default=lambda array: array.tolist()), "file")
+    expected = [dict(message) for message in script.texts[last].conversation]
+    calls = [{**call, "function": dict(call["function"])} for call in expected[2]["tool_calls"]]
+    calls[0]["function"]["arguments"] = json.dumps(calls[0]["function"]["arguments"], ensure_ascii=False)
+    expected[2]["tool_calls"] = calls
+    assert trace.messages == expected
+
+
 def test_importing_again_changes_nothing(store: str, tmp_path: Path):
     path = traced(tmp_path / "log.jsonl", [{"messages": CONVERSATION, "tools": TOOLS}])
     run("import", path, "--store", store)
@@ -182,7 +212,14 @@ def test_only_a_newline_ends_a_line(separator: str, store: str, tmp_path: Path):
     ("document", "format", "message"),
     [
         ({"messages": []}, "messages", "bad.jsonl:2: messages: expected a list of chat messages"),
-        ({"messages": [{"content": "x"}]}, "messages", "bad.jsonl:2: messages: expected objects with a role"),
+        *(
+            (
+                {"messages": [{"content": "x", **role}]},
+                "messages",
+                "bad.jsonl:2: messages: expected objects with a role",
+            )
+            for role in ({}, {"role": None}, {"role": 1})
+        ),
         ({"messages": [user("x"), {"role": "king", "content": "x"}, says("y")]}, "messages", "messages[1].role"),
         ({"messages": [user("x")]}, "messages", "no assistant message"),
         ({"messages": CONVERSATION, "tools": "nonsense"}, "messages", "bad.jsonl:2: tools: not valid JSON"),
@@ -239,14 +276,6 @@ def worst() -> list[dict[str, Any]]:
         {"messages": [{"role": "user", "content": image}, says("a dot", reasoning="hm")], "reward": -1},
         {"messages": [*CONVERSATION, user("Again."), says("b.txt")], "tools": TOOLS},
     ]
-
-
-TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=12)
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | TEXTS,
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
-    max_leaves=4,
-)
 
 
 @st.composite
@@ -411,6 +440,17 @@ def test_a_reward_that_is_no_number_is_refused(reward: Any, store: str, tmp_path
     )
     assert code == 1
     assert "is not a finite number" in output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("key", ["label", "weight", "loss"])
+@pytest.mark.parametrize("value", [0.5, -1, 2, "1", "true", [1], {}, float("nan"), 2**70])
+def test_a_mark_is_0_or_1(key: str, value: Any, store: str, tmp_path: Path):
+    """0.5 of a reply, or a label as a word, would come in as something else."""
+    reply = says("4") if key == "label" else {**says("4"), key: value}
+    row = {"prompt": [user("2+2?")], "completion": [reply], **({"label": value} if key == "label" else {})}
+    code, output = run("import", traced(tmp_path / "in", [row]), "--store", store)
+    assert code == 1
+    assert f"{key}: {str(value)!r} is neither 0 nor 1" in output.replace("\n", " ")
 
 
 @pytest.mark.parametrize("where", ["content", "tools", "whole"])
