@@ -89,6 +89,24 @@ async def test_a_control_ends_when_another_run_takes_the_policy(world: World) ->
     assert "control_ended" in [event.kind for event in await world.ledger.events.since(0)]
 
 
+async def test_a_killed_runs_control_ends_and_is_there_again_if_the_run_goes_on(world: World) -> None:
+    """Nobody says that it ended. It would bind all rollouts to come, of an evaluation or an export, too."""
+    silence = world.ledger.settings.trainer_silence
+    restored = await world.ledger.trainers.rewind("trainer", Rewind(0, {"policy": 0}, "run"))
+    by = BeginUpdate(trainer="trainer", incarnation=restored.incarnation)
+    await world.ledger.controls.set("policy", RolloutControl(n=7, curriculum={"hard": 1.0}), by)
+    await submit(world, "policy", 2, ("easy", ("easy",)), ("hard", ("hard",)))
+    world.clock.ahead += silence - 1
+    assert await claim(world, 1) == ["hard"]
+    assert await world.ledger.controls.with_run("policy") == (RolloutControl(n=7, curriculum={"hard": 1.0}), "run")
+    world.clock.ahead += 2
+    assert await world.ledger.controls.with_run("policy") == (RolloutControl(), None)
+    assert "easy" in await claim(world, 20)
+    assert (await group_of(world, "easy")).n == 2
+    await world.ledger.trainers.lease(LeaseRequest("trainer", "policy", 1, incarnation=restored.incarnation))
+    assert (await world.ledger.controls.with_run("policy"))[1] == "run"
+
+
 async def test_only_the_owners_incarnation_sets_it(world: World) -> None:
     async def restored(name: str) -> BeginUpdate:
         rewind = Rewind(0, {"policy": 0}, f"run of {name}", take_over=True)

@@ -21,7 +21,7 @@ from typing import Any
 from rolltap.contract.base import values_of
 from rolltap.contract.control import PolicyStatus, RolloutControl
 from rolltap.contract.trainer import LeasedGroup, LeaseOptions
-from rolltap.errors import AlignmentError, EngineUnavailable, TrainerError, TrainerFenced, VersionTaken
+from rolltap.errors import AlignmentError, EngineUnavailable, RolltapError, TrainerError, TrainerFenced, VersionTaken
 from rolltap.extras import page
 from rolltap.trainer_client.data.collate import Batch, collate
 from rolltap.trainer_client.data.packing import Pack, PackedRow
@@ -119,12 +119,12 @@ class Trainer:
         self._resume()
         for sink in self.sinks:
             sink.begin(self.step)
-        with self._lease_holder() as leases:
-            while self.step < self.settings.steps and not self.stopping:
-                self._clock.seconds.clear()
-                if self._gather(leases) and (report := self._train(leases)) is not None:
-                    for sink in self.sinks:
-                        sink.write(report)
+        try:
+            self._make_steps()
+        except (TrainerError, AlignmentError):  # the run ends for a reason of its own
+            with suppress(RolltapError):
+                self._end_control()
+            raise
         if self.step > self._checkpointed_step:  # `stopping` was set during the last step's checkpoint, or after it
             self._checkpoint()
             self.checkpoints.prune(self.step)
@@ -135,6 +135,14 @@ class Trainer:
         self._workers.dismiss()
         if self._sender is not None:
             self._sender.close()
+
+    def _make_steps(self) -> None:
+        with self._lease_holder() as leases:
+            while self.step < self.settings.steps and not self.stopping:
+                self._clock.seconds.clear()
+                if self._gather(leases) and (report := self._train(leases)) is not None:
+                    for sink in self.sinks:
+                        sink.write(report)
 
     def _lease_holder(self) -> LeaseHolder:
         settings = self.settings

@@ -32,14 +32,14 @@ class Nodes:
     async def claim(self, node: str, request: ClaimRollouts, by: Caller = SERVER) -> Sequence[AssignedRollout]:
         """Claims rollouts for the node: highest priority first, then the longest waiting."""
         settings = self._uow.settings
-        deadline = time.monotonic() + request.wait
+        deadline, silence = time.monotonic() + request.wait, settings.trainer_silence
         submission, ticket = request.submission, self._uow.changed.ticket()
         assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, settings, by))
         while not assigned and (remaining_s := deadline - time.monotonic()) > 0:
             await wait_for(ticket, min(remaining_s, self._uow.settings.poll))
             ticket = self._uow.changed.ticket()
             # Work that a curriculum holds back is not worth a write transaction.
-            if await self._uow.query(lambda tx: _has_free(tx, submission) or opens_any(tx, submission)):
+            if await self._uow.query(lambda tx: _has_free(tx, submission) or opens_any(tx, submission, silence)):
                 assigned = await self._uow.transact(lambda tx: _claim(tx, node, request, settings, by))
         return assigned
 

@@ -570,13 +570,15 @@ class Controls:
         await self._uow.transact(work)
 
     async def of(self, policy: str) -> RolloutControl:
-        """The policy's control; an empty one if none was set."""
+        """The policy's control; an empty one if none is in force."""
         return (await self.with_run(policy))[0]
 
     async def with_run(self, policy: str) -> tuple[RolloutControl, str | None]:
-        """The policy's control, an empty one if none was set; and the run that set it, None for the admin plane."""
-        rows = await self._uow.select(sa.select(controls).where(controls.c.policy == policy))
-        return (_control(rows[0]), rows[0].run) if rows else (RolloutControl(), None)
+        """The policy's control, an empty one if none is in force; and the run that set it, None for the admin plane."""
+        silence = self._uow.settings.trainer_silence
+        rows = await self._uow.query(lambda tx: _in_force(tx, silence))
+        row = next((row for row in rows if row.policy == policy), None)
+        return (_control(row), row.run) if row is not None else (RolloutControl(), None)
 
 
 def end_foreign_control(tx: Tx, policy: str, run: str) -> None:
@@ -588,10 +590,23 @@ def end_foreign_control(tx: Tx, policy: str, run: str) -> None:
         tx.note("control_ended", policy, run=row.run)
 
 
-def controls_in_force(tx: Tx) -> Mapping[str, RolloutControl]:
+def controls_in_force(tx: Tx, silence: float) -> Mapping[str, RolloutControl]:
     """The control of each policy for which something is set."""
-    by_policy = {row.policy: _control(row) for row in tx.all(sa.select(controls))}
+    by_policy = {row.policy: _control(row) for row in _in_force(tx, silence)}
     return {policy: control for policy, control in by_policy.items() if control != RolloutControl()}
+
+
+def _in_force(tx: Tx, silence: float) -> list[Any]:
+    """The rows of controls, without those of runs that were not heard of for `silence` seconds: a killed run ends
+    none. It is in force again if the run goes on."""
+    return [row for row in tx.all(sa.select(controls)) if row.run is None or _is_heard(tx, row, silence)]
+
+
+def _is_heard(tx: Tx, control: Any, silence: float) -> bool:
+    """Whether the run that set a control began in the last `silence` seconds, or was active."""
+    row = tx.first(sa.select(trainers).where(trainers.c.run == control.run))
+    has_begun = row is not None and (row.started_at or 0.0) > tx.now - silence
+    return has_begun or any(row and each.trainer == row.name for each in demands_of(tx, control.policy, silence))
 
 
 def _control(row: Any) -> RolloutControl:

@@ -238,7 +238,7 @@ def waits_for(tx: Tx, submission: Any, queued: int, settings: LedgerSettings) ->
         .where(rollouts.c.status == RolloutStatus.PENDING, rollouts.c.node_token.is_(None))
     )
     unclaimed = tx.scalar(free)
-    if not unclaimed and queued and not opens_any(tx, submission.id):
+    if not unclaimed and queued and not opens_any(tx, submission.id, settings.trainer_silence):
         return f"the curriculum of policy {submission.policy}: it names none of the {queued:,} queued tasks"
     names = (submission.policy, *(submission.also or ()))
     full = [name for name in names if room(tx, name, settings.trainer_silence) == 0] if queued else []

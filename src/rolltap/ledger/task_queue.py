@@ -79,7 +79,7 @@ class TaskQueue:
         self._submission = submission
         self._settings = settings
         self._most = most
-        self._controls = controls_in_force(tx)
+        self._controls = controls_in_force(tx, settings.trainer_silence)
         self._by_key: dict[_Key, deque[tuple[int, Any]]] | None = None
         self._missed_some = False  # tasks that other transactions took since the queue was read
         self._reads_left = 2
@@ -171,9 +171,9 @@ def has_queued(tx: Tx, submission: str | None) -> bool:
     return tx.first(_waiting(submission).limit(1)) is not None
 
 
-def opens_any(tx: Tx, submission: str | None) -> bool:
+def opens_any(tx: Tx, submission: str | None, silence: float) -> bool:
     """Whether any task is queued that no curriculum holds back, even if the trainers' room does."""
-    controls = controls_in_force(tx)
+    controls = controls_in_force(tx, silence)
     waiting, place = _with_place(tx, _waiting(submission), controls)
     return tx.first(waiting.where(place.is_not(None)).limit(1)) is not None
 

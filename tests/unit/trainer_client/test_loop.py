@@ -381,7 +381,9 @@ def test_a_run_in_which_no_model_answers_ends_with_the_reason(
     monkeypatch.setattr(loop, "LEASE_WAIT_S", 0.1)
     plane.rollouts, plane.unanswered = {"failed": 50, "succeeded": 50}, 100  # of an earlier run
     lines: list[str] = []
-    thread = Ended(trainer(settings, lines.append))
+    failing = trainer(settings, lines.append)
+    failing._control = RolloutControl(max_turns=1)  # as a recipe sets one
+    thread = Ended(failing)
     thread.start()
     with plane.changed:
         assert plane.changed.wait_for(lambda: "leases" in plane.names(), timeout=30)
@@ -393,6 +395,7 @@ def test_a_run_in_which_no_model_answers_ends_with_the_reason(
     ]
     assert "no model answered in 6 of the 11 rollouts of policy that ended since this run began" in thread.reason
     assert not plane.pushed
+    assert plane.controls == [{}], "its control has ended with it"
 
 
 class Ended(threading.Thread):
