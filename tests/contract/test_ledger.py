@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.contract.admin import NOTHING_SAMPLED, FinishRollout, NewReward
+from rolltap.contract.admin import LATE, NOTHING_SAMPLED, FinishRollout, NewReward
 from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Replay, Rewind
 from rolltap.errors import (
     ConfigError,
@@ -181,9 +181,10 @@ async def test_a_rollout_without_a_result_is_no_success_however_it_is_reported(
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("told", ["", f"{NOTHING_SAMPLED}; "])
 @pytest.mark.parametrize("status", [RolloutStatus.FAILED, RolloutStatus.TIMED_OUT])
 async def test_rollouts_that_failed_before_a_call_are_counted_as_unanswered(
-    world: World, status: RolloutStatus, started: bool, late: bool
+    world: World, status: RolloutStatus, told: str, started: bool, late: bool
 ) -> None:
     """As of an image that no node can start, or a broken workspace; a trainer's run ends by this count."""
 
@@ -197,10 +198,10 @@ async def test_rollouts_that_failed_before_a_call_are_counted_as_unanswered(
         if started:
             rollout = await world.start(rollout)
             world.versions[str(rollout.session_id)] = ()
-        ending = FinishRollout(status, rollout.attempt, "no such image", cause=Cause.INFRASTRUCTURE)
+        ending = FinishRollout(status, rollout.attempt, f"{told}no such image", cause=Cause.INFRASTRUCTURE)
         rollout = await world.ledger.rollouts.finish(rollout.id, ending)
     assert (rollout.status, rollout.cause) == (status, Cause.INFRASTRUCTURE)
-    assert rollout.reason.endswith(f"{NOTHING_SAMPLED}; no such image")
+    assert rollout.reason.removeprefix(f"{LATE}; ") == f"{NOTHING_SAMPLED}; no such image"
     assert (await world.ledger.policies.stats("policy")).unanswered == 1
 
 

@@ -184,7 +184,10 @@ NO_RESULT = (NOTHING_SAMPLED, RecordCorrupt.code, AlignmentError.code)
 
 def _without_result(ending: FinishRollout, reason: str, cause: Cause) -> FinishRollout:
     """The ending of a rollout without a result: unscorable, and a failure if it was reported as a success."""
-    reason = f"{reason}; {ending.reason}" if ending.reason else reason
+    if ending.reason.startswith(reason):  # its runner has asked, too
+        reason = ending.reason
+    elif ending.reason:
+        reason = f"{reason}; {ending.reason}"
     ending = msgspec.structs.replace(ending, reason=reason, scoring=Scoring.UNSCORABLE)
     is_success = ending.status is RolloutStatus.SUCCEEDED
     return msgspec.structs.replace(ending, status=RolloutStatus.FAILED, cause=cause) if is_success else ending
