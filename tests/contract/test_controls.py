@@ -96,10 +96,10 @@ async def test_a_killed_runs_control_ends_and_is_there_again_if_the_run_goes_on(
     by = BeginUpdate(trainer="trainer", incarnation=restored.incarnation)
     await world.ledger.controls.set("policy", RolloutControl(n=7, curriculum={"hard": 1.0}), by)
     await submit(world, "policy", 2, ("easy", ("easy",)), ("hard", ("hard",)))
-    world.clock.ahead += silence - 1
+    world.clock.ahead += silence / 2
     assert await claim(world, 1) == ["hard"]
     assert await world.ledger.controls.with_run("policy") == (RolloutControl(n=7, curriculum={"hard": 1.0}), "run")
-    world.clock.ahead += 2
+    world.clock.ahead += silence
     assert await world.ledger.controls.with_run("policy") == (RolloutControl(), None)
     assert "easy" in await claim(world, 20)
     assert (await group_of(world, "easy")).n == 2

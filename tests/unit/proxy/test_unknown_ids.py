@@ -62,7 +62,7 @@ async def test_a_chat_upstreams_unknown_ids_are_masked_where_its_tokenizer_is_na
         ScriptedEngine(say(ScriptedReply(ids=ids)), FOLDER, wire=wire) as engine,
         chat_mode_proxy(tmp_path, engine, tokenizer=str(FOLDER)) as (app, url),
     ):
-        await client_of(app, url).chat.completions.create(model="default", messages=[USER])
+        await client_of(app, url).chat.completions.create(model="default", messages=[USER])  # type: ignore[arg-type]
         (call,) = [row.call() for row in await rows_of(app)]
     assert unknown in call.output_ids
     assert call.flaw is Flaw.IDS_UNKNOWN
