@@ -163,7 +163,7 @@ class InFlightRequest:
             sampling_asked=msgspec.to_builtins(request.sampling),
             sampling_sent=call.sampling_sent(),
             hints=request.hints.raw,
-            shape=shape_of(request, plan, self.policy.source.unapplied(request, temperature)),
+            shape=shape_of(request, plan, self.policy.source.unapplied(request, temperature), call.under_grammar),
             lineage=msgspec.msgpack.encode(plan.lineage),
             injected=plan.injected,
             images=plan.images,
@@ -258,14 +258,14 @@ SYSTEM_ROLES = ("system", "developer")
 NOTHING_ASKED = ToolChoice(), None, "", None
 
 
-def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...]) -> CallShape:
+def shape_of(chat: ChatRequest, plan: PromptPlan, unapplied: tuple[str, ...], under_grammar: bool) -> CallShape:
     """The features for classification. `replies` is counted only if the call does not continue another without a break.
 
     `unapplied`: request fields that the source accepts and ignores.
     """
     must_call = chat.tool_choice.mode in ("required", "named") and "tool_choice" not in unapplied
-    # What follows a call's beginning is sampled freely, without a schema.
-    is_free = plan.lineage.call_beginning > 0
+    # What follows a call's beginning is sampled freely, unless a grammar goes on.
+    is_free = plan.lineage.call_beginning > 0 and not under_grammar
     is_limited = chat.tool_choice.mode == "auto" and bool(chat.tool_choice.names)
     forced = not is_free and (must_call or is_limited or chat.sampling.json_schema is not None)
     apart = plan.parent is None or plan.break_ is not None

@@ -143,6 +143,11 @@ class OpenCall:
         added = (image for image in self.plan.images if image.start >= self.plan.shared)
         return tuple(file_of(self.image_urls[image.digest]) for image in added)
 
+    @property
+    def under_grammar(self) -> bool:
+        """Whether an engine with a token API is sent a grammar or a schema."""
+        return isinstance(self.sent, SampleRequest) and not {"grammar", "json_schema"}.isdisjoint(self.sent.extra)
+
     def sampling_sent(self) -> dict[str, Any]:
         """The sampling parameters sent to the engine, in their recorded form: of a grammar, which the request's tools
         make and many calls repeat, a digest."""

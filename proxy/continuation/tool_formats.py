@@ -125,7 +125,8 @@ def read_harmony(
     A call's channel is `commentary`, or `analysis`, with a recipient in `functions`.
     """
     start, middle, *closings = map(
-        tokenizer.convert_tokens_to_ids, ("<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+        tokenizer.convert_tokens_to_ids,
+        ("<|start|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>", "<|endoftext|>"),
     )
     opened = list(prompt[-64:])
     is_opened = start in opened and list(output[:1]) != [start]
@@ -140,13 +141,13 @@ def read_harmony(
         inner = ids[at + (ids[at : at + 1] == [start]) : last]
         header_size = inner.index(middle) if middle in inner else len(inner)
         header, body = tokenizer.decode(inner[:header_size]), inner[header_size + 1 :]
-        whole = tokenizer.decode([id for id in ids[own_at:after] if id != closings[-1]])
+        whole = tokenizer.decode([id for id in ids[own_at:after] if id not in closings[-2:]])
         channel = re.search(r"<\|channel\|>\s*(\w+)", header)
         name = channel[1] if channel is not None else ""
         if middle in inner and "to=" in header:
             calls = (
                 _harmony_call(header, CallBlock(tokenizer, body, tools))
-                if last in edges and ids[last] != start
+                if last in edges and ids[last] not in (start, closings[-1])
                 else None
             )
             broken = ParsedCall("", "", False, whole)
@@ -178,7 +179,7 @@ def read_inkling_reply(
     tokenizer: HubTokenizer, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]
 ) -> ParsedReply:
     """Messages of a channel token, a body and `<|end_message|>`. The prompt may open the first one's channel."""
-    model, text, thinking, invoke, end, finish = map(
+    model, text, thinking, invoke, end, *finishes = map(
         tokenizer.convert_tokens_to_ids,
         (
             "<|message_model|>",
@@ -187,6 +188,7 @@ def read_inkling_reply(
             "<|content_invoke_tool_json|>",
             "<|end_message|>",
             "<|content_model_end_sampling|>",
+            "<|endoftext|>",
         ),
     )
     last_opening = next((id for id in reversed(prompt[-64:]) if id in (model, text, thinking, end)), None)
@@ -194,10 +196,10 @@ def read_inkling_reply(
     reasoning: str | None = None
     at = 0
     while at < len(output):
-        last = next((place for place in range(at, len(output)) if output[place] in (end, finish)), len(output))
+        last = next((place for place in range(at, len(output)) if output[place] in (end, *finishes)), len(output))
         body = list(output[at + (output[at] == model) : last])
         after = min(last + 1, len(output))
-        whole = tokenizer.decode([id for id in output[at:after] if id != finish])
+        whole = tokenizer.decode([id for id in output[at:after] if id not in finishes])
         channel = body[0] if body and body[0] in (text, thinking) else last_opening if at == 0 else None
         inner = body[1:] if body[:1] in ([text], [thinking]) else body
         if invoke in body:

@@ -165,16 +165,19 @@ def _streaming(request: SampleRequest) -> dict[str, Any]:
     return {"stream": True, "stream_options": {"include_usage": True}} if request.stream else {"stream": False}
 
 
+OF_GRAMMARS = ("thinking", "begun")
+
+
 def _extra(request: SampleRequest) -> dict[str, Any]:
     """The extra fields: penalties unchanged, and a JSON schema ({}: any object) as vLLM's structured output."""
     extra = dict(request.extra)
-    schema, thinking = extra.pop("json_schema", None), extra.pop("thinking", None)
+    schema, more = extra.pop("json_schema", None), {name: extra.pop(name) for name in OF_GRAMMARS if name in extra}
     if schema is not None:
         extra["structured_outputs"] = {"json": schema} if schema else {"json_object": True}
     if (grammar := extra.pop("grammar", None)) is not None:
         extra["structured_outputs"] = {"grammar": grammar}
-    if thinking is not None:
-        extra["structured_outputs"] |= {"thinking": thinking}
+    if more:
+        extra["structured_outputs"] |= more
     return extra
 
 

@@ -30,8 +30,11 @@ async def check_origin(log: CallLog, policies: Policies, session: Session, origi
     if origin.at is not None and not 0 <= origin.at < size:
         message = f"at: the reply has {size} tokens, so 0 to {size - 1} of them can be kept; without `at`, all"
         raise InvalidRequest(message, param="at")
-    if origin.at is not None and chain[-1].intent.shape.constrained:
-        raise InvalidRequest("at: a reply that a grammar limited can't be gone on with in its middle", param="at")
+    takes_grammars = getattr(policies[session.policy].source, "grammars", False)
+    if origin.at is not None and chain[-1].intent.shape.constrained and not takes_grammars:
+        raise InvalidRequest(
+            "at: a reply that this engine's grammar limited can't be gone on with in its middle", param="at"
+        )
 
 
 async def origin_of(log: CallLog, policies: Policies, parent: RolloutParent, policy: str) -> Origin:

@@ -285,6 +285,57 @@ def test_a_cut_reply_is_honest_and_a_bad_schema_loses_nothing(stack: Stack) -> N
         assert served.status_code == 200
 
 
+def test_a_fork_inside_a_constrained_reply_keeps_to_its_grammar(stack: Stack) -> None:
+    """JSON and a named tool, gone on with behind some token: valid as a whole, and trained over what was left."""
+    admin, rng, headers = Admin(stack), random.Random(9), {"Authorization": f"Bearer {stack.keys['admin']}"}
+    wanted = {
+        "type": "object",
+        "properties": {"go": {"enum": ["left and left", "right and right"]}, "far": {"type": "integer", "maximum": 99}},
+        "required": ["go", "far"],
+        "additionalProperties": False,
+    }
+    task = {"id": "forks", "instruction": "answer", "spec": {}, "tags": []}
+    opened = admin.post("/groups", policy="plain", n=2, task=task)
+    tools = {"look": wanted, "walk": schema(rng)}
+    requests = [
+        request_of("chat", "Which?", wanted, stream=False),
+        calling("chat", "Go.", tools, "named", stream=False),
+    ]
+    ended = []
+
+    def sampled(rollout: str, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        started = admin.post(f"/rollouts/{rollout}/start")
+        key, named = {"Authorization": f"Bearer {started['key']}"}, {"model": "plain", **body}
+        answer = httpx.post(f"{started['base_url']}{path}", json=named, headers=key, timeout=120).raise_for_status()
+        message = answer.json()["choices"][0]["message"]
+        check(message["content"] or message["tool_calls"][0]["function"]["arguments"], wanted)
+        ended.append((rollout, started["attempt"]))
+        return started, answer.json()["usage"]
+
+    for rollout, (path, body) in zip([each["id"] for each in opened["rollouts"]], requests, strict=True):
+        started, usage = sampled(rollout, path, body)
+        url = f"{stack.admin_url}/read/sessions/{started['session_id']}"
+        (call,) = httpx.get(url, headers=headers, timeout=60).raise_for_status().json()["calls"]
+        for _ in range(4):
+            at = rng.randrange(usage["completion_tokens"])
+            forked = admin.post(f"/rollouts/{rollout}/fork", call=call["id"], at=at, n=1)["rollouts"]
+            (new,) = (
+                {each["id"] for each in forked} - {id for id, _ in ended} - {each["id"] for each in opened["rollouts"]}
+            )
+            sampled(new, path, body)
+    for number, (rollout, attempt) in enumerate(ended):
+        admin.post("/rewards", rollout_id=rollout, value=float(number))
+        admin.post(f"/rollouts/{rollout}/finish", status="succeeded", attempt=attempt)
+    group = Played(stack, "plain").lease()
+    assert len(group.rollouts) == 10
+    assert set(masks(group)) == {""}
+    for record in group.rollouts:
+        for part in record.trajectory.segments:
+            assert_told(part)
+    for packer in PACKERS:
+        assert np.abs(ratios([group], packer) - 1).max() < 1e-4
+
+
 def asked(started: dict[str, Any], messages: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
     """The choices of a chat in a started rollout."""
     body = {"model": "loose", "messages": messages, **more}

@@ -193,10 +193,7 @@ class Generated:
         """A fork of `branch` at one of its calls."""
         rng, at = self.rng, None
         inside = self.kind == "forked inside" or ("inside" in self.kind and rng.random() < 0.5)
-        places = [n for n, row in enumerate(branch.rows) if not (inside and row.intent.shape.constrained)]
-        if not places:
-            return
-        place = rng.choice(places)
+        place = rng.randrange(len(branch.rows))
         turn, row = branch.turns[place], branch.rows[place]
         assert row.completion is not None
         ids = row.completion.output_ids.tolist()
@@ -206,7 +203,7 @@ class Generated:
         moment = deepcopy(turn.before if inside else turn.after)
         if not inside and not moment.calls and not moment.prompts:
             moment.prompts.append(THIRD_TASK)
-        rest = self._writer.respelled(ids[at:]) if inside else None
+        rest = self._writer.respelled(ids[at:]) if inside and not row.intent.shape.constrained else None
         origin = Origin(branch.id, row.intent.id, at)
         earlier = (*branch.earlier, branch)
         again = turn if inside else None
@@ -328,7 +325,7 @@ def _fork_failures(branch: Branch) -> Iterator[str]:
     if branch.again is not None:
         if first.prompt_ids.tolist() != context:
             yield f"a fork inside a reply has another prompt, with the break {first.intent.break_}"
-        if branch.turns[0].said != branch.again.said:
+        if not first.intent.shape.constrained and branch.turns[0].said != branch.again.said:
             yield f"a fork inside a reply says {branch.turns[0].said}, not {branch.again.said}"
 
 

@@ -39,6 +39,7 @@ class GrammarEngine(VllmEngine):
         matcher = self._compiler.compile(lark or json_grammar(form or {}, after_thinking=thinking is not None))
         ends, rng = frozenset(request.stop_token_ids), random.Random(self._journal.count)
         state = self._compiler.start(matcher, ends, FreeThinking(**thinking) if thinking else None)
+        state.go_on(request.prompt_ids[len(request.prompt_ids) - request.extra.get("begun", 0) :])
         entry = self._journal.begin(request.id, request.session_id, list(request.prompt_ids))
         goes_on = True
         while goes_on:

@@ -201,8 +201,8 @@ class TokenSource:
                 result = work() if size <= ENCODED_INLINE else await asyncio.to_thread(work)
         except StopIteration as end:
             plan: PromptPlan = end.value
-            constrained = _reply_schema(request) is not None or self._call_grammar(request) is not None
-            if plan.parent is not None and plan.parent is forest.begun and constrained:
+            is_begun = plan.parent is not None and plan.parent is forest.begun
+            if is_begun and _reply_schema(request) is not None and not self.grammars:
                 why = "this session was forked inside a reply, which the engine's grammar can't go on with"
                 raise refused(request, "response_format", why) from None
             return plan
@@ -220,7 +220,7 @@ class TokenSource:
         for index, call_id in enumerate(call_ids):
             if index and plan.break_ is not None:
                 plan = replace(plan, break_=replace(plan.break_, call_id=call_id))
-            sent = self._sample_request(call_id, index, arrival, prompt)
+            sent = self._sample_request(call_id, index, arrival, prompt, plan.lineage.call_beginning)
             sent = replace(sent, images=images) if images else sent
             node = plan.node(call_id, arrival.request.items)
             calls.append(OpenCall(call_id, index, node, plan, sent, prompt, image_urls=urls))
@@ -289,7 +289,10 @@ class TokenSource:
     def reply(self, replied: RepliedRequest, arrival: Arrival, http: HttpExchange) -> ClientReply:
         return dialect_reply(http, arrival.dialect, replied)
 
-    def _sample_request(self, call_id: str, index: int, arrival: Arrival, prompt_ids: Sequence[int]) -> SampleRequest:
+    def _sample_request(
+        self, call_id: str, index: int, arrival: Arrival, prompt_ids: Sequence[int], begun: int
+    ) -> SampleRequest:
+        """`begun`: so many of the prompt's last ids are the reply's first ones."""
         room = self.max_context - len(prompt_ids)
         if room < 1:
             raise self._overflow(len(prompt_ids))
@@ -302,9 +305,10 @@ class TokenSource:
             extra["grammar"] = grammar
         elif schema is not None:
             extra["json_schema"] = schema
-        thinking = self._thinking_tokens(arrival.request, prompt_ids)
-        if thinking is not None and (grammar is not None or schema is not None):
-            extra["thinking"] = thinking
+        if grammar is not None or schema is not None:
+            thinking = self._thinking_tokens(arrival.request, prompt_ids[: len(prompt_ids) - begun])
+            extra |= {"thinking": thinking} if thinking is not None else {}
+            extra |= {"begun": begun} if begun else {}
         return SampleRequest(
             id=call_id,
             model=self.settings.model or self.name,

@@ -10,7 +10,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,15 @@ class GrammarState:
             self._inside = True
         elif token not in self._end_ids:
             self._matcher.consume_token(token)
+
+    def go_on(self, tokens: Sequence[int]) -> None:
+        """Takes ids that were sampled before. Raises `InvalidRequest` if the grammar does not let them through."""
+        for token in tokens:
+            self.take(token)
+        try:
+            self.words()
+        except GrammarFailed as error:
+            raise InvalidRequest(f"the output's beginning is not of the grammar: {error}", param="begun") from error
 
 
 class Grammars:

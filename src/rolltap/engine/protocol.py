@@ -37,13 +37,17 @@ class ThinkingTokens(Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """A grammar for the output; one of the first four. `grammar` is in llguidance's dialect of Lark."""
+    """A grammar for the output; one of the first four. `grammar` is in llguidance's dialect of Lark.
+
+    `begun`: so many of the prompt's last ids are the output's first ones (not vLLM's).
+    """
 
     json: dict[str, Any] | None = None
     json_object: bool = False
     regex: str | None = None
     grammar: str | None = None
     thinking: ThinkingTokens | None = None
+    begun: Annotated[int, Meta(ge=0)] = 0
 
     @property
     def lark(self) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import starmap
@@ -195,7 +195,7 @@ class ModelServer:
                 request.draw.sampling(max_tokens, choice),
                 mailbox.put,
                 request.stream,
-                None if matcher is None else self._grammar(matcher, request.draw),
+                None if matcher is None else self._grammar(matcher, request.draw, request.prompt_ids),
             )
             for choice, mailbox in enumerate(mailboxes)
         ]
@@ -209,12 +209,14 @@ class ModelServer:
             return None
         return await asyncio.to_thread(self._grammars.compile, draw.structured_outputs.lark)
 
-    def _grammar(self, matcher: LLMatcher, draw: Draw) -> GrammarState:
+    def _grammar(self, matcher: LLMatcher, draw: Draw, prompt_ids: Sequence[int]) -> GrammarState:
         assert draw.structured_outputs is not None
         thinking = draw.structured_outputs.thinking
         ends = frozenset(draw.stop_token_ids) | (frozenset() if draw.ignore_eos else self._eos_ids)
         between = None if thinking is None else FreeThinking(thinking.close, thinking.open, thinking.opened)
-        return self._grammars.start(matcher, ends, between)
+        state = self._grammars.start(matcher, ends, between)
+        state.go_on(prompt_ids[len(prompt_ids) - draw.structured_outputs.begun :])
+        return state
 
     async def _respond(
         self, http: HttpRequest, reply: PendingReply, make_body: MakeBody, make_choice: MakeChoice
