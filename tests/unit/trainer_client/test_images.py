@@ -41,7 +41,7 @@ TEXT: dict[str, Any] = {
 VISION: dict[str, Any] = {"hidden_size": 16, "out_hidden_size": 32, "num_heads": 2, "intermediate_size": 24}
 
 
-def config_of(family: str, ids: dict[str, int]) -> Any:
+def config_of(family: str, ids: dict[str, Any]) -> Any:
     """A random model of a family, with sections of rotary positions that all matter."""
     rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}
     if family == "qwen2_5_vl":
@@ -62,7 +62,7 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     rule = ImageRule.of(folder)
     assert rule is not None
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    ids = {name: rule.token - 2 + at for at, name in enumerate(names)}
+    ids: dict[str, Any] = {name: rule.token - 2 + at for at, name in enumerate(names)}
     model = MODELS[request.param](config_of(request.param, ids))
     with torch.no_grad():
         for weight in model.parameters():
