@@ -62,7 +62,7 @@ HERE_DOCUMENT = re.compile(r"<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)")
 DEFINES = "\0"
 """The first of two words, in place of the definition of a function with the second's name."""
 STATEMENTS, PATHS = re.compile(r"&&|\|\||[;\n]"), re.compile(r"[\w./+@-]+")
-COMPARES_FILES = re.compile(r"\b(diff|cmp|comm|join|\w*sum)\b|grep\s.*-\w*f|\$\(|<\(")
+COMPARES_FILES = re.compile(r"\b(diff|cmp|comm|join)\b|sum\b|grep\s.{0,300}-\w{0,20}f|\$\(|<\(")
 """A text that may compare one file with another."""
 SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
 SEPARATORS = ";|&()\n"

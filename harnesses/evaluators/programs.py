@@ -48,7 +48,7 @@ NOT_USED = "its program did not use $ROLLTAP_SANDBOXED"
 NOT_NAMED = "its program does not name $ROLLTAP_SANDBOXED itself, so it ran among the agent's files"
 UNKNOWN = "its program starts without $ROLLTAP_SANDBOXED what may be the agent's: {}"
 CHANGED = "it compares files of the working copy, and the agent changed {}"
-SUMS = re.compile(r"\w*sum\s.*-\w*c")
+SUMS = re.compile(r"sum\s.{0,300}-\w{0,20}c")
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Environment of a judge in a clean copy: else its Python would prefer modules there to installed ones."""
 

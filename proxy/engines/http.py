@@ -62,7 +62,7 @@ _NO_MODEL = re.compile(
     re.I | re.S,
 )
 PAGE = "a page: "
-_TITLE = re.compile(r"<title[^>]*>([^<]{1,300})", re.I)
+_TITLE = re.compile(r"<title[^<>]{0,300}>([^<]{1,300})", re.I)
 MODEL_RETRY_S = 5.0
 NO_HEADERS: Mapping[str, str] = {}
 

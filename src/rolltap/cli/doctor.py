@@ -57,6 +57,7 @@ EXTRAS = {
     "redis": ("redis",),
     "ray": ("ray",),
     "export": ("pyarrow",),
+    "images": ("PIL",),
     "lora": ("peft",),
     "otel": ("opentelemetry",),
     "harbor": ("harbor",),
