@@ -48,7 +48,7 @@ async def test_each_policys_loss_is_shown(tmp_path: Path) -> None:
             tokens = [await home.reader.tokens(line.id) for line in detail.calls]
             trained = [sum(token.trained for token in each.tokens) for each in tokens]
             assert trained == [detail.report["trained_tokens"], detail.others["second"]["trained_tokens"], 0]
-            assert trained[0] and trained[1]
+            assert min(trained[:2]) > 0
             assert detail.others.keys() == {"second"}
             page = await Pages(home.reader, "").session(opened.session_id, 0)
             assert "Trained tokens of tiny" in page
