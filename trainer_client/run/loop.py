@@ -26,7 +26,7 @@ from rolltap.extras import page
 from rolltap.trainer_client.data.collate import Batch, collate
 from rolltap.trainer_client.data.packing import Pack, PackedRow
 from rolltap.trainer_client.data.readings import Pass, PolicyReading, ScoredPass
-from rolltap.trainer_client.data.scoring import check, has_loss
+from rolltap.trainer_client.data.scoring import has_loss, trainable
 from rolltap.trainer_client.data.step import Step
 from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.lease.folder import next_attempt
@@ -153,8 +153,8 @@ class Trainer:
             wait=LEASE_WAIT_S,
             ttl=settings.lease_ttl,
         )
-        can_train = partial(
-            check,
+        takes = partial(
+            trainable,
             vocabulary=self._model.config.get_text_config().vocab_size,
             experts=self._experts,
             all_routed=settings.router.replay == "required",
@@ -164,7 +164,7 @@ class Trainer:
             settings.policy,
             options,
             keep_zero_variance=not settings.loss.drop_zero_variance,
-            check=can_train,
+            trainable=takes,
             admits=self._recipe.admits,
         )
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import LeasedGroup, LeaseOptions
 from rolltap.errors import CheckpointMismatch, TrainerError, UnknownPolicy
-from rolltap.trainer_client.data.scoring import check, informative
+from rolltap.trainer_client.data.scoring import informative, trainable
 from rolltap.trainer_client.data.step import view
 from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.lease.holder import LeaseHolder
@@ -227,7 +227,7 @@ def test_what_is_acknowledged_comes_back_where_no_weights_come_of_it(
     monkeypatch.setattr(run._workers, "gradient", lambda index: next(norms))
     options = LeaseOptions(wait=0)
     with LeaseHolder(
-        run.client, "policy", options, keep_zero_variance=True, check=partial(check, vocabulary=1000)
+        run.client, "policy", options, keep_zero_variance=True, trainable=partial(trainable, vocabulary=1000)
     ) as leases:
         for wanted in (1, 2):
             offer(plane, 1, start=wanted)
