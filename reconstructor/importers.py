@@ -57,11 +57,13 @@ DOCUMENT_KEYS = {"messages", "prompt", "completion", "label", "tools", "id", "re
 """The keys of a line of a message log, and of the rows of our own exports. `LABELS` name what another record holds."""
 
 
-ATIF_KEYS = {"schema_version", "session_id", "trajectory_id", "agent", "steps", "notes", "final_metrics", "extra"} | {
-    "continued_trajectory_ref"
-}
-ATIF_STEP_KEYS = {"step_id", "timestamp", "source", "model_name", "reasoning_effort", "message", "reasoning_content"} | {
-    "tool_calls", "observation", "metrics", "is_copied_context", "llm_call_count", "extra"
+ATIF_KEYS = {
+    "schema_version", "session_id", "trajectory_id", "agent", "steps", "notes", "final_metrics", "extra",
+    "continued_trajectory_ref",
+}  # fmt: skip
+ATIF_STEP_KEYS = {
+    "step_id", "timestamp", "source", "model_name", "reasoning_effort", "message", "reasoning_content", "tool_calls",
+    "observation", "metrics", "is_copied_context", "llm_call_count", "extra",
 }  # fmt: skip
 """The keys of an ATIF document and of its steps that are read, or that say nothing of the conversation."""
 

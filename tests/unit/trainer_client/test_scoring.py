@@ -123,7 +123,9 @@ def test_what_cannot_be_trained_is_named(bad: object, message: str) -> None:
 
 
 @pytest.mark.parametrize("unknown", [VOCABULARY, 10**6, 2**31 - 1])
-def test_only_segments_with_ids_past_the_vocabulary_are_left_out(unknown: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_segments_with_ids_past_the_vocabulary_are_left_out(
+    unknown: int, caplog: pytest.LogCaptureFixture
+) -> None:
     """Replies of an upstream whose tokenizer nobody named. In the context of a trained token, too."""
     strange, context = segment([1, unknown], [1]), segment([unknown, 1, 2], [2])
     records = [record("g", 0, [TEN, strange], 1.0), record("g", 1, [context], 5.0), record("g", 2, [FIVE], 0.0)]
