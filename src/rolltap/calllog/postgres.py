@@ -111,6 +111,12 @@ WHERE silent.datname = current_database() AND silent.usename = current_user
     WHERE waiting.wait_event_type = 'Lock' AND silent.pid = ANY(pg_blocking_pids(waiting.pid)))
 """)
 
+_WRITE_SOMETHING = sa.text(
+    "SELECT pg_logical_emit_message(true, 'rolltap', '') WHERE pg_current_xact_id_if_assigned() IS NULL"
+)
+"""A transaction that changed nothing would not wait for a synchronous standby. What it saw may be there on this server
+alone: a commit that was cancelled while it waited."""
+
 PROBE_AGE_S = 5.0
 """Most age of the connection of a `check`: only a new one shows that the login changed, or a server was promoted."""
 
@@ -244,6 +250,7 @@ class PostgresBackend:
         async with self._transaction(self._engine) as opened:
             yield AsyncpgConnection(self._name, opened)
             with store_errors(self._name):
+                await opened.execute(_WRITE_SOMETHING)
                 await opened.commit()
 
     @asynccontextmanager

@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from rolltap.calllog.backend import RETRY_AFTER_S, database_clock
 from rolltap.calllog.database import Database
 from rolltap.crash import crash_point
-from rolltap.errors import NotFound, StoreUnavailable
+from rolltap.errors import NotFound, RolltapError, StoreError, StoreUnavailable
 from rolltap.ledger.schema import events
 
 CloseSession = Callable[[str], Awaitable[None]]
@@ -172,7 +172,7 @@ class UnitOfWork:
         """Runs `work` in one durable transaction, then closes the sessions that it ended and wakes waiters.
 
         Raises `StoreUnavailable` if that takes longer than `within_s`. As with every lost connection, it may have been
-        committed.
+        committed. An error of `work` is raised once the server has proved that it was not replaced: it may be wrong.
         """
 
         def run(connection: sa.Connection) -> tuple[T, Tx]:
@@ -183,7 +183,13 @@ class UnitOfWork:
             return result, transaction
 
         async with _limit(self._database, within_s), self._turns:
-            result, transaction = await self._database.transact(run)
+            try:
+                result, transaction = await self._database.transact(run)
+            except StoreError:
+                raise
+            except RolltapError:
+                await self._database.confirm()
+                raise
         crash_point("ledger.committed")
         if transaction.noted:
             self.changed.wake()
@@ -195,9 +201,14 @@ class UnitOfWork:
         return result
 
     async def query(self, work: Callable[[Tx], T]) -> T:
-        """Runs `work` on a read-only snapshot. Raises `StoreUnavailable` if that takes longer than `WITHIN_S`."""
+        """Runs `work` on a read-only snapshot. Raises `StoreUnavailable` if that takes longer than `WITHIN_S`, and
+        `NotFound` once the server has proved that it was not replaced."""
         async with _limit(self._database, WITHIN_S):
-            return await self._database.query(lambda connection: work(Tx(connection, self._clock(connection))))
+            try:
+                return await self._database.query(lambda connection: work(Tx(connection, self._clock(connection))))
+            except NotFound:
+                await self._database.confirm()
+                raise
 
     async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """The rows of a single statement, without a transaction."""
