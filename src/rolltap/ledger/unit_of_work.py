@@ -18,8 +18,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from rolltap.calllog.backend import RETRY_AFTER_S, database_clock
 from rolltap.calllog.database import Database
+from rolltap.contract.request import RequestTry, current_try
 from rolltap.crash import crash_point
-from rolltap.errors import NotFound, RolltapError, StoreError, StoreUnavailable
+from rolltap.errors import LedgerError, NotFound, RolltapError, StoreError, StoreUnavailable
 from rolltap.ledger.schema import events
 
 CloseSession = Callable[[str], Awaitable[None]]
@@ -123,6 +124,23 @@ async def _limit(database: Database, seconds: float) -> AsyncIterator[None]:
         raise StoreUnavailable(f"the store did not answer within {seconds:g} s", retry_after=RETRY_AFTER_S) from None
 
 
+TRIED_AGAIN = "tried_again"
+"""The event of a request that was carried out by a later try than its first."""
+
+
+def _check_try(tx: Tx, asked: RequestTry) -> None:
+    """Refuses a try of a request of which a later one was carried out: it was under way when its client tried again.
+
+    It follows the work, as that has waited for the locks of the other try.
+    """
+    known = sa.select(events.c.data).where(events.c.subject == asked.request, events.c.kind == TRIED_AGAIN)
+    numbers = {row.data["number"] for row in tx.all(known)}
+    if max(numbers, default=0) > asked.number:
+        raise LedgerError("a later try of this request was carried out: this one came late")
+    if asked.number and asked.number not in numbers:
+        tx.note(TRIED_AGAIN, asked.request, number=asked.number)
+
+
 class Wakeups:
     """Wakes waiters in this process when something changes. Take a ticket, look, then wait for the ticket."""
 
@@ -174,10 +192,13 @@ class UnitOfWork:
         Raises `StoreUnavailable` if that takes longer than `within_s`. As with every lost connection, it may have been
         committed. An error of `work` is raised once the server has proved that it was not replaced: it may be wrong.
         """
+        asked = current_try.get()  # here: SQLite's thread has no context
 
         def run(connection: sa.Connection) -> tuple[T, Tx]:
             transaction = Tx(connection, self._clock(connection))
             result = work(transaction)
+            if asked is not None:
+                _check_try(transaction, asked)
             transaction.run(events.insert(), transaction.noted)
             crash_point("ledger.transaction")
             return result, transaction
