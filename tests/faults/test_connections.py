@@ -332,7 +332,9 @@ async def test_a_statement_whose_answer_is_lost_fails_and_one_that_takes_long_do
                     await statement
         assert await database.select(sa.select(1)), "over a new connection"
         assert await long
+        await asyncio.sleep(1.5)  # the lost connections were taken for longer than that
         for check in checks:
+            assert not check.done(), check.exception()
             check.cancel()
         await database.close()
         await healthy.close()

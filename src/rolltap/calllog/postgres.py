@@ -363,7 +363,8 @@ class PostgresBackend:
         """Ends this process's connections that wait for an answer of a server that waits for them: what is between the
         two keeps a lost connection alive. Their statements fail."""
         long_ago = time.monotonic() - SILENT_S
-        waiting = {driver.get_server_pid(): driver for driver, since in self._taken.items() if since < long_ago}
+        taken = [driver for driver, since in list(self._taken.items()) if since < long_ago and not driver.is_closed()]
+        waiting = {driver.get_server_pid(): driver for driver in taken}
         if not waiting:
             return
         with store_errors(self._name):
