@@ -1,4 +1,5 @@
-"""Models that see, small enough for a test: a folder with tokenizer, chat template and image processor; pictures."""
+"""Models that see, small enough for a test: a folder with tokenizer, chat template, image processor and, if wanted,
+random weights; pictures."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer
 
 from rolltap.engine.tiny import FOLDER
+from rolltap.images import ImageRule
 
 from .families.families import trl_templates
 
@@ -35,6 +37,44 @@ def vision_folder(family: str, folder: Path) -> Path:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     processor = {"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 2, **PROCESSORS[family]}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 1040, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 1024,
+}  # fmt: skip
+VISION: dict[str, Any] = {"hidden_size": 16, "out_hidden_size": 32, "num_heads": 2, "intermediate_size": 24}
+
+
+def vision_model(family: str, folder: Path) -> Path:
+    """A model's folder with random weights, and sections of rotary positions that all matter."""
+    import torch
+    import transformers
+
+    vision_folder(family, folder)
+    rule = ImageRule.of(folder)
+    assert rule is not None
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    ids: dict[str, Any] = {name: rule.token - 2 + at for at, name in enumerate(names)}
+    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}
+    model: Any
+    torch.manual_seed(0)
+    if family == "qwen2_5_vl":
+        seeing = {**VISION, "depth": 2, "fullatt_block_indexes": [1], "window_size": 56}
+        text = {**TEXT, "rope_parameters": rope}
+        config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=seeing, **ids)
+        model = transformers.Qwen2_5_VLForConditionalGeneration(config)
+    else:
+        seeing = {**VISION, "depth": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+        text = {**TEXT, "head_dim": 8, "rope_parameters": rope}
+        model = transformers.Qwen3VLForConditionalGeneration(
+            transformers.Qwen3VLConfig(text_config=text, vision_config=seeing, **ids)
+        )
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.2)
+    model.save_pretrained(folder)
     return folder
 
 

@@ -14,12 +14,6 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from transformers import (
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-)
 
 from rolltap.errors import AlignmentError, ConfigError
 from rolltap.images import ImageReader, ImageRule
@@ -28,47 +22,16 @@ from rolltap.trainer_client.data.packing import Pack, PackedRow, Packer, shared_
 from rolltap.trainer_client.model.network import PolicyNetwork, load_model
 from rolltap.types import CallSpan, Segment
 
-from ...vision import PROCESSORS, data_url, picture, vision_folder
+from ...vision import PROCESSORS, data_url, picture, vision_folder, vision_model
 from .making import model_folder
 
 TALL, WIDE, BLUE = picture(60, 130), picture(150, 40), picture(60, 130, (10, 40, 250))
-TEXT: dict[str, Any] = {
-    "vocab_size": 1040, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 1024,
-}  # fmt: skip
-
-
-VISION: dict[str, Any] = {"hidden_size": 16, "out_hidden_size": 32, "num_heads": 2, "intermediate_size": 24}
-
-
-def config_of(family: str, ids: dict[str, Any]) -> Any:
-    """A random model of a family, with sections of rotary positions that all matter."""
-    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}
-    if family == "qwen2_5_vl":
-        seeing = {**VISION, "depth": 2, "fullatt_block_indexes": [1], "window_size": 56}
-        return Qwen2_5_VLConfig(text_config={**TEXT, "rope_parameters": rope}, vision_config=seeing, **ids)
-    seeing = {**VISION, "depth": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
-    return Qwen3VLConfig(text_config={**TEXT, "head_dim": 8, "rope_parameters": rope}, vision_config=seeing, **ids)
-
-
-MODELS = {"qwen2_5_vl": Qwen2_5_VLForConditionalGeneration, "qwen3_vl": Qwen3VLForConditionalGeneration}
 
 
 @pytest.fixture(scope="module", params=PROCESSORS)
 def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model's folder with random weights."""
-    torch.manual_seed(0)
-    folder = vision_folder(request.param, tmp_path_factory.mktemp("model"))
-    rule = ImageRule.of(folder)
-    assert rule is not None
-    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    ids: dict[str, Any] = {name: rule.token - 2 + at for at, name in enumerate(names)}
-    model = MODELS[request.param](config_of(request.param, ids))
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(0, 0.2)
-    model.save_pretrained(folder)
-    return folder
+    return vision_model(request.param, tmp_path_factory.mktemp("model"))
 
 
 def row(
