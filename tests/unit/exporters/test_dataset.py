@@ -219,7 +219,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(many: list[ExportItem
     ("name", "options", "message"),
     [
         ("csv", {}, "no format 'csv'; known: atif, harbor"),
-        ("sft", {"colour": "red"}, "sft has no option 'colour'; known: arguments, mark, reasoning"),
+        ("sft", {"colour": "red"}, "sft has no option 'colour'; known: arguments, images, mark, reasoning"),
         ("sft", {"reasoning": "some"}, "expected keep or drop"),
         ("preference", {"margin": "wide"}, "expected a float"),
     ],
