@@ -49,7 +49,7 @@ SIDEWAYS = 5
 CACHED_CHARACTERS = 64_000_000
 """Limit of the cache of read images, in characters of their URLs. A history repeats its images in every request."""
 
-CACHED_IMAGES = 200_000
+CACHED_IMAGES = 50_000
 """Limit of what is known of images by their URLs' hashes: the histories of many sessions are longer than the cache."""
 
 
