@@ -42,7 +42,7 @@ def vision_folder(family: str, folder: Path) -> Path:
 
 TEXT: dict[str, Any] = {
     "vocab_size": 1040, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 1024,
+    "num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
 VISION: dict[str, Any] = {"hidden_size": 16, "out_hidden_size": 32, "num_heads": 2, "intermediate_size": 24}
 

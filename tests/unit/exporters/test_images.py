@@ -184,7 +184,7 @@ def test_trl_trains_the_replies_behind_their_images(container: Container, tmp_pa
 
     folder = vision_model("qwen2_5_vl", tmp_path / "model")
     world = World(folder)
-    items = [seen(world, "seen"), seen(world, "other", urls=[data_url(RED), data_url(BLUE, "image/jpeg")])]
+    items = [seen(world, "seen"), world.solved("plain").item(), seen(world, "other")]
     options = {"images": "column", "targets": "split", "arguments": "object"}
     manifest, _ = exported(tmp_path / "out", "sft", [[item] for item in items], container, **options)
     data = read(tmp_path / "out", manifest)
@@ -205,7 +205,8 @@ def test_trl_trains_the_replies_behind_their_images(container: Container, tmp_pa
         said += [world.tokenizer.decode(row) for row in trained]
         placeholders = int((batch["input_ids"] == model.config.image_token_id).sum())
         assert placeholders == int(batch["image_grid_thw"].prod(1).sum()) // 4 > 0
-    assert sorted(said) == [f"A {colour} one.<|im_end|>\n" for colour in ("blue", "blue", "red", "red")]
+    seen_twice = [f"A {colour} one." for colour in ("blue", "blue", "red", "red")]
+    assert sorted(said) == [f"{reply}<|im_end|>\n" for reply in (*seen_twice, "I look around.", "done")]
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(losses) == 2
