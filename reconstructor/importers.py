@@ -57,6 +57,17 @@ DOCUMENT_KEYS = {"messages", "prompt", "completion", "label", "tools", "id", "re
 """The keys of a line of a message log, and of the rows of our own exports. `LABELS` name what another record holds."""
 
 
+ATIF_KEYS = {
+    "schema_version", "session_id", "trajectory_id", "agent", "steps", "notes", "final_metrics", "extra",
+    "continued_trajectory_ref",
+}  # fmt: skip
+ATIF_STEP_KEYS = {
+    "step_id", "timestamp", "source", "model_name", "reasoning_effort", "message", "reasoning_content", "tool_calls",
+    "observation", "metrics", "is_copied_context", "llm_call_count", "extra",
+}  # fmt: skip
+"""The keys of an ATIF document and of its steps that are read, or that say nothing of the conversation."""
+
+
 def read_messages(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
     """Reads a line of an OpenAI-style log: `messages`; optionally `tools` (or JSON text), `id`, `reward`, `tags`.
 
@@ -132,13 +143,21 @@ def _flag(value: Any, key: str) -> int:
 
 
 def read_atif(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
-    """Reads an ATIF document of any 1.x version, without its embedded subagents."""
+    """Reads an ATIF document of any 1.x version, without its embedded subagents, which are named as not read.
+
+    Replies of copied context are no targets: another document holds them.
+    """
     if not str(document.get("schema_version", "")).startswith("ATIF-v1."):
         raise DatasetError(f"{name}: schema_version: expected ATIF-v1.x, not {document.get('schema_version')!r}")
     agent = document.get("agent") or {}
     messages: list[dict[str, Any]] = []
+    copied: set[int] = set()
+    unread = set(document.keys() - ATIF_KEYS)
     for step in document.get("steps") or ():
+        if step.get("is_copied_context"):
+            copied.add(len(messages))
         messages += _atif_step(step)
+        unread |= {f"{key} of a step" for key in step.keys() - ATIF_STEP_KEYS}
     if not messages:
         raise DatasetError(f"{name}: steps: expected at least one step")
     stamps = [step["timestamp"] for step in document["steps"] if step.get("timestamp")]
@@ -148,7 +167,16 @@ def read_atif(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
     if reward is not None:
         tags["reward"] = _number(reward)
     own = str(document.get("trajectory_id") or document.get("session_id") or "")
-    yield Trace(own or name, messages, agent.get("tool_definitions") or (), started, tags, own)
+    yield Trace(
+        own or name,
+        messages,
+        agent.get("tool_definitions") or (),
+        started,
+        tags,
+        own,
+        context=frozenset(copied),
+        unread=frozenset(map(str, unread)),
+    )
 
 
 Reader = Callable[[Mapping[str, Any], str], Iterator[Trace]]

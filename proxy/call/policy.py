@@ -206,6 +206,9 @@ class Source(Protocol):
     injects: bool
     """Rules of the session may put messages before its calls."""
 
+    asks_peers: bool
+    """A call waits for those that other proxies may have recorded before it. A vendor's never waits for the store."""
+
     @property
     def relayed_dialects(self) -> Sequence[str]:
         """The dialects whose calls go to a vendor under the user's own key; empty where rolltap's keys are taken."""
@@ -242,10 +245,6 @@ class Source(Protocol):
     @property
     def tokenizer(self) -> Any:
         """The policy's tokenizer; None if the engine's own is used."""
-        ...
-
-    def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
-        """Whether the request may continue a call that this process has not loaded."""
         ...
 
     def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:

@@ -89,6 +89,12 @@ class PromptPlan:
     messages: tuple[Message, ...] = ()  # for an upstream that renders them: the request's, as turns
     injected: tuple[InjectedMessage, ...] = ()  # by the session's rules; see `CallIntent.injected`
     images: tuple[PromptImage, ...] = ()  # all of the prompt's
+    unknown_reply: bool = False  # the history holds one that the forest lacks: the harness's own, or another proxy's
+
+    @property
+    def may_lack_calls(self) -> bool:
+        """Whether calls that other proxies recorded could change the plan."""
+        return self.break_ is not None or self.unknown_reply
 
     def node(self, call_id: str, items: tuple[bytes, ...] = ()) -> CallNode:
         """The forest node of the planned call. `items`: the items of its request."""
@@ -177,14 +183,6 @@ class ParentFinder:
         plan = replace(plan, prompt_ids=prompt, shared=shared, break_=break_, images=images)
         return replace(plan, injected=_own(plan.injected, plan)) if plan.injected else plan
 
-    def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
-        """Whether the request may continue a call that the forest does not have: another replica may have made it."""
-        if plan.break_ is not None:
-            return True
-        if plan.parent is None:
-            return any(message.role == "assistant" for message in request.messages)
-        return any(call_id not in forest.nodes for call_id in self.handles.last_named(request))
-
     def _place(self, forest: Forest, request: ChatRequest, effort: str = "") -> RequestPlace:
         """Searches the forest for the request's parent and for an earlier call with the same request."""
         outline = forest.outline(self.policy, request, effort)
@@ -214,6 +212,7 @@ class ParentFinder:
             fitted=duplicate.fitted,
             injected=duplicate.injected,
             images=duplicate.images,
+            unknown_reply=self._has_unknown_reply(forest, request, place, duplicate.lineage.base),
         )
 
     def _plan_for(
@@ -242,9 +241,20 @@ class ParentFinder:
             break_ = Break(
                 reason, call_id, nearest.call_id if nearest else None, shared, outline.place_in_request(match.proven)
             )
-        lineage = outline.lineage(match.covered if match.context is not None else 0)
-        items = _shared_items(request, parent)
-        return PromptPlan(prompt, parent, shared, break_, lineage, items, quotes, follows, images=images)
+        covered = match.covered if match.context is not None else 0
+        return PromptPlan(
+            *(prompt, parent, shared, break_, outline.lineage(covered)),
+            *(_shared_items(request, parent), quotes, follows),
+            images=images,
+            unknown_reply=self._has_unknown_reply(forest, request, place, covered),
+        )
+
+    def _has_unknown_reply(self, forest: Forest, request: ChatRequest, place: RequestPlace, covered: int) -> bool:
+        """Whether the request's last assistant message is no reply that the forest has. Its handles decide; without
+        any, whether it stands behind the first `covered` messages of the conversation, which are on record."""
+        if named := self.handles.last_named(request):
+            return any(forest.call(call_id) is None for call_id in named)
+        return any(message.role == "assistant" for message in request.messages[place.outline.lead + covered :])
 
     def _last_named(self, forest: Forest, request: ChatRequest) -> CallNode | None:
         """The call of the request's last assistant message, by its handles. Used if no message matches the record."""

@@ -26,6 +26,7 @@ from starlette.routing import compile_path
 from rolltap.calllog.facts import CallLog
 from rolltap.contract.keys import MINTED, Caller, Role, key_hash
 from rolltap.contract.operations import operations_of
+from rolltap.contract.request import TRY_HEADER, RequestTry, current_try
 from rolltap.errors import Forbidden, StoreError, Unauthenticated
 from rolltap.ledger.keys import Audit
 from rolltap.proxy.front.connections import admit
@@ -167,6 +168,7 @@ def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) ->
             raise no_caller(key)
         admit(request.scope)
         act_for(caller.tenant)
+        current_try.set(RequestTry.read(request.headers.get(TRY_HEADER, "")))
         row = f"{request.method} {request.scope['route'].path}"
         roles = table.get(row, ())
         if caller.role not in roles:

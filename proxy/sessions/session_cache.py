@@ -62,7 +62,7 @@ class SessionCache:
         """
         self._log = log
         self.now = clock or (lambda: time.time())
-        self._single_process = single_process
+        self.single_process = single_process
         self._closed = 0
         self._capacity = capacity
         self._forest_bytes = forest_bytes
@@ -110,7 +110,7 @@ class SessionCache:
         if live.session.closed_at is None:  # no session opens again
             live.session = session
         if closed == self._closed:  # else this session may have been closed after it was read
-            live.trusted_until = math.inf if self._single_process else now + TRUST_S
+            live.trusted_until = math.inf if self.single_process else now + TRUST_S
         return live
 
     async def adopt(self, session: Session) -> LiveSession:
@@ -182,8 +182,6 @@ class SessionCache:
         Raises `StoreUnavailable` if the store could not be read `within_s` seconds: there may be calls that nobody here
         knows.
         """
-        if self._single_process:
-            return False
         problem = "no answer in time"
         try:
             async with asyncio.timeout(within_s):
@@ -202,9 +200,14 @@ class SessionCache:
         """The request of a recorded call, with all its items."""
         return await self._log.request(call_id)
 
-    async def may_lack_calls(self) -> bool:
-        """Whether another proxy may have recorded calls that can't be read here now."""
-        return not self._single_process and await self._log.may_lack_facts()
+    async def may_lack_calls(self, asked_at: float, within_s: float) -> bool:
+        """Whether another proxy may have recorded calls before `asked_at` (by `time.monotonic`) that can't be read here
+        yet. True if the store does not answer within `within_s`."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._log.may_lack_facts(asked_at)
+        except (TimeoutError, StoreUnavailable):
+            return True
 
     def forget(self, session: Session) -> None:
         """Ends a session that was closed through this process."""

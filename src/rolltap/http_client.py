@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 import http.client
 import io
+import itertools
 import logging
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from http.client import responses
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -36,8 +38,9 @@ from tenacity import (
     wait_exponential,
 )
 
-from rolltap.contract.request import Request
+from rolltap.contract.request import Request, RequestTry
 from rolltap.errors import BY_CODE, EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
+from rolltap.ids import new_id
 from rolltap.network import server_url
 
 T = TypeVar("T")
@@ -86,6 +89,12 @@ class _Target:
             "reraise": True,
         }
 
+    def tries(self, request: Request[Any]) -> Iterator[dict[str, str]]:
+        """The headers of each try. They tell the server which one came first: one that arrives late, as out of a proxy
+        that stood still, must not undo what a later one did."""
+        id = new_id()
+        return ({} if request.method == "GET" else RequestTry(id, number).header for number in itertools.count())
+
     def unreachable(self, error: Exception) -> ServerUnreachable:
         cause = getattr(error, "os_error", None) or getattr(error, "reason", None) or error  # aiohttp's, urllib's
         reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
@@ -105,14 +114,15 @@ class HttpClient(_Target):
 
     def send(self, request: Request[T]) -> T:
         try:
-            body = Retrying(**self.retrying(request))(self._once, request)
+            body = Retrying(**self.retrying(request))(self._once, request, self.tries(request))
         except UNREACHABLE as error:
             raise self.unreachable(error) from error
         return request.read(body)
 
-    def _once(self, request: Request[Any]) -> bytes:
+    def _once(self, request: Request[Any], tries: Iterator[dict[str, str]]) -> bytes:
+        headers = {**self.headers, **next(tries)}
         outgoing = urllib.request.Request(
-            self.url + request.target, method=request.method, data=request.content, headers=self.headers
+            self.url + request.target, method=request.method, data=request.content, headers=headers
         )
         try:
             with self._opener.open(outgoing, timeout=self.timeout + request.wait) as response:
@@ -147,18 +157,26 @@ class AsyncHttpClient(_Target):
         if self._session is None:
             raise RuntimeError(f"use {type(self).__name__} as a context manager: async with {type(self).__name__}(...)")
         try:
-            body = await AsyncRetrying(**self.retrying(request))(self._once, self._session, request)
+            retrying = AsyncRetrying(**self.retrying(request))
+            body = await retrying(self._once, self._session, request, self.tries(request))
         except UNREACHABLE as error:
             raise self.unreachable(error) from error
         # A lease may hold hundreds of megabytes.
         return await asyncio.to_thread(request.read, body)
 
-    async def _once(self, session: aiohttp.ClientSession, request: Request[Any]) -> bytes:
+    async def _once(
+        self, session: aiohttp.ClientSession, request: Request[Any], tries: Iterator[dict[str, str]]
+    ) -> bytes:
         limit = aiohttp.ClientTimeout(total=self.timeout + request.wait)
         content = request.content
         data = io.BytesIO(content) if content and len(content) > WHOLE_BYTES else content  # sent in parts
         async with session.request(
-            request.method, self.url + request.target, data=data, timeout=limit, allow_redirects=False
+            request.method,
+            self.url + request.target,
+            data=data,
+            headers=next(tries),
+            timeout=limit,
+            allow_redirects=False,
         ) as response:
             body = await response.read()
             if response.status >= 300:

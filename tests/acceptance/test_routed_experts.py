@@ -15,7 +15,7 @@ from rolltap.demo.stack import Stack
 from rolltap.engine.tiny import FOLDER
 from rolltap.trainer_client.data.collate import collate
 from rolltap.trainer_client.data.packing import Packer
-from rolltap.trainer_client.data.scoring import check
+from rolltap.trainer_client.data.scoring import trainable
 from rolltap.trainer_client.model.network import PolicyNetwork, load_model
 
 from ..unit.engine.test_model import mixture_folder
@@ -47,7 +47,7 @@ def test_recorded_experts_are_the_trainers_own_and_are_replayed(stack: Stack, fo
     group = leased(stack, "mixture", {}, {}, {})
     policy = PolicyNetwork(load_model(folder, torch.float32))
     shape = policy.mixture.shape
-    check(group, policy.model.config.vocab_size, shape, all_routed=True)
+    trainable(group, policy.model.config.vocab_size, shape, all_routed=True)
     parts = [part for record in group.rollouts for part in record.trajectory.segments]
     assert [part.extras["routed_experts"].shape[1:] for part in parts] == [(2, 2)] * 3
 

@@ -87,7 +87,7 @@ async def test_groups_without_variance_that_a_step_holds_leave_room_for_those_th
     await equal_groups(world, 4)
     asked = iter(range(4))
     options = LeaseOptions(max_staleness=1, wait=0.1)
-    holder = LeaseHolder(client, "policy", options, keep_zero_variance=False, check=lambda group: None)
+    holder = LeaseHolder(client, "policy", options, keep_zero_variance=False, trainable=lambda group: group)
     await asyncio.to_thread(holder.gather, 2, lambda: next(asked, None) is None)
     assert len(holder.groups) == 4
     assert not any(map(informative, holder.groups))
@@ -124,7 +124,7 @@ async def test_groups_that_are_trained_in_any_case_are_acknowledged_once_the_ser
 
     client.ack = ack
     options = LeaseOptions(max_staleness=1, wait=0.1)
-    holder = LeaseHolder(client, "policy", options, keep_zero_variance=True, check=lambda group: None)
+    holder = LeaseHolder(client, "policy", options, keep_zero_variance=True, trainable=lambda group: group)
     with holder:
         await asyncio.to_thread(holder.gather, 2, lambda: False)
         await asyncio.to_thread(holder.acknowledge_and_close, 1)
@@ -137,7 +137,7 @@ async def test_a_trainer_that_lost_its_policy_keeps_no_lease_of_trained_groups(w
     client = await client_of(world)
     await equal_groups(world, 1)
     options = LeaseOptions(max_staleness=1, wait=0.1)
-    with LeaseHolder(client, "policy", options, keep_zero_variance=True, check=lambda group: None) as holder:
+    with LeaseHolder(client, "policy", options, keep_zero_variance=True, trainable=lambda group: group) as holder:
         await asyncio.to_thread(holder.gather, 1, lambda: False)
         await world.ledger.trainers.rewind("another", Rewind(0, {"policy": 0}, "another-run", take_over=True))
         with pytest.raises(TrainerFenced):

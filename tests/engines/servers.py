@@ -35,10 +35,10 @@ MAX_TOKENS = 64
 CANDIDATES = 4
 """`top_logprobs` of the policy `watched`."""
 
+BASE = ("--served-model-name", MODEL, "--host", "127.0.0.1", "--dtype", "float32", "--enforce-eager")
 COMMON = (
-    "--model", str(FOLDER), "--served-model-name", MODEL, "--host", "127.0.0.1", "--dtype", "float32",
-    "--enforce-eager", "--max-model-len", "4096", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
-    "--reasoning-parser", "qwen3",
+    *BASE, "--model", str(FOLDER), "--max-model-len", "4096", "--enable-auto-tool-choice", "--tool-call-parser",
+    "hermes", "--reasoning-parser", "qwen3",
 )  # fmt: skip
 WHOLE = (
     *COMMON, "--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--enable-lora",
@@ -136,10 +136,19 @@ class Proxy:
         return client
 
 
+POLICIES = (
+    f'[policies.tiny]\nengine = "main"\nmodel = "{MODEL}"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
+    f'[policies.watched]\nengine = "main"\nmodel = "{MODEL}"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
+    f"top_logprobs = {CANDIDATES}\n"
+    f'[policies.adapted]\nengine = "main"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
+    f'[policies.chat]\nengine = "chat"\nmodel = "{MODEL}"\n'
+)
+"""`tiny` and `watched` by tokens, `adapted` by an adapter of its name, `chat` through the chat API."""
+
+
 @contextmanager
-def proxy(folder: Path, engine_url: str) -> Iterator[Proxy]:
-    """`rolltap serve` before a vLLM: policies `tiny` and `watched` by tokens, `adapted` by an adapter of its name,
-    `chat` through the chat API."""
+def proxy(folder: Path, engine_url: str, policies: str = POLICIES) -> Iterator[Proxy]:
+    """`rolltap serve` before a vLLM, by tokens (`main`) and by its chat API (`chat`)."""
     ports = {plane: free_port() for plane in ("agent", "trainer", "admin")}
     config = folder / "rolltap.toml"
     config.write_text(
@@ -147,11 +156,7 @@ def proxy(folder: Path, engine_url: str) -> Iterator[Proxy]:
         + "".join(f"{plane}_port = {port}\n" for plane, port in ports.items())
         + f'[engines.main]\nkind = "vllm"\nurl = "{engine_url}"\n'
         + f'[engines.chat]\nkind = "openai_compatible"\nurl = "{engine_url}"\n'
-        + f'[policies.tiny]\nengine = "main"\nmodel = "{MODEL}"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
-        + f'[policies.watched]\nengine = "main"\nmodel = "{MODEL}"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
-        + f"top_logprobs = {CANDIDATES}\n"
-        + f'[policies.adapted]\nengine = "main"\ntokenizer = "{FOLDER}"\nfamily = "qwen3"\n'
-        + f'[policies.chat]\nengine = "chat"\nmodel = "{MODEL}"\n'
+        + policies
     )
     log = folder / "serve.log"
     process = rolltap("serve", "--config", str(config), env={}, log=log)

@@ -26,7 +26,7 @@ async def test_a_trained_group_is_acknowledged_through_a_balancer_that_lost_its_
     async with nginx(tmp_path, [port, free_port()]) as url:
         client = TrainerClient(url, KEY, "trainer", run="run", patience=0.3)
         options = LeaseOptions(wait=0.1)
-        holder = LeaseHolder(client, "policy", options, keep_zero_variance=True, check=lambda group: None)
+        holder = LeaseHolder(client, "policy", options, keep_zero_variance=True, trainable=lambda group: group)
         with running(plane, port):
             client.caller["incarnation"] = plane.incarnation
             holder.__enter__()

@@ -298,3 +298,41 @@ async def test_those_that_wait_with_lost_connections_do_not_hold_the_lock_in_tur
         await lost.close()
     await watcher.close()
     await holder.close()
+
+
+async def test_a_statement_whose_answer_is_lost_fails_and_one_that_takes_long_does_not(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A middlebox keeps the connection: no keepalive and no end of it tells that nothing passes any more."""
+    monkeypatch.setattr(postgres, "SILENT_S", 1.0)
+    address = urlsplit(postgres_url)
+    async with relayed(str(address.hostname), address.port or 5432) as link:
+        url = address._replace(netloc=f"{address.username}@127.0.0.1:{link.own_port}").geturl()
+        database, healthy = Database(url, connections=10), Database(postgres_url)
+        await database.start()
+        await healthy.start()
+
+        def slow(connection: sa.Connection) -> Any:
+            return connection.execute(sa.select(sa.func.pg_sleep(0.5))).all()
+
+        async def checked(database: Database) -> None:
+            while True:
+                await database.check()
+                await asyncio.sleep(0.1)
+
+        checks = [asyncio.create_task(checked(one)) for one in (database, healthy)]
+        statements = [database.transact(slow), database.query(slow), database.select(sa.select(sa.func.pg_sleep(0.5)))]
+        lost = [asyncio.ensure_future(statement) for statement in statements]
+        long = asyncio.ensure_future(healthy.select(sa.select(sa.func.pg_sleep(4))))
+        await asyncio.sleep(0.3)
+        link.vanish()
+        async with asyncio.timeout(15):
+            for statement in lost:
+                with pytest.raises(StoreUnavailable):
+                    await statement
+        assert await database.select(sa.select(1)), "over a new connection"
+        assert await long
+        for check in checks:
+            check.cancel()
+        await database.close()
+        await healthy.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ import sqlalchemy as sa
 
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import sessions
-from rolltap.errors import StoreUnavailable
+from rolltap.errors import NotFound, StoreUnavailable
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 
 from ..conftest import PostgresServer
 from ..unit.calllog.facts import a_session
@@ -144,4 +145,57 @@ async def test_after_each_failover_calls_and_ledger_serve_again_and_nothing_is_l
     await load.check()
     assert load.refused == 0
     assert ledger.longest_s < SERVES_WITHIN_S + 2
+    await log.close()
+
+
+LATER = 3e9
+FOUND = sa.select(sessions.c.id).where(sessions.c.expires_at == LATER)
+
+
+async def _forget(session_id: str) -> None: ...
+
+
+def _changed(tx: Tx) -> bool:
+    return tx.run(sa.update(sessions).where(sessions.c.expires_at != LATER).values(expires_at=LATER)) > 0
+
+
+def _looked_up(tx: Tx) -> bool:
+    return tx.first(FOUND) is None and _changed(tx)
+
+
+def _missing(tx: Tx) -> bool:
+    raise NotFound("no group 'g', as this server never got it")
+
+
+@pytest.mark.parametrize("work", [_changed, _looked_up, _missing])
+async def test_a_replaced_primary_that_serves_on_acknowledges_nothing_and_knows_of_nothing_missing(
+    work: Callable[[Tx], bool], pair: Pair, tmp_path: Path
+) -> None:
+    """It has what was cancelled while it waited for the standby, and lacks what the new primary got since. So whoever
+    asks again, or is to hear that something does not exist, waits for the standby, too."""
+    url = f"postgresql://rolltap@127.0.0.1:{pair.address.own_port}/postgres"
+    log = open_call_log(url, spools=[tmp_path / "spool"])
+    await log.start()
+    await log.open_session(a_session())
+    transactions = UnitOfWork(log.database, close_session=_forget, settings=LedgerSettings())
+    await asyncio.to_thread(pair.standby.stop, "immediate")
+    first = asyncio.create_task(transactions.transact(_changed))
+    await asyncio.sleep(1)
+    waiting = "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE 'COMMIT%'"
+    await pair.order(pair.primary, f"SELECT pg_terminate_backend(pid) {waiting}")
+    with pytest.raises(StoreUnavailable):
+        await first
+    assert await log.database.select(FOUND)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await transactions.transact(work)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await transactions.query(_missing)
+    await asyncio.to_thread(pair.standby.start)
+    async with asyncio.timeout(SERVES_WITHIN_S):
+        await transactions.transact(_changed)
+        with pytest.raises(NotFound):
+            await transactions.query(_missing)
     await log.close()

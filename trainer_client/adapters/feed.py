@@ -20,7 +20,7 @@ from typing import Any, Literal
 from rolltap.contract.trainer import LeasedGroup, LeaseOptions, PauseMode
 from rolltap.errors import CheckpointMismatch, ConfigError, VersionTaken
 from rolltap.trainer_client.adapters.rows import TrainedRow, rows_of
-from rolltap.trainer_client.data.scoring import check
+from rolltap.trainer_client.data.scoring import trainable
 from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.lease.folder import locked, run_id
 from rolltap.trainer_client.lease.holder import LeaseHolder
@@ -77,8 +77,8 @@ class Feed:
         options = LeaseOptions(
             max_staleness=settings.max_staleness, wait=settings.wait, ttl=settings.lease_ttl, tampered=settings.tampered
         )
-        check_group = partial(check, vocabulary=vocabulary, longest=longest)
-        self._holder = LeaseHolder(self.client, settings.policy, options, keep_zero_variance=True, check=check_group)
+        takes = partial(trainable, vocabulary=vocabulary, longest=longest)
+        self._holder = LeaseHolder(self.client, settings.policy, options, keep_zero_variance=True, trainable=takes)
         try:
             with locked(self.out), self._holder:
                 yield

@@ -23,7 +23,7 @@ from rolltap.errors import ConfigError
 from rolltap.trainer_client.adapters import ADAPTERS
 from rolltap.trainer_client.adapters.feed import check_tokenizer
 from rolltap.trainer_client.adapters.rows import rows_of
-from rolltap.trainer_client.data.scoring import baseline, check
+from rolltap.trainer_client.data.scoring import baseline, trainable
 from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.lease.holder import LeaseHolder
 from rolltap.trainer_client.recipes import make_recipe
@@ -135,8 +135,8 @@ class LeasedSessionFactory(ResourceSessionFactory[PlayedSession]):
     def _lease_group(self) -> _SeedGroup:
         settings, client = self._settings, self._client
         options = LeaseOptions(max_staleness=settings.max_staleness, wait=settings.wait, ttl=settings.lease_ttl)
-        check_group = partial(check, vocabulary=settings.vocabulary)
-        holder = LeaseHolder(client, settings.policy, options, keep_zero_variance=True, check=check_group).__enter__()
+        takes = partial(trainable, vocabulary=settings.vocabulary)
+        holder = LeaseHolder(client, settings.policy, options, keep_zero_variance=True, trainable=takes).__enter__()
         while True:
             holder.gather(1, lambda: False)
             (group,) = holder.groups

@@ -13,8 +13,9 @@ a reward and those without sampled tokens are in neither.
 
 from __future__ import annotations
 
+import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -24,6 +25,8 @@ from rolltap.contract.trainer import LeasedGroup, RolloutRecord, all_equal
 from rolltap.errors import AlignmentError
 from rolltap.trainer_client.data.recorded import ExpertShape, check_masks
 from rolltap.types import Bool, Scoring, Segment
+
+log = logging.getLogger("rolltap.trainer")
 
 Normalise = Literal["rollout", "token", "constant"]
 
@@ -80,23 +83,40 @@ def trained_tokens(record: RolloutRecord) -> int:
     return sum(int(segment.loss_mask.sum()) for segment in record.trajectory.segments)
 
 
-def check(
+def trainable(
     group: LeasedGroup,
     vocabulary: int,
     experts: ExpertShape | None = None,
     *,
     all_routed: bool = False,
     longest: int | None = None,
-) -> None:
-    """`AlignmentError` if a model with a vocabulary of `vocabulary` tokens can't be trained on the group.
+) -> LeasedGroup:
+    """The group as a model with a vocabulary of `vocabulary` tokens takes it; `AlignmentError` if it can't be trained.
 
-    `longest` is the trainer's limit of tokens in a segment: it would cut a longer one. `experts` is its mixture:
-    recorded experts must exist in it, and with `all_routed` every trained token must have some.
+    Segments with ids past the vocabulary are left out, with a warning: the proxy masks such replies itself unless
+    their upstream has no tokenizer that it could ask. `longest` is the trainer's limit of tokens in a segment: it would
+    cut a longer one. `experts` is its mixture: recorded experts must exist in it, and with `all_routed` every trained
+    token must have some.
     """
+    records = []
     for record in group.rollouts:
         where = f"group {group.group.id}, rollout {record.rollout.id}"
         if record.reward is not None and not math.isfinite(record.reward):
             raise AlignmentError(f"{where}: the reward is {record.reward}")
+        segments = record.trajectory.segments
+        known = tuple(segment for segment in segments if segment.token_ids.max(initial=0) < vocabulary)
+        if len(known) < len(segments):
+            most = max(int(segment.token_ids.max()) for segment in segments)
+            log.warning(
+                "%s: %d of its %d segments are not trained: token ids up to %d, of a vocabulary of %d",
+                where,
+                len(segments) - len(known),
+                len(segments),
+                most,
+                vocabulary,
+            )
+            record = replace(record, trajectory=replace(record.trajectory, segments=known))
+        records.append(record)
         for segment in trained_segments(record):
             if segment.loss_mask[0]:
                 raise AlignmentError(f"{where}: the first token of a segment is trained, but nothing predicts it")
@@ -104,15 +124,15 @@ def check(
                 raise AlignmentError(f"{where}: a segment has {len(segment)} tokens, and the trainer takes {longest}")
             if not np.isfinite(segment.logprobs[segment.loss_mask]).all():
                 raise AlignmentError(f"{where}: a trained token's log-prob is not finite")
-            least, most = int(segment.token_ids.min()), int(segment.token_ids.max())
-            if least < 0 or most >= vocabulary:
-                raise AlignmentError(f"{where}: token ids from {least} to {most}, of a vocabulary of {vocabulary}")
+            if (least := int(segment.token_ids.min())) < 0:
+                raise AlignmentError(f"{where}: {least} is no token id")
             try:
                 check_masks(segment, vocabulary)
                 if experts is not None:
                     _check_experts(segment, experts, all_routed=all_routed)
             except AlignmentError as error:
                 raise AlignmentError(f"{where}: {error.message}") from error
+    return replace(group, rollouts=tuple(records))
 
 
 def _check_experts(segment: Segment, experts: ExpertShape, *, all_routed: bool) -> None:

@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -24,7 +25,7 @@ MOST_LEASED = 4
 """If some groups do not count towards a step, it leases at most this many times the groups it needs."""
 
 
-Check = Callable[[LeasedGroup], None]
+Trainable = Callable[[LeasedGroup], LeasedGroup]
 Admits = Callable[[LeasedGroup], bool]
 
 
@@ -32,8 +33,8 @@ class LeaseHolder:
     """The leases of the current step, as a context manager: at exit, leases that were not acknowledged are released.
 
     With `keep_zero_variance`, groups whose rewards are all equal count towards a step. Groups for which `admits` is
-    false, and those without a token that carries loss, never count. `check` raises `AlignmentError` for groups that
-    can't be trained: they are refused.
+    false, and those without a token that carries loss, never count. `trainable` gives a group as the trainer's model
+    takes it; it raises `AlignmentError` for one that can't be trained: that is refused.
     """
 
     def __init__(
@@ -43,14 +44,14 @@ class LeaseHolder:
         options: LeaseOptions,
         *,
         keep_zero_variance: bool,
-        check: Check,
+        trainable: Trainable,
         admits: Admits = lambda group: True,
     ) -> None:
         self.client = client
         self._policy = policy
         self._options = options
         self._keep_zero_variance = keep_zero_variance
-        self._check = check
+        self._trainable = trainable
         self._admits = admits
         self._leases: list[Lease] = []
         self._acknowledged = False  # whether `_leases` are acknowledged, for a step not applied yet
@@ -89,18 +90,16 @@ class LeaseHolder:
             lease = self.client.lease(self._policy, groups=missing, options=options)
             if lease is None:
                 waiting(missing)
-            elif self._can_train(lease):
-                with self._lock:
-                    self._leases.append(lease)
+            else:
+                self._keep(lease)
         return True
 
     def gather_replayed(self, count: int, replay: Replay) -> None:
         """Leases up to `count` groups that were trained before, in addition to the fresh ones. It does not wait."""
         options = msgspec.structs.replace(self._options, replay=replay, wait=0.0, at_least=1)
         lease = self.client.lease(self._policy, groups=count, options=options)
-        if lease is not None and self._can_train(lease):
-            with self._lock:
-                self._leases.append(lease)
+        if lease is not None:
+            self._keep(lease)
 
     def acknowledge(self, step: int) -> bool:
         """Acknowledges the groups as part of `step`. False: lost groups were removed; make the update without them.
@@ -181,18 +180,21 @@ class LeaseHolder:
             return False
         return (self._keep_zero_variance or informative(group)) and self._admits(group)
 
-    def _can_train(self, lease: Lease) -> bool:
-        """Whether every group can be trained. If not, refuses the lease and blames the groups that can't."""
+    def _keep(self, lease: Lease) -> None:
+        """Keeps the lease if every group can be trained. If not, refuses it and blames the groups that can't."""
+        groups: list[LeasedGroup] = []
         faults: dict[str, str] = {}
         for group in lease.groups:
             try:
-                self._check(group)
+                groups.append(self._trainable(group))
             except AlignmentError as error:
                 faults[group.group.id] = error.message
         if faults:
             reason = "; ".join(faults.values())
             _ignoring_errors(lambda one: self.client.nack(one, reason, tuple(faults)), lease)
-        return not faults
+        else:
+            with self._lock:
+                self._leases.append(replace(lease, groups=tuple(groups)))
 
     def _remove_all(self) -> list[Lease]:
         with self._lock:

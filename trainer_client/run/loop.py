@@ -26,7 +26,7 @@ from rolltap.extras import page
 from rolltap.trainer_client.data.collate import Batch, collate
 from rolltap.trainer_client.data.packing import Pack, PackedRow
 from rolltap.trainer_client.data.readings import Pass, PolicyReading, ScoredPass
-from rolltap.trainer_client.data.scoring import check, has_loss
+from rolltap.trainer_client.data.scoring import has_loss, trainable
 from rolltap.trainer_client.data.step import Step
 from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.lease.folder import next_attempt
@@ -153,8 +153,8 @@ class Trainer:
             wait=LEASE_WAIT_S,
             ttl=settings.lease_ttl,
         )
-        can_train = partial(
-            check,
+        takes = partial(
+            trainable,
             vocabulary=self._model.config.get_text_config().vocab_size,
             experts=self._experts,
             all_routed=settings.router.replay == "required",
@@ -164,7 +164,7 @@ class Trainer:
             settings.policy,
             options,
             keep_zero_variance=not settings.loss.drop_zero_variance,
-            check=can_train,
+            trainable=takes,
             admits=self._recipe.admits,
         )
 
@@ -309,8 +309,11 @@ class Trainer:
         self.version += 1
         self._workers.update_followers(self.step)
         leases.clear()
+        report = self._report(plan, norm, lr)
+        for sink in self.sinks:
+            sink.draft(report)
         self._publish()
-        return self._report(plan, norm, lr)
+        return replace(report, seconds=self._seconds())
 
     def _plan(self, groups: tuple[LeasedGroup, ...]) -> StepPlan:
         """The recipe's credit for the groups, and the batches of its updates."""
@@ -420,6 +423,9 @@ class Trainer:
             tensors = weights.sendable(self._model, self._pushed(state))
             self._sender.push(self.client, policy, tensors, self.version, mode)
 
+    def _seconds(self) -> dict[str, float]:
+        return {name: round(value, 4) for name, value in self._clock.seconds.items()}
+
     def _report(self, plan: StepPlan, norm: float, lr: float) -> StepReport:
         batches = [batch for update in plan.updates for batch in update]
         tokens = sum(batch.tokens for batch in batches)
@@ -435,7 +441,7 @@ class Trainer:
             tokens=tokens,
             shared_tokens=sum(batch.unshared_tokens for batch in batches) - tokens,
             tokens_per_second=tokens / seconds if seconds else 0.0,
-            seconds={name: round(value, 4) for name, value in self._clock.seconds.items()},
+            seconds=self._seconds(),
             **describe_groups(plan.groups),
             **self._watch.since_start(),
             **describe_rows(plan.rows, self._experts),

@@ -28,20 +28,28 @@ class Sink(Protocol):
 
     def begin(self, step: int) -> None:
         """The run resumes from `step`: earlier reports of later steps no longer count."""
-        ...
+        return
+
+    def draft(self, report: StepReport) -> None:
+        """Takes the report of a step before its checkpoint, without what checkpoint and push take. `write` follows.
+
+        So a run that is killed in between still has a report of the step that it goes on from.
+        """
+        return
 
     def write(self, report: StepReport) -> None: ...
 
     def close(self) -> None: ...
 
 
-class JsonLines:
+class JsonLines(Sink):
     """`<out>/metrics.jsonl`, one line for each step, flushed at once. Lines of repeated steps move to
     `metrics.abandoned.jsonl`."""
 
     def __init__(self, out: Path, project: str, name: str) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self._path = out / "metrics.jsonl"
+        self._drafted: int | None = None  # where the line of the step that is being finished begins
 
     def begin(self, step: int) -> None:
         text = self._path.read_text(encoding="utf-8", errors="replace") if self._path.exists() else ""
@@ -55,9 +63,18 @@ class JsonLines:
         _replace(path, dict.fromkeys(abandoned))  # first, and each line once: a start that is killed here tries again
         _replace(self._path, kept)
 
+    def draft(self, report: StepReport) -> None:
+        drafted = self._path.stat().st_size if self._path.exists() else 0
+        self.write(report)
+        self._drafted = drafted
+
     def write(self, report: StepReport) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(report)) + "\n")
+        with self._path.open("r+b" if self._drafted is not None else "ab", buffering=0) as file:
+            if self._drafted is not None:
+                file.seek(self._drafted)
+            file.write(json.dumps(asdict(report)).encode() + b"\n")  # no shorter than its draft
+            file.truncate()
+        self._drafted = None
 
     def close(self) -> None:
         return None
@@ -78,14 +95,11 @@ def _replace(path: Path, lines: Iterable[str]) -> None:
     making.rename(path)
 
 
-class Terminal:
+class Terminal(Sink):
     """Prints a line for each step."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
-
-    def begin(self, step: int) -> None:
-        return None
 
     def write(self, report: StepReport) -> None:
         mean, peak = report.mismatch_mean, report.mismatch_max
@@ -110,7 +124,7 @@ class Terminal:
         return None
 
 
-class TensorBoard:
+class TensorBoard(Sink):
     """TensorBoard event files in `<out>/tensorboard`."""
 
     def __init__(self, out: Path, project: str, name: str) -> None:
@@ -130,7 +144,7 @@ class TensorBoard:
             self._writer.close()
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Sink):
     """A run at W&B, with the account and mode of the environment; a resumed trainer continues its run.
 
     W&B's own step only grows, so it would refuse repeated steps: `step` is the axis instead.
@@ -142,9 +156,6 @@ class WeightsAndBiases:
         )
         self._run.define_metric("*", step_metric="step")
 
-    def begin(self, step: int) -> None:
-        return None
-
     def write(self, report: StepReport) -> None:
         self._run.log(report.flat())
 
@@ -152,7 +163,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-class MLflow:
+class MLflow(Sink):
     """A run at MLflow, on the environment's tracking server; a resumed trainer finds its run by a tag."""
 
     def __init__(self, out: Path, project: str, name: str) -> None:
@@ -164,9 +175,6 @@ class MLflow:
             self._mlflow.start_run(run_id=earlier[0].info.run_id)
         else:
             self._mlflow.start_run(run_name=name, tags={MLFLOW_TAG: run_id(out)})
-
-    def begin(self, step: int) -> None:
-        return None
 
     def write(self, report: StepReport) -> None:
         self._mlflow.log_metrics(report.flat(), step=report.step)

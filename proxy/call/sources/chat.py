@@ -75,6 +75,7 @@ class ChatSource(UpstreamSource):
     replayable: bool = True
     sets_sampling: bool = True
     injects: bool = True
+    asks_peers: bool = True
     relayed_dialects: Sequence[str] = ()
     vocabulary: str = ""
     tokenizer: Any = None
@@ -104,9 +105,6 @@ class ChatSource(UpstreamSource):
         if TOOL_MEDIA in marks and not has_foreign(request, self.settings.image_hosts):
             marks.remove(TOOL_MEDIA)  # the upstream gets all of them
         return (*fields, *request.remarks, *sorted(marks))
-
-    def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
-        return self.parents.may_lack_parent(plan, forest, request)
 
     def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
         return [

@@ -53,6 +53,7 @@ class PassthroughSource(UpstreamSource):
     replayable: bool = False  # the vendor answers every request itself, retries too
     sets_sampling: bool = False
     injects: bool = False
+    asks_peers: bool = False
     vocabulary: str = ""
     tokenizer: Any = None
 
@@ -79,9 +80,6 @@ class PassthroughSource(UpstreamSource):
 
     def unapplied(self, request: ChatRequest, temperature: float | None) -> tuple[str, ...]:
         return ()
-
-    def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
-        return False
 
     def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
         request = arrival.request

@@ -67,6 +67,7 @@ class TokenSource:
     replayable: bool = True
     sets_sampling: bool = True
     injects: bool = True
+    asks_peers: bool = True
     relayed_dialects: Sequence[str] = ()
     prompts: Prompts = field(default_factory=Prompts)
     images: PromptImages = NONE_SHOWN  # what the model can be shown, if the engine takes it
@@ -212,9 +213,6 @@ class TokenSource:
             return plan
         except InvalidRequest as error:
             raise refused(request, "messages", error.message) from error
-
-    def may_lack_parent(self, plan: PromptPlan, forest: Forest, request: ChatRequest) -> bool:
-        return self.continuation.may_lack_parent(plan, forest, request)
 
     def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
         prompt = self.prompts.make(call_ids[0], plan.prompt_ids, plan.parent and plan.parent.call_id)

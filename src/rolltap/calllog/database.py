@@ -121,6 +121,11 @@ class Database:
         self._check_writable()
         return await self._backend.transact(work, durability)
 
+    async def confirm(self) -> None:
+        """Returns once the server has committed something. With a synchronous standby, one that was replaced can't."""
+        if self.dialect_name == "postgresql" and self.writable:
+            await self.transact(lambda connection: None)
+
     async def query(self, work: Work[T]) -> T:
         """Runs `work` on a read-only snapshot."""
         return await self._backend.query(work)

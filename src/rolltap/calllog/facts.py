@@ -316,8 +316,9 @@ class CallLog(Protocol):
         """All sessions, the oldest first, streamed."""
         ...
 
-    async def may_lack_facts(self) -> bool:
-        """Whether other processes may have durable facts that this one can't read now."""
+    async def may_lack_facts(self, since: float) -> bool:
+        """Whether other processes may have durable facts from before `since` (by `time.monotonic`) that this one can't
+        read now. Each says at least once a second that it has none."""
         ...
 
     async def abort_orphans(self, live: Sequence[str], *, at: float) -> int:

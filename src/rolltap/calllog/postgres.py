@@ -40,6 +40,7 @@ from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.util import greenlet_spawn
@@ -111,6 +112,17 @@ WHERE silent.datname = current_database() AND silent.usename = current_user
     WHERE waiting.wait_event_type = 'Lock' AND silent.pid = ANY(pg_blocking_pids(waiting.pid)))
 """)
 
+_AT_WORK = sa.text("""
+SELECT pid FROM pg_stat_activity WHERE pid = ANY(:pids)
+  AND NOT (wait_event = 'ClientRead' AND state_change < clock_timestamp() - make_interval(secs => :seconds))
+""").bindparams(sa.bindparam("pids", type_=ARRAY(sa.Integer)))
+
+_WRITE_SOMETHING = sa.text(
+    "SELECT pg_logical_emit_message(true, 'rolltap', '') WHERE pg_current_xact_id_if_assigned() IS NULL"
+)
+"""A transaction that changed nothing would not wait for a synchronous standby. What it saw may be there on this server
+alone: a commit that was cancelled while it waited."""
+
 PROBE_AGE_S = 5.0
 """Most age of the connection of a `check`: only a new one shows that the login changed, or a server was promoted."""
 
@@ -163,6 +175,7 @@ class PostgresBackend:
         self.dialect: sa.Dialect = self._engine.dialect
         self._inserter: Any = None
         self._inserting = asyncio.Lock()
+        self._taken: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # since when each connection is in use
 
     def _pool(self, url: sa.URL, size: int, tenant: str, application: str) -> AsyncEngine:
         """A pool of connections that start as `tenant`, each with its server checked."""
@@ -177,6 +190,7 @@ class PostgresBackend:
         )
         event.listen(engine.sync_engine, "connect", _watch)
         event.listen(engine.sync_engine, "checkout", self._check_out)
+        event.listen(engine.sync_engine, "checkin", self._check_in)
         event.listen(engine.sync_engine, "handle_error", self._note_error)
         event.listen(engine.sync_engine.pool, "invalidate", _end)
         return engine
@@ -184,6 +198,7 @@ class PostgresBackend:
     def _check_out(self, connection: Any, record: Any, *_: Any) -> None:
         """Replaces a pooled connection whose server closed it or is not the right one."""
         driver, fresh = connection.driver_connection, not record.info
+        self._taken[driver] = time.monotonic()
         if driver.is_closed() or (_probing.get() and time.time() - record.starttime > PROBE_AGE_S):
             raise exc.DisconnectionError
         try:
@@ -192,6 +207,10 @@ class PostgresBackend:
             if fresh:
                 raise
             raise exc.DisconnectionError from None
+
+    def _check_in(self, connection: Any, record: Any) -> None:
+        if connection is not None:
+            self._taken.pop(connection.driver_connection, None)
 
     def _note_error(self, context: Any) -> None:
         if self._check.doubts(sql_state(context.original_exception)):
@@ -244,6 +263,7 @@ class PostgresBackend:
         async with self._transaction(self._engine) as opened:
             yield AsyncpgConnection(self._name, opened)
             with store_errors(self._name):
+                await opened.execute(_WRITE_SOMETHING)
                 await opened.commit()
 
     @asynccontextmanager
@@ -284,12 +304,15 @@ class PostgresBackend:
         async with self._inserting:
             with store_errors(self._name), _driver_errors(self._name, self._engine.dialect.loaded_dbapi.Error):
                 driver = await self._insert_driver()
+                self._taken[driver] = time.monotonic()
                 try:
                     return tuple(await driver.fetchrow(statement, *parameters))
                 except BaseException as error:
                     self._check.doubts(sql_state(error))
                     self._drop_inserter()  # the connection is lost, or inside an unfinished statement
                     raise
+                finally:
+                    self._taken.pop(driver, None)
 
     async def _insert_driver(self) -> Any:
         """The driver of a pooled connection that is reserved for `insert`, as a checkout takes 0.2 ms."""
@@ -297,6 +320,7 @@ class PostgresBackend:
             self._drop_inserter()
         if self._inserter is None:
             self._inserter = await self._singles.raw_connection()
+            self._taken.pop(self._inserter.driver_connection, None)
         return self._inserter.driver_connection
 
     async def _is_right(self, pooled: Any) -> bool:
@@ -331,8 +355,22 @@ class PostgresBackend:
             async with _opened(self._single[EVERY_TENANT], self._name, self._note_refusal) as opened:
                 if self._writes:
                     await self._end_silent(opened)
+                await self._end_unanswered(opened)
         finally:
             _probing.reset(token)
+
+    async def _end_unanswered(self, opened: AsyncConnection) -> None:
+        """Ends this process's connections that wait for an answer of a server that waits for them: what is between the
+        two keeps a lost connection alive. Their statements fail."""
+        long_ago = time.monotonic() - SILENT_S
+        waiting = {driver.get_server_pid(): driver for driver, since in self._taken.items() if since < long_ago}
+        if not waiting:
+            return
+        with store_errors(self._name):
+            rows = await opened.execute(_AT_WORK, {"pids": list(waiting), "seconds": SILENT_S})
+        for pid in waiting.keys() - {row.pid for row in rows}:
+            log.warning("%s: gave up a connection (pid %d) whose server waits for a statement", self._name, pid)
+            waiting[pid].terminate()
 
     async def _end_silent(self, opened: AsyncConnection) -> None:
         with store_errors(self._name):

@@ -50,9 +50,6 @@ WITHIN_S = 10.0
 """Timeout of a heartbeat."""
 
 GONE_S = 30.0
-AWAY_S = 3 * BEAT_S
-"""A process that has not renewed its row for so long may not reach the store."""
-
 SILENT_S = 4.0
 """A process whose data folder another one has taken over, and which has not renewed its row for so long, is dead."""
 
@@ -116,25 +113,12 @@ class ProcessRegistry:
                         await connection.execute(sa.delete(processes).where(processes.c.id.in_(self._own)))
 
     async def behind(self, since: float) -> list[str]:
-        """The other processes that may have facts from before `since` (by the database's clock) outside the store."""
-        rows = await self._database.select(
-            sa.select(processes.c.id).where(
-                processes.c.id.not_in(self._own),
-                sa.or_(processes.c.seen_at < since, processes.c.waiting_since.is_not(None)),
-            )
-        )
-        return [row.id for row in rows]
-
-    async def away(self) -> bool:
-        """Whether another process may have facts outside the store now: it says so, or has not renewed its row."""
-        clock = sa.literal_column(self.clock)
-        silent = clock - processes.c.seen_at > AWAY_S
-        query = sa.select(sa.func.count()).where(
-            processes.c.id.not_in(self._own), sa.or_(processes.c.waiting_since.is_not(None), silent)
-        )
+        """The other processes that may have facts from before `since` (by `time.monotonic`) outside the store."""
+        then = sa.literal_column(self.clock) - (time.monotonic() - since)
+        silent = sa.or_(processes.c.seen_at < then, processes.c.waiting_since.is_not(None))
+        query = sa.select(processes.c.id).where(processes.c.id.not_in(self._own), silent)
         with acting_for(EVERY_TENANT):
-            ((count,),) = await self._database.select(query)
-        return count > 0
+            return [row.id for row in await self._database.select(query)]
 
     def joined(self, ids: Iterable[str]) -> None:
         """Notes processes of this log that have a row from now on, before their first call."""

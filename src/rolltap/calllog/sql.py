@@ -186,11 +186,15 @@ class SqlCallLog:
             self._seen[key_hash] = session
         return session
 
-    async def may_lack_facts(self) -> bool:
-        """Whether other processes may have durable facts that this one can't read now."""
+    async def may_lack_facts(self, since: float) -> bool:
+        return bool(await self._behind(since))
+
+    async def _behind(self, since: float) -> list[str]:
+        """See `ProcessRegistry.behind`. While this process can't read the stream, it gives the others the time to write
+        what is there."""
         if self.database.dialect_name == "sqlite":
-            return False
-        return self._writer.blind or await self._registry.away()
+            return []  # the only process that writes
+        return await self._registry.behind(since + IN_STREAM_S * self._writer.blind)
 
     async def session_of(self, call_id: str) -> Session | None:
         owner = sa.select(call_intents.c.session_id).where(call_intents.c.id == call_id)
@@ -293,15 +297,12 @@ class SqlCallLog:
     async def peers_behind(self, within_s: float) -> list[str]:
         """Waits until the store has all facts that other processes have made durable by now, at most `within_s`.
 
-        Returns the processes that may still have some: they could not reach the store. While this one can't read the
-        stream, it gives the others the time to write what is there.
+        Returns the processes that may still have some: they could not reach the store.
         """
-        if self.database.dialect_name == "sqlite":
-            return []  # the only process that writes
-        since, by = await self.database.now(), time.monotonic() + within_s
+        since = time.monotonic()
         while True:
-            behind = await self._registry.behind(since + IN_STREAM_S * self._writer.blind)
-            if not behind or time.monotonic() > by:
+            behind = await self._behind(since)
+            if not behind or time.monotonic() > since + within_s:
                 return behind
             await asyncio.sleep(POLL_S)
 

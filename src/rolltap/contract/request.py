@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
@@ -13,6 +14,30 @@ from rolltap.decoding import from_json
 from rolltap.errors import RolltapError
 
 T = TypeVar("T")
+
+TRY_HEADER = "x-rolltap-try"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTry:
+    """One of a client's tries of a request that changes something. `number` counts from 0."""
+
+    request: str
+    number: int
+
+    @classmethod
+    def read(cls, header: str) -> RequestTry | None:
+        """The try of a header; None if there is no such header, or another client wrote it."""
+        request, _, number = header.partition("/")
+        return cls(request[:64], int(number[:9])) if request and number.isascii() and number.isdigit() else None
+
+    @property
+    def header(self) -> dict[str, str]:
+        return {TRY_HEADER: f"{self.request}/{self.number}"}
+
+
+current_try: ContextVar[RequestTry | None] = ContextVar("rolltap_current_try", default=None)
+"""The try that is carried out now."""
 
 
 def read_json(body: bytes) -> Any:

@@ -336,7 +336,7 @@ events = Table(
     Column("seq", Serial, primary_key=True, autoincrement=True),
     Column("at", Double, nullable=False, index=True),
     Column("kind", String, nullable=False),
-    Column("subject", String, nullable=False),
+    Column("subject", String, nullable=False, index=True),
     Column("data", JSON, nullable=False),
     sqlite_autoincrement=True,
 )

@@ -18,8 +18,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from rolltap.calllog.backend import RETRY_AFTER_S, database_clock
 from rolltap.calllog.database import Database
+from rolltap.contract.request import RequestTry, current_try
 from rolltap.crash import crash_point
-from rolltap.errors import NotFound, StoreUnavailable
+from rolltap.errors import LedgerError, NotFound, RolltapError, StoreError, StoreUnavailable
 from rolltap.ledger.schema import events
 
 CloseSession = Callable[[str], Awaitable[None]]
@@ -123,6 +124,23 @@ async def _limit(database: Database, seconds: float) -> AsyncIterator[None]:
         raise StoreUnavailable(f"the store did not answer within {seconds:g} s", retry_after=RETRY_AFTER_S) from None
 
 
+TRIED_AGAIN = "tried_again"
+"""The event of a request that was carried out by a later try than its first."""
+
+
+def _check_try(tx: Tx, asked: RequestTry) -> None:
+    """Refuses a try of a request of which a later one was carried out: it was under way when its client tried again.
+
+    It follows the work, as that has waited for the locks of the other try.
+    """
+    known = sa.select(events.c.data).where(events.c.subject == asked.request, events.c.kind == TRIED_AGAIN)
+    numbers = {row.data["number"] for row in tx.all(known)}
+    if max(numbers, default=0) > asked.number:
+        raise LedgerError("a later try of this request was carried out: this one came late")
+    if asked.number and asked.number not in numbers:
+        tx.note(TRIED_AGAIN, asked.request, number=asked.number)
+
+
 class Wakeups:
     """Wakes waiters in this process when something changes. Take a ticket, look, then wait for the ticket."""
 
@@ -172,18 +190,27 @@ class UnitOfWork:
         """Runs `work` in one durable transaction, then closes the sessions that it ended and wakes waiters.
 
         Raises `StoreUnavailable` if that takes longer than `within_s`. As with every lost connection, it may have been
-        committed.
+        committed. An error of `work` is raised once the server has proved that it was not replaced: it may be wrong.
         """
+        asked = current_try.get()  # here: SQLite's thread has no context
 
         def run(connection: sa.Connection) -> tuple[T, Tx]:
             transaction = Tx(connection, self._clock(connection))
             result = work(transaction)
+            if asked is not None:
+                _check_try(transaction, asked)
             transaction.run(events.insert(), transaction.noted)
             crash_point("ledger.transaction")
             return result, transaction
 
         async with _limit(self._database, within_s), self._turns:
-            result, transaction = await self._database.transact(run)
+            try:
+                result, transaction = await self._database.transact(run)
+            except StoreError:
+                raise
+            except RolltapError:
+                await self._database.confirm()
+                raise
         crash_point("ledger.committed")
         if transaction.noted:
             self.changed.wake()
@@ -195,9 +222,14 @@ class UnitOfWork:
         return result
 
     async def query(self, work: Callable[[Tx], T]) -> T:
-        """Runs `work` on a read-only snapshot. Raises `StoreUnavailable` if that takes longer than `WITHIN_S`."""
+        """Runs `work` on a read-only snapshot. Raises `StoreUnavailable` if that takes longer than `WITHIN_S`, and
+        `NotFound` once the server has proved that it was not replaced."""
         async with _limit(self._database, WITHIN_S):
-            return await self._database.query(lambda connection: work(Tx(connection, self._clock(connection))))
+            try:
+                return await self._database.query(lambda connection: work(Tx(connection, self._clock(connection))))
+            except NotFound:
+                await self._database.confirm()
+                raise
 
     async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """The rows of a single statement, without a transaction."""

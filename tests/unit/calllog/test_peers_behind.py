@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -69,7 +70,7 @@ async def test_a_peer_with_facts_outside_the_store_is_behind_though_an_intent_of
         session = a_session()
         await b.open_session(session)
         b._registry.waiting = lambda: 3
-        since, intent = await a.database.now(), an_intent(session, process="b")
+        since, intent = time.monotonic(), an_intent(session, process="b")
         await (b.append_intent(intent) if writer == "b" else c._tables.write([encode_fact(intent)]))
         assert "b" in await a._registry.behind(since)
         assert await a.peers_behind(0.2) == ["b"]
@@ -87,6 +88,17 @@ async def test_a_process_that_cannot_read_the_stream_gives_its_peers_the_time_to
         assert await a.peers_behind(1.5) == ["b"]
 
 
+async def test_a_heartbeat_says_nothing_of_what_came_after_it(postgres_url: str) -> None:
+    """A link that breaks right behind a heartbeat: the peer's row is fresh, and its spool may hold a call already."""
+    async with process(postgres_url, "a") as a, process(postgres_url, "b", beat_s=600) as b:
+        await b._registry._beat_once({})
+        asked_at = time.monotonic()
+        assert await a.may_lack_facts(asked_at)
+        await b._registry._beat_once({})
+        assert not await a.may_lack_facts(asked_at)
+        assert await a.may_lack_facts(time.monotonic())
+
+
 async def test_a_heartbeat_that_is_written_late_speaks_of_when_it_was_made(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +113,7 @@ async def test_a_heartbeat_that_is_written_late_speaks_of_when_it_was_made(
         beat = asyncio.create_task(b._registry._beat_once({}))
         await asyncio.sleep(0.05)
         b._registry.waiting = lambda: 3  # a call was acknowledged meanwhile
-        since = await a.database.now()
+        since = time.monotonic()
         slow.set()
         await beat
         assert await a._registry.behind(since) == ["b"]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -153,6 +154,30 @@ def test_every_text_of_an_atif_document_comes_back(
     calls[0]["function"]["arguments"] = json.dumps(calls[0]["function"]["arguments"], ensure_ascii=False)
     expected[2]["tool_calls"] = calls
     assert trace.messages == expected
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_reply_that_several_atif_documents_hold_is_a_target_once(
+    count: int, world: World, store: str, tmp_path: Path
+) -> None:
+    """Each document begins with the trunk as copied context; what is read of none of them is named."""
+    script = world.script("branches")
+    start = [user("Begin.")]
+    trunk = script.ask(start, says("the trunk"))
+    for number in range(count):
+        script.ask([*start, says("the trunk"), user(f"Try {number}.")], says(f"branch {number}"), parent=trunk)
+    documents = rows_of(list(exporter_named("atif").rows([script.item()])))
+    plain = json.loads(json.dumps(documents, default=lambda array: array.tolist()))
+    for document in plain:
+        document["subagent_trajectories"], document["steps"][0]["mood"] = [], "good"
+    code, output = run("import", traced(tmp_path / "atif.json", plain), "-f", "atif", "--store", store)
+    assert code == 0, output
+    for unread in ("subagent_trajectories", "mood of a step"):
+        assert output.count(f"{unread} (in {count} traces)") == 1, output
+    replies = [m for row in conversations(store, tmp_path / "out") for m in row["messages"] if m["role"] == "assistant"]
+    weights = Counter((reply["content"], reply["weight"]) for reply in replies)
+    branches = Counter({(f"branch {number}", 1): 1 for number in range(count)})
+    assert weights == branches + Counter({("the trunk", 1): 1, ("the trunk", 0): count - 1})
 
 
 def test_importing_again_changes_nothing(store: str, tmp_path: Path):

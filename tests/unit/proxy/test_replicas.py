@@ -229,7 +229,7 @@ class CutOff:
         rows = await self._rows(*args, **options)
         return [] if self.hidden else rows
 
-    async def may_lack_facts(self) -> bool:
+    async def may_lack_facts(self, since: float) -> bool:
         return self.hidden
 
 

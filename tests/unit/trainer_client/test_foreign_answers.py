@@ -34,12 +34,14 @@ class Balancer:
     url: str
     answers: list[tuple[int, bytes, str]] = field(default_factory=list)
     requests: list[bytes] = field(default_factory=list)
+    tries: list[str] = field(default_factory=list)
 
 
 @pytest.fixture
 def balancer() -> Iterator[Balancer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
+            state.tries.append(self.headers["x-rolltap-try"])
             state.requests.append(self.rfile.read(int(self.headers["content-length"])))
             own = (200, b'{"acknowledged": 1}', "application/json")
             status, body, kind = state.answers.pop(0) if state.answers else own
@@ -78,6 +80,16 @@ def send_asynchronously(url: str, *, patience: float = 5.0, once: bool = False) 
 @pytest.fixture(params=[send, send_asynchronously])
 def sending(request: pytest.FixtureRequest) -> Callable[..., object]:
     return request.param
+
+
+def test_each_try_says_which_one_it_is(balancer: Balancer, sending: Callable[..., object]) -> None:
+    balancer.answers = [ANSWERS[0]] * 2
+    for _ in range(2):
+        sending(balancer.url)
+    requests = [one.partition("/")[0] for one in balancer.tries]
+    assert [one.partition("/")[2] for one in balancer.tries] == ["0", "1", "2", "0"]
+    assert requests == [requests[0]] * 3 + [requests[3]]
+    assert requests[0] != requests[3]
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: f"{answer[0]} {answer[1][:20].decode()}")

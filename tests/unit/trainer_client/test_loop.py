@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import LeasedGroup, LeaseOptions
 from rolltap.errors import CheckpointMismatch, TrainerError, UnknownPolicy
-from rolltap.trainer_client.data.scoring import check, informative
+from rolltap.trainer_client.data.scoring import informative, trainable
 from rolltap.trainer_client.data.step import view
 from rolltap.trainer_client.lease.client import TrainerClient
 from rolltap.trainer_client.lease.holder import LeaseHolder
@@ -170,6 +171,33 @@ def test_versions_made_after_the_checkpoint_are_not_made_again(plane: Plane, url
     assert plane.version == 6
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_step_whose_push_was_killed_has_its_line(
+    every: int, plane: Plane, url: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoint was written, so no later run makes it again; one without a checkpoint is made again."""
+    run = made(url, model, tmp_path, steps=4, checkpoint_every=every)
+    offer(plane, 8)
+    for died in (1, 2, 3):
+        dies = trainer(run)
+        push = partial(_pushes_until, died, dies, dies._push)
+        monkeypatch.setattr(dies, "_push", push)
+        with pytest.raises(KeyboardInterrupt):
+            dies.run()
+    trainer(run).run()
+    lines = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line["version"] for line in lines] == sorted(line["version"] for line in lines)
+    assert "push" in lines[-1]["seconds"]
+    assert all(math.isfinite(line["grad_norm"]) for line in lines)
+
+
+def _pushes_until(step: int, run: Trainer, push: Callable[..., None], *state: Any) -> None:
+    if run.step == step:
+        raise KeyboardInterrupt
+    push(*state)
+
+
 def dying(save: Any, at: int) -> Any:
     def saves(step: int, *rest: Any) -> Path:
         if step == at:
@@ -227,7 +255,7 @@ def test_what_is_acknowledged_comes_back_where_no_weights_come_of_it(
     monkeypatch.setattr(run._workers, "gradient", lambda index: next(norms))
     options = LeaseOptions(wait=0)
     with LeaseHolder(
-        run.client, "policy", options, keep_zero_variance=True, check=partial(check, vocabulary=1000)
+        run.client, "policy", options, keep_zero_variance=True, trainable=partial(trainable, vocabulary=1000)
     ) as leases:
         for wanted in (1, 2):
             offer(plane, 1, start=wanted)

@@ -18,7 +18,7 @@ import torch
 from rolltap.contract.trainer import RolloutRecord
 from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client.data.readings import POLICY, PolicyReading
-from rolltap.trainer_client.data.scoring import check, trained_tokens
+from rolltap.trainer_client.data.scoring import trainable, trained_tokens
 from rolltap.trainer_client.data.step import Step, view
 from rolltap.trainer_client.model.loss import PolicyLoss
 from rolltap.trainer_client.model.network import Predictions
@@ -79,12 +79,12 @@ def test_a_rollouts_tokens_are_those_of_all_its_segments() -> None:
 def test_a_group_at_every_limit_can_be_trained_and_past_one_can_not() -> None:
     """The ids 0 and `vocabulary` - 1, as many tokens as the trainer takes; one log-prob of two that is not finite."""
     whole = segment([0, 1, VOCABULARY - 1], [1, 2])
-    check(group("g", [record("g", 0, [whole], 1.0)]), VOCABULARY, longest=3)
+    trainable(group("g", [record("g", 0, [whole], 1.0)]), VOCABULARY, longest=3)
     with pytest.raises(AlignmentError, match="has 3 tokens, and the trainer takes 2"):
-        check(group("g", [record("g", 0, [whole], 1.0)]), VOCABULARY, longest=2)
+        trainable(group("g", [record("g", 0, [whole], 1.0)]), VOCABULARY, longest=2)
     broken = replace(whole, logprobs=np.array([0, -1, np.nan], np.float32))
     with pytest.raises(AlignmentError, match="log-prob is not finite"):
-        check(group("g", [record("g", 0, [broken], 1.0)]), VOCABULARY)
+        trainable(group("g", [record("g", 0, [broken], 1.0)]), VOCABULARY)
 
 
 def test_archer_has_a_twin_learn_from_half_of_the_turns_and_counts_them_twice() -> None:

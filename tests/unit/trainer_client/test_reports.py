@@ -143,6 +143,7 @@ STARTS = st.lists(
         st.integers(0, 4),  # how many of all of them have no checkpoint when it dies
         st.integers(0, 2),  # the rename of its beginning at which it dies; 2: it has only two
         st.integers(0, 200),  # bytes that its death tears off its last line
+        st.booleans(),  # whether it dies while the last step's checkpoint is written or pushed
     ),
     min_size=1,
     max_size=6,
@@ -151,12 +152,12 @@ STARTS = st.lists(
 
 @given(STARTS)
 def test_however_starts_are_killed_each_step_has_one_line_and_no_line_is_torn(
-    starts: list[tuple[int, int, int, int]],
+    starts: list[tuple[int, int, int, int, bool]],
 ) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path, gone = Path(folder) / "metrics.jsonl", Path(folder) / "metrics.abandoned.jsonl"
         rename, counted, made = Path.rename, dict[int, int](), set[tuple[int, int]]()
-        for attempt, (steps, lost, dies, cut) in enumerate(starts, 1):
+        for attempt, (steps, lost, dies, cut, drafted) in enumerate(starts, 1):
             (sink,) = open_sinks(["jsonl"], Path(folder), "project", "run")
             step = max(counted, default=0)
             patch.setattr(Path, "rename", killed_at(dies, rename))
@@ -169,7 +170,9 @@ def test_however_starts_are_killed_each_step_has_one_line_and_no_line_is_torn(
             assert pairs(path) == list(counted.items())
             assert sorted(pairs(gone)) == sorted(made - counted.items())
             for number in range(step + 1, step + steps + 1):
-                sink.write(report(step=number, attempt=attempt))
+                sink.draft(report(step=number, attempt=attempt, seconds={"forward": 1.5}))
+                if number < step + steps or not drafted:
+                    sink.write(report(step=number, attempt=attempt, seconds={"forward": 1.5, "push": 0.25}))
                 counted[number] = attempt
                 made.add((number, attempt))
             if steps and cut:

@@ -21,7 +21,7 @@ from rolltap.errors import AlignmentError, ConfigError
 from rolltap.trainer_client.data.collate import collate
 from rolltap.trainer_client.data.packing import PackedRow, Packer
 from rolltap.trainer_client.data.recorded import ExpertShape
-from rolltap.trainer_client.data.scoring import check
+from rolltap.trainer_client.data.scoring import trainable
 from rolltap.trainer_client.model.learner import checkpoint_activations
 from rolltap.trainer_client.model.network import PolicyNetwork, load_model
 from rolltap.trainer_client.model.routing import RouterLoss
@@ -209,7 +209,7 @@ def test_engines_record_every_layer_or_those_with_experts(recorded: int, columns
 def test_a_record_that_cannot_be_the_models_is_refused_by_name(experts: np.ndarray, reason: str) -> None:
     made = replace(segment([1, 2, 3], [2]), extras={"routed_experts": experts})
     with pytest.raises(AlignmentError, match=f"group g, rollout g-r0: .*{reason}"):
-        check(group("g", [record("g", 0, [made], 1.0)]), VOCABULARY, SHAPE)
+        trainable(group("g", [record("g", 0, [made], 1.0)]), VOCABULARY, SHAPE)
 
 
 def test_missing_experts_are_counted_or_refused() -> None:
@@ -218,9 +218,9 @@ def test_missing_experts_are_counted_or_refused() -> None:
     bare = segment([1, 2, 3], [1, 2])
     assert (SHAPE.unrouted(made), SHAPE.unrouted(bare)) == (1, 2)
     for each in (made, bare):
-        check(group("g", [record("g", 0, [each], 1.0)]), VOCABULARY, SHAPE)
+        trainable(group("g", [record("g", 0, [each], 1.0)]), VOCABULARY, SHAPE)
         with pytest.raises(AlignmentError, match=r"have no recorded experts, and router\.replay is required"):
-            check(group("g", [record("g", 0, [each], 1.0)]), VOCABULARY, SHAPE, all_routed=True)
+            trainable(group("g", [record("g", 0, [each], 1.0)]), VOCABULARY, SHAPE, all_routed=True)
 
 
 def test_a_family_whose_choice_is_not_found_is_refused(tmp_path: Path) -> None:

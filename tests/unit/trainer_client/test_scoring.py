@@ -12,7 +12,7 @@ from rolltap.contract.trainer import LeasedGroup, all_equal
 from rolltap.errors import AlignmentError
 from rolltap.ledger.completion import zero_variance
 from rolltap.trainer_client.data.packing import PackedRow
-from rolltap.trainer_client.data.scoring import Normalise, Overlong, check, informative
+from rolltap.trainer_client.data.scoring import Normalise, Overlong, informative, trainable
 from rolltap.trainer_client.recipes import estimators
 from rolltap.types import Scoring, Segment
 
@@ -108,8 +108,7 @@ def constrained(row: int, table: list[int]) -> Segment:
         (record("g", 0, [TEN], float("inf")), "the reward is inf"),
         (record("g", 0, [segment([1, 2], [0])], 1.0), "nothing predicts it"),
         (record("g", 0, [segment([1, 2], [1], logprob=float("nan"))], 1.0), "not finite"),
-        (record("g", 0, [segment([-1, 2], [1])], 1.0), "token ids from -1 to 2"),
-        (record("g", 0, [segment([1, VOCABULARY], [1])], 1.0), f"to {VOCABULARY}, of a vocabulary of {VOCABULARY}"),
+        (record("g", 0, [segment([-1, 2], [1])], 1.0), "-1 is no token id"),
         (record("g", 0, [drawn_from(3, -1)], 1.0), "token 2 is not among the ids of its sampling mask"),
         (record("g", 0, [drawn_from(2, VOCABULARY)], 1.0), f"a sampling mask has id {VOCABULARY}"),
         (record("g", 0, [constrained(-2 - 3, [])], 1.0), "token 2 is not among the ids of its sampling mask"),
@@ -120,11 +119,26 @@ def constrained(row: int, table: list[int]) -> Segment:
 )
 def test_what_cannot_be_trained_is_named(bad: object, message: str) -> None:
     with pytest.raises(AlignmentError, match=f"group g, rollout g-r0: .*{message}"):
-        check(group("g", [bad]), VOCABULARY)  # type: ignore[list-item]
+        trainable(group("g", [bad]), VOCABULARY)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("unknown", [VOCABULARY, 10**6, 2**31 - 1])
+def test_only_segments_with_ids_past_the_vocabulary_are_left_out(
+    unknown: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Replies of an upstream whose tokenizer nobody named. In the context of a trained token, too."""
+    strange, context = segment([1, unknown], [1]), segment([unknown, 1, 2], [2])
+    records = [record("g", 0, [TEN, strange], 1.0), record("g", 1, [context], 5.0), record("g", 2, [FIVE], 0.0)]
+    taken = trainable(group("g", records), VOCABULARY)
+    assert [one.trajectory.segments for one in taken.rollouts] == [(TEN,), (), (FIVE,)]
+    assert [advantage(row) for row in rows_of([taken], "dr_grpo")] == [0.5, -0.5], "the second is no baseline"
+    said = [one.message for one in caplog.records]
+    assert [f"rollout g-r{index}: 1 of its {of} segments" in said[index] for index, of in enumerate((2, 1))]
+    assert all(f"token ids up to {unknown}, of a vocabulary of {VOCABULARY}" in one for one in said)
 
 
 def test_a_token_drawn_from_ids_that_hold_it_or_from_all_is_trained() -> None:
     for ids in [(2, -1), (1, 2), (-1, -1)]:
-        check(group("g", [record("g", 0, [drawn_from(*ids)], 1.0)]), VOCABULARY)
+        trainable(group("g", [record("g", 0, [drawn_from(*ids)], 1.0)]), VOCABULARY)
     for row, table in [(-1, []), (-2 - 2, []), (0, [2, 1, 2]), (0, [-1, 4]), (2, [1, 5, -1, 6])]:
-        check(group("g", [record("g", 0, [constrained(row, table)], 1.0)]), VOCABULARY)
+        trainable(group("g", [record("g", 0, [constrained(row, table)], 1.0)]), VOCABULARY)
