@@ -27,7 +27,7 @@ TEMPLATE = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
 PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2, "min_pixels": 56 * 56,
-    "max_pixels": 224 * 168,
+    "max_pixels": 224 * 168, "image_mean": [0.4815, 0.4578, 0.4082], "image_std": [0.2686, 0.2613, 0.2758],
 }  # fmt: skip
 
 tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
