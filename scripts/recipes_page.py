@@ -81,13 +81,18 @@ def _systems() -> str:
     examples = [one for one in running if "example" in one]
     by_recipe = [RECIPES[one["recipe"]] for one in running if "recipe" in one]
     settings = sum(one is Recipe or label(one) != "recipe" for one in by_recipe)
-    links = ", ".join(f"[{one['name']}](../examples/systems/{one['example']}.py)" for one in examples)
+    links = ", ".join(f"[{one['name']}](../examples/{_file(one['example'])})" for one in examples)
     missing = "; ".join(f"{one['name']} ({one['missing']})" for one in lacking)
     return (
         f"Of {len(SYSTEMS)} systems {len(running)} run: {len(by_recipe) - settings} by a recipe, {settings} by a known "
         f"one's settings or control, {len(examples)} as an example that shows their loop. Each has a test.\n\n"
         f"Examples: {links}.\n\nNot covered, for what is missing: {missing}.\n"
     )
+
+
+def _file(example: str) -> str:
+    """Of a folder in examples/ its README, else a file of examples/systems."""
+    return f"{example}/README.md" if (ROOT / "examples" / example).is_dir() else f"systems/{example}.py"
 
 
 def _row(name: str, recipe: type[Recipe]) -> str:

@@ -16,6 +16,15 @@ from rolltap.images import ImageReader, ReadImage
 from rolltap.protocols.conversation import IMAGE_LINE, TOOL_MEDIA, Image, Message, Part, Text
 from rolltap.types import PromptImage
 
+
+@dataclass(frozen=True, slots=True)
+class KnownImage:
+    """An image of a message, and its URL."""
+
+    read: ReadImage
+    url: str
+
+
 NO_IMAGES = "this policy's model does not accept images"
 
 
@@ -33,7 +42,7 @@ class PromptImages:
 
         Raises `InvalidRequest` for such an image of a user.
         """
-        if not any(isinstance(part, Image) for message in messages for part in message.parts):
+        if not shows_images(messages):
             return messages
         return [self._shown(message) for message in messages]
 
@@ -56,13 +65,20 @@ class PromptImages:
             raise InvalidRequest("the model's chat template does not write these messages' images")
         return [*ids[:skip], *expanded[0]], expanded[1]
 
-    def located(self, ids: Sequence[int], messages: Sequence[Message]) -> tuple[PromptImage, ...] | None:
-        """The places of the messages' images in a prompt that an upstream made of them; None if they are not known."""
+    def located(self, ids: Sequence[int], images: Sequence[KnownImage] | None) -> tuple[PromptImage, ...] | None:
+        """The places of images in a prompt that an upstream made of their messages; None if they are not known."""
+        if not images:
+            return None if images is None else ()
+        assert self.reader is not None
+        return self.reader.located(list(ids), [image.read for image in images])
+
+    def known(self, messages: Sequence[Message]) -> tuple[KnownImage, ...] | None:
+        """The messages' images in their order, decoded, which takes long for large ones; None if one can't be."""
         images = [image for message in messages for image in images_of(message)]
-        if self.reader is None or not images:
+        if self.reader is None:
             return None if images else ()
         try:
-            return self.reader.located(list(ids), [self._read(image) for image in images])
+            return tuple(KnownImage(self._read(image), image.url) for image in images)
         except InvalidRequest:  # a URL of another host, for one
             return None
 
@@ -97,6 +113,10 @@ class PromptImages:
 
 
 NONE_SHOWN = PromptImages()
+
+
+def shows_images(messages: Sequence[Message]) -> bool:
+    return any(isinstance(part, Image) for message in messages for part in message.parts)
 
 
 def images_of(message: Message) -> Iterator[Image]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.base import Container, Exporter
+from rolltap.reconstructor.exporters.writers import OBJECT_MESSAGES
 
 ANY_TEXT, ANY_JSON = "4.0", "4.7"
 
@@ -91,4 +92,4 @@ def layouts(formats: Iterable[str]) -> list[str]:
 def least_datasets(exporter: Exporter, container: Container) -> str:
     """The least release of `datasets` that reads the files as they were written."""
     in_lines = container == "jsonl" and exporter.name in OBJECTS_IN_JSONL
-    return ANY_JSON if in_lines or "messages" in exporter.schema().values() else ANY_TEXT
+    return ANY_JSON if in_lines or OBJECT_MESSAGES & set(exporter.schema().values()) else ANY_TEXT

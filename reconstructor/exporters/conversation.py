@@ -12,12 +12,14 @@ assistant's.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any, Literal
+from hashlib import blake2b, sha256
+from typing import Any, ClassVar, Literal
 
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.base import (
@@ -32,6 +34,7 @@ from rolltap.reconstructor.exporters.base import (
 from rolltap.types import NO_VERSION, Call, CallKind, Finish, Flaw, Outcome, Segment
 
 ReasoningUse = Literal["keep", "drop", "tags"]
+ImageUse = Literal["skip", "parts", "column"]
 Targets = Literal["whole", "split", "weight"]
 """How a row marks the trained replies. whole: all are trained; split: the last one; weight: each has a `weight`."""
 
@@ -53,23 +56,32 @@ class MessageForm:
     ignore `reasoning_content`.
 
     `arguments` of tool calls: an object if they are JSON (most chat templates), or a text (DeepSeek-V3's template).
+
+    `images`: a conversation that shows some has no row, or has them as OpenAI's parts (`image_url`), or in a column of
+    their own, with `{"type": "image"}` in their places; then every content is a list of parts.
     """
 
     reasoning: ReasoningUse = "keep"
     arguments: Literal["object", "text"] = "object"
+    images: ImageUse = "skip"
+
+    image_uses: ClassVar[tuple[ImageUse, ...]] = ("skip", "parts")
 
     @property
     def column(self) -> str:
         """The type of a column of messages, as in `writers.TYPES`."""
-        return "messages" if self.arguments == "object" else "messages_text"
+        kind = "messages" if self.arguments == "object" else "messages_text"
+        return f"{kind}_parts" if self.images == "column" else kind
 
     def __post_init__(self) -> None:
         one_of("reasoning", self.reasoning, ("keep", "drop", "tags"))
         one_of("arguments", self.arguments, ("object", "text"))
+        one_of("images", self.images, self.image_uses)
 
 
 AS_RECORDED = MessageForm()
 UNTRAINED = SkippedItem("a reply that may not be trained")
+SHOWS_IMAGES = SkippedItem("its messages show images")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,6 +119,26 @@ class Conversation:
         later = self.recorded[self.opening :]
         return all(reply.train for reply in later if reply.message["role"] == "assistant")
 
+    @property
+    def image_urls(self) -> list[str]:
+        """The URLs of the images that its messages show, in their order."""
+        return [url for recorded in self.recorded for url in image_urls(recorded.message)]
+
+    def image_files(self) -> list[bytes] | SkippedItem:
+        """The files of its images, or why a column can't have them: TRL's has no place for those of tools."""
+        if any(each.message["role"] == "tool" and image_urls(each.message) for each in self.recorded):
+            return SkippedItem("a tool's result shows images")
+        files = [_file_of(url) for url in self.image_urls]
+        found = [file for file in files if file is not None]
+        if len(found) < len(files):
+            return SkippedItem("an image's file is not on record")
+        if self.segment is not None:
+            end = last_span(self.segment).end
+            shown = [image.digest for image in self.segment.images if image.end <= end]
+            if [sha256(file).hexdigest() for file in found] != shown:
+                return SkippedItem("an image that the model was not shown")
+        return found
+
     def messages(self, form: MessageForm = AS_RECORDED) -> list[dict[str, Any]]:
         """The messages with short tool-call ids."""
         ids: dict[str, str] = {}
@@ -131,7 +163,8 @@ class Conversation:
         return [messages] if all(reply.train for reply in replies) else []
 
     def rendered(self) -> Rendered | None:
-        if self.segment is None:
+        """None without tokens, and with images, whose tokens no chat template writes."""
+        if self.segment is None or self.image_urls:
             return None
         end = last_span(self.segment).end
         return Rendered([recorded.message for recorded in self.recorded], self.tools, self.segment.token_ids[:end])
@@ -196,13 +229,15 @@ def counted_conversations(item: ExportItem) -> Iterator[Conversation | SkippedIt
         yield SkippedItem("no conversation that may be trained")
 
 
-def rewarded(item: ExportItem) -> tuple[float, Conversation] | SkippedItem:
+def rewarded(item: ExportItem, images: ImageUse) -> tuple[float, Conversation] | SkippedItem:
     """The item's reward and its only main conversation, or the reason why a format of whole conversations skips it."""
     if item.reward is None:
         return SkippedItem("no reward")
     main = [conversation for conversation in conversations(item) if not conversation.agent]
     if len(main) != 1:
         return SkippedItem("not one main conversation")
+    if images == "skip" and main[0].image_urls:
+        return SHOWS_IMAGES
     return (item.reward, main[0]) if main[0].all_trained else UNTRAINED
 
 
@@ -214,6 +249,21 @@ def content_text(message: Message) -> str:
     return "".join(part["text"] if part["type"] == "text" else "<image>" for part in content)
 
 
+def image_urls(message: Message) -> list[str]:
+    """The URLs of the images that a message shows."""
+    content = message.get("content") or ""
+    return [] if isinstance(content, str) else [part["image_url"]["url"] for part in content if part["type"] != "text"]
+
+
+def _file_of(url: str) -> bytes | None:
+    """The file in a data URL; None for another URL."""
+    head, _, data = url.partition(",")
+    try:
+        return base64.b64decode(data, validate=True) if head.lower().startswith("data:") else None
+    except (binascii.Error, ValueError):
+        return None
+
+
 def _echoes_a_reply(text: CallText, known: int) -> bool:
     return known <= len(text.messages) and text.messages[known - 1]["role"] == "assistant"
 
@@ -222,6 +272,8 @@ def _plain(message: Message, form: MessageForm, ids: dict[str, str]) -> dict[str
     plain = {key: value for key, value in message.items() if form.reasoning == "keep" or key != "reasoning_content"}
     if form.reasoning == "tags" and (reasoning := message.get("reasoning_content")):
         plain["content"] = f"<think>\n{reasoning}\n</think>\n\n{content_text(message)}"
+    if form.images == "column":
+        plain["content"] = _parts(plain)
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [{**call, "id": _short(call["id"], ids)} for call in calls]
         if form.arguments == "text":
@@ -229,6 +281,14 @@ def _plain(message: Message, form: MessageForm, ids: dict[str, str]) -> dict[str
     if call_id := message.get("tool_call_id"):
         plain["tool_call_id"] = _short(call_id, ids)
     return plain
+
+
+def _parts(message: Message) -> list[dict[str, Any]]:
+    """The content as parts, with a placeholder for each image."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return [part if part["type"] == "text" else {"type": "image"} for part in content]
 
 
 def as_text(function: Mapping[str, Any]) -> dict[str, Any]:

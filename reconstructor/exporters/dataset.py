@@ -313,7 +313,7 @@ class DatasetWriter:
     def _rows(self, items: Sequence[ExportItem]) -> list[Row | SkippedItem]:
         """The format's rows for a group. Items for which it raises, even alone, are counted and left out.
 
-        So are those whose tokens stand for images: no format for training has a place for these.
+        So are those whose tokens stand for images: no format of tokens for training has a place for these.
         """
         if self._exporter.faithful and self._exporter.for_training and any(map(shows_images, items)):
             rows = self._rows([item for item in items if not shows_images(item)])

@@ -122,8 +122,9 @@ class _Discarded:
         self._file.drop()
 
 
-SCHEMA_VERSION = 1
-"""Version of the manifest and the rows. It grows when readers of the older form would misread the new one."""
+SCHEMA_VERSION = 2
+"""Version of the manifest and the rows. It grows when readers of the older form would misread the new one, or could not
+load files of both as one dataset."""
 
 TOKEN_COLUMNS = ("token_ids", "input_ids", "tokens")
 IGNORED = -100

@@ -63,7 +63,7 @@ class Preference(MessageForm):
             return
         ranked: list[tuple[float, str, ExportItem, Conversation]] = []
         for item in group:
-            outcome = rewarded(item)
+            outcome = rewarded(item, self.images)
             if isinstance(outcome, SkippedItem):
                 yield outcome
             else:
@@ -135,7 +135,7 @@ class Kto(MessageForm):
         rows: list[Row] = []
         labels: defaultdict[str, set[bool]] = defaultdict(set)
         for item in group:
-            outcome = rewarded(item)
+            outcome = rewarded(item, self.images)
             if isinstance(outcome, SkippedItem):
                 yield outcome
                 continue

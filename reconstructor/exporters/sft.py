@@ -7,6 +7,9 @@ Each assistant message has a `weight`: 1 if this row trains it, 0 for context. F
 use `targets=split`, with a `prompt` and a `completion` per trained reply, or `targets=whole`, with only the
 conversations in which every reply is trained. With `mark=loss` it is called `loss` and true or false (ms-swift).
 
+With `images=column` a row has `images`, files that Parquet has as `datasets`' `Image` and JSON Lines as data URLs, as
+TRL reads them for models that see. It reads no dataset with that column for others, so it is not the default.
+
 `sft-tokens` has `input_ids` and `labels`, which are -100 for tokens without loss. TRL reads it with
 `dataset_kwargs={"skip_prepare_dataset": True}`; nothing is rendered again.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -29,7 +33,10 @@ from rolltap.reconstructor.exporters.base import (
     texts_behind,
 )
 from rolltap.reconstructor.exporters.conversation import (
+    SHOWS_IMAGES,
     UNTRAINED,
+    Conversation,
+    ImageUse,
     MessageForm,
     Targets,
     counted_conversations,
@@ -47,6 +54,7 @@ class Sft(MessageForm):
 
     name: ClassVar[str] = "sft"
     containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
+    image_uses: ClassVar[tuple[ImageUse, ...]] = ("skip", "parts", "column")
     faithful: ClassVar[bool] = False
     for_training: ClassVar[bool] = True
 
@@ -59,6 +67,7 @@ class Sft(MessageForm):
         texts = ("prompt", "completion") if self.targets == "split" else ("messages",)
         return {
             **dict.fromkeys(texts, self.column),
+            **({"images": "list<image>"} if self.images == "column" else {}),
             "tools": "string",
             **LABEL_TYPES,
         }
@@ -68,18 +77,36 @@ class Sft(MessageForm):
             for conversation in counted_conversations(item):
                 if isinstance(conversation, SkippedItem):
                     yield conversation
-                    continue
-                tools = tools_text(conversation.tools)
-                rows = conversation.targets(self.targets, self)
-                if not rows:
-                    yield UNTRAINED
-                for messages in rows:
-                    split = self.targets == "split"
-                    if self.mark == "loss":
-                        messages = [_with_loss(message) for message in messages]
-                    text = {"prompt": messages[:-1], "completion": messages[-1:]} if split else {"messages": messages}
-                    rendered = None if split else conversation.rendered()
-                    yield Row({**text, "tools": tools, **item.labels()}, content=(text, tools), rendered=rendered)
+                elif self.images == "skip" and conversation.image_urls:
+                    yield SHOWS_IMAGES
+                else:
+                    yield from self._rows(item, conversation)
+
+    def _rows(self, item: ExportItem, conversation: Conversation) -> Iterable[Row | SkippedItem]:
+        tools, split = tools_text(conversation.tools), self.targets == "split"
+        files = conversation.image_files() if self.images == "column" else []
+        if isinstance(files, SkippedItem):
+            yield files
+            return
+        rows = conversation.targets(self.targets, self)
+        if not rows:
+            yield UNTRAINED
+        for messages in rows:
+            if self.mark == "loss":
+                messages = [_with_loss(message) for message in messages]
+            text = {"prompt": messages[:-1], "completion": messages[-1:]} if split else {"messages": messages}
+            shown = files[: _placeholders(messages)]
+            digests = [sha256(file).hexdigest() for file in shown]
+            values = {**text, "tools": tools, **item.labels()}
+            if self.images == "column":
+                values["images"] = shown
+            rendered = None if split else conversation.rendered()
+            yield Row(values, content=(text, tools, *digests), rendered=rendered)
+
+
+def _placeholders(messages: Sequence[Mapping[str, Any]]) -> int:
+    parts = (part for message in messages if not isinstance(message["content"], str) for part in message["content"])
+    return sum(part["type"] == "image" for part in parts)
 
 
 def _with_loss(message: Mapping[str, Any]) -> dict[str, Any]:

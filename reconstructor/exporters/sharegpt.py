@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Message, Row, SkippedItem
 from rolltap.reconstructor.exporters.conversation import (
+    SHOWS_IMAGES,
     UNTRAINED,
     Conversation,
     MessageForm,
@@ -55,6 +56,9 @@ class ShareGpt:
             for conversation in counted_conversations(item):
                 if isinstance(conversation, SkippedItem):
                     yield conversation
+                    continue
+                if conversation.image_urls:
+                    yield SHOWS_IMAGES
                     continue
                 rows = conversation.targets(self.targets, MessageForm(self.reasoning))
                 yield from (self._row(item, conversation, messages) for messages in rows)

@@ -70,8 +70,8 @@ class SkyRlRl:
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         task = TaskPrompt.of(group)
-        if task is None:
-            yield SkippedItem("no conversation that may be trained")
+        if isinstance(task, SkippedItem):
+            yield task
             return
         values: dict[str, Any] = {
             "data_source": self.data_source,

@@ -3,8 +3,9 @@
 Segments without loss (side calls, abandoned branches of a history) are rows too, with an all-false `loss_mask`.
 `messages` are rebuilt from the recorded replies. `turns` has the record of each call: its kind and mask, the rule that
 decided them, and the break before it. Log-probabilities of masked calls are in their turn, those of trained calls in
-the row that trains them. Every other format can be made from all rows of a session. Calls that were aborted, refused or
-not delivered have no tokens in any row.
+the row that trains them. `images` has the places of images among the tokens and the SHA-256 of their files, which
+`messages` has as data URLs. Every other format can be made from all rows of a session. Calls that were aborted, refused
+or not delivered have no tokens in any row.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ COLUMNS: Mapping[str, str] = {
     "newest_version": "int32",
     "turns": "json",
     "extras": "json",
+    "images": "json",
     "break": "json",
     "task": "json",
     "rewards": "json",
@@ -140,6 +142,7 @@ def _row(item: ExportItem, segment: Segment, index: int, facts: _Facts) -> Row:
         "oldest_version": int(versions.min()) if len(versions) else None,
         "newest_version": int(versions.max()) if len(versions) else None,
         "turns": [facts.of(turn) for turn in segment.turns],
+        "images": [asdict(image) for image in segment.images],
         "extras": {name: array.tolist() for name, array in segment.extras.items()},
         "break": facts.break_before(broken),
         "task": _task(item),

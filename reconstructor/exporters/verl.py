@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, SkippedItem
-from rolltap.reconstructor.exporters.conversation import content_text, conversations
+from rolltap.reconstructor.exporters.conversation import SHOWS_IMAGES, content_text, conversations, image_urls
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +24,15 @@ class TaskPrompt:
     truth: str
 
     @classmethod
-    def of(cls, group: Sequence[ExportItem]) -> TaskPrompt | None:
-        """Returns None if no conversation of the group may be trained."""
+    def of(cls, group: Sequence[ExportItem]) -> TaskPrompt | SkippedItem:
+        """The prompt of the group's first conversation that may be trained, or why there is none."""
         first = next(((item, each) for item in group for each in conversations(item) if not each.agent), None)
         if first is None:
-            return None
+            return SkippedItem("no conversation that may be trained")
         item, conversation = first
         opening = conversation.messages()[: conversation.opening]
+        if any(map(image_urls, opening)):
+            return SHOWS_IMAGES
         spec: Mapping[str, Any] = item.task.spec if item.task is not None else {}
         truth = spec.get("ground_truth", spec.get("evaluator", ""))
         messages = [{"role": message["role"], "content": content_text(message)} for message in opening]
@@ -62,8 +64,8 @@ class VerlRl:
 
     def rows(self, group: Sequence[ExportItem]) -> Iterable[Row | SkippedItem]:
         task = TaskPrompt.of(group)
-        if task is None:
-            yield SkippedItem("no conversation that may be trained")
+        if isinstance(task, SkippedItem):
+            yield task
             return
         values: dict[str, Any] = {
             "data_source": self.data_source,

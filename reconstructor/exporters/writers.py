@@ -7,6 +7,7 @@ objects nested deeper than Arrow's schemas are refused, and a name with a NUL en
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import pickle
@@ -30,8 +31,18 @@ if TYPE_CHECKING:
 
 FLUSH_BYTES = 16 << 20
 
-MESSAGES = ("messages", "messages_text")
-OBJECTS = ("messages", "inferred")
+IMAGES = "list<image>"
+"""The column type of images' files."""
+
+IMAGE_FEATURE = {"_type": "List", "feature": {"_type": "Image"}}
+"""The type of such a column in Parquet, as `datasets` from 4.0 on writes it to a file's metadata."""
+
+MEDIA_TYPES = {b"\x89PNG": "png", b"\xff\xd8": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+"""By how a file begins."""
+
+MESSAGES = ("messages", "messages_text", "messages_parts", "messages_text_parts")
+OBJECT_MESSAGES = frozenset({"messages", "messages_parts"})
+OBJECTS = (*OBJECT_MESSAGES, "inferred")
 """The column types whose values are objects to readers; a `json` column is a text."""
 
 
@@ -57,13 +68,15 @@ class JsonlFile:
         self._file = path.open("wb")
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
         self._texts = [name for name, kind in schema.items() if kind == "json"]
-        self._objects = [name for name, kind in schema.items() if kind == "messages"]
+        self._objects = [name for name, kind in schema.items() if kind in OBJECT_MESSAGES]
+        self._images = [name for name, kind in schema.items() if kind == IMAGES]
         self.size = 0
         self.rows = 0
 
     def write(self, values: Mapping[str, Any]) -> None:
         texts = {name: self._encoder.encode(values[name]).decode() for name in self._texts if values[name] is not None}
-        values = {**values, **texts}
+        images = {name: [_data_url(file) for file in values[name]] for name in self._images}
+        values = {**values, **texts, **images}
         line = self._encoder.encode(values)
         check_line(line, values)
         if self._objects and FINE.search(line):
@@ -123,8 +136,9 @@ class ParquetFile:
         if kind == "json":
             return self._encoder.encode(value).decode()
         if kind in MESSAGES:
-            return [_message_struct(message, encoded=kind == "messages") for message in value]
-        return value
+            encoded, parts = kind in OBJECT_MESSAGES, kind.endswith("_parts")
+            return [_message_struct(message, encoded=encoded, parts=parts) for message in value]
+        return [{"bytes": file, "path": None} for file in value] if kind == IMAGES else value
 
     def _check(self, cells: Mapping[str, Any]) -> None:
         """Raises `RowError` if a cell is not of its column's type, so that it can't fail a whole row group."""
@@ -145,7 +159,9 @@ class ParquetFile:
             raise DatasetError(
                 f"these rows don't fit one Parquet type ({error}); narrow --where, or write --container jsonl"
             ) from error
-        table = arrow.table(arrays, names=list(self._types))
+        images = {name: IMAGE_FEATURE for name, kind in self._types.items() if kind == IMAGES}
+        features = json.dumps({"info": {"features": images}})
+        table = arrow.table(arrays, list(self._types), metadata={"huggingface": features} if images else None)
         if self._writer is None:
             from pyarrow.parquet import ParquetWriter
 
@@ -207,9 +223,9 @@ FILES: Mapping[Container, Callable[[Path, Mapping[str, str]], RowFile]] = {
     "pt": TorchFile,
 }
 
-TYPES = ("string", "int32", "int64", "float32", "float64", "bool", "json", *MESSAGES, "inferred")
+TYPES = ("string", "int32", "int64", "float32", "float64", "bool", "json", *MESSAGES, IMAGES, "inferred")
 """Column types, and `list<...>` of the plain ones. `json` is an encoded text, `messages` a list of chat messages, whose
-tool calls' arguments are Arrow's JSON, or texts in `messages_text`."""
+tool calls' arguments are Arrow's JSON, or texts in `messages_text`. `_parts`: contents are lists of parts."""
 
 
 class Shards:
@@ -302,28 +318,34 @@ def _column(arrow: Any, values: list[Any], kind: str) -> pa.Array:
         offsets = np.cumsum([0, *(len(value) for value in values)], dtype=np.int32)
         return arrow.ListArray.from_arrays(offsets, arrow.array(np.concatenate(values), _type(arrow, kind[5:-1])))
     column = arrow.array(values, type=_type(arrow, kind))
-    return column.cast(_messages_type(arrow, arrow.json_())) if kind == "messages" else column
+    return column.cast(_type(arrow, kind, arrow.json_())) if kind in OBJECT_MESSAGES else column
 
 
-def _type(arrow: Any, kind: str) -> Any:
+def _type(arrow: Any, kind: str, arguments: Any = None) -> Any:
+    """`arguments` is the type of tool calls' arguments in messages, a text by default."""
+    text = arrow.string()
+    if kind == "image":
+        return arrow.struct([("bytes", arrow.binary()), ("path", text)])
     if kind.startswith("list<"):
         return arrow.list_(_type(arrow, kind[5:-1]))
     if kind in MESSAGES:
-        return _messages_type(arrow, arrow.string())
+        part = arrow.struct([("type", text), ("text", text)])
+        return _messages_type(arrow, arguments or text, arrow.list_(part) if kind.endswith("_parts") else text)
     names = {"json": "string", "bool": "bool_"}
     return getattr(arrow, names.get(kind, kind))()
 
 
-def _messages_type(arrow: Any, arguments: Any) -> Any:
-    """A list of chat messages. `arguments` is the type of a tool call's arguments."""
+def _messages_type(arrow: Any, arguments: Any, content: Any) -> Any:
+    """A list of chat messages. `arguments` and `content` are the types of a tool call's and of a message's."""
     text = arrow.string()
     function = arrow.struct([("name", text), ("arguments", arguments)])
     call = arrow.struct([("id", text), ("type", text), ("function", function)])
-    plain = [(name, text) for name in ("role", "content", "reasoning_content", "name", "tool_call_id")]
-    return arrow.list_(arrow.struct([*plain, ("tool_calls", arrow.list_(call)), ("weight", arrow.int8())]))
+    plain = [(name, text) for name in ("reasoning_content", "name", "tool_call_id")]
+    others = [("tool_calls", arrow.list_(call)), ("weight", arrow.int8())]
+    return arrow.list_(arrow.struct([("role", text), ("content", content), *plain, *others]))
 
 
-def _message_struct(message: Mapping[str, Any], *, encoded: bool) -> dict[str, Any]:
+def _message_struct(message: Mapping[str, Any], *, encoded: bool, parts: bool) -> dict[str, Any]:
     """A message with its arguments `encoded` as JSON, spaced as in chat templates: also those that are a text, as
     readers decode Arrow's JSON type.
 
@@ -331,7 +353,7 @@ def _message_struct(message: Mapping[str, Any], *, encoded: bool) -> dict[str, A
     """
     if "loss" in message:
         raise RowError("messages with `loss` don't fit Parquet; use --container jsonl")
-    if not isinstance(message.get("content"), str | None):
+    if not parts and not isinstance(message.get("content"), str | None):
         raise RowError("content with images does not fit Parquet; use --container jsonl")
     calls = [
         {**call, "function": _text_function(call["function"], encoded=encoded)}
@@ -343,6 +365,11 @@ def _message_struct(message: Mapping[str, Any], *, encoded: bool) -> dict[str, A
 def _text_function(function: Mapping[str, Any], *, encoded: bool) -> dict[str, Any]:
     arguments = function["arguments"]
     return {**function, "arguments": json.dumps(arguments, ensure_ascii=False) if encoded else arguments}
+
+
+def _data_url(image: bytes) -> str:
+    media = next((name for start, name in MEDIA_TYPES.items() if image.startswith(start)), "png")
+    return f"data:image/{media};base64,{base64.b64encode(image).decode()}"
 
 
 def _plain(value: Any) -> Any:

@@ -49,6 +49,9 @@ SIDEWAYS = 5
 CACHED_CHARACTERS = 64_000_000
 """Limit of the cache of read images, in characters of their URLs. A history repeats its images in every request."""
 
+CACHED_IMAGES = 50_000
+"""Limit of what is known of images by their URLs' hashes: the histories of many sessions are longer than the cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class ImageRule:
@@ -116,25 +119,23 @@ class ReadImage:
 
 
 class ImageReader:
-    """Reads the images of prompts, each once while it is in the cache."""
+    """Reads the images of prompts. None is decoded twice while its hash is known."""
 
     def __init__(self, rule: ImageRule) -> None:
         self.rule = rule
-        self._known: LRUCache[str, _Known] = LRUCache(CACHED_CHARACTERS, getsizeof=_characters)
+        self._by_url: LRUCache[str, _Known] = LRUCache(CACHED_CHARACTERS, getsizeof=_characters)
+        self._by_hash: LRUCache[bytes, _Known] = LRUCache(CACHED_IMAGES)
         self._lock = Lock()  # long prompts are made in threads
 
     def read(self, url: str) -> ReadImage:
         """The image of a data URL. Raises `InvalidRequest` for another URL, or a file that is no image."""
         with self._lock:
-            known = self._known.get(url)
+            known = self._by_url.get(url)
         if known is None:
-            try:
-                known = _Known(url, self._measured(url))
-            except InvalidRequest as error:
-                known = _Known(url, None, error.message)
+            known = self._by_its_hash(url)
             if len(url) < CACHED_CHARACTERS // 4:
                 with self._lock:
-                    self._known[url] = known
+                    self._by_url[url] = known
         if known.image is None:
             raise InvalidRequest(known.problem)
         return known.image
@@ -177,6 +178,19 @@ class ImageReader:
             at = end
         return None if token in ids[at:] else tuple(placed)
 
+    def _by_its_hash(self, url: str) -> _Known:
+        digest = hashlib.sha256(url.encode("utf-8", "surrogatepass")).digest()
+        with self._lock:
+            known = self._by_hash.get(digest)
+        if known is None:
+            try:
+                known = _Known(len(url), self._measured(url))
+            except InvalidRequest as error:
+                known = _Known(len(url), None, error.message)
+            with self._lock:
+                self._by_hash[digest] = known
+        return known
+
     def _measured(self, url: str) -> ReadImage:
         data = file_of(url)
         with opened(data) as image:
@@ -194,15 +208,15 @@ class ImageReader:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What is known of a URL: its image, or why it is none."""
+    """What is known of a URL of so many characters: its image, or why it is none."""
 
-    url: str
+    characters: int
     image: ReadImage | None
     problem: str = ""
 
 
 def _characters(known: _Known) -> int:
-    return len(known.url)
+    return known.characters
 
 
 def file_of(url: str) -> bytes:

@@ -103,8 +103,9 @@ class HubTokenizer:
         self._beginnings = frozenset(literal[:size] for literal in literals for size in range(1, len(literal)))
         self._longest = max(map(len, literals), default=0)
         self.eos_token_id = self._id_of(self.config.get("eos_token"))
-        self.end_token_ids = _read_end_tokens(root)
-        """The ids that end a reply by the model's `generation_config.json`; empty without one."""
+        known = self._tokenizer.id_to_token
+        self.end_token_ids = tuple(end for end in _read_end_tokens(root) if end >= 0 and known(end) is not None)
+        """The tokens that end a reply by the model's `generation_config.json`; empty without one."""
         self._size = _first_gap(self._tokenizer.get_vocab(with_added_tokens=True).values())  # ids below are tokens
         self._pieces = TokenPieces(self._tokenizer.id_to_token)
         self.hash = hashlib.sha256(f"{text}\0{self.chat_template}".encode()).hexdigest()

@@ -1,18 +1,32 @@
-"""The examples, run as their READMEs say: the blocks but the last start servers, the last is what a user does then."""
+"""The examples, run as their READMEs say: the two blocks before the last start servers, the last is what a user does
+then; earlier ones make what these need."""
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from datasets import load_dataset
+from PIL import Image
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
+from rolltap.calllog.facts import CallRow
+from rolltap.datasets.record import open_record
 from rolltap.demo.stack import Process
 from rolltap.trainer_client.recipes import recipe_class
 
@@ -55,17 +69,75 @@ def test_an_example_does_what_its_readme_says(
 
 
 def does_what_its_readme_says(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: tuple[str, ...]) -> None:
+    with as_its_readme_says(folder, monkeypatch, name) as (said, _):
+        for word in words:
+            assert word in said, said
+
+
+@pytest.mark.acceptance
+@pytest.mark.timeout(240)
+def test_a_web_page_by_screenshots_is_recorded_and_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 CPU seconds: two Chromiums, a trainer, and the commands of the README.
+
+    The record has the engine's own tokens, one chain a rollout, and each screenshot once; the step changes the part of
+    the model that sees; the exported rows have the pictures.
+    """
+    with as_its_readme_says(tmp_path, monkeypatch, "web-screenshots") as (said, engine):
+        for word in ("0.500", "3 parts", "all sound", "step 1 ", "2 rows of sft"):
+            assert word in said, said
+        with urllib.request.urlopen(f"{engine}/scripted/log") as answer:
+            requests = json.load(answer)["requests"]
+    rows, files = asyncio.run(recorded(f"sqlite:///{tmp_path}/web-screenshots/rolltap-data/rolltap.db"))
+    asked = [entry for entry in requests if entry["session"] in {row.intent.session_id for row in rows}]  # no probes
+    calls = [(row.prompt_ids.tolist(), row.completion.output_ids.tolist()) for row in rows if row.completion]
+    assert sorted(calls) == sorted((entry["prompt_ids"], entry["output_ids"]) for entry in asked)
+    assert len(calls) == 4
+    assert sorted(str(entry["extends"]) for entry in asked) == ["None", "None", "True", "True"]
+    tokenizer = Tokenizer.from_file("model/tokenizer.json")
+    for ids in (ids for _, ids in calls):
+        text = tokenizer.decode(ids[:-1])
+        assert text.rpartition("\n")[2] in ("click 160 165", "answer 4711", "click 160 95", "answer 9034")
+        assert ids[:-1] != tokenizer.encode(text, add_special_tokens=False).ids
+    shown = [[image.digest for image in row.intent.images] for row in rows]
+    assert sorted(map(len, shown)) == [1, 1, 2, 2]
+    assert len({digests[0] for digests in shown}) == 1  # all begin at the same sight
+    assert {digest for digests in shown for digest in digests} == files.keys()
+    assert {Image.open(io.BytesIO(file)).size for file in files.values()} == {(320, 224)}
+    folders = (Path("model"), Path("run", "checkpoints", "step-1"))
+    before, after = (load_file(folder / "model.safetensors") for folder in folders)
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("visual" in name for name in moved)
+    data: Any = load_dataset("out", split="train", cache_dir=str(tmp_path / "cache"))
+    assert [[image.size for image in row["images"]] for row in data] == [[(320, 224)], [(320, 224)] * 2]
+
+
+async def recorded(store: str) -> tuple[list[CallRow], dict[str, bytes]]:
+    """All calls with the files of their images."""
+    log = open_record(store)
+    await log.start()
+    try:
+        rows = [row for session in await log.sessions() for row in await log.rows(session.id)]
+        return rows, dict(await log.images({image.digest for row in rows for image in row.intent.images}))
+    finally:
+        await log.close()
+
+
+@contextmanager
+def as_its_readme_says(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Iterator[tuple[str, str]]:
+    """What the commands said, and the engine's URL while the servers run."""
     folder, ports = folder / name, [free_port() for _ in range(4)]
-    *servers, commands = copied(name, folder, ports)
+    *first, engine, server, commands = copied(name, folder, ports)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
     environment["ROLLTAP_ADMIN_URL"] = f"http://127.0.0.1:{ports[3]}"
     monkeypatch.chdir(folder)
+    for command in first:
+        subprocess.run(shlex.split(command), env=environment, check=True)
     with ExitStack() as started:
-        for command, port in zip(servers, (ports[0], ports[3]), strict=True):
-            server = Process.start(shlex.split(command)[1], shlex.split(command), folder, environment)
-            started.callback(server.stop)
-            server.wait_for(f"http://127.0.0.1:{port}/health")
+        for command, port in ((engine, ports[0]), (server, ports[3])):
+            process = Process.start(shlex.split(command)[1], shlex.split(command), folder, environment)
+            started.callback(process.stop)
+            process.wait_for(f"http://127.0.0.1:{port}/health")
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", commands],
             env=environment,
@@ -74,9 +146,8 @@ def does_what_its_readme_says(folder: Path, monkeypatch: pytest.MonkeyPatch, nam
             text=True,
             check=False,
         )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for word in words:
-        assert word in done.stdout + done.stderr, done.stdout + done.stderr
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield done.stdout + done.stderr, f"http://127.0.0.1:{ports[0]}"
 
 
 def test_the_recipe_of_the_example_is_one() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,16 +42,16 @@ WORDS = "What is in this picture?"
 ODD = ScriptedReply(say="A red square, I think.", split="odd")
 
 
-def expected(folder: Path, messages: Sequence[dict[str, Any]], images: Sequence[bytes]) -> list[int]:
+def expected(folder: Path, messages: Sequence[dict[str, Any]], files: Sequence[bytes]) -> list[int]:
     """The ids of transformers' tokenizer, template and image processor."""
     options: Any = {"merge_size": 2, **PROCESSORS[folder.name]}
     processor = Qwen2VLImageProcessorPil(**options)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     text: Any = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     pieces = text.split("<|image_pad|>")
-    assert len(pieces) == len(images) + 1
+    assert len(pieces) == len(files) + 1
     text = pieces[0]
-    for image, piece in zip(images, pieces[1:], strict=True):
+    for image, piece in zip(files, pieces[1:], strict=True):
         grid = processor(Image.open(io.BytesIO(image)).convert("RGB"))["image_grid_thw"][0]
         text += "<|image_pad|>" * (int(np.prod(grid)) // 4) + piece
     return tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -296,3 +298,45 @@ async def test_a_lease_has_the_files_and_adapters_and_exports_refuse_them(tmp_pa
         with DatasetWriter(tmp_path / "out", exporter_named("trl-grpo", {}), Query()) as writer:
             writer.add([ExportItem(session, leased.rollouts[0].trajectory, {}, {}, reward=1.0)])
             assert writer.finish()["skipped"] == {"its tokens stand for images": 1}
+
+
+def of_user(image: bytes) -> list[dict[str, Any]]:
+    return chat_body(image)[1]["messages"]
+
+
+def of_tool(image: bytes) -> list[dict[str, Any]]:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    part = {"type": "image_url", "image_url": {"url": data_url(image)}}
+    result = {"role": "tool", "tool_call_id": "c1", "content": [part]}
+    return [{"role": "user", "content": "Look."}, {"role": "assistant", "tool_calls": [call]}, result]
+
+
+@pytest.mark.parametrize("messages", [of_user, of_tool])
+@pytest.mark.parametrize("media", ["describe", "refuse"])
+@pytest.mark.parametrize("kind", ["vllm", "openai_compatible"])
+async def test_other_calls_go_on_while_an_image_is_decoded(
+    kind: str, media: str, messages: Callable[[bytes], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A file of a few kilobytes may be an image of millions of pixels."""
+    begun, may_end = threading.Event(), threading.Event()
+    model = vision_folder("qwen3_vl", tmp_path / "qwen3_vl")
+    async with ScriptedEngine(say("Yes."), model) as engine:
+        values = dict(house_settings(tmp_path, engine.url, tokenizer=model, family="", tool_media=media))
+        values["engines"] = {"main": {"url": engine.url, "kind": kind}}
+        async with served(engine, load_settings(None, **values)) as home:
+            reader = home.app.services.policies["tiny"].source.images.reader  # type: ignore[attr-defined]
+            decoded = reader._measured
+
+            def measured(url: str) -> Any:
+                begun.set()
+                assert may_end.wait(20), "nobody else was answered"
+                return decoded(url)
+
+            monkeypatch.setattr(reader, "_measured", measured)
+            looking, other = await talker(home), await talker(home)
+            reply = asyncio.create_task(looking.chat(messages(picture(30, 30))))
+            assert await asyncio.to_thread(begun.wait, 20)
+            await other.chat([{"role": "user", "content": "Hello?"}])
+            assert not reply.done()
+            may_end.set()
+            await reply

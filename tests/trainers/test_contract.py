@@ -19,7 +19,10 @@ from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client import adapters
 from rolltap.trainer_client.adapters import ADAPTERS, UntestedTrainer
+from rolltap.trainer_client.adapters.rows import rows_of
 from rolltap.trainer_client.lease.client import TrainerClient
+from rolltap.trainer_client.recipes import make_recipe
+from rolltap.types import PromptImage
 
 from ..unit.trainer_client.making import group, record, segment
 from ..unit.trainer_client.plane import Plane
@@ -165,6 +168,37 @@ def test_staleness_is_told_in_the_trainers_own_log(driver: Driver, plane: Plane,
     plane.offer(*groups(4))
     seen = driver.run(replace(run, steps=2))
     assert seen.logged["staleness"][-1] == 1.0
+
+
+def showing(of: LeasedGroup) -> LeasedGroup:
+    """The group, with an image in the prompts of its first rollout."""
+    first, *others = of.rollouts
+    image = PromptImage(2, 6, (1, 4, 4), "ab" * 32)
+    segments = tuple(replace(one, images=(image,)) for one in first.trajectory.segments)
+    shown = replace(first, trajectory=replace(first.trajectory, segments=segments))
+    return replace(of, rollouts=(shown, *others), images={image.digest: b"a file"})
+
+
+@proves("order")
+def test_prompts_with_images_are_refused_by_name(driver: Driver, plane: Plane, run: Run) -> None:
+    """Their ids alone are placeholders, whatever the image. `order`: of trainers that run here as they are."""
+    plane.offer(groups(1)[0], showing(groups(2)[1]))
+    with pytest.raises(ConfigError, match="the prompts of rollout g1-r0 show images"):
+        driver.run(run)
+    assert plane.acked == {}
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS.keys())
+def test_every_adapter_gets_its_rows_where_images_are_refused(adapter: adapters.Adapter) -> None:
+    file = Path(adapters.__file__).with_name(f"{adapter.module.rpartition('.')[2]}.py")
+    calls = (node.func for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+    names = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
+    assert names & {"next_rows", "rows_of"}
+
+
+def test_rows_of_groups_with_images_are_refused() -> None:
+    with pytest.raises(ConfigError, match="g0-r0 show images"):
+        rows_of([showing(groups(1)[0])], make_recipe("grpo", {}))
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS.values(), ids=ADAPTERS.keys())

@@ -31,6 +31,9 @@ COMPANIONS = (
     "special_tokens_map.json",
     "chat_template.jinja",
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
 )
 """Files of a model folder other than the weights; they are copied from the initial model."""
 

@@ -56,7 +56,7 @@ from rolltap.proxy.call.sources.base import (
     without_foreign,
 )
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.images import NONE_SHOWN, PromptImages
+from rolltap.proxy.continuation.images import NONE_SHOWN, KnownImage, PromptImages, shows_images
 from rolltap.proxy.continuation.plan import ParentFinder, PromptPlan
 from rolltap.proxy.engines.base import ChatCall, ChatChunk, ChatEngine, ToolDelta
 from rolltap.settings import PolicySettings
@@ -121,6 +121,7 @@ class ChatSource(UpstreamSource):
         intent = IntentInReply(begin, publish)
         last = ChatChunk()
         images: tuple[PromptImage, ...] | None = ()
+        known: tuple[KnownImage, ...] | None = ()
 
         def take(chunk: ChatChunk) -> bool:
             nonlocal last, images
@@ -128,9 +129,9 @@ class ChatSource(UpstreamSource):
             check_ids(chunk.token_ids)
             check_ids(chunk.prompt_ids or ())
             if chunk.prompt_ids is not None and not intent.begun:
-                prompt, messages = np.asarray(chunk.prompt_ids, np.int32), sent.chat.messages
-                images = self.images.located(chunk.prompt_ids, messages)
-                call.image_urls = self.images.urls(messages) if images else {}
+                prompt = np.asarray(chunk.prompt_ids, np.int32)
+                images = self.images.located(chunk.prompt_ids, known)
+                call.image_urls = {image.read.digest: image.url for image in known or ()}
                 call.set_plan(self.parents.with_prompt(call.plan, prompt, images or ()))
                 intent.write()
             call.sampled.take_chat(chunk)
@@ -138,6 +139,8 @@ class ChatSource(UpstreamSource):
             return not intent.failed
 
         try:
+            if shows_images(sent.chat.messages):
+                known = await asyncio.to_thread(self.images.known, sent.chat.messages)
             with upstream_faults(arrival.request, self.settings.pin):
                 await self.engine.chat(sent, take)
         finally:

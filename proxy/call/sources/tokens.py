@@ -27,7 +27,7 @@ from rolltap.proxy.call.policy import Arrival, Begin, ClientReply, Publish, Repl
 from rolltap.proxy.call.reply import dialect_reply
 from rolltap.proxy.call.sources.base import check_ids, marks_of, refused, schema_faults
 from rolltap.proxy.continuation.forest import Forest
-from rolltap.proxy.continuation.images import NONE_SHOWN, PromptImages
+from rolltap.proxy.continuation.images import NONE_SHOWN, PromptImages, shows_images
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation, PromptPlan, weight
 from rolltap.proxy.engines.base import Engine, EngineFacts, SampleChunk, SampleRequest, SentImage
@@ -37,6 +37,7 @@ from rolltap.types import Flaw
 
 DEFAULT_MAX_CONTEXT = 32_768
 
+REFUSED_MEDIA = "a tool returned an image or a document, which this policy does not take"
 ENCODED_INLINE = 16_384
 """Bytes of new text up to which it is encoded on the event loop: about 10 ms of work."""
 
@@ -114,10 +115,8 @@ class TokenSource:
         if _reply_schema(request) is not None and self.continuation.renderer.opens_thinking and not self._waits:
             why = "this policy's model always thinks first, and the engine would write the JSON in its thinking"
             raise refused(request, "response_format", why)
-        if self.settings.tool_media == "refuse" and self._marks(request) & {TOOL_MEDIA, TOOL_DOCUMENT}:
-            raise refused(
-                request, "messages", "a tool returned an image or a document, which this policy does not take"
-            )
+        if self.settings.tool_media == "refuse" and TOOL_DOCUMENT in marks_of(request):
+            raise refused(request, "messages", REFUSED_MEDIA)
         if request.sampling.top_logprobs:
             raise refused(request, "top_logprobs", "this policy returns only the sampled token's log-prob")
 
@@ -183,7 +182,12 @@ class TokenSource:
         return renderer.efforts.level("" if level == "none" else level)
 
     async def plan(self, call_id: str, forest: Forest, request: ChatRequest) -> PromptPlan:
-        """The prompt and the call's place. Long text is encoded in a thread, so that other calls continue."""
+        """The prompt and the call's place. Long text is encoded in a thread, and so are images decoded, so that other
+        calls continue."""
+        may_refuse = self.settings.tool_media == "refuse" and TOOL_MEDIA in marks_of(request)
+        if may_refuse and TOOL_MEDIA in await asyncio.to_thread(self._marks, request):
+            raise refused(request, "messages", REFUSED_MEDIA)
+        shows = shows_images(request.messages)
         if weight(request) > SAMPLE * self.max_context:
             await asyncio.to_thread(self._check_length, request)
         steps = self.continuation.steps(
@@ -199,7 +203,7 @@ class TokenSource:
         try:
             while True:
                 size, work = steps.send(result)
-                result = work() if size <= ENCODED_INLINE else await asyncio.to_thread(work)
+                result = work() if size <= ENCODED_INLINE and not shows else await asyncio.to_thread(work)
         except StopIteration as end:
             plan: PromptPlan = end.value
             is_begun = plan.parent is not None and plan.parent is forest.begun

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from rolltap.images import PLACEHOLDER, ImageReader, ImageRule
+from rolltap.proxy.continuation.images import NONE_SHOWN, PromptImages
 from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.tokenizer import HubTokenizer
@@ -47,12 +49,21 @@ FAMILIES = (
     Family("Qwen3.5", "qwen3.5"),
     Family("Qwen3.6", "qwen3.6"),
     Family("Qwen3.8", "qwen3.8"),
+    Family("Qwen3-VL", "qwen3_vl (template)"),
     Family("Llama 3.1", "llama-3"),
     Family("Llama 3.1 (template)", "llama3_1 (template)"),
     Family("gpt-oss", "gpt-oss", always_thinks=True),
     Family("DeepSeek-V3", "deepseek-v3"),
     Family("Gemma 3", "gemma3 (template)"),
 )
+
+
+def images_of(renderer: TokenRenderer) -> PromptImages:
+    """The images that the family's template writes, by Qwen3-VL's rule with small limits."""
+    token = renderer.tokenizer.convert_tokens_to_ids(PLACEHOLDER)
+    if token is None or not renderer.image_roles:
+        return NONE_SHOWN
+    return PromptImages(ImageReader(ImageRule(token, 16, 2, 64 * 64, 160 * 160)), renderer.image_roles)
 
 
 def renderer(family: Family) -> TokenRenderer:

@@ -21,7 +21,7 @@ from rolltap.proxy.continuation.rendering import HistoryThinking
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from families import FAMILIES, Family, renderer
+from families import FAMILIES, Family, images_of, renderer
 from shapes import SHAPES, TOOLS, Driver, Tally
 from writing import writer
 
@@ -36,7 +36,8 @@ def measure(family: Family, seed: int, history: HistoryThinking) -> dict[str, Ta
         thought = "so" if family.always_thinks else ""
         tools = TOOLS if family.tools else ()
         write = writer(token_renderer, tools, seed)
-        driver = Driver(token_renderer, write, history=history, thought=thought, tools=family.tools)
+        images = images_of(token_renderer)
+        driver = Driver(token_renderer, write, history=history, thought=thought, tools=family.tools, images=images)
         try:
             shape(driver)
         except InvalidRequest as error:

@@ -17,15 +17,17 @@ import msgspec
 import numpy as np
 
 from rolltap.ids import new_id
-from rolltap.protocols.conversation import ChatRequest, Message, Reasoning, Text, Tool, ToolCall
+from rolltap.protocols.conversation import ChatRequest, Image, Message, Reasoning, Text, Tool, ToolCall
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
+from rolltap.proxy.continuation.images import NONE_SHOWN, PromptImages
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.plan import Continuation
 from rolltap.proxy.continuation.rendering import HistoryThinking, TokenRenderer
 from rolltap.types import Outcome
 from tests.unit.continuation.planning import run_steps
+from tests.vision import data_url, picture
 
 TOOLS = (
     Tool("run", "Runs a command.", {"type": "object", "properties": {"command": {"type": "string"}}}),
@@ -58,6 +60,7 @@ class Driver:
         history: HistoryThinking,
         thought: str,
         tools: bool = True,
+        images: PromptImages = NONE_SHOWN,
     ) -> None:
         self.renderer = renderer
         self._tools = TOOLS if tools else ()
@@ -66,6 +69,7 @@ class Driver:
         self._write = write
         self._forest = Forest(DigestCache())
         self._continuation = Continuation("policy", renderer, HANDLES, history)
+        self._continuation.images = images
 
     def call(self, history: list[Message], reply: Message, *, altered: bool = False, fails: bool = False) -> Message:
         """One model call: `reply` is what the model says. Returns the turn as the harness got it."""
@@ -105,10 +109,17 @@ class Driver:
         elif parent is not None:
             tally.bridged += 1
             context = parent.context_ids()
-            if not np.array_equal(plan.prompt_ids[: len(context)], context):
+            is_kept = plan.images[: len(parent.images)] == parent.images
+            if not is_kept or not np.array_equal(plan.prompt_ids[: len(context)], context):
                 tally.violations += 1
             whole = self.renderer.render(request.messages, self._tools, thinking=True)
+            whole, _ = self._continuation.images.expanded(whole, request.messages)
             tally.rerendered_exact += np.array_equal(whole[: len(context)], context)
+
+
+def seen(message: Message, shade: int) -> Message:
+    """The message with a picture, another one for each shade."""
+    return msgspec.structs.replace(message, parts=(*message.parts, Image(data_url(picture(90, 60, (shade, 0, 0))))))
 
 
 def user(text: str) -> Message:
@@ -250,6 +261,16 @@ def torture(driver: Driver) -> None:
     driver.call(history, say("</parameter> is a literal; so is <tool_call>."))
 
 
+def screenshots(driver: Driver) -> None:
+    """What a user shows, and what a tool shows after each step."""
+    history = [seen(user("press the button"), 0)]
+    for step in range(1, 5):
+        turn = driver.call(history, use({"command": f"click {step}"}, text="It is there."))
+        history += [respelled(turn), *(seen(result, step) for result in driver.results(turn))]
+    turn = driver.call(history, say("It is pressed."))
+    driver.call([*history, turn, seen(user("and here?"), 0)], say("The same as at first."))
+
+
 SHAPES: dict[str, Callable[[Driver], None]] = {
     "single tool": single_tool,
     "parallel tools": parallel_tools,
@@ -260,4 +281,5 @@ SHAPES: dict[str, Callable[[Driver], None]] = {
     "edited history": edited_history,
     "retry": retry,
     "unicode and white space": torture,
+    "screenshots": screenshots,
 }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rolltap.errors import ConfigError
+from rolltap.protocols.conversation import Message, Text
 from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
@@ -46,6 +47,16 @@ def test_without_the_file_the_family_knows_its_ends(tmp_path: Path) -> None:
     renderer = family_renderer(tmp_path, "glm-4.5")
     names = {renderer.tokenizer.token(end) for end in renderer.stop_token_ids}
     assert names == {"<|endoftext|>", "<|user|>", "<|observation|>"}
+
+
+@pytest.mark.parametrize("end", [151645, [151645, -1]])
+def test_an_end_that_the_tokenizer_has_not_ends_nothing(tmp_path: Path, end: Any) -> None:
+    """As of a model's configuration that was made for another vocabulary. Turns go on behind the real end."""
+    tokenizer = HubTokenizer(folder_with(tmp_path, end))
+    assert tokenizer.end_token_ids == ()
+    renderer, own = TemplateRenderer(tokenizer), tokenizer.convert_tokens_to_ids("<|im_end|>")
+    new = [Message("user", (Text("And now?"),))]
+    assert renderer.bridge([1, 2], [*tokenizer.encode("ok"), own], new, (), thinking=False) is not None
 
 
 def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:

@@ -101,3 +101,18 @@ def test_a_folder_without_a_known_processor_has_no_rule(tmp_path: Path):
         '{"image_processor": {"image_processor_type": "Qwen2VLImageProcessor"}}'
     )
     assert ImageRule.of(folder).most == 28 * 28 * 1280  # type: ignore[union-attr]
+
+
+def test_histories_longer_than_the_cache_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of long sessions of screenshots: each request has all images again."""
+    monkeypatch.setattr("rolltap.images.CACHED_CHARACTERS", 1000)
+    urls = [data_url(picture(60, 60, (shade, 0, 0))) for shade in range(5)]
+    assert sum(map(len, urls)) > 1000 > 4 * max(map(len, urls))
+    reader = ImageReader(QWEN2_5)
+    decoded: list[str] = []
+    measured = reader._measured
+    monkeypatch.setattr(reader, "_measured", lambda url: (decoded.append(url), measured(url))[1])
+    read = [[reader.read(url).digest for url in urls] for _ in range(3)]
+    assert decoded == urls
+    assert read[0] == read[1] == read[2]
+    assert len(set(read[0])) == len(urls)

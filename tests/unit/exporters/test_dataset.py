@@ -219,7 +219,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(many: list[ExportItem
     ("name", "options", "message"),
     [
         ("csv", {}, "no format 'csv'; known: atif, harbor"),
-        ("sft", {"colour": "red"}, "sft has no option 'colour'; known: arguments, mark, reasoning"),
+        ("sft", {"colour": "red"}, "sft has no option 'colour'; known: arguments, images, mark, reasoning"),
         ("sft", {"reasoning": "some"}, "expected keep or drop"),
         ("preference", {"margin": "wide"}, "expected a float"),
     ],
@@ -250,7 +250,7 @@ def test_the_manifests_figures_are_those_of_the_files(many: list[ExportItem], tm
     assert sum(manifest["lengths"].values()) == manifest["rows"] == len(rows)
     lengths = [2 ** max(len(row["input_ids"]) - 1, 0).bit_length() for row in rows]
     assert manifest["lengths"] == {f"<={size}": lengths.count(size) for size in sorted(set(lengths))}
-    assert manifest["schema_version"] == 1
+    assert manifest["schema_version"] == 2
     assert all(found["oldest_version"] == 0 for found in manifest["policies"].values())
 
 

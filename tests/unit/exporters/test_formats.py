@@ -348,7 +348,8 @@ def test_a_message_with_an_image_is_no_row_of_parquet(world: World, tmp_path: Pa
     containers: dict[Container, int] = {"jsonl": 2, "parquet": 1}
     manifest: dict[str, Any] = {}
     for container, rows in containers.items():
-        with DatasetWriter(tmp_path / container, exporter_named("sft"), Query(container=container)) as writer:
+        exporter = exporter_named("sft", {"images": "parts"})
+        with DatasetWriter(tmp_path / container, exporter, Query(container=container)) as writer:
             for item in (world.solved("plain", "other").item(), script.item()):
                 writer.add([item])
             manifest = writer.finish()

@@ -23,6 +23,7 @@ from rolltap.types import (
     CallSpan,
     Classification,
     Finish,
+    PromptImage,
     Reward,
     Rollout,
     RolloutStatus,
@@ -98,6 +99,7 @@ def segment_of(row: Mapping[str, Any]) -> Segment:
         tuple(CallSpan(**span) for span in spans),
         row["agent"],
         CallKind(row["kind"]),
+        images=tuple(PromptImage(**{**image, "grid": tuple(image["grid"])}) for image in row["images"]),
     )
 
 
@@ -162,7 +164,15 @@ def groups(world: World) -> list[list[ExportItem]]:
     root = edited.ask(start, says("one"))
     for answer in ("two", "zwei"):
         edited.ask([*start, says("one"), user("next")], says(answer), parent=root)
-    return [pair, [world.with_subagent("x").item(reward=0.5, task="long")], [cut.item()], [edited.item(reward=1.0)]]
+    shown = world.script("shown")
+    shown.ask(start, says("a dot"), images=(PromptImage(3, 7, (1, 4, 4), "ab" * 32),))
+    return [
+        [shown.item()],
+        pair,
+        [world.with_subagent("x").item(reward=0.5, task="long")],
+        [cut.item()],
+        [edited.item(reward=1.0)],
+    ]
 
 
 @pytest.mark.parametrize("format", [name for name in EXPORTERS if name != "trajectories"])
@@ -174,6 +184,8 @@ def test_a_format_made_of_the_trajectories_files_is_the_one_made_of_the_record(
             writer.add(group)
         writer.finish()
     again = rebuilt(list(map(decoded, lines(tmp_path / "out" / "train-00000-of-00001.jsonl"))))
+    (segment,) = again[0][0].trajectory.segments
+    assert segment.images == groups[0][0].trajectory.segments[0].images != ()
     exporter = exporter_named(format)
     direct = [values(exporter.rows(group)) for group in groups]
     assert [values(exporter.rows(group)) for group in again] == direct

@@ -368,12 +368,17 @@ def groups(draw: st.DrawFn) -> list[dict[str, Any]]:
     return made
 
 
+PARTS = "images=parts"
 FORMS = [
-    *(("sft", form) for form in ("arguments=object", "arguments=text", "arguments=text mark=loss")),
-    ("sft", "arguments=object targets=split"),
-    *((name, form) for name in ("kto", "preference") for form in ("arguments=object", "arguments=text reasoning=tags")),
-    ("kto", "arguments=object reasoning=drop"),
-    ("preference", "arguments=object margin=0.5"),
+    *(("sft", f"{form} {PARTS}") for form in ("arguments=object", "arguments=text", "arguments=text mark=loss")),
+    ("sft", f"arguments=object targets=split {PARTS}"),
+    *(
+        (name, f"{form} {PARTS}")
+        for name in ("kto", "preference")
+        for form in ("arguments=object", "arguments=text reasoning=tags")
+    ),
+    ("kto", f"arguments=object reasoning=drop {PARTS}"),
+    ("preference", f"arguments=object margin=0.5 {PARTS}"),
 ]
 
 

@@ -116,9 +116,9 @@ def loaded(out: Path, format: str, container: Any, arguments: str, items: list[E
 
 
 def test_the_families_of_the_fidelity_matrix_are_among_the_templates() -> None:
-    assert len(FAMILIES) == 12
+    assert len(FAMILIES) == 13
     templates = {template for family in FAMILIES if (template := MATRIX[family.matrix].template)}
-    assert len(templates) == 5
+    assert len(templates) == 6
     assert templates <= set(TEMPLATES)
     assert len(TEMPLATES) >= 70
 

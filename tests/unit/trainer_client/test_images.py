@@ -20,6 +20,7 @@ from rolltap.images import ImageReader, ImageRule
 from rolltap.trainer_client.data.collate import collate
 from rolltap.trainer_client.data.packing import Pack, PackedRow, Packer, shared_length
 from rolltap.trainer_client.model.network import PolicyNetwork, load_model
+from rolltap.trainer_client.model.weights import save_model
 from rolltap.types import CallSpan, Segment
 
 from ...vision import PROCESSORS, data_url, picture, vision_folder, vision_model
@@ -133,3 +134,10 @@ def test_a_model_of_text_refuses_images_and_another_processor_is_noticed(seeing:
     changed = Pack(pack.token_ids_N, pack.position_ids_N, pack.spans, (moved,), pack.places)
     with pytest.raises(AlignmentError, match="on record"):
         PolicyNetwork(load_model(seeing, torch.float32))(collate(changed))
+
+
+def test_a_checkpoint_sees_as_the_model_did(seeing: Path, tmp_path: Path):
+    """A run goes on from it, and engines are started with it."""
+    save_model(load_model(seeing, torch.float32), None, tmp_path / "checkpoint", seeing)
+    assert ImageRule.of(tmp_path / "checkpoint") == ImageRule.of(seeing) is not None
+    assert load_model(tmp_path / "checkpoint", torch.float32).image_processor is not None

@@ -274,7 +274,10 @@ def test_every_system_of_the_page_runs_with_settings_or_as_an_example_that_is_te
     root = Path(__file__).parents[3]
     systems = runpy.run_path(str(root / "scripts" / "recipes_page.py"))["SYSTEMS"]
     figures = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_recipe*s.py"))
-    loops = (root / "tests" / "integration" / "test_systems.py").read_text(encoding="utf-8")
+    loops, folders = (
+        (root / "tests" / "integration" / f"test_{name}.py").read_text(encoding="utf-8")
+        for name in ("systems", "examples")
+    )
     given = {"key": "k", "policy": "p", "model": Path("m"), "out": Path("o")}
     for one in systems:
         assert len({"recipe", "example", "missing"} & one.keys()) == 1, one
@@ -283,9 +286,13 @@ def test_every_system_of_the_page_runs_with_settings_or_as_an_example_that_is_te
             assert settings.recipe in recipe_names()
             assert f'"{one["recipe"]}"' in figures or f"{RECIPES[one['recipe']].__name__}(" in figures, one
         if "example" in one:
-            assert f'@of("{one["example"]}")' in loops, one
+            is_folder = (root / "examples" / one["example"]).is_dir()
+            assert f'"{one["example"]}"' in folders if is_folder else f'@of("{one["example"]}")' in loops, one
+        for place in one.get("images", ()):
+            file, _, test = place.partition("::")
+            assert f"def {test}(" in (root / file).read_text(encoding="utf-8"), one
     assert len(systems) == 56
-    assert sum("missing" not in one for one in systems) >= 41
+    assert sum("missing" not in one for one in systems) >= 52
 
 
 def test_the_pages_are_what_the_recipes_and_their_runs_say() -> None:

@@ -1,4 +1,4 @@
-"""DART: "DART-GUI: Decoupled Asynchronous RL Training", all but its screenshots.
+"""DART: "DART-GUI: Decoupled Asynchronous RL Training".
 
     L_t = min(pi_old / mu, 1) * clipped gain        pi_old: the trainer's own log-probs when the step began
     only the `share` of a group's turns with the highest mean entropy carry loss

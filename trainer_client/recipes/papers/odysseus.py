@@ -3,8 +3,8 @@
     A_t by GAE over turns (as in recipe `steppo`)        A_t <= 0 is dropped: [.4, -.2, .1] → [.4, 0, .1]
 
 so that the policy only learns from turns that went better than their value. The paper's critic is a small CNN on the
-game's frame; here it is a linear head on the policy's hidden state, for text. gamma and lam are StepPO's: the paper's
-are not known to us. Sampling harder levels more often is the submission's.
+game's frame; here it is a linear head on the policy's hidden state. gamma and lam are StepPO's: the paper's are not
+known to us. Sampling harder levels more often is the submission's.
 """
 
 from __future__ import annotations
