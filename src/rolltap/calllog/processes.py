@@ -169,6 +169,10 @@ class ProcessRegistry:
                 self.beats = False
                 log.warning("the heartbeat could not be written: %s", str(error) or "no answer in time")
                 continue
+            except Exception:  # a defect of ours: without heartbeats, peers would end this process's calls
+                self.beats = False
+                log.exception("the heartbeat failed")
+                continue
             self.beats = True
             ahead = self._database.clock_ahead_s
             if (off := abs(ahead) > CLOCK_OFF_S) and not self._clock_off:

@@ -119,6 +119,24 @@ async def test_a_heartbeat_that_is_written_late_speaks_of_when_it_was_made(
         assert await a._registry.behind(since) == ["b"]
 
 
+async def test_a_heartbeat_that_fails_is_not_the_last(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with process(postgres_url, "a") as a:
+        whole, failing = a.database.check, asyncio.Event()
+
+        async def defective() -> None:
+            failing.set()
+            raise AttributeError("a defect")
+
+        monkeypatch.setattr(a.database, "check", defective)
+        await failing.wait()
+        await asyncio.sleep(0.01)
+        assert not a._registry.beats
+        monkeypatch.setattr(a.database, "check", whole)
+        async with asyncio.timeout(10):
+            while not a._registry.beats:  # noqa: ASYNC110  polled
+                await asyncio.sleep(0.01)
+
+
 async def test_nobody_waits_for_a_killed_process_once_its_successor_has_its_spool(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
