@@ -271,6 +271,79 @@ async def test_a_run_takes_no_more_than_its_share(
     assert told in exit_.output
 
 
+MEMORY_PLACES = ("", "dev", "run", "etc", "home", "tmp", "var/tmp", "dev/shm")
+FILLS = """
+import os, time
+for number in range(40):
+    try:
+        with open(f"/{place}/{{number}}", "xb") as file:
+            file.write(b"x" * 2_000_000)
+    except OSError as error:
+        print(error.strerror)
+        break
+time.sleep(0 if number < 12 else 20)
+"""
+SEGMENTS = """
+import ctypes, time
+c = ctypes.CDLL(None, use_errno=True)
+c.shmat.restype = ctypes.c_void_p
+for number in range(40):
+    segment = c.shmget(0, ctypes.c_size_t(4_000_000), 0o1600)
+    if segment < 0:
+        print(ctypes.get_errno())
+        break
+    place = c.shmat(segment, None, 0)
+    ctypes.memset(place, 1, 4_000_000)
+    c.shmdt(ctypes.c_void_p(place))
+print(c.shmget(0, ctypes.c_size_t(4096), 0o1600) >= 0, c.semget(0, 32000, 0o1600), c.semget(0, 9, 0o1600) >= 0)
+"""
+NAMES = """
+import os, time
+os.rename("/var", "/a b")
+for number in range(200_000):
+    os.close(os.open(f"/tmp/{number}", os.O_CREAT))
+time.sleep(20)
+"""
+THREADS = """
+import threading, time
+threading.stack_size(1 << 16)
+for _ in range(400):
+    threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize("place", MEMORY_PLACES)
+async def test_no_place_of_a_sandbox_takes_more_memory_than_it_may(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that it can write to: each has a size, and counts."""
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.1)
+    for limits, told in ((Limits(scratch_mb=20), "device"), (Limits(memory_mb=30), "over 30 MB of memory")):
+        workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({}))
+        exit_ = await workspace.run(Command((INTERPRETER, "-c", FILLS.format(place=place))), limits, 15)
+        await workspace.close()
+        assert told in exit_.output or "Read-only" in exit_.output, exit_.output
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "told"),
+    [
+        pytest.param(NAMES, Limits(memory_mb=60), "over 60 MB of memory", id="names"),
+        pytest.param(THREADS, Limits(processes=20), ("over 80 threads", "can't start new thread"), id="threads"),
+        pytest.param(SEGMENTS, Limits(), "1\nTrue -1 True", id="segments"),
+    ],
+)
+async def test_no_kind_of_memory_is_without_a_limit(
+    script: str, limits: Limits, told: str | tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.1)
+    workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({}))
+    exit_ = await workspace.run(Command((INTERPRETER, "-c", script)), limits, 15)
+    await workspace.close()
+    assert any(each in exit_.output for each in ((told,) if isinstance(told, str) else told)), exit_.output
+
+
 FORKS = "for i in $(seq 60); do sleep 5 & done; wait"
 
 
@@ -422,13 +495,14 @@ def test_the_filter_of_each_machine_refuses_its_own_numbers_only(machine: str) -
     code = list(struct.iter_unpack("HBBI", bubblewrap.program(machine)))
     arch, numbers = bubblewrap.REFUSED[machine]
 
-    def verdict(architecture: int, number: int) -> int:
+    def verdict(architecture: int, number: int, second: int = 0) -> int:
+        data = struct.pack("<IIQQQ", number, architecture, 0, 0, second)
         held, at = 0, 0
         while True:
             step, then, otherwise, value = code[at]
             at += 1
             if step == bubblewrap.LOAD:
-                held = architecture if value == 4 else number
+                (held,) = struct.unpack_from("<I", data, value)
             elif step == bubblewrap.RETURN:
                 return value
             else:
@@ -438,6 +512,9 @@ def test_the_filter_of_each_machine_refuses_its_own_numbers_only(machine: str) -
     assert {number for number in range(600) if verdict(arch, number) == bubblewrap.DENY} == refused
     assert verdict(arch, 0) == bubblewrap.ALLOW
     assert verdict(arch + 1, 0) == verdict(arch, bubblewrap.X32) == bubblewrap.DENY
+    for call, most in ((bubblewrap.SHMGET, bubblewrap.MOST_SHARED), (bubblewrap.SEMGET, bubblewrap.MOST_SEMAPHORES)):
+        for size in (0, most, most + 1, 1 << 31, 1 << 32, (1 << 40) + 1):
+            assert verdict(arch, call[machine], size) == (bubblewrap.ALLOW if size <= most else bubblewrap.DENY)
 
 
 def test_without_a_sandbox_nothing_is_run_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
