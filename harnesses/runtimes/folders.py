@@ -14,7 +14,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -239,6 +239,8 @@ SYSTEM = tuple(map(PurePosixPath, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/
 """What a link of the working copy may lead to besides the working copy: every sandbox shows it alike."""
 MOST_ENTRIES = 2_000_000
 DEEPEST = 500
+MOST_LINKS = 40
+"""Linux follows no more of them on one path."""
 NAMED = 100
 
 
@@ -249,25 +251,71 @@ def remove_traps(left: LeftFiles, workdir: os.PathLike[str], system: Sequence[Pu
     Returns what was removed, by path, `NAMED` at most. The working copy may change meanwhile: nothing is reached by a
     link. Raises `Unreadable` if it has more entries than may be looked at.
     """
-    removed, count, looked_at, waiting = [], 0, 0, [""]
+    removed, count = [], 0
+    for path, status in _odd_entries(left):
+        with suppress(OSError):  # what is gone meanwhile leads nowhere
+            target = left.link(path) if stat.S_ISLNK(status.st_mode) else ""
+            if not target or not _stays(target, path, (PurePosixPath(workdir), *system)):
+                left.unlink(path)
+                count += 1
+                if count <= NAMED:
+                    removed.append(f"{path[1:]} -> {target}" if target else path[1:])
+    return sorted(removed) + [f"and {count - NAMED:,} more"] * (count > NAMED)
+
+
+def remove_links_to(left: LeftFiles, workdir: os.PathLike[str], path: str) -> list[str]:
+    """Removes the links by which a program that works at `workdir` would write to `path`, and returns them: where it
+    writes something else to a name of the agent's choice. Raises `Unreadable` as `remove_traps` does."""
+    links = dict[str, str]()
+    for each, status in _odd_entries(left):
+        with suppress(OSError):
+            if stat.S_ISLNK(status.st_mode):
+                links[each[1:]] = left.link(each)
+    aliases = [each for each in sorted(links) if _leads_to(each, links, PurePosixPath(workdir)) == path]
+    for each in aliases:
+        left.unlink(each)
+    return aliases
+
+
+def _odd_entries(left: LeftFiles) -> Iterator[tuple[str, os.stat_result]]:
+    """What is neither a file nor a folder, by its path, which begins with `/`."""
+    looked_at, waiting = 0, [""]
     while waiting:
-        folder = waiting.pop()
-        for path, status in left.entries(folder):
+        for path, status in left.entries(waiting.pop()):
             looked_at += 1
             if looked_at > MOST_ENTRIES:
                 raise Unreadable(f"the working copy has more than {MOST_ENTRIES:,} files")
-            if stat.S_ISDIR(status.st_mode):
-                if path.count("/") < DEEPEST:
-                    waiting.append(path)
-            elif not stat.S_ISREG(status.st_mode):
-                with suppress(OSError):  # what is gone meanwhile leads nowhere
-                    target = left.link(path) if stat.S_ISLNK(status.st_mode) else ""
-                    if not target or not _stays(target, path, (PurePosixPath(workdir), *system)):
-                        left.unlink(path)
-                        count += 1
-                        if count <= NAMED:
-                            removed.append(f"{path[1:]} -> {target}" if target else path[1:])
-    return sorted(removed) + [f"and {count - NAMED:,} more"] * (count > NAMED)
+            if not stat.S_ISDIR(status.st_mode):
+                if not stat.S_ISREG(status.st_mode):
+                    yield path, status
+            elif path.count("/") < DEEPEST:
+                waiting.append(path)
+
+
+def _leads_to(path: str, links: Mapping[str, str], workdir: PurePosixPath) -> str:
+    """Where `path` leads by the links of a working copy, relative to it; "" for outside and for circles."""
+    here, rest, steps = PurePosixPath(), [*reversed(PurePosixPath(path).parts)], 0
+    while rest:
+        part = rest.pop()
+        if part == "..":
+            here = here.parent
+            continue
+        here /= part
+        target = links.get(str(here))
+        if target is None:
+            continue
+        steps += 1
+        inside = PurePosixPath(target)
+        if target.startswith("/"):
+            if not inside.is_relative_to(workdir):
+                return ""
+            here, inside = PurePosixPath(), inside.relative_to(workdir)
+        else:
+            here = here.parent
+        if steps > MOST_LINKS:
+            return ""
+        rest += reversed(inside.parts)
+    return str(here)
 
 
 def _stays(target: str, path: str, folders: Sequence[PurePosixPath]) -> bool:
