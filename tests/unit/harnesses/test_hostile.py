@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import random
+import signal
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -342,6 +345,52 @@ async def test_no_kind_of_memory_is_without_a_limit(
     exit_ = await workspace.run(Command((INTERPRETER, "-c", script)), limits, 15)
     await workspace.close()
     assert any(each in exit_.output for each in ((told,) if isinstance(told, str) else told)), exit_.output
+
+
+DAEMON = """
+import ctypes, os, sys, time
+if os.fork():
+    time.sleep(0.5)
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+os.chdir("/")
+os.closerange(0, 100)
+{act}
+os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(90)", "{name}"], {env})
+"""
+HIDES = "ctypes.CDLL(None).prctl(4, 0)"
+TITLE = """
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+start, end = int(fields[47]), int(fields[48])
+ctypes.memset(start, 0, end - start)
+time.sleep(90)
+"""
+DAEMONS = {"as it is": ("", "os.environ"), "an empty environment": ("", "{}"), "a title": (TITLE, "{}")}
+DAEMONS["another's variables"] = ("os.environ.clear()", "{'ROLLTAP_WORKSPACE': 'x'}")
+DAEMONS["without a dump"] = (f"{HIDES}\ntime.sleep(90)", "{}")
+
+
+@pytest.mark.parametrize("kind", DAEMONS)
+async def test_no_daemon_of_a_run_outlives_it(kind: str, runtime: Runtime) -> None:
+    act, env = DAEMONS[kind]
+    name = f"daemon-{random.randrange(10**9)}"
+    workspace = await runtime.prepare(Files({}))
+    script = DAEMON.format(act=act, env=env, name=name)
+    exit_ = await workspace.run(Command((INTERPRETER, "-c", script, name)), Limits(), 20)
+    await workspace.close()
+    assert exit_.ending is Ending.DONE, exit_.output
+    left = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if name.encode() in _command_line(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def _command_line(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 FORKS = "for i in $(seq 60); do sleep 5 & done; wait"
