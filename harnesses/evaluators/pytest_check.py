@@ -251,7 +251,8 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
             evidence = evidence.anew()
             own = await self._place(evidence, of_agent=False)
             await asyncio.to_thread(_write_again, own.clean.folder, {path: skeleton(texts[path]) for path in unread})
-            counts_without |= Counter(map(function_of, await self._results(evidence, own, SKELETON, unread)))
+            bare = await self._results(evidence, own, SKELETON, unread)
+            counts_without |= Counter(function_of(node) for node, ok in bare.items() if ok)
         return left_out, [each for each in missing if counts_without[each] > counts[each]]
 
     def _passed(self, results: Results, left_out: Collection[str]) -> dict[str, bool]:

@@ -15,6 +15,7 @@ COLLECTS = ("pytestmark", "__test__", "__init__", "__new__", "load_tests")
 """Names by which a file or class says what pytest collects. So do those that begin with `pytest_`."""
 HARMLESS = frozenset(("patch", "mock", "given", "settings", "example", "hypothesis", "freeze_time", "responses"))
 """Begin the names of decorators that decide nothing about what is collected."""
+MARKS = ("pytest.mark.", "unittest.skip")
 EMPTY = "import pytest, unittest\n"
 
 
@@ -40,13 +41,11 @@ def _tests_in(scope: ast.Module | ast.ClassDef) -> Iterator[tuple[str, int]]:
 
 def skeleton(source: str) -> str:
     """The test file with empty tests and nothing else. Tests that honest code may leave out are not in it: those below
-    unknown decorators and in classes with other bases, and all of a file that mentions skipping or says itself what
-    is collected."""
+    unknown decorators and in classes with other bases, and all of a file or class that says itself what is collected,
+    or that skips outside its tests: what a test itself skips has a result."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
-        return EMPTY
-    if "skip" in source.lower():
         return EMPTY
     fixtures = {
         each.name
@@ -60,7 +59,7 @@ def skeleton(source: str) -> str:
 def _empty(body: Sequence[ast.stmt], fixtures: set[str]) -> Iterator[ast.stmt]:
     names = {each.name for each in body if isinstance(each, (*FUNCTIONS, ast.ClassDef))}
     names |= {each.id for each in _stores(body)}
-    if any(name in COLLECTS or name.startswith("pytest_") for name in names):
+    if any(name in COLLECTS or name.startswith("pytest_") for name in names) or any(map(_skips, body)):
         return
     for each in body:
         if not isinstance(each, (*FUNCTIONS, ast.ClassDef)) or any(each.name == name.id for name in _stores(body)):
@@ -74,6 +73,22 @@ def _empty(body: Sequence[ast.stmt], fixtures: set[str]) -> Iterator[ast.stmt]:
                 yield ast.ClassDef(each.name, bases, [], inner, kept)
         elif each.name.startswith("test"):
             yield _empty_test(each, kept, fixtures)
+
+
+def _skips(statement: ast.stmt) -> bool:
+    """Whether a statement of a file or class may skip its tests. Of tests and inner classes, their own."""
+    if isinstance(statement, ast.ClassDef | ast.Import | ast.ImportFrom):
+        return False
+    if isinstance(statement, FUNCTIONS) and statement.name.startswith("test"):
+        return False
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return False
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call | ast.Attribute):
+        mark = statement.value.func if isinstance(statement.value, ast.Call) else statement.value
+        if ast.unparse(mark).startswith(MARKS):  # it is an unknown decorator's then
+            return False
+    words = (getattr(each, name, "") for each in ast.walk(statement) for name in ("id", "attr", "name", "value"))
+    return any("skip" in word.lower() for word in words if isinstance(word, str))
 
 
 def _empty_test(function: Function, marks: list[ast.expr], fixtures: set[str]) -> ast.FunctionDef:
