@@ -1,7 +1,8 @@
 """What tests a file has, whatever the code under test does: code that pytest imports can let pytest lose tests.
 
-`counted_tests` counts the results that each test function has at least. `skeleton` is the file without its imports and
-with empty tests: pytest collects these also where the file itself can't be imported, as before the agent's work.
+`counted_tests` counts the results that each test function has at least. Two forms of a file can be imported also where
+the file itself can't, as before the agent's work: `skeleton`, without its imports and with empty tests, says how many
+tests there are; `without_what_fails`, with all that can be run, says which skip or are expected to fail anyhow.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from rolltap.harnesses.evaluators.decoys import FUNCTIONS, Function
+from rolltap.harnesses.evaluators.decoys import FUNCTIONS, Function, comes_first
 
 COLLECTS = ("pytestmark", "__test__", "__init__", "__new__", "load_tests")
 """Names by which a file or class says what pytest collects. So do those that begin with `pytest_`."""
@@ -17,6 +18,14 @@ HARMLESS = frozenset(("patch", "mock", "given", "settings", "example", "hypothes
 """Begin the names of decorators that decide nothing about what is collected."""
 MARKS = ("pytest.mark.", "unittest.skip")
 EMPTY = "import pytest, unittest\n"
+TRIED = """
+try:
+    pass
+except __import__("unittest").SkipTest:
+    raise
+except Exception:
+    pass
+"""
 
 
 def counted_tests(source: str) -> dict[str, int]:
@@ -54,6 +63,24 @@ def skeleton(source: str) -> str:
     }
     tree.body = list(_empty(tree.body, fixtures))
     return EMPTY + ast.unparse(ast.fix_missing_locations(tree))
+
+
+def without_what_fails(source: str) -> str:
+    """The test file in which a statement that raises, such as an import of the agent's work, is left out."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return EMPTY
+    first = next((at for at, each in enumerate(tree.body) if not comes_first(each)), len(tree.body))
+    tree.body[first:] = [_tried(each) for each in tree.body[first:]]
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _tried(statement: ast.stmt) -> ast.stmt:
+    tried = ast.parse(TRIED).body[0]
+    assert isinstance(tried, ast.Try)
+    tried.body = [statement]
+    return tried
 
 
 def _empty(body: Sequence[ast.stmt], fixtures: set[str]) -> Iterator[ast.stmt]:
