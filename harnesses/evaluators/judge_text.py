@@ -62,9 +62,6 @@ REDIRECTION = re.compile(r"(\d*[<>]+)(.*)", re.DOTALL)
 HERE_DOCUMENT = re.compile(r"<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)")
 DEFINES = "\0"
 """The first of two words, in place of the definition of a function with the second's name."""
-STATEMENTS, PATHS = re.compile(r"&&|\|\||[;\n]"), re.compile(r"[\w./+@-]+")
-COMPARES_FILES = re.compile(r"\b(diff|cmp|comm|join)\b|sum\b|grep\s.{0,300}-\w{0,20}f|\$\(|<\(")
-"""A text that may compare one file with another."""
 SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
 SEPARATORS = ";|&()\n"
 LITERAL, BARE = "\1", "\2"
@@ -260,13 +257,8 @@ class JudgeText:
                 return
         self._note(f"{head} without a program")
 
-    def named(self, text: str) -> Iterator[set[str]]:
-        """The paths below the working copy that each statement of a text may name: its words, as they stand there."""
-        for statement in STATEMENTS.split(text):
-            yield {path for word in PATHS.findall(statement) if (path := self._path_of(word))}
-
-    def _path_of(self, word: str) -> str:
-        """ "" for what is outside."""
+    def path_of(self, word: str) -> str:
+        """The path below the working copy that a word may name; "" for what is outside."""
         root = next((each for each in self.roots if word.startswith(f"{each}/")), "")
         place = os.path.join(self.roots[root], word.removeprefix(f"{root}/")) if root else self.workdir + word
         path = os.path.normpath(place)
