@@ -37,6 +37,7 @@ from rolltap.harnesses.left_files import (
     apply_changes,
     changes,
     file_states,
+    in_order,
 )
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.types import UNPROTECTED
@@ -119,7 +120,8 @@ class JudgesCopy:
     def take_again(self) -> None:
         """Takes the changes that a helper's program made in the agent's copy, except to files that the judge wrote."""
         seen, now = file_states(self.agents), file_states(self.clean)
-        changed = sorted(path for path in seen.keys() | self._seen.keys() if seen.get(path) != self._seen.get(path))
+        every = seen.keys() | self._seen.keys()
+        changed = in_order((path for path in every if seen.get(path) != self._seen.get(path)), str)
         self._seen = seen
         found = [
             Change(path, ChangeKind.MODIFIED if path in seen else ChangeKind.DELETED)
