@@ -136,7 +136,7 @@ MUTANTS = (
            "security/test_forged_results.py::test_code_that_makes_up_results_in_its_first_run_only_gets_nothing"),
     Mutant(48, "harnesses/evaluators/pytest_check.py", "if without.get(node, False) is None}", "if True}",
            "security/test_forged_results.py::test_code_leaves_no_test_out[skips]"),
-    Mutant(49, "harnesses/evaluators/pytest_check.py", "if unread := sorted(", "if unread := [] and sorted(",
+    Mutant(49, "harnesses/evaluators/pytest_check.py", "bare = await with_form(skeleton, SKELETON, missing)", "bare = {}",
            "security/test_forged_results.py::test_code_that_loses_tests_gets_nothing[their runs-True]"),
     Mutant(50, "harnesses/evaluators/pytest_check.py", "if lost and (", "if False and (",
            "security/test_forged_results.py::test_code_that_loses_what_fails_gets_no_reward_for_tests_without_a_count"),
@@ -146,6 +146,12 @@ MUTANTS = (
            "security/test_changed_expectations.py::test_its_reward_is_unprotected"),
     Mutant(53, "harnesses/runtimes/shown.py", "for repository in repositories for path in _named_by_git", "for repository in repositories[:0] for path in _named_by_git",
            "unit/harnesses/test_here.py::test_an_agent_writes_nowhere_where_a_persons_git_is_told_to_look"),
+    Mutant(54, "harnesses/runtimes/bubblewrap.py", '*WALLS, *size, "/", *SYSTEM]', "*WALLS, *SYSTEM]",
+           "unit/harnesses/test_hostile.py::test_no_place_of_a_sandbox_takes_more_memory_than_it_may[run]"),
+    Mutant(55, "harnesses/evaluators/command.py", "    return remove_links_to(", "    return [] and remove_links_to(",
+           "unit/harnesses/test_code_sandbox.py::test_what_a_judge_writes_to_another_file_is_no_reward"),
+    Mutant(56, "harnesses/runtimes/process.py", "return locks == locks_of(mark) and", "return False and",
+           "unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it"),
 )  # fmt: skip
 
 
