@@ -126,7 +126,7 @@ MUTANTS = (
            "unit/harnesses/test_code_sandbox.py::test_a_judge_that_starts_what_may_be_the_agents_is_unprotected"),
     Mutant(43, "harnesses/evaluators/pytest_check.py", "quiet, failed = await self._passing_quiet_decoys(evidence, results, left_out)", "quiet, failed = [], []",
            "security/test_forged_results.py::test_code_that_knows_how_decoys_are_made_is_found[the report]"),
-    Mutant(44, "harnesses/evaluators/judge_text.py", "self._read_expansions([own.sub(\"\", word) for word in words] if own else words)", "pass",
+    Mutant(44, "harnesses/evaluators/judge_text.py", "self._read_expansions([own.sub(\"\", word) for word in computed] if own else computed)", "pass",
            "security/test_judge_text.py::test_what_makes_a_program_of_the_agents_text_is_not_known"),
     Mutant(45, "harnesses/runner/attempts.py", "nothing if isinstance(error, NoReward) else None", "None",
            "security/test_failing_evaluations.py::test_work_without_a_reward_counts_nothing_in_the_baseline[harbor]"),
