@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rolltap.contract.admin import DETAIL_BYTES
 from rolltap.errors import EvaluatorFailed, TaskInvalid, Unreadable
 from rolltap.harnesses.base import (
     KEPT_BYTES,
@@ -25,6 +26,7 @@ from rolltap.harnesses.base import (
     Verdict,
     Workspace,
     read_output,
+    storable_detail,
 )
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
@@ -36,7 +38,7 @@ from rolltap.harnesses.left_files import Change, ChangeKind
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Empty, Files
-from rolltap.types import Task
+from rolltap.types import UNPROTECTED, Task
 
 from ...plain_python import plain_python
 from .stub import Stub, running, tool_call
@@ -393,3 +395,16 @@ def test_a_hundred_thousand_changes_are_listed_at_once() -> None:
     began = time.process_time()
     assert listed(every, every[::2])[-1] == "added f99999"
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\udcff", "\0", "\U0001f600"])
+def test_what_was_found_stays_in_a_detail_that_is_too_large(letter: str) -> None:
+    """An agent can give its files any names, and very many of them."""
+    names = [f"{letter * 1500}{number}" for number in range(100)]
+    found = {UNPROTECTED: "why", "code": 1, "removed": names, "parts": {"reward": 1.0}, "forged": names[:9]}
+    detail = storable_detail(found)
+    assert len(json.dumps(detail)) <= DETAIL_BYTES
+    assert detail.keys() == found.keys()
+    assert (detail[UNPROTECTED], detail["code"], detail["parts"]) == ("why", 1, {"reward": 1.0})
+    assert "left out" in detail["removed"]
+    assert storable_detail({UNPROTECTED: letter * 70_000})[UNPROTECTED]
