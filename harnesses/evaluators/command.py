@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import stat
@@ -16,6 +15,7 @@ from rolltap.harnesses.left_files import LeftFiles, remove
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.runtimes.folders import remove_links_to
 from rolltap.harnesses.runtimes.sources import inside
+from rolltap.harnesses.threads import in_thread
 from rolltap.tampering import TamperingAct, TamperingKind
 
 RUN = 'bash -n -c "$1" || exit 126; exec bash -o pipefail -c "$1$2"'
@@ -62,7 +62,7 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         place, about = await place_of(evidence, self.command, self.takes, self.reward_files, reads_only=self.reads_only)
         workspace, aliases = place.workspace, list[str]()
         if self.reward_file:
-            aliases = await asyncio.to_thread(_clear, workspace, self.reward_file)
+            aliases = await in_thread(_clear, workspace, self.reward_file)
         pipes = "" if "&&" in self.command else PIPES
         launch = Command(("/bin/bash", "-c", RUN, "bash", self.command, pipes))
         step = "the evaluator's command"
@@ -81,7 +81,7 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         return Verdict((Score(value),), detail, tampering=tuple(acts))
 
     async def _value(self, evidence: Evidence, workspace: Workspace, exit_: Exit) -> float:
-        text = await asyncio.to_thread(read_reward, workspace.folder, self.reward_file)
+        text = await in_thread(read_reward, workspace.folder, self.reward_file)
         if text is None:
             raise NoReward(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
         evidence.seen.add(self.reward_file, text)

@@ -15,7 +15,6 @@ with it and the judge only passes it on; all others are.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -40,6 +39,7 @@ from rolltap.harnesses.left_files import (
     in_order,
 )
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
+from rolltap.harnesses.threads import in_thread
 from rolltap.types import UNPROTECTED
 
 NOT_USED = "its program did not use $ROLLTAP_SANDBOXED"
@@ -169,15 +169,15 @@ async def place_of(
     if not takes and (reads_only or VARIABLE not in source or not agents.is_sandboxed):
         text = JudgeText.of(source, (), agents)
         known = JudgesPlace(agents, agents, only_tools=reads_only or text.only_tools)
-        if not known.only_tools or not await asyncio.to_thread(may_compare, text, source, agents):
+        if not known.only_tools or not await in_thread(may_compare, text, source, agents):
             return known, {}
         clean = await evidence.clean_workspace()
-        return replace(known, expectation=await asyncio.to_thread(changed_expectation, text, source, clean, agents)), {}
+        return replace(known, expectation=await in_thread(changed_expectation, text, source, clean, agents)), {}
     clean = await evidence.clean_workspace()
-    start = await asyncio.to_thread(StartingState.of, clean.folder)
+    start = await in_thread(StartingState.of, clean.folder)
     text = JudgeText.of(source, start.files, clean)
     copy = JudgesCopy(clean.folder, agents.folder, Intake(start, takes, {*hidden, *text.programs}))
-    await asyncio.to_thread(copy.begin)
+    await in_thread(copy.begin)
     evidence.seen.add("the agent's changes", "\n".join(listed(copy.every, copy.left_out)))
     about = {"changed": len(copy.every), "left_out": [change.path for change in copy.left_out[:NAMED]]}
     known = JudgesPlace(clean, agents, None if takes else copy, is_clean=True, unknown=text.unknown)

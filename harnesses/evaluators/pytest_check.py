@@ -39,6 +39,7 @@ from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
 from rolltap.harnesses.evaluators.skeletons import counted_tests, skeleton, without_what_fails
 from rolltap.harnesses.left_files import Change, LeftFiles, apply_changes, changes, read_untrusted
+from rolltap.harnesses.threads import in_thread
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import UNPROTECTED
 
@@ -185,7 +186,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     async def evaluate(self, evidence: Evidence) -> Verdict:
         place = await self._place(evidence)
         evidence.seen.add("the agent's changes", "\n".join(listed(place.changed, place.dropped)))
-        texts = await asyncio.to_thread(_texts, place.clean.folder, self._files_of(place))
+        texts = await in_thread(_texts, place.clean.folder, self._files_of(place))
         results = await self._run(evidence, place, {}, "the tests")
         left_out, lost = await self._without_agent(evidence, texts, results)
         passed = self._passed(results | dict.fromkeys(lost, False), left_out)
@@ -256,7 +257,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
                 return {}
             anew = evidence.anew()
             own = await self._place(anew, of_agent=False)
-            await asyncio.to_thread(_write_again, own.clean.folder, {path: form(texts[path]) for path in files})
+            await in_thread(_write_again, own.clean.folder, {path: form(texts[path]) for path in files})
             return await self._results(anew, own, step, files)
 
         bare = await with_form(skeleton, SKELETON, missing)
@@ -280,18 +281,18 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         clean = await evidence.clean_workspace()
         files = {test.partition("::")[0] for test in self._named}
         agents = evidence.workspace.folder
-        visible = await asyncio.to_thread(_texts, clean.folder, files)
-        changed = await asyncio.to_thread(changes, clean.folder, agents) if of_agent else []
-        start = await asyncio.to_thread(StartingState.of, clean.folder)
+        visible = await in_thread(_texts, clean.folder, files)
+        changed = await in_thread(changes, clean.folder, agents) if of_agent else []
+        start = await in_thread(StartingState.of, clean.folder)
         patched: Collection[str] = ()
         if self.test_patch:
-            before = await asyncio.to_thread(_identities, clean.folder)
+            before = await in_thread(_identities, clean.folder)
             await self._apply_patch(clean, evidence)
-            after = await asyncio.to_thread(_identities, clean.folder)
+            after = await in_thread(_identities, clean.folder)
             patched = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-        configuration = await asyncio.to_thread(find_configuration, clean.folder, files)
+        configuration = await in_thread(find_configuration, clean.folder, files)
         intake = Intake(start, self.takes, {*files, *patched})
-        dropped = await asyncio.to_thread(apply_changes, changed, agents, clean.folder, intake.brings)
+        dropped = await in_thread(apply_changes, changed, agents, clean.folder, intake.brings)
         new = {name for change in changed for name in _module_names(change.path) if change.path not in start.files}
         own = (start.files | set(patched)) - ({change.path for change in changed} - {each.path for each in dropped})
         return _Place(clean, configuration, changed, dropped, new, own, visible)
@@ -299,7 +300,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     async def _run(self, evidence: Evidence, place: _Place, texts: Mapping[str, str], step: str) -> Results:
         """Runs the named tests from files that are written anew, those of `texts` with these."""
         files = {**dict.fromkeys(self._files_of(place)), **texts}
-        await asyncio.to_thread(_write_again, place.clean.folder, files)
+        await in_thread(_write_again, place.clean.folder, files)
         return await self._results(evidence, place, step, self._tests)
 
     async def _results(self, evidence: Evidence, place: _Place, step: str, tests: Iterable[str]) -> Results:
@@ -363,10 +364,10 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         again = evidence.anew(2)
         places = await self._place(again), await self._place(again)
         files = self._files_of(places[0])
-        _, made = await asyncio.to_thread(_quiet_texts, places[0], files, functions)
+        _, made = await in_thread(_quiet_texts, places[0], files, functions)
         if not made:
             return None
-        stops_early = await asyncio.to_thread(_stops_early, places[0])
+        stops_early = await in_thread(_stops_early, places[0])
         half = len(made) // 2 if is_mixed and not stops_early else 0
         made = random.sample(made, len(made))
         drawn = [
@@ -401,7 +402,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         every = [function_of(node) for node in nodes]
         first = {function_of(test) for test in self.must_pass}
         functions = chosen((each for each in every if any(_is_of(each, test) for test in first)), every, MOST_DECOYS)
-        made = await asyncio.to_thread(_write_decoys, place.clean.folder, functions, place.own)
+        made = await in_thread(_write_decoys, place.clean.folder, functions, place.own)
         if not made:
             return {}
         results = await self._results(evidence, place, "the decoys", ("--maxfail=0", "--tb=line", *made))

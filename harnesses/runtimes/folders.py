@@ -36,6 +36,7 @@ from rolltap.harnesses.left_files import LeftFiles, remove
 from rolltap.harnesses.runtimes.code_sandbox import CodeRequest, CodeSandbox, DirectHelper, Pipes, folder_inside
 from rolltap.harnesses.runtimes.disk import disks_work, mount, mount_disk, overlay_works, unmount, unmount_disk
 from rolltap.harnesses.runtimes.sources import GitCommit, inside
+from rolltap.harnesses.threads import in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class FolderWorkspace:
             yield DirectHelper(f"the runtime {self.runtime!r} has no sandbox for it")
             return
         root = self._folders.root / "code"
-        await asyncio.to_thread(empty_folder, root)
+        await in_thread(empty_folder, root)
         helper = root / "helper"
         helper.mkdir()
 
@@ -132,11 +133,11 @@ class FolderWorkspace:
         one_at_a_time = asyncio.Lock()
 
         async def run(request: CodeRequest, pipes: Pipes) -> int:
-            folders = await asyncio.to_thread(_make_code_folders, root)
+            folders = await in_thread(_make_code_folders, root)
             try:
                 async with one_at_a_time:
                     if not folder.exists():
-                        await asyncio.to_thread(copy_tree, self.folder, folder)
+                        await in_thread(copy_tree, self.folder, folder)
                 inner = self.beside(folders, pipes)
                 inner.folder = folder
                 inside = str(folder_inside(request.cwd, self.workdir))
@@ -145,37 +146,37 @@ class FolderWorkspace:
                 end = await inner.run(launch, limits, max(0.0, deadline - time.monotonic()))
                 if work:
                     async with one_at_a_time:
-                        await asyncio.to_thread(work.after)
+                        await in_thread(work.after)
                 return sandbox.end_of(end)
             except Unreadable as error:
                 failures.append(error)
                 raise
             finally:
-                await asyncio.to_thread(remove, folders.root)
+                await in_thread(remove, folders.root)
 
         try:
             places, removed = self.places, list[str]()
             for place, part in places.items():
                 system = (*SYSTEM, *map(PurePosixPath, places))
-                removed += await asyncio.to_thread(remove_traps, LeftFiles(part), place, system)
+                removed += await in_thread(remove_traps, LeftFiles(part), place, system)
             sandbox = CodeSandbox(helper, self.interpreter, run, deadline, removed)
             async with sandbox:
                 yield sandbox
             if failures:
                 raise failures[0]
         finally:
-            await asyncio.to_thread(remove, root)
+            await in_thread(remove, root)
 
     def beside(self, folders: Folders, pipes: Pipes) -> Workspace:
         """A workspace in its own sandbox, for one command with these `pipes`."""
         raise NotImplementedError
 
     async def clear_home(self) -> None:
-        await asyncio.to_thread(self._folders.clear_home)
+        await in_thread(self._folders.clear_home)
 
     async def close(self) -> None:
         """Removes everything, including folders that the agent made unwritable."""
-        await asyncio.to_thread(_remove, self._folders.root)
+        await in_thread(_remove, self._folders.root)
 
 
 def copy_tree(source: Path, target: Path) -> None:
@@ -204,7 +205,7 @@ async def make_folders(base: Path | None, source: Source, *, own_disk: bool = Fa
 
     With `own_disk` they are on a file system of their own where the machine can mount one (`disk.py`).
     """
-    return await asyncio.to_thread(_make, base, source, own_disk)
+    return await in_thread(_make, base, source, own_disk)
 
 
 def _make(base: Path | None, source: Source, own_disk: bool) -> Folders:
