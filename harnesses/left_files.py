@@ -390,11 +390,16 @@ MODULES = (
     "rolltap.harnesses.runner.tampering",
     "rolltap.harnesses.logs.check",
     "sqlite3",
-    "rolltap.harnesses.evaluators.pytest_check",
 )
 READERS = ReaderServer(MODULES)
+EVALUATIONS_READERS = ReaderServer(("rolltap.harnesses.evaluators.pytest_check",))
 
 
 async def read_untrusted(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Returns `function(*args)`, run by a reader process: see `ReaderServer.ask`."""
     return await READERS.ask(function, *args, **kwargs)
+
+
+async def read_for_evaluation(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`read_untrusted` by other processes: an evaluation, whose time is limited, waits for no agent's workspace."""
+    return await EVALUATIONS_READERS.ask(function, *args, **kwargs)

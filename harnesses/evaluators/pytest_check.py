@@ -38,7 +38,7 @@ from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
 from rolltap.harnesses.evaluators.skeletons import counted_tests, skeleton, without_what_fails
-from rolltap.harnesses.left_files import Change, LeftFiles, apply_changes, changes, read_untrusted
+from rolltap.harnesses.left_files import Change, LeftFiles, apply_changes, changes, read_for_evaluation
 from rolltap.harnesses.threads import in_thread
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import UNPROTECTED
@@ -312,7 +312,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         files_of_home = {CONFIGURATION: "[pytest]\n", NEW: json.dumps(sorted(place.new))}
         launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *arguments), files=files_of_home)
         exit_ = await evidence.run(clean, step, launch)
-        return await read_untrusted(read_results, clean.home_folder, exit_.output)
+        return await read_for_evaluation(read_results, clean.home_folder, exit_.output)
 
     async def _passing_decoys(self, evidence: Evidence, results: Results) -> list[str] | None:
         """The decoys that pass only with the agent's code; None if there are none of these tests.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -34,11 +35,12 @@ from rolltap.harnesses.evaluators.harbor import HarborCheck, chosen_reward
 from rolltap.harnesses.evaluators.llm_judge import LlmJudge, fair_shares
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck, find_configuration, read_results
-from rolltap.harnesses.left_files import Change, ChangeKind
+from rolltap.harnesses.left_files import Change, ChangeKind, read_for_evaluation, read_untrusted
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Empty, Files
 from rolltap.types import UNPROTECTED, Task
+from rolltap.untrusted.server import AT_ONCE
 
 from ...plain_python import plain_python
 from .stub import Stub, running, tool_call
@@ -408,3 +410,21 @@ def test_what_was_found_stays_in_a_detail_that_is_too_large(letter: str) -> None
     assert (detail[UNPROTECTED], detail["code"], detail["parts"]) == ("why", 1, {"reward": 1.0})
     assert "left out" in detail["removed"]
     assert storable_detail({UNPROTECTED: letter * 70_000})[UNPROTECTED]
+
+
+def take_time(path: str) -> None:
+    time.sleep(30)
+
+
+async def test_the_results_of_tests_wait_for_no_agents_workspace(tmp_path: Path) -> None:
+    """Whose scan may take minutes of each reader."""
+    (tmp_path / "results.jsonl").write_text('["a.py::test_a", "call", "passed", false]\n')
+    scans = [asyncio.create_task(read_untrusted(take_time, "")) for _ in range(3 * AT_ONCE)]
+    try:
+        await asyncio.sleep(1)
+        reading = read_for_evaluation(read_results, tmp_path, "")
+        assert await asyncio.wait_for(reading, 15) == {"a.py::test_a": True}
+    finally:
+        for each in scans:
+            each.cancel()
+        await asyncio.gather(*scans, return_exceptions=True)
