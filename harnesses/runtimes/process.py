@@ -264,9 +264,14 @@ def _has(mark: bytes, process: str) -> bool:
             return True
     with suppress(OSError):
         _, locks = resource.prlimit(int(process.rpartition("/")[2]), RLIMIT_LOCKS)
-        return locks == locks_of(mark) and not _is_zombie(process)
+        return locks == locks_of(mark) and _lives(process)
     return False
 
 
-def _is_zombie(process: str) -> bool:
-    return Path(process, "stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+def _lives(process: str) -> bool:
+    """Whether any thread of a process lives: the first may have ended, which hides the environment as well."""
+    for thread in os.listdir(f"{process}/task"):
+        with suppress(OSError):
+            if Path(process, "task", thread, "stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
+                return True
+    return False

@@ -13,7 +13,10 @@ run may use more until the next look. What lies in sockets (data, descriptors in
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import random
 import re
 import stat
 import threading
@@ -36,6 +39,10 @@ DEEPEST = 200
 TOO_DEEP = 1 << 62
 MOST_DESCRIPTORS = 20_000
 MEMORY_FILES = ("/memfd:", "/dev/shm/", "/SYSV", "/dev/zero (deleted)")
+_LIBC = ctypes.CDLL(None)
+KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1)
+KCMP_FILES = 2
+COMPARED = 8
 ESCAPED = re.compile(r"\\(\d{3})")
 """A space or the like, in a path of `mountinfo`."""
 INODE_BYTES = 1024
@@ -57,7 +64,8 @@ def open_usage(pids: Collection[int]) -> OpenUsage:
     """
     disk: dict[tuple[int, int], int] = {}
     memory: dict[tuple[int, int], int] = {}
-    for path in islice((path for pid in pids for path in _descriptors(pid)), MOST_DESCRIPTORS):
+    in_any_order = random.sample(list(pids), len(pids))  # so none is always behind many others
+    for path in islice((path for pid in in_any_order for path in _descriptors(pid)), MOST_DESCRIPTORS):
         with suppress(OSError):
             status = os.stat(path)
             if status.st_nlink or not stat.S_ISREG(status.st_mode):
@@ -69,15 +77,27 @@ def open_usage(pids: Collection[int]) -> OpenUsage:
 
 def _descriptors(pid: int) -> Iterator[str]:
     """Of a process: its open files, and the deleted ones that it has mapped (for root only)."""
+    for thread in _with_own_files(pid):
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/task/{thread}/fd"):
+                yield f"/proc/{pid}/task/{thread}/fd/{name}"
     with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            yield f"/proc/{pid}/fd/{name}"
         with open(f"/proc/{pid}/maps", "rb") as file:
             maps = file.read()
         if b"(deleted)" in maps:
             for line in maps.splitlines():
                 if line.endswith(b"(deleted)"):
                     yield f"/proc/{pid}/map_files/{line.split(maxsplit=1)[0].decode()}"
+
+
+def _with_own_files(pid: int) -> Iterator[int]:
+    """The threads of a process, but for those that share their open files with one before."""
+    seen = list[int]()
+    with suppress(OSError):
+        for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+            if not any(_LIBC.syscall(KCMP, thread, other, KCMP_FILES, 0, 0) == 0 for other in seen[:COMPARED]):
+                seen.append(thread)
+                yield thread
 
 
 def _file_systems_in_memory(pids: Collection[int]) -> int:
@@ -249,7 +269,7 @@ class ProcessTable:
                         fields = file.read().rpartition(b")")[2].split()
                     pid = int(name)
                     table.threads[pid] = int(fields[17])
-                    table.memory[pid] = int(fields[21]) * PAGE
+                    table.memory[pid] = (int(fields[21]) if fields[0] != b"Z" else _pages_of_threads(name)) * PAGE
                     table.children[int(fields[1])].append(pid)
                     table.sessions[int(fields[3])].append(pid)
         return table
@@ -267,6 +287,15 @@ class ProcessTable:
                 members.add(each)
                 waiting += self.children.get(each, ())
         return members
+
+
+def _pages_of_threads(process: str) -> int:
+    """The resident pages of a process whose first thread has ended: only its other threads show them."""
+    for thread in os.listdir(f"/proc/{process}/task"):
+        with suppress(OSError), open(f"/proc/{process}/task/{thread}/stat", "rb") as file:
+            if pages := int(file.read().rpartition(b")")[2].split()[21]):
+                return pages
+    return 0
 
 
 WATCHDOG = Watchdog()

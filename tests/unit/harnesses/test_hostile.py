@@ -307,6 +307,19 @@ for number in range(200_000):
     os.close(os.open(f"/tmp/{number}", os.O_CREAT))
 time.sleep(20)
 """
+HIDDEN = """
+import ctypes, os, threading, time
+def fill():
+    time.sleep(0.2)
+    {fill}
+    time.sleep(20)
+threading.Thread(target=fill).start()
+ctypes.CDLL(None).syscall({exit}, 0)
+"""
+IN_MEMORY = "block = b'x' * (80 << 20)"
+IN_FILES = "files = [os.memfd_create('x') for _ in range(9)]; [os.write(each, b'x' * 9_000_000) for each in files]"
+EXIT = 93 if platform.machine() == "aarch64" else 60
+FORKED = "import os; os.fork(); os.fork()" + HIDDEN
 THREADS = """
 import threading, time
 threading.stack_size(1 << 16)
@@ -334,6 +347,18 @@ async def test_no_place_of_a_sandbox_takes_more_memory_than_it_may(
     [
         pytest.param(NAMES, Limits(memory_mb=60), "over 60 MB of memory", id="names"),
         pytest.param(THREADS, Limits(processes=20), ("over 80 threads", "can't start new thread"), id="threads"),
+        pytest.param(
+            FORKED.format(fill=IN_MEMORY, exit=EXIT),
+            Limits(memory_mb=120),
+            "over 120 MB of memory",
+            id="no first thread",
+        ),
+        pytest.param(
+            HIDDEN.format(fill=IN_FILES, exit=EXIT),
+            Limits(memory_mb=60),
+            "over 60 MB of memory",
+            id="files of a thread",
+        ),
         pytest.param(SEGMENTS, Limits(), "1\nTrue -1 True", id="segments"),
     ],
 )
@@ -369,12 +394,17 @@ time.sleep(90)
 """
 DAEMONS = {"as it is": ("", "os.environ"), "an empty environment": ("", "{}"), "a title": (TITLE, "{}")}
 DAEMONS["another's variables"] = ("os.environ.clear()", "{'ROLLTAP_WORKSPACE': 'x'}")
+DAEMONS["without its first thread"] = (
+    "import threading\nthreading.Thread(target=time.sleep, args=(90,)).start()\nctypes.CDLL(None).syscall(EXIT, 0)",
+    "{}",
+)
 DAEMONS["without a dump"] = (f"{HIDES}\ntime.sleep(90)", "{}")
 
 
 @pytest.mark.parametrize("kind", DAEMONS)
 async def test_no_daemon_of_a_run_outlives_it(kind: str, runtime: Runtime) -> None:
     act, env = DAEMONS[kind]
+    act = act.replace("EXIT", "93" if platform.machine() == "aarch64" else "60")
     name = f"daemon-{random.randrange(10**9)}"
     workspace = await runtime.prepare(Files({}))
     script = DAEMON.format(act=act, env=env, name=name)
