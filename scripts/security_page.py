@@ -340,6 +340,18 @@ CONTROLS = (
         ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",),
         "in `process`, one that changes its limits as well, which only root can raise",
     ),
+    Control(
+        "slow work on an agent's files, however much, delays no heartbeat and takes no time of others' evaluations",
+        ("unit/harnesses/test_node.py::test_slow_work_on_agents_files_delays_no_heartbeat",
+         "unit/harnesses/test_node.py::test_work_on_agents_files_has_threads_of_its_own",
+         "unit/harnesses/test_changes.py::test_others_run_while_very_many_paths_are_put_in_order",
+         "unit/harnesses/test_evaluators.py::test_the_results_of_tests_wait_for_no_agents_workspace"),
+        "others' ends and set-ups may wait",
+    ),
+    Control(
+        "what was found about a rollout stays, whatever names an agent gives its files",
+        ("unit/harnesses/test_evaluators.py::test_what_was_found_stays_in_a_detail_that_is_too_large",),
+    ),
 )  # fmt: skip
 
 

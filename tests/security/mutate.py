@@ -152,6 +152,10 @@ MUTANTS = (
            "unit/harnesses/test_code_sandbox.py::test_what_a_judge_writes_to_another_file_is_no_reward"),
     Mutant(56, "harnesses/runtimes/process.py", "return locks == locks_of(mark) and", "return False and",
            "unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it"),
+    Mutant(57, "harnesses/threads.py", "run_in_executor(_THREADS, call)", "run_in_executor(None, call)",
+           "unit/harnesses/test_node.py::test_slow_work_on_agents_files_delays_no_heartbeat"),
+    Mutant(58, "harnesses/base.py", '        stored[name] = f"{sizes[name]:,} bytes are left out"\n', '        return {"left_out": "much"}\n',
+           "unit/harnesses/test_evaluators.py::test_what_was_found_stays_in_a_detail_that_is_too_large"),
 )  # fmt: skip
 
 

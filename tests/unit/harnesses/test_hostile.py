@@ -418,8 +418,9 @@ async def test_no_daemon_of_a_run_outlives_it(kind: str, runtime: Runtime) -> No
 
 
 def _command_line(pid: int) -> bytes:
+    """Also if its first thread has ended."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"".join(path.read_bytes() for path in Path(f"/proc/{pid}/task").glob("*/cmdline"))
     return b""
 
 
