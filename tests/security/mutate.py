@@ -98,7 +98,7 @@ MUTANTS = (
            "unit/exporters/test_import.py::test_a_trace_that_cannot_be_read_is_named_and_nothing_is_written"),
     Mutant(29, "proxy/front/connections.py", "if self.framing_bytes > allowed or self.idle_framing_bytes > HEAD_BYTES:", "if False:",
            "unit/proxy/test_front.py::test_what_is_neither_head_nor_body_has_a_limit[a long extension]"),
-    Mutant(30, "harnesses/runtimes/here.py", "mounts = await asyncio.to_thread(mounts_of, self.folder)", "mounts = list(mounts_of(self.folder))[:0]",
+    Mutant(30, "harnesses/runtimes/here.py", "mounts = await in_thread(mounts_of, self.folder)", "mounts = list(mounts_of(self.folder))[:0]",
            "unit/harnesses/test_here.py::test_an_agent_writes_nowhere_where_a_persons_tools_run_programs"),
     Mutant(31, "harnesses/runtimes/bubblewrap.py", "            check_shown(path)\n", "            pass\n",
            "unit/harnesses/test_install.py::test_a_sandbox_refuses_to_show_a_persons_folder"),
