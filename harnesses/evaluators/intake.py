@@ -54,7 +54,7 @@ NAMES_OF_NEW = frozenset(("tasks.py",))
 """Like `NAMES`, but only for new files: projects have modules of these names, too."""
 
 CONFIGURES = re.compile(
-    r"[^/]*(config|conf|rc|setup|workspace)(\.[^/]*)?\.[^/.]+|[^/]*\.(pth|pyc|pyo|so|egg-link|cfg|ini|toml|mk|cmake|opts|gradle|kts"
+    r"[^/]*(config|conf|rc|setup|workspace)\.[^/]+|[^/]*\.(pth|pyc|pyo|so|egg-link|cfg|ini|toml|mk|cmake|opts|gradle|kts"
     r"|gemspec|lock)|[^/]*(make|rake|gem|docker|just|task|build|proc|jenkins|vagrant)file|build|workspace|package\.json"
     r"|(pom|build|phpunit|testng|ivy)\.xml(\.dist)?|(deno|composer|angular|nx|turbo|lerna|nodemon|cypress|global)\.jsonc?"
     r"|cmakepresets\.json|rust-toolchain|go\.(mod|sum|work)|(gradle|junit-platform)\.properties|(gradlew|mvnw)(\.[^/.]*)?"
