@@ -60,10 +60,15 @@ def storable(text: str) -> str:
 
 
 def storable_detail(detail: Mapping[str, Any]) -> dict[str, Any]:
-    """A reward's detail as JSON that the server accepts. One that is too large says only that."""
+    """A reward's detail as JSON that the server accepts. Of one that is too large, the largest values are left out: an
+    agent's file names are, and what was found about it stays."""
     stored = {storable(str(name)): _storable_value(value) for name, value in detail.items()}
-    size = len(json.dumps(stored))
-    return stored if size <= DETAIL_BYTES else {"left_out": f"{size:,} bytes of detail are more than {DETAIL_BYTES:,}"}
+    sizes = {name: len(json.dumps(value)) for name, value in stored.items()}
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        if len(json.dumps(stored)) <= DETAIL_BYTES:
+            break
+        stored[name] = f"{sizes[name]:,} bytes are left out"
+    return stored
 
 
 def _storable_value(value: Any) -> Any:

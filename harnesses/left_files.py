@@ -19,6 +19,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any, ParamSpec, TypeVar
 
@@ -26,6 +29,9 @@ import msgspec
 
 from rolltap.errors import LogUnreadable, Unreadable
 from rolltap.untrusted import ReaderServer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_BYTES = 64 << 20
 """The most bytes read below one root, over all files."""
@@ -266,7 +272,19 @@ def changes(before: Path, after: Path) -> list[Change]:
     differing = [Change(path, ChangeKind.ADDED) for path in new - old]
     differing += [Change(path, ChangeKind.DELETED) for path in old - new]
     differing += [Change(path, ChangeKind.MODIFIED) for path in old & new if not _same(before / path, after / path)]
-    return sorted(differing, key=lambda change: change.path)
+    return in_order(differing, attrgetter("path"))
+
+
+SORTED_AT_ONCE = 20_000
+
+
+def in_order(items: Iterable[T], key: Callable[[T], str]) -> list[T]:
+    """`sorted` for as many items as an agent likes: other threads, such as the one that sends heartbeats, can run."""
+    waiting = iter(items)
+    parts = list[list[T]]()
+    while part := list(islice(waiting, SORTED_AT_ONCE)):
+        parts.append(sorted(part, key=key))
+    return list(merge(*parts, key=key))
 
 
 def apply_changes(
@@ -368,18 +386,20 @@ def remove(path: Path) -> None:
     log.error("%s can't be removed: remove it by hand", path)
 
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 MODULES = (
     "rolltap.harnesses.runner.tampering",
     "rolltap.harnesses.logs.check",
     "sqlite3",
-    "rolltap.harnesses.evaluators.pytest_check",
 )
 READERS = ReaderServer(MODULES)
+EVALUATIONS_READERS = ReaderServer(("rolltap.harnesses.evaluators.pytest_check",))
 
 
 async def read_untrusted(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Returns `function(*args)`, run by a reader process: see `ReaderServer.ask`."""
     return await READERS.ask(function, *args, **kwargs)
+
+
+async def read_for_evaluation(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`read_untrusted` by other processes: an evaluation, whose time is limited, waits for no agent's workspace."""
+    return await EVALUATIONS_READERS.ask(function, *args, **kwargs)

@@ -269,7 +269,9 @@ CONTROLS = (
     ),
     Control(
         "a judge that makes a program, an option or a pattern of what the agent wrote is `unprotected`",
-        ("security/test_judge_text.py::test_what_makes_a_program_of_the_agents_text_is_not_known",),
+        ("security/test_judge_text.py::test_what_makes_a_program_of_the_agents_text_is_not_known",
+         "security/test_judge_text.py::test_what_computes_a_variable_of_the_agents_is_not_known",
+         "security/test_judge_text.py::test_who_names_files_by_a_pattern_reads_options_too"),
         "what a program of the judge does with the text",
     ),
     Control(
@@ -298,7 +300,7 @@ CONTROLS = (
         ("security/test_forged_results.py::test_code_that_loses_tests_gets_nothing",
          "security/test_forged_results.py::test_code_that_loses_some_parameters_gets_nothing",
          "security/test_forged_results.py::test_a_skeleton_has_no_test_that_honest_work_leaves_out"),
-        "of such a file: tests that are generated or inherited, and all if it mentions skipping",
+        "of such a file: tests that are generated or inherited, and all if it skips some by its fixtures or as a whole",
     ),
     Control(
         "a test that has no result with another expectation is a failed evaluation",
@@ -311,6 +313,8 @@ CONTROLS = (
     Control(
         "who changes the file that its work is compared with is `unprotected`",
         ("security/test_changed_expectations.py::test_who_changes_both_sides_of_a_comparison_is_not_trusted",
+         "security/test_changed_expectations.py::test_who_changes_both_sides_in_another_folder_is_not_trusted",
+         "security/test_changed_expectations.py::test_who_removes_what_is_expected_is_not_trusted",
          "security/test_changed_expectations.py::test_its_reward_is_unprotected"),
         "where the task's own file is the only one that is changed, and no file of tests or sums",
     ),
@@ -318,6 +322,35 @@ CONTROLS = (
         "in a person's folder an agent writes no program, hook or file that the person's git is told to use",
         ("unit/harnesses/test_here.py::test_an_agent_writes_nowhere_where_a_persons_git_is_told_to_look",),
         "what such a program loads",
+    ),
+    Control(
+        "each file system in memory that a sandbox can write to has a size and counts, and so do file names and threads",
+        ("unit/harnesses/test_hostile.py::test_no_place_of_a_sandbox_takes_more_memory_than_it_may",
+         "unit/harnesses/test_hostile.py::test_no_kind_of_memory_is_without_a_limit",
+         "unit/harnesses/test_hostile.py::test_the_filter_of_each_machine_refuses_its_own_numbers_only"),
+        "what lies in sockets, without a cgroup; the user's limits, such as that of inotify instances, are one for all runs",
+    ),
+    Control(
+        "no link of an agent leads what a judge writes to its reward file",
+        ("unit/harnesses/test_code_sandbox.py::test_what_a_judge_writes_to_another_file_is_no_reward",
+         "unit/harnesses/test_code_sandbox.py::test_where_links_lead_is_known_without_following_them"),
+    ),
+    Control(
+        "no daemon outlives its run, also one that emptied or overwrote its environment",
+        ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",),
+        "in `process`, one that changes its limits as well, which only root can raise",
+    ),
+    Control(
+        "slow work on an agent's files, however much, delays no heartbeat and takes no time of others' evaluations",
+        ("unit/harnesses/test_node.py::test_slow_work_on_agents_files_delays_no_heartbeat",
+         "unit/harnesses/test_node.py::test_work_on_agents_files_has_threads_of_its_own",
+         "unit/harnesses/test_changes.py::test_others_run_while_very_many_paths_are_put_in_order",
+         "unit/harnesses/test_evaluators.py::test_the_results_of_tests_wait_for_no_agents_workspace"),
+        "others' ends and set-ups may wait",
+    ),
+    Control(
+        "what was found about a rollout stays, whatever names an agent gives its files",
+        ("unit/harnesses/test_evaluators.py::test_what_was_found_stays_in_a_detail_that_is_too_large",),
     ),
 )  # fmt: skip
 

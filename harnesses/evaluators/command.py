@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import stat
@@ -14,7 +13,10 @@ from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.programs import place_of, run_program
 from rolltap.harnesses.left_files import LeftFiles, remove
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
+from rolltap.harnesses.runtimes.folders import remove_links_to
 from rolltap.harnesses.runtimes.sources import inside
+from rolltap.harnesses.threads import in_thread
+from rolltap.tampering import TamperingAct, TamperingKind
 
 RUN = 'bash -n -c "$1" || exit 126; exec bash -o pipefail -c "$1$2"'
 """Runs the command `$1`, then `$2`. One that bash can't parse exits with 126: bash's own status for that may also be a
@@ -58,9 +60,9 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         place, about = await place_of(evidence, self.command, self.takes, self.reward_files, reads_only=self.reads_only)
-        workspace = place.workspace
+        workspace, aliases = place.workspace, list[str]()
         if self.reward_file:
-            await asyncio.to_thread(_clear, workspace.folder, self.reward_file)
+            aliases = await in_thread(_clear, workspace, self.reward_file)
         pipes = "" if "&&" in self.command else PIPES
         launch = Command(("/bin/bash", "-c", RUN, "bash", self.command, pipes))
         step = "the evaluator's command"
@@ -69,11 +71,17 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         detail = {"command": self.command, "code": exit_.code, "seconds": exit_.seconds, **about, **end.detail}
         with end.blamed():
             end.check_ran(step)
-            value = await self._value(evidence, workspace, exit_) if self.reward_file else float(exit_.code == 0)
-        return Verdict((Score(value),), detail)
+            try:
+                value = await self._value(evidence, workspace, exit_) if self.reward_file else float(exit_.code == 0)
+            except NoReward:
+                if not aliases:
+                    raise
+                value = 0.0
+        acts = [TamperingAct.at(TamperingKind.REWARD_FILE, f"{each} -> {self.reward_file}") for each in aliases]
+        return Verdict((Score(value),), detail, tampering=tuple(acts))
 
     async def _value(self, evidence: Evidence, workspace: Workspace, exit_: Exit) -> float:
-        text = await asyncio.to_thread(read_reward, workspace.folder, self.reward_file)
+        text = await in_thread(read_reward, workspace.folder, self.reward_file)
         if text is None:
             raise NoReward(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
         evidence.seen.add(self.reward_file, text)
@@ -92,10 +100,10 @@ def read_reward(folder: Path, path: str) -> str | None:
         return file.read(REWARD_BYTES).decode("utf-8", errors="replace")
 
 
-def _clear(folder: Path, path: str) -> None:
-    """Removes whatever is at the path of the reward file. In its path, anything but a folder becomes an
-    empty folder, and folders become writable."""
-    step = folder
+def _clear(workspace: Workspace, path: str) -> list[str]:
+    """Removes whatever is at the path of the reward file, and the links that lead there, which it returns. In its path,
+    anything but a folder becomes an empty folder, and folders become writable."""
+    step = workspace.folder
     for part in Path(path).parts[:-1]:
         step = step / part
         if os.path.lexists(step) and (step.is_symlink() or not step.is_dir()):
@@ -103,7 +111,8 @@ def _clear(folder: Path, path: str) -> None:
             step.mkdir()
         if step.is_dir():
             step.chmod(step.stat().st_mode | stat.S_IRWXU)
-    remove(folder / path)
+    remove(workspace.folder / path)
+    return remove_links_to(LeftFiles(workspace.folder), workspace.workdir, str(inside(path)))
 
 
 def parse_reward(text: str) -> float:

@@ -106,7 +106,7 @@ def with_decoys(source: str, functions: Collection[str]) -> tuple[str, list[str]
         tree = ast.parse(source)
         probes = _Probes(f"_{random.getrandbits(64):x}", random.randrange(10**3, 10**4))
         made = [name for name in functions if _make_decoy(tree, name.split("::"), probes)]
-        after = next((number for number, each in enumerate(tree.body) if not _comes_first(each)), len(tree.body))
+        after = next((number for number, each in enumerate(tree.body) if not comes_first(each)), len(tree.body))
         tree.body[after:after] = probes.functions()
         text = ast.unparse(ast.fix_missing_locations(tree))
         compile(text, "decoys", "exec", dont_inherit=True)
@@ -115,7 +115,7 @@ def with_decoys(source: str, functions: Collection[str]) -> tuple[str, list[str]
     return text, made
 
 
-def _comes_first(statement: ast.stmt) -> bool:
+def comes_first(statement: ast.stmt) -> bool:
     """Whether it is a docstring, or an import from `__future__`."""
     if isinstance(statement, ast.ImportFrom):
         return statement.module == "__future__"

@@ -7,7 +7,6 @@ are recorded; `chosen_reward` selects the one that counts).
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import tempfile
@@ -25,6 +24,7 @@ from rolltap.harnesses.evaluators.programs import place_of, run_program
 from rolltap.harnesses.left_files import remove
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.runtimes.sources import located
+from rolltap.harnesses.threads import in_thread
 
 
 class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
@@ -64,11 +64,11 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         place, about = await place_of(evidence, self._source, self.takes)
-        scratch = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="rollout-harbor-"))
+        scratch = Path(await in_thread(tempfile.mkdtemp, prefix="rollout-harbor-"))
         try:
             logs, tests = scratch / "logs", scratch / "tests"
             (logs / "verifier").mkdir(parents=True)
-            await asyncio.to_thread(shutil.copytree, self.tests, tests, symlinks=True)
+            await in_thread(shutil.copytree, self.tests, tests, symlinks=True)
             launch = Command(("/bin/bash", "/tests/test.sh"), env=self.env, mounts={"/tests": tests, "/logs": logs})
             end = await run_program(evidence, place, "test.sh", launch)
             exit_ = end.exit
@@ -77,7 +77,7 @@ class HarborCheck(EvaluatorTable, tag="harbor", frozen=True):
                 parts = read_rewards(logs / "verifier", exit_.output, evidence.seen)
                 value = chosen_reward(parts, self.reward_key)
         finally:
-            await asyncio.to_thread(remove, scratch)
+            await in_thread(remove, scratch)
         return Verdict((Score(value),), {"code": exit_.code, "parts": parts, **about, **end.detail})
 
 

@@ -54,13 +54,13 @@ NAMES_OF_NEW = frozenset(("tasks.py",))
 """Like `NAMES`, but only for new files: projects have modules of these names, too."""
 
 CONFIGURES = re.compile(
-    r"[^/]*(config|conf|rc|setup|workspace)\.[^/.]+|[^/]*\.(pth|pyc|pyo|so|egg-link|cfg|ini|toml|mk|cmake|opts|gradle|kts"
+    r"[^/]*(config|conf|rc|setup|workspace)\.[^/]+|[^/]*\.(pth|pyc|pyo|so|egg-link|cfg|ini|toml|mk|cmake|opts|gradle|kts"
     r"|gemspec|lock)|[^/]*(make|rake|gem|docker|just|task|build|proc|jenkins|vagrant)file|build|workspace|package\.json"
     r"|(pom|build|phpunit|testng|ivy)\.xml(\.dist)?|(deno|composer|angular|nx|turbo|lerna|nodemon|cypress|global)\.jsonc?"
     r"|cmakepresets\.json|rust-toolchain|go\.(mod|sum|work)|(gradle|junit-platform)\.properties|(gradlew|mvnw)(\.[^/.]*)?"
     r"|[^/]*\.([cfv][sb]proj|props|targets|sln|cabal|bazel|bzl|gyp|sbt|neon|zon|config)|meson\.build|mix\.exs|dune(-project)?"
     r"|(cabal\.project|stack\.yaml|pubspec\.yaml)|(deps|bb|shadow-cljs)\.edn|scons(truct|cript)|wscript|configure"
-    r"|(pip|snake|tup|earth|tilt|pod)file|cpanfile|(task|behat|codeception|environment|shard)(file)?\.ya?ml",
+    r"|(pip|snake|tup|earth|tilt|pod|cap|thor|guard|fast|danger|jake|cake|steep|puppet|berks)file|cpanfile|(task|behat|codeception|environment|shard)(file)?\.ya?ml",
     re.IGNORECASE,
 )
 """Paths that no pattern of `takes` with a wildcard takes."""

@@ -31,10 +31,11 @@ TOOLS = frozenset(
 )
 """They run no other program, but for the options in `RUNS_A_FILE`."""
 RUNS_A_FILE = re.compile(
-    r"(awk|sed|jq) (-[a-zA-Z]*f|--f)|find -(exec|ok)|awk .*(system|\|)|sort --comp|split --fi", re.DOTALL
+    r"(sed|jq) (-[a-zA-Z]*f|--f)|jq (-L|--l)|awk (-[^vF]|.*(system|\||@))|find -(exec|ok)|sort --co|split --f",
+    re.DOTALL,
 )
 """A tool and the beginning of one of its arguments, by which it runs a program, or what a file says."""
-SED_RUNS = re.compile(r"(?:^|[;{}$,!\s/|#@:=])[gpiImM\d]*e[gpiImM\d]*(?=\s|;|\}|$)")
+SED_RUNS = re.compile(r"(?:^|[^\w\\]|_)[gpiImM\d]*e[gpiImM\d]*(?=\s|;|\}|$)")
 """The command or flag `e` of sed."""
 WRITES = frozenset(("cp", "mv", "ln", "tee", "split"))
 LOADS = re.compile(r"\w*PATH|LD_\w+|PYTHON\w+|PERL\w+|RUBY\w+|NODE_\w+|LUA_\w+|JULIA_\w+|R_\w+|BASH_ENV|ENV|IFS")
@@ -61,26 +62,29 @@ REDIRECTION = re.compile(r"(\d*[<>]+)(.*)", re.DOTALL)
 HERE_DOCUMENT = re.compile(r"<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)")
 DEFINES = "\0"
 """The first of two words, in place of the definition of a function with the second's name."""
-STATEMENTS, PATHS = re.compile(r"&&|\|\||[;\n]"), re.compile(r"[\w./+@-]+")
-COMPARES_FILES = re.compile(r"\b(diff|cmp|comm|join)\b|sum\b|grep\s.{0,300}-\w{0,20}f|\$\(|<\(")
-"""A text that may compare one file with another."""
 SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
 SEPARATORS = ";|&()\n"
 LITERAL, BARE = "\1", "\2"
 """In place of a `$` that bash doesn't expand, and of one that it expands outside quotation marks. The latter's value is
 split into words, and may be patterns, options and operators: `test $x = 42` holds for an x of `1 -o 1`."""
-DOCUMENT = "\3"
-"""Before the text of a here document."""
-AS_WRITTEN = str.maketrans({LITERAL: "$", BARE: "$", DOCUMENT: ""})
+DOCUMENT, GLOB = "\3", "\4"
+"""Before the text of a here document, and a pattern of paths that begins a word."""
+AS_WRITTEN = str.maketrans({LITERAL: "$", BARE: "$", DOCUMENT: "", GLOB: ""})
 OWN_VALUES = re.compile(rf"[${BARE}](\{{?({VARIABLE}|PWD|HOME)\b\}}?|[?#!$0])")
 """Expansions whose value no file of the agent's decides."""
 EXPANDS = re.compile(rf"[${BARE}]([\w({{\[@*]|\Z)|`")
 COMPUTES = re.compile(rf"[${BARE}](\[|\{{!|\{{\w+(@|\[(?![\d@*]+\])|:(?![-=?+]|[\d: ]*\}})))")
 """Bash computes what stands there, which may run commands: `${a[$i]}`, `${x:$i}`, `${x@P}`."""
-COMPARES_NUMBERS = frozenset(("-eq", "-ne", "-lt", "-le", "-gt", "-ge", "-v", "-R"))
+COMPUTES_BOTH = frozenset(("-eq", "-ne", "-lt", "-le", "-gt", "-ge"))
 """In `[[ ]]`, bash computes the texts on both sides: `a[$(COMMAND)]` runs the command."""
+COMPARES_NUMBERS = COMPUTES_BOTH | {"-v", "-R"}
 TAKES_A_PATTERN = frozenset(("=", "==", "!=", "=~"))
 NAMES_VARIABLES = frozenset(("export", "local", "read", "unset", "printf", "wait"))
+PRINTS_ONLY = frozenset(("cat", "chmod", "echo", "ls", "printf", "rm", "touch", "[["))
+"""Tools of which an option that is a file's name decides nothing; and bash's own, which takes no files."""
+BEGINS_A_GLOB = re.compile(r"[*?]|\[[^\s\[]")
+NAME = re.compile(r"(?<![\w$\1\2.-])[A-Za-z_]\w*")
+"""In what bash computes, a name is the value of a variable, which it computes, too."""
 OF_PROGRAMS: Mapping[str, Mapping[str, int]] = {
     **{grep: {"-m": 1, "-A": 1, "-B": 1, "-C": 1} for grep in ("grep", "egrep", "fgrep")},
     "awk": {"-v": 1, "-F": 1},
@@ -131,7 +135,8 @@ class JudgeText:
             commands = list(_commands(_plain(text.replace("\\\n", ""))))
             own = own_variables(commands)
             for words in commands:
-                self._read_expansions([own.sub("", word) for word in words] if own else words)
+                computed = _computed(words)
+                self._read_expansions([own.sub("", word) for word in computed] if own else computed)
                 self._read_command([word.translate(AS_WRITTEN) for word in words])
         except ValueError as error:
             self._note(str(error))
@@ -182,6 +187,9 @@ class JudgeText:
         while words and (words[0] in BEFORE or ASSIGNMENT.fullmatch(words[0])):
             words = words[1:]
         head, arguments = ("", []) if not words else (words[0], [OWN_VALUES.sub("", each) for each in words[1:]])
+        paths = arguments[: arguments.index("--")] if "--" in arguments else arguments
+        if head in TOOLS - PRINTS_ONLY and any(each.startswith(GLOB) for each in paths):
+            self.only_tools = False  # a file of the agent's may be named as an option is; into a clean copy none comes
         bare = [each for each in arguments if BARE in each]
         expanded = [each for each in arguments if EXPANDS.search(each)]
         if head == "[[":
@@ -249,13 +257,8 @@ class JudgeText:
                 return
         self._note(f"{head} without a program")
 
-    def named(self, text: str) -> Iterator[set[str]]:
-        """The paths below the working copy that each statement of a text may name: its words, as they stand there."""
-        for statement in STATEMENTS.split(text):
-            yield {path for word in PATHS.findall(statement) if (path := self._path_of(word))}
-
-    def _path_of(self, word: str) -> str:
-        """ "" for what is outside."""
+    def path_of(self, word: str) -> str:
+        """The path below the working copy that a word may name; "" for what is outside."""
         root = next((each for each in self.roots if word.startswith(f"{each}/")), "")
         place = os.path.join(self.roots[root], word.removeprefix(f"{root}/")) if root else self.workdir + word
         path = os.path.normpath(place)
@@ -278,7 +281,23 @@ class JudgeText:
     def _is_outside(self, path: str) -> bool:
         """Whether a path leads out of the working copy, and is written out."""
         written_out = path.startswith("/") and not set(path) & set("$*?[~") and ".." not in path
-        return written_out and not f"{path}/".startswith(("/proc/", "/dev/", *(f"{each}/" for each in self.roots)))
+        real = os.path.normpath(f"/{path.lstrip('/')}")
+        return written_out and not f"{real}/".startswith(("/proc/", "/dev/", *(f"{each}/" for each in self.roots)))
+
+
+def _computed(words: Sequence[str]) -> list[str]:
+    """The words of a command; names in what bash computes as expansions: `x` of `[[ x -eq 1 ]]` or `a[x]=1`."""
+    place = next((at for at, each in enumerate(words) if each not in BEFORE and not ASSIGNMENT.fullmatch(each)), 0)
+    head, arguments = words[place], words[place + 1 :]
+    if head == "[[" and COMPUTES_BOTH.intersection(arguments):
+        computed = re.compile(r".+", re.DOTALL)
+    elif head not in NAMES_VARIABLES and "-v" not in arguments:
+        return list(words)
+    else:
+        is_integer = any(re.fullmatch(r"-\w*i\w*", each) for each in arguments)
+        computed = re.compile(r"=.*" if is_integer else r"\[.*\]", re.DOTALL)
+    changed = [computed.sub(lambda part: NAME.sub(rf"{BARE}\g<0>", part[0]), each) for each in arguments]
+    return [*words[: place + 1], *changed]
 
 
 def _programs(arguments: Sequence[str], values_of: Mapping[str, int]) -> list[str]:
@@ -354,6 +373,8 @@ def _plain(text: str) -> str:
         elif char == "#" and (not plain or plain[-1][-1] in f" \t{SEPARATORS}"):
             at = (at + text[at:].find("\n")) if "\n" in text[at:] else len(text)
             continue
+        elif BEGINS_A_GLOB.match(text, at) and (not plain or plain[-1][-1] in f" \t{SEPARATORS}"):
+            char = GLOB + char
         elif char == "$":
             char = BARE if EXPANDS.match(text[at : at + 2]) or text[at + 1 : at + 2] in set("#?!$-'\"") else LITERAL
         elif text.startswith("<<<", at):

@@ -9,7 +9,6 @@ mark, so it can't end its part and imitate the task's text, and so are the headi
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from rolltap.harnesses.base import Evidence, Score, Verdict, choice, shortened, 
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.evaluators.base import EvaluatorTable
 from rolltap.harnesses.left_files import DEEPEST, UNSEEN, Change, ChangeKind, LeftFiles, changes
+from rolltap.harnesses.threads import in_thread
 
 SHOWN_BYTES = 20_000
 OUTPUT_CHARS = 4_000
@@ -86,9 +86,9 @@ class LlmJudge:
     async def evaluate(self, evidence: Evidence) -> Verdict:
         clean = await evidence.clean_workspace()
         folder = evidence.workspace.folder
-        agent_changes = await asyncio.to_thread(changes, clean.folder, folder)
+        agent_changes = await in_thread(changes, clean.folder, folder)
         mark = secrets.token_hex(8)
-        summary, files = await asyncio.to_thread(shown_changes, folder, agent_changes, mark)
+        summary, files = await in_thread(shown_changes, folder, agent_changes, mark)
         prompt = PROMPT.format(
             mark=mark,
             instruction=evidence.task.instruction,

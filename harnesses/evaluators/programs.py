@@ -15,21 +15,17 @@ with it and the judge only passes it on; all others are.
 
 from __future__ import annotations
 
-import asyncio
-import os
-import re
-from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import CodeWork, Command, Evidence, Exit, Workspace, last_line
-from rolltap.harnesses.evaluators.intake import Intake, StartingState, is_of_tests
-from rolltap.harnesses.evaluators.judge_text import COMPARES_FILES, STATEMENTS, JudgeText
+from rolltap.harnesses.evaluators.expectations import changed_expectation, may_compare
+from rolltap.harnesses.evaluators.intake import Intake, StartingState
+from rolltap.harnesses.evaluators.judge_text import JudgeText
 from rolltap.harnesses.left_files import (
     MOST_BYTES,
     MOST_FILES,
@@ -40,15 +36,16 @@ from rolltap.harnesses.left_files import (
     apply_changes,
     changes,
     file_states,
+    in_order,
 )
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
+from rolltap.harnesses.threads import in_thread
 from rolltap.types import UNPROTECTED
 
 NOT_USED = "its program did not use $ROLLTAP_SANDBOXED"
 NOT_NAMED = "its program does not name $ROLLTAP_SANDBOXED itself, so it ran among the agent's files"
 UNKNOWN = "its program starts without $ROLLTAP_SANDBOXED what may be the agent's: {}"
 CHANGED = "it compares files of the working copy, and the agent changed {}"
-SUMS = re.compile(r"sum\s.{0,300}-\w{0,20}c")
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Environment of a judge in a clean copy: else its Python would prefer modules there to installed ones."""
 
@@ -123,7 +120,8 @@ class JudgesCopy:
     def take_again(self) -> None:
         """Takes the changes that a helper's program made in the agent's copy, except to files that the judge wrote."""
         seen, now = file_states(self.agents), file_states(self.clean)
-        changed = sorted(path for path in seen.keys() | self._seen.keys() if seen.get(path) != self._seen.get(path))
+        every = seen.keys() | self._seen.keys()
+        changed = in_order((path for path in every if seen.get(path) != self._seen.get(path)), str)
         self._seen = seen
         found = [
             Change(path, ChangeKind.MODIFIED if path in seen else ChangeKind.DELETED)
@@ -171,44 +169,19 @@ async def place_of(
     if not takes and (reads_only or VARIABLE not in source or not agents.is_sandboxed):
         text = JudgeText.of(source, (), agents)
         known = JudgesPlace(agents, agents, only_tools=reads_only or text.only_tools)
-        if not known.only_tools or not COMPARES_FILES.search(source):
+        if not known.only_tools or not await in_thread(may_compare, text, source, agents):
             return known, {}
         clean = await evidence.clean_workspace()
-        return replace(known, expectation=await asyncio.to_thread(changed_expectation, text, source, clean, agents)), {}
+        return replace(known, expectation=await in_thread(changed_expectation, text, source, clean, agents)), {}
     clean = await evidence.clean_workspace()
-    start = await asyncio.to_thread(StartingState.of, clean.folder)
+    start = await in_thread(StartingState.of, clean.folder)
     text = JudgeText.of(source, start.files, clean)
     copy = JudgesCopy(clean.folder, agents.folder, Intake(start, takes, {*hidden, *text.programs}))
-    await asyncio.to_thread(copy.begin)
+    await in_thread(copy.begin)
     evidence.seen.add("the agent's changes", "\n".join(listed(copy.every, copy.left_out)))
     about = {"changed": len(copy.every), "left_out": [change.path for change in copy.left_out[:NAMED]]}
     known = JudgesPlace(clean, agents, None if takes else copy, is_clean=True, unknown=text.unknown)
     return replace(known, only_tools=reads_only or text.only_tools), about
-
-
-def changed_expectation(text: JudgeText, source: str, clean: Workspace, agents: Workspace) -> str:
-    """A file of the task that the agent changed, and the judge, among the agent's files, takes for what is expected.
-
-    It does if a statement of it names nothing but what the agent changed, and more than one; or a changed file of sums,
-    or of tests. An agent's work that is compared with the task's own changes one side only.
-    """
-    every = changes(clean.folder, agents.folder)
-    paths, kinds = [each.path for each in every], {each.path: each.kind for each in every}
-    for statement, named in zip(STATEMENTS.split(source), text.named(source), strict=True):
-        changed: dict[str, list[str]] = {}
-        for path in named - {"."}:
-            below = takewhile(
-                lambda each, path=path: each.startswith(f"{path}/"), paths[bisect_left(paths, f"{path}/") :]
-            )
-            changed[path] = [each for each in (path, *below) if each in kinds]
-            if not changed[path] and not os.path.lexists(clean.folder / path):
-                del changed[path]  # a word that names nothing
-        own = sorted(path for found in changed.values() for path in found if kinds[path] is ChangeKind.MODIFIED)
-        if own and len(changed) > 1 and all(changed.values()):
-            return own[0]
-        if expected := [path for path in own if SUMS.search(statement) or is_of_tests(path)]:
-            return expected[0]
-    return ""
 
 
 def listed(every: Iterable[Change], left_out: Iterable[Change]) -> list[str]:

@@ -37,8 +37,9 @@ from rolltap.harnesses.evaluators.decoys import FUNCTIONS, chosen, function_of, 
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.quiet_decoys import with_quiet_decoys
-from rolltap.harnesses.evaluators.skeletons import counted_tests, skeleton
-from rolltap.harnesses.left_files import Change, LeftFiles, apply_changes, changes, read_untrusted
+from rolltap.harnesses.evaluators.skeletons import counted_tests, skeleton, without_what_fails
+from rolltap.harnesses.left_files import Change, LeftFiles, apply_changes, changes, read_for_evaluation
+from rolltap.harnesses.threads import in_thread
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import UNPROTECTED
 
@@ -100,6 +101,7 @@ Run = Callable[[], Coroutine[Any, Any, Results]]
 
 DECOYS = "the tests with other expectations"
 SKELETON = "what tests there are, without their code"
+WITHOUT_WHAT_FAILS = "the tests without what needs the agent's changes"
 TRIES = 2
 """Tests of honest work that fail at random pass beside their decoys before they failed so often, or are worth 0."""
 PROOF = 2
@@ -184,7 +186,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     async def evaluate(self, evidence: Evidence) -> Verdict:
         place = await self._place(evidence)
         evidence.seen.add("the agent's changes", "\n".join(listed(place.changed, place.dropped)))
-        texts = await asyncio.to_thread(_texts, place.clean.folder, self._files_of(place))
+        texts = await in_thread(_texts, place.clean.folder, self._files_of(place))
         results = await self._run(evidence, place, {}, "the tests")
         left_out, lost = await self._without_agent(evidence, texts, results)
         passed = self._passed(results | dict.fromkeys(lost, False), left_out)
@@ -228,7 +230,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         agent's code can let pytest lose tests.
 
         `texts`: the test files, as they were before the agent's code ran. Of a file that has no result there, as it
-        needs the agent's work, its skeleton counts."""
+        needs the agent's work, the forms of `skeletons.py` count."""
         named = {node: ok for node, ok in results.items() if any(_is_of(node, test) for test in self._named)}
         if False in named.values():
             return (), ()
@@ -246,12 +248,22 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         without = await self._results(evidence, own, "the tests without the agent's changes", self._tests)
         left_out = expected | {node for node in nodes if without.get(node, False) is None}
         counts_without = Counter(map(function_of, without))
-        collected = {each.partition("::")[0] for each in counts_without}
-        if unread := sorted({each.partition("::")[0] for each in missing} - collected):
-            evidence = evidence.anew()
-            own = await self._place(evidence, of_agent=False)
-            await asyncio.to_thread(_write_again, own.clean.folder, {path: skeleton(texts[path]) for path in unread})
-            counts_without |= Counter(map(function_of, await self._results(evidence, own, SKELETON, unread)))
+        unread = texts.keys() - {each.partition("::")[0] for each in counts_without}
+
+        async def with_form(form: Callable[[str], str], step: str, wanted: Iterable[str]) -> Results:
+            """The results of those files of the wanted tests that can't be read."""
+            files = sorted(unread & {each.partition("::")[0] for each in wanted})
+            if not files:
+                return {}
+            anew = evidence.anew()
+            own = await self._place(anew, of_agent=False)
+            await in_thread(_write_again, own.clean.folder, {path: form(texts[path]) for path in files})
+            return await self._results(anew, own, step, files)
+
+        bare = await with_form(skeleton, SKELETON, missing)
+        counts_without |= Counter(function_of(node) for node, ok in bare.items() if ok)
+        alone = await with_form(without_what_fails, WITHOUT_WHAT_FAILS, nodes - left_out)
+        left_out |= {node for node in nodes if alone.get(node, False) is None}
         return left_out, [each for each in missing if counts_without[each] > counts[each]]
 
     def _passed(self, results: Results, left_out: Collection[str]) -> dict[str, bool]:
@@ -269,18 +281,18 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         clean = await evidence.clean_workspace()
         files = {test.partition("::")[0] for test in self._named}
         agents = evidence.workspace.folder
-        visible = await asyncio.to_thread(_texts, clean.folder, files)
-        changed = await asyncio.to_thread(changes, clean.folder, agents) if of_agent else []
-        start = await asyncio.to_thread(StartingState.of, clean.folder)
+        visible = await in_thread(_texts, clean.folder, files)
+        changed = await in_thread(changes, clean.folder, agents) if of_agent else []
+        start = await in_thread(StartingState.of, clean.folder)
         patched: Collection[str] = ()
         if self.test_patch:
-            before = await asyncio.to_thread(_identities, clean.folder)
+            before = await in_thread(_identities, clean.folder)
             await self._apply_patch(clean, evidence)
-            after = await asyncio.to_thread(_identities, clean.folder)
+            after = await in_thread(_identities, clean.folder)
             patched = {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)}
-        configuration = await asyncio.to_thread(find_configuration, clean.folder, files)
+        configuration = await in_thread(find_configuration, clean.folder, files)
         intake = Intake(start, self.takes, {*files, *patched})
-        dropped = await asyncio.to_thread(apply_changes, changed, agents, clean.folder, intake.brings)
+        dropped = await in_thread(apply_changes, changed, agents, clean.folder, intake.brings)
         new = {name for change in changed for name in _module_names(change.path) if change.path not in start.files}
         own = (start.files | set(patched)) - ({change.path for change in changed} - {each.path for each in dropped})
         return _Place(clean, configuration, changed, dropped, new, own, visible)
@@ -288,7 +300,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
     async def _run(self, evidence: Evidence, place: _Place, texts: Mapping[str, str], step: str) -> Results:
         """Runs the named tests from files that are written anew, those of `texts` with these."""
         files = {**dict.fromkeys(self._files_of(place)), **texts}
-        await asyncio.to_thread(_write_again, place.clean.folder, files)
+        await in_thread(_write_again, place.clean.folder, files)
         return await self._results(evidence, place, step, self._tests)
 
     async def _results(self, evidence: Evidence, place: _Place, step: str, tests: Iterable[str]) -> Results:
@@ -300,7 +312,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         files_of_home = {CONFIGURATION: "[pytest]\n", NEW: json.dumps(sorted(place.new))}
         launch = Command((self.python, "-I", "-B", "-c", RUN_PYTEST, *arguments), files=files_of_home)
         exit_ = await evidence.run(clean, step, launch)
-        return await read_untrusted(read_results, clean.home_folder, exit_.output)
+        return await read_for_evaluation(read_results, clean.home_folder, exit_.output)
 
     async def _passing_decoys(self, evidence: Evidence, results: Results) -> list[str] | None:
         """The decoys that pass only with the agent's code; None if there are none of these tests.
@@ -352,10 +364,10 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         again = evidence.anew(2)
         places = await self._place(again), await self._place(again)
         files = self._files_of(places[0])
-        _, made = await asyncio.to_thread(_quiet_texts, places[0], files, functions)
+        _, made = await in_thread(_quiet_texts, places[0], files, functions)
         if not made:
             return None
-        stops_early = await asyncio.to_thread(_stops_early, places[0])
+        stops_early = await in_thread(_stops_early, places[0])
         half = len(made) // 2 if is_mixed and not stops_early else 0
         made = random.sample(made, len(made))
         drawn = [
@@ -390,7 +402,7 @@ class PytestCheck(EvaluatorTable, tag="pytest", frozen=True):
         every = [function_of(node) for node in nodes]
         first = {function_of(test) for test in self.must_pass}
         functions = chosen((each for each in every if any(_is_of(each, test) for test in first)), every, MOST_DECOYS)
-        made = await asyncio.to_thread(_write_decoys, place.clean.folder, functions, place.own)
+        made = await in_thread(_write_decoys, place.clean.folder, functions, place.own)
         if not made:
             return {}
         results = await self._results(evidence, place, "the decoys", ("--maxfail=0", "--tb=line", *made))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import os
@@ -23,6 +22,7 @@ from rolltap.harnesses.left_files import LeftFiles
 from rolltap.harnesses.runtimes.folders import remove_traps
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Empty, located
+from rolltap.harnesses.threads import in_thread
 
 RUN = "import sys; from rolltap.harnesses.evaluators.python_child import run_check; run_check(*sys.argv[1:])"
 RESULT = "result.json"
@@ -80,7 +80,7 @@ class PythonCheck:
     async def evaluate(self, evidence: Evidence) -> Verdict:
         await _remove_traps(evidence)
         try:
-            values = values_of(await asyncio.to_thread(self.check, evidence.workspace.folder))
+            values = values_of(await in_thread(self.check, evidence.workspace.folder))
         except Exception as error:  # the task's own code may raise anything
             evidence.seen.add("the check", traceback.format_exc())
             raise NoReward(f"the check raised {type(error).__name__}: {error}") from error
@@ -130,5 +130,5 @@ def _verdict(values: Mapping[str, float], check: str) -> Verdict:
 
 async def _remove_traps(evidence: Evidence) -> None:
     folder = evidence.workspace.folder
-    if removed := await asyncio.to_thread(remove_traps, LeftFiles(folder), folder, ()):
+    if removed := await in_thread(remove_traps, LeftFiles(folder), folder, ()):
         evidence.seen.add("removed from the working copy", "\n".join(removed))

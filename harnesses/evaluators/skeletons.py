@@ -1,7 +1,8 @@
 """What tests a file has, whatever the code under test does: code that pytest imports can let pytest lose tests.
 
-`counted_tests` counts the results that each test function has at least. `skeleton` is the file without its imports and
-with empty tests: pytest collects these also where the file itself can't be imported, as before the agent's work.
+`counted_tests` counts the results that each test function has at least. Two forms of a file can be imported also where
+the file itself can't, as before the agent's work: `skeleton`, without its imports and with empty tests, says how many
+tests there are; `without_what_fails`, with all that can be run, says which skip or are expected to fail anyhow.
 """
 
 from __future__ import annotations
@@ -9,13 +10,22 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 
-from rolltap.harnesses.evaluators.decoys import FUNCTIONS, Function
+from rolltap.harnesses.evaluators.decoys import FUNCTIONS, Function, comes_first
 
 COLLECTS = ("pytestmark", "__test__", "__init__", "__new__", "load_tests")
 """Names by which a file or class says what pytest collects. So do those that begin with `pytest_`."""
 HARMLESS = frozenset(("patch", "mock", "given", "settings", "example", "hypothesis", "freeze_time", "responses"))
 """Begin the names of decorators that decide nothing about what is collected."""
+MARKS = ("pytest.mark.", "unittest.skip")
 EMPTY = "import pytest, unittest\n"
+TRIED = """
+try:
+    pass
+except __import__("unittest").SkipTest:
+    raise
+except Exception:
+    pass
+"""
 
 
 def counted_tests(source: str) -> dict[str, int]:
@@ -40,13 +50,11 @@ def _tests_in(scope: ast.Module | ast.ClassDef) -> Iterator[tuple[str, int]]:
 
 def skeleton(source: str) -> str:
     """The test file with empty tests and nothing else. Tests that honest code may leave out are not in it: those below
-    unknown decorators and in classes with other bases, and all of a file that mentions skipping or says itself what
-    is collected."""
+    unknown decorators and in classes with other bases, and all of a file or class that says itself what is collected,
+    or that skips outside its tests: what a test itself skips has a result."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
-        return EMPTY
-    if "skip" in source.lower():
         return EMPTY
     fixtures = {
         each.name
@@ -57,10 +65,28 @@ def skeleton(source: str) -> str:
     return EMPTY + ast.unparse(ast.fix_missing_locations(tree))
 
 
+def without_what_fails(source: str) -> str:
+    """The test file in which a statement that raises, such as an import of the agent's work, is left out."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return EMPTY
+    first = next((at for at, each in enumerate(tree.body) if not comes_first(each)), len(tree.body))
+    tree.body[first:] = [_tried(each) for each in tree.body[first:]]
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _tried(statement: ast.stmt) -> ast.stmt:
+    tried = ast.parse(TRIED).body[0]
+    assert isinstance(tried, ast.Try)
+    tried.body = [statement]
+    return tried
+
+
 def _empty(body: Sequence[ast.stmt], fixtures: set[str]) -> Iterator[ast.stmt]:
     names = {each.name for each in body if isinstance(each, (*FUNCTIONS, ast.ClassDef))}
     names |= {each.id for each in _stores(body)}
-    if any(name in COLLECTS or name.startswith("pytest_") for name in names):
+    if any(name in COLLECTS or name.startswith("pytest_") for name in names) or any(map(_skips, body)):
         return
     for each in body:
         if not isinstance(each, (*FUNCTIONS, ast.ClassDef)) or any(each.name == name.id for name in _stores(body)):
@@ -74,6 +100,22 @@ def _empty(body: Sequence[ast.stmt], fixtures: set[str]) -> Iterator[ast.stmt]:
                 yield ast.ClassDef(each.name, bases, [], inner, kept)
         elif each.name.startswith("test"):
             yield _empty_test(each, kept, fixtures)
+
+
+def _skips(statement: ast.stmt) -> bool:
+    """Whether a statement of a file or class may skip its tests. Of tests and inner classes, their own."""
+    if isinstance(statement, ast.ClassDef | ast.Import | ast.ImportFrom):
+        return False
+    if isinstance(statement, FUNCTIONS) and statement.name.startswith("test"):
+        return False
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return False
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call | ast.Attribute):
+        mark = statement.value.func if isinstance(statement.value, ast.Call) else statement.value
+        if ast.unparse(mark).startswith(MARKS):  # it is an unknown decorator's then
+            return False
+    words = (getattr(each, name, "") for each in ast.walk(statement) for name in ("id", "attr", "name", "value"))
+    return any("skip" in word.lower() for word in words if isinstance(word, str))
 
 
 def _empty_test(function: Function, marks: list[ast.expr], fixtures: set[str]) -> ast.FunctionDef:

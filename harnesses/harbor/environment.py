@@ -45,6 +45,7 @@ from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapW
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.runtimes.folders import copy_tree, empty_folder
 from rolltap.harnesses.runtimes.sources import Empty
+from rolltap.harnesses.threads import in_thread
 from rolltap.types import UNPROTECTED, Task
 
 SANDBOX = "bubblewrap"
@@ -153,7 +154,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         self._used = False
         if VARIABLE in _text(self.environment_dir.parent / TESTS[1:] / SCRIPT):
             self._built = await self._runtime.prepare(Empty())
-            await asyncio.to_thread(copy_tree, self._root, self._built.folder)
+            await in_thread(copy_tree, self._root, self._built.folder)
             self._built.spread(self._built.folder, self._workspace.workdir)
 
     async def _build(self, step: RunStep) -> None:
@@ -244,7 +245,7 @@ class BubblewrapEnvironment(BaseEnvironment):
             self._used = False
             await self._running_workspace.clear_home()
             for name in ("tests", "tmp", VERIFIER_LOGS):
-                await asyncio.to_thread(empty_folder, self._state / "harbor" / name)
+                await in_thread(empty_folder, self._state / "harbor" / name)
             self._judge = await self._prepare_judge(_text(Path(source_dir) / SCRIPT))
         await self._put(CopyStep(Path(source_dir), PurePosixPath(target_dir)))
 
@@ -265,13 +266,13 @@ class BubblewrapEnvironment(BaseEnvironment):
         """Copies a file out of the sandbox. Raises `RuntimeFailed` if it is not a regular file."""
         with tempfile.TemporaryDirectory(dir=self._state) as folder:
             await self._copy_inside(f"cp -- {quote(str(source_path))} {TRANSFER}/it", folder)
-            await asyncio.to_thread(_copy_regular, Path(folder, "it"), Path(target_path))
+            await in_thread(_copy_regular, Path(folder, "it"), Path(target_path))
 
     async def download_dir(self, source_dir: Location, target_dir: Path | str) -> None:
         """Copies regular files and folders out of the sandbox. Skips links: the agent's may point anywhere."""
         with tempfile.TemporaryDirectory(dir=self._state) as folder:
             await self._copy_inside(f"cp -a -- {quote(f'{source_dir}/.')} {TRANSFER}/", folder)
-            await asyncio.to_thread(shutil.copytree, folder, target_dir, ignore=_irregular, dirs_exist_ok=True)
+            await in_thread(shutil.copytree, folder, target_dir, ignore=_irregular, dirs_exist_ok=True)
 
     async def _put(self, step: CopyStep) -> None:
         """Copies a file or folder into the sandbox. Raises `TaskInvalid` if the target is not the task's."""
@@ -279,7 +280,7 @@ class BubblewrapEnvironment(BaseEnvironment):
         self._make_lasting(step.folder)
         parent, target = quote(str(step.folder)), quote(str(step.folder / step.name))
         with tempfile.TemporaryDirectory(dir=self._state) as folder:
-            name = await asyncio.to_thread(_stage, step.source, Path(folder, "it"))
+            name = await in_thread(_stage, step.source, Path(folder, "it"))
             await self._copy_inside(f"mkdir -p -- {parent} && cp -a -- {TRANSFER}/{name} {target}", folder)
 
     async def _copy_inside(self, command: str, folder: str) -> None:

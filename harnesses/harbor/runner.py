@@ -10,7 +10,6 @@ which the ledger allows another attempt.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -39,6 +38,7 @@ from rolltap.harnesses.harbor.names import connection_to
 from rolltap.harnesses.runner.attempts import AWAY, AttemptRunner, Result, RolloutState, Stage
 from rolltap.harnesses.runner.specs import SAMPLE_JOB, parse_spec
 from rolltap.harnesses.runner.tasks import harbor_task, task_folders
+from rolltap.harnesses.threads import in_thread
 from rolltap.tampering import TamperingAct, TamperingKind
 from rolltap.types import UNPROTECTED, Cause, RolloutStatus, Task
 
@@ -162,7 +162,7 @@ async def work_on(target: str, player: Player, grader: Grader, *, runtime: str, 
     """
     check_player(player)
     environment = environment_of(runtime, player.agent)
-    folders = await asyncio.to_thread(task_folders, Path(target)) or await fetched(target)
+    folders = await in_thread(task_folders, Path(target)) or await fetched(target)
     return [_work_of(folder.resolve(), player, grader, environment, jobs) for folder in folders]
 
 

@@ -8,7 +8,7 @@ with its first process. It needs no root if user namespaces are allowed.
 A seccomp filter refuses, with EPERM, system calls that agents don't need: those with a large kernel attack surface
 (io_uring, bpf, perf, keyrings, userfaultfd, modules), and those for mounts, clocks and namespaces. It is classic BPF,
 built here: load the architecture, load the number, compare. All calls of another architecture than the machine's own,
-and of x32, are refused.
+and of x32, are refused. System V shared memory and semaphores, which exist while no process uses them, must be small.
 Source: Linux, `include/uapi/linux/seccomp.h`, `arch/x86/entry/syscalls/syscall_64.tbl`, `asm-generic/unistd.h`.
 """
 
@@ -170,9 +170,11 @@ class BubblewrapWorkspace(FolderWorkspace):
         return inner
 
     def _walls(self, mounts: Mapping[str, Path], limits: Limits) -> list[str]:
-        argv = [shutil.which("bwrap") or "bwrap", *WALLS, *SYSTEM]  # never a harness's own copy of bwrap
+        size = ("--size", str(limits.scratch_mb << 20), "--tmpfs")  # else half of the machine's memory
+        argv = [shutil.which("bwrap") or "bwrap", *WALLS, *size, "/", *SYSTEM]  # never a harness's own copy of bwrap
         for folder in SCRATCH:
-            argv += ["--size", str(limits.scratch_mb << 20), "--tmpfs", folder]
+            argv += [*size, folder]
+        argv += ["--remount-ro", "/dev"]
         for name, text in ETC.items():
             path = self._folders.root / f"etc-{name}"
             path.write_text(text)
@@ -258,6 +260,11 @@ REFUSED: dict[str, tuple[int, tuple[int, ...]]] = {
     ),
 }
 """By machine: its `AUDIT_ARCH`, and the numbers of the refused calls."""
+SHMGET, SEMGET = {"x86_64": 29, "aarch64": 194}, {"x86_64": 64, "aarch64": 190}
+MOST_SHARED, MOST_SEMAPHORES = 16 << 10, 32
+"""The most bytes of a segment and semaphores of a set: a sandbox can make thousands. PostgreSQL needs few."""
+SECOND_ARGUMENT = 24
+"""Its place in `struct seccomp_data`: the lower half of it, then the upper one."""
 
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, DENY = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW; SECCOMP_RET_ERRNO with EPERM
@@ -270,11 +277,25 @@ def program(machine: str) -> bytes:
         return b""
     arch, numbers = REFUSED[machine]
     refused = sorted({*BOTH, *numbers})
-    count = len(refused)
-    steps = [(LOAD, 0, 0, 4), (EQUAL, 0, count + 3, arch), (LOAD, 0, 0, 0), (AT_LEAST, count + 1, 0, X32)]
-    steps += [(EQUAL, count - index, 0, number) for index, number in enumerate(refused)]
-    steps += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
+    small = _only_small(SHMGET[machine], MOST_SHARED) + _only_small(SEMGET[machine], MOST_SEMAPHORES)
+    last = len(refused) + len(small)
+    steps = [(LOAD, 0, 0, 4), (EQUAL, 0, last + 3, arch), (LOAD, 0, 0, 0), (AT_LEAST, last + 1, 0, X32)]
+    steps += [(EQUAL, last - index, 0, number) for index, number in enumerate(refused)]
+    steps += [*small, (RETURN, 0, 0, ALLOW), (RETURN, 0, 0, DENY)]
     return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+def _only_small(number: int, most: int) -> list[tuple[int, int, int, int]]:
+    """Refuses the call `number` with a second argument over `most`."""
+    return [
+        (EQUAL, 0, 6, number),
+        (LOAD, 0, 0, SECOND_ARGUMENT + 4),
+        (EQUAL, 0, 2, 0),
+        (LOAD, 0, 0, SECOND_ARGUMENT),
+        (AT_LEAST, 0, 1, most + 1),
+        (RETURN, 0, 0, DENY),
+        (RETURN, 0, 0, ALLOW),
+    ]
 
 
 def filter_file() -> IO[bytes] | None:

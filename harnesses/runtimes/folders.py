@@ -14,7 +14,7 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -36,6 +36,7 @@ from rolltap.harnesses.left_files import LeftFiles, remove
 from rolltap.harnesses.runtimes.code_sandbox import CodeRequest, CodeSandbox, DirectHelper, Pipes, folder_inside
 from rolltap.harnesses.runtimes.disk import disks_work, mount, mount_disk, overlay_works, unmount, unmount_disk
 from rolltap.harnesses.runtimes.sources import GitCommit, inside
+from rolltap.harnesses.threads import in_thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ class FolderWorkspace:
             yield DirectHelper(f"the runtime {self.runtime!r} has no sandbox for it")
             return
         root = self._folders.root / "code"
-        await asyncio.to_thread(empty_folder, root)
+        await in_thread(empty_folder, root)
         helper = root / "helper"
         helper.mkdir()
 
@@ -132,11 +133,11 @@ class FolderWorkspace:
         one_at_a_time = asyncio.Lock()
 
         async def run(request: CodeRequest, pipes: Pipes) -> int:
-            folders = await asyncio.to_thread(_make_code_folders, root)
+            folders = await in_thread(_make_code_folders, root)
             try:
                 async with one_at_a_time:
                     if not folder.exists():
-                        await asyncio.to_thread(copy_tree, self.folder, folder)
+                        await in_thread(copy_tree, self.folder, folder)
                 inner = self.beside(folders, pipes)
                 inner.folder = folder
                 inside = str(folder_inside(request.cwd, self.workdir))
@@ -145,37 +146,37 @@ class FolderWorkspace:
                 end = await inner.run(launch, limits, max(0.0, deadline - time.monotonic()))
                 if work:
                     async with one_at_a_time:
-                        await asyncio.to_thread(work.after)
+                        await in_thread(work.after)
                 return sandbox.end_of(end)
             except Unreadable as error:
                 failures.append(error)
                 raise
             finally:
-                await asyncio.to_thread(remove, folders.root)
+                await in_thread(remove, folders.root)
 
         try:
             places, removed = self.places, list[str]()
             for place, part in places.items():
                 system = (*SYSTEM, *map(PurePosixPath, places))
-                removed += await asyncio.to_thread(remove_traps, LeftFiles(part), place, system)
+                removed += await in_thread(remove_traps, LeftFiles(part), place, system)
             sandbox = CodeSandbox(helper, self.interpreter, run, deadline, removed)
             async with sandbox:
                 yield sandbox
             if failures:
                 raise failures[0]
         finally:
-            await asyncio.to_thread(remove, root)
+            await in_thread(remove, root)
 
     def beside(self, folders: Folders, pipes: Pipes) -> Workspace:
         """A workspace in its own sandbox, for one command with these `pipes`."""
         raise NotImplementedError
 
     async def clear_home(self) -> None:
-        await asyncio.to_thread(self._folders.clear_home)
+        await in_thread(self._folders.clear_home)
 
     async def close(self) -> None:
         """Removes everything, including folders that the agent made unwritable."""
-        await asyncio.to_thread(_remove, self._folders.root)
+        await in_thread(_remove, self._folders.root)
 
 
 def copy_tree(source: Path, target: Path) -> None:
@@ -204,7 +205,7 @@ async def make_folders(base: Path | None, source: Source, *, own_disk: bool = Fa
 
     With `own_disk` they are on a file system of their own where the machine can mount one (`disk.py`).
     """
-    return await asyncio.to_thread(_make, base, source, own_disk)
+    return await in_thread(_make, base, source, own_disk)
 
 
 def _make(base: Path | None, source: Source, own_disk: bool) -> Folders:
@@ -239,6 +240,8 @@ SYSTEM = tuple(map(PurePosixPath, ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/
 """What a link of the working copy may lead to besides the working copy: every sandbox shows it alike."""
 MOST_ENTRIES = 2_000_000
 DEEPEST = 500
+MOST_LINKS = 40
+"""Linux follows no more of them on one path."""
 NAMED = 100
 
 
@@ -249,25 +252,71 @@ def remove_traps(left: LeftFiles, workdir: os.PathLike[str], system: Sequence[Pu
     Returns what was removed, by path, `NAMED` at most. The working copy may change meanwhile: nothing is reached by a
     link. Raises `Unreadable` if it has more entries than may be looked at.
     """
-    removed, count, looked_at, waiting = [], 0, 0, [""]
+    removed, count = [], 0
+    for path, status in _odd_entries(left):
+        with suppress(OSError):  # what is gone meanwhile leads nowhere
+            target = left.link(path) if stat.S_ISLNK(status.st_mode) else ""
+            if not target or not _stays(target, path, (PurePosixPath(workdir), *system)):
+                left.unlink(path)
+                count += 1
+                if count <= NAMED:
+                    removed.append(f"{path[1:]} -> {target}" if target else path[1:])
+    return sorted(removed) + [f"and {count - NAMED:,} more"] * (count > NAMED)
+
+
+def remove_links_to(left: LeftFiles, workdir: os.PathLike[str], path: str) -> list[str]:
+    """Removes the links by which a program that works at `workdir` would write to `path`, and returns them: where it
+    writes something else to a name of the agent's choice. Raises `Unreadable` as `remove_traps` does."""
+    links = dict[str, str]()
+    for each, status in _odd_entries(left):
+        with suppress(OSError):
+            if stat.S_ISLNK(status.st_mode):
+                links[each[1:]] = left.link(each)
+    aliases = [each for each in sorted(links) if _leads_to(each, links, PurePosixPath(workdir)) == path]
+    for each in aliases:
+        left.unlink(each)
+    return aliases
+
+
+def _odd_entries(left: LeftFiles) -> Iterator[tuple[str, os.stat_result]]:
+    """What is neither a file nor a folder, by its path, which begins with `/`."""
+    looked_at, waiting = 0, [""]
     while waiting:
-        folder = waiting.pop()
-        for path, status in left.entries(folder):
+        for path, status in left.entries(waiting.pop()):
             looked_at += 1
             if looked_at > MOST_ENTRIES:
                 raise Unreadable(f"the working copy has more than {MOST_ENTRIES:,} files")
-            if stat.S_ISDIR(status.st_mode):
-                if path.count("/") < DEEPEST:
-                    waiting.append(path)
-            elif not stat.S_ISREG(status.st_mode):
-                with suppress(OSError):  # what is gone meanwhile leads nowhere
-                    target = left.link(path) if stat.S_ISLNK(status.st_mode) else ""
-                    if not target or not _stays(target, path, (PurePosixPath(workdir), *system)):
-                        left.unlink(path)
-                        count += 1
-                        if count <= NAMED:
-                            removed.append(f"{path[1:]} -> {target}" if target else path[1:])
-    return sorted(removed) + [f"and {count - NAMED:,} more"] * (count > NAMED)
+            if not stat.S_ISDIR(status.st_mode):
+                if not stat.S_ISREG(status.st_mode):
+                    yield path, status
+            elif path.count("/") < DEEPEST:
+                waiting.append(path)
+
+
+def _leads_to(path: str, links: Mapping[str, str], workdir: PurePosixPath) -> str:
+    """Where `path` leads by the links of a working copy, relative to it; "" for outside and for circles."""
+    here, rest, steps = PurePosixPath(), [*reversed(PurePosixPath(path).parts)], 0
+    while rest:
+        part = rest.pop()
+        if part == "..":
+            here = here.parent
+            continue
+        here /= part
+        target = links.get(str(here))
+        if target is None:
+            continue
+        steps += 1
+        inside = PurePosixPath(target)
+        if target.startswith("/"):
+            if not inside.is_relative_to(workdir):
+                return ""
+            here, inside = PurePosixPath(), inside.relative_to(workdir)
+        else:
+            here = here.parent
+        if steps > MOST_LINKS:
+            return ""
+        rest += reversed(inside.parts)
+    return str(here)
 
 
 def _stays(target: str, path: str, folders: Sequence[PurePosixPath]) -> bool:

@@ -8,7 +8,6 @@ process.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapW
 from rolltap.harnesses.runtimes.folders import make_folders
 from rolltap.harnesses.runtimes.process import ProcessWorkspace
 from rolltap.harnesses.runtimes.shown import mounts_of, private_paths
+from rolltap.harnesses.threads import in_thread
 
 APPROVALS_OFF = frozenset(
     {
@@ -93,8 +93,8 @@ class CurrentFolderRuntime:
         if self.sandbox is not None:
             workspace = await self.sandbox.prepare(source)
             workspace.folder = self.folder
-            hidden = workspace.hidden = await asyncio.to_thread(private_paths, self.folder)
-            mounts = await asyncio.to_thread(mounts_of, self.folder)
+            hidden = workspace.hidden = await in_thread(private_paths, self.folder)
+            mounts = await in_thread(mounts_of, self.folder)
             workspace.read_only = [each for each in mounts if each.path not in hidden]
             return workspace
         path = os.pathsep.join([*map(str, self.bins), os.environ.get("PATH", os.defpath)])

@@ -3,15 +3,18 @@
 It isolates honest agents from each other and ends their processes. It does not stop a hostile one (`bubblewrap.py`).
 
 `run_tree` runs a command and ends its whole process tree, including daemons that left its group and session. Every
-process of a run inherits the environment variable `ROLLTAP_WORKSPACE`. Ending a run kills its process group, then every
-process with that mark, until there is none. (Linux only: the mark is read from `/proc`.) A run with a cgroup of its own
-is killed through it before the search for the mark.
+process of a run inherits the environment variable `ROLLTAP_WORKSPACE`, and in this runtime a number as its limit of
+file locks, which Linux does not use: databases overwrite their environment by a title, other daemons empty it. Ending a
+run kills its process group, then every process with one of these marks, until there is none. (Linux only: the marks are
+read from `/proc`.) A run with a cgroup of its own is killed through it before the search for the marks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -49,12 +52,12 @@ def clean_environment(home: Path, tmp: Path, path: str) -> dict[str, str]:
     }
 
 
-def limited(argv: tuple[str, ...], limits: Limits, tasks: int = 0) -> list[str]:
+def limited(argv: tuple[str, ...], limits: Limits, tasks: int = 0, locks: int = 0) -> list[str]:
     """`argv` under `limits`, which a shell sets before it execs the command.
 
     The address space is not limited, as V8 reserves terabytes of it; its writable data is. `ulimit -f` counts 512-byte
     blocks (POSIX), `ulimit -d` 1,024 bytes. The watchdog counts processes. With `tasks` the kernel counts the user's
-    processes and threads, too, so this is only for a run with a user namespace of its own.
+    processes and threads, too, so this is only for a run with a user namespace of its own. `locks` marks its processes.
     """
     settings = (
         f"ulimit -c 0; ulimit -f {limits.file_mb * 2048}; ulimit -n {limits.open_files}; "
@@ -62,6 +65,8 @@ def limited(argv: tuple[str, ...], limits: Limits, tasks: int = 0) -> list[str]:
     )
     if tasks:  # -u in bash, -p in dash; if neither can be set, a lower limit already applies
         settings += f"; {{ ulimit -u {tasks} || ulimit -p {tasks}; }} 2>/dev/null"
+    if locks:  # -x in bash, -w in dash
+        settings += f"; {{ ulimit -x {locks} || ulimit -w {locks}; }} 2>/dev/null"
     return ["/bin/sh", "-c", f'{settings}; exec "$@"', "sh", *argv]
 
 
@@ -97,7 +102,8 @@ class ProcessWorkspace(FolderWorkspace):
             **launch.env,
             MARK: self._mark,
         }
-        command = TreeCommand(limited(launch.argv, limits), env, self.folder, launch.stdin, terminal=launch.terminal)
+        argv = limited(launch.argv, limits, locks=locks_of(f"{MARK}={self._mark}".encode()))
+        command = TreeCommand(argv, env, self.folder, launch.stdin, terminal=launch.terminal)
         share = Share(limits, (self.folder, self.home_folder, self._folders.tmp))
         started = time.monotonic()
         code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
@@ -125,6 +131,7 @@ class ProcessRuntime:
 
 
 MARK = "ROLLTAP_WORKSPACE"
+RLIMIT_LOCKS = 10
 SWEEPS = 20
 
 
@@ -241,13 +248,30 @@ def kill_marked(mark: bytes) -> None:
         time.sleep(0.01)
 
 
+def locks_of(mark: bytes) -> int:
+    """The number that marks the processes of a run beside their environment."""
+    return int.from_bytes(hashlib.sha256(mark).digest()[:7])
+
+
 def marked(mark: bytes) -> list[int]:
-    """The processes (except zombies) with `mark` in their environment."""
-    pids = []
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with suppress(OSError):
-                environment = Path(entry.path, "environ").read_bytes()
-                if mark in environment.split(b"\0"):
-                    pids.append(int(entry.name))
-    return pids
+    """The processes (except zombies) with `mark` in their environment, or its number as their limit of file locks."""
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit() and _has(mark, entry.path)]
+
+
+def _has(mark: bytes, process: str) -> bool:
+    with suppress(OSError):
+        if mark in Path(process, "environ").read_bytes().split(b"\0"):
+            return True
+    with suppress(OSError):
+        _, locks = resource.prlimit(int(process.rpartition("/")[2]), RLIMIT_LOCKS)
+        return locks == locks_of(mark) and _lives(process)
+    return False
+
+
+def _lives(process: str) -> bool:
+    """Whether any thread of a process lives: the first may have ended, which hides the environment as well."""
+    for thread in os.listdir(f"{process}/task"):
+        with suppress(OSError):
+            if Path(process, "task", thread, "stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
+                return True
+    return False

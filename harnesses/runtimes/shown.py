@@ -153,11 +153,17 @@ FOLDERS = (
         ".helix",
         ".settings",
     ),
-    *(".husky", ".githooks", ".direnv", ".mise", ".yarn", ".cargo", ".bundle", ".gradle", ".mvn"),
+    *(".husky", ".githooks", ".direnv", ".mise", ".config/mise", ".yarn", ".cargo", ".bundle", ".gradle", ".mvn"),
+    ".github/hooks",
 )
-AGENTS = (".claude", ".codex", ".gemini", ".qwen", ".opencode", ".pi", ".aider", ".continue", ".vibe", ".openhands")
+AGENTS = (
+    *(".claude", ".codex", ".gemini", ".qwen", ".opencode", ".pi", ".aider", ".continue", ".vibe", ".openhands"),
+    *(".cline", ".clinerules", ".gptme", ".hermes", ".crush", ".factory", ".grok", ".kiro", ".amazonq", ".roo"),
+)
 FILES = (
-    *("rolltap.toml", ".mcp.json", "opencode.json", ".aider.conf.yml", ".vimrc", ".exrc", ".nvimrc", ".nvim.lua"),
+    *("rolltap.toml", ".mcp.json", "opencode.json", "opencode.jsonc", "gptme.toml", "gptme.local.toml", ".crush.json"),
+    *("crush.json", ".aider.conf.yml", ".vimrc", ".lvimrc", ".exrc", ".nvimrc", ".nvim.lua", ".dir-locals-2.el"),
+    *(".ghci", ".iex.exs", ".ocamlinit", ".octaverc", ".Rprofile", ".Renviron", ".bazelrc", ".bazeliskrc"),
     *(".dir-locals.el", ".sublime-project", ".envrc", ".autoenv", ".bashrc", ".bash_profile", ".bash_login"),
     *(".bash_logout", ".profile", ".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".inputrc"),
     *(
@@ -165,6 +171,9 @@ FILES = (
         ".mise.toml",
         "mise.toml",
         "mise.local.toml",
+        ".mise.local.toml",
+        ".config/mise.toml",
+        ".prototools",
         ".npmrc",
         ".yarnrc",
         ".yarnrc.yml",
@@ -173,6 +182,8 @@ FILES = (
     *("bunfig.toml", ".bunfig.toml", ".pypirc", "pip.conf", ".condarc", ".gemrc", ".irbrc", ".pryrc", ".pdbrc"),
     *(".gitconfig", ".gdbinit", ".lldbinit", ".pre-commit-config.yaml", ".lefthook.yml", "lefthook.yml"),
 )
+FILES_THERE = ("rust-toolchain", "rust-toolchain.toml", "uv.toml")
+"""Only if the person has them: an empty one would change what the tool does."""
 GIT_FILES = ("config", "config.worktree")
 GIT_FOLDERS = ("hooks",)
 COMMON = "commondir"
@@ -199,9 +210,13 @@ class Mount:
 
 def mounts_of(folder: Path) -> list[Mount]:
     """The mounts that keep an agent from writing where a person's tools run programs, outer ones first."""
-    mounts = [_mount(folder, name, is_folder=True) for name in FOLDERS]
-    mounts += [replace(_mount(folder, name, is_folder=True), is_copy=True) for name in AGENTS]
-    mounts += [_mount(folder, name, is_folder=False) for name in FILES]
+    there = [name for name in FILES_THERE if (folder / name).exists()]
+    mounts = [replace(_mount(folder, name, is_folder=True), is_copy=True) for name in AGENTS]
+    for names, is_folder in ((FOLDERS, True), ((*FILES, *there), False)):
+        for name in names:
+            around = [_mount(folder, outer, is_folder=True, writable=True) for outer in _outer(name)]
+            if all(each.is_folder for each in around):  # a kernel's `.config` is a file
+                mounts += [*around, _mount(folder, name, is_folder=is_folder)]
     repositories = [Path(".git"), *_inner_repositories(folder)]
     for repository in repositories:
         for outer in reversed(repository.parents[:-1]):  # they can't be renamed, and others be put in their place
@@ -241,10 +256,15 @@ def _named_by_git(folder: Path, repository: Path) -> Iterator[Path]:
                 yield path.relative_to(folder)
 
 
-def _mount(folder: Path, name: str | Path, *, is_folder: bool) -> Mount:
+def _outer(name: str) -> list[Path]:
+    """The folders around a place, outer ones first: mounted, they can't be renamed, and others be put there."""
+    return list(reversed(Path(name).parents[:-1]))
+
+
+def _mount(folder: Path, name: str | Path, *, is_folder: bool, writable: bool = False) -> Mount:
     path = folder / name
     is_there = path.exists()
-    return Mount(Path(name), is_folder=path.is_dir() if is_there else is_folder, is_there=is_there)
+    return Mount(Path(name), writable, path.is_dir() if is_there else is_folder, is_there)
 
 
 def _git_mounts(folder: Path, repository: Path) -> Iterator[Mount]:
@@ -287,7 +307,10 @@ def bind_options(folder: Path, inside: Path, mounts: Sequence[Mount], stand_ins:
     options: list[str] = []
     for mount in mounts:
         place = str(inside / mount.path)
-        if mount.is_copy and mount.is_folder:
+        if mount.writable and not mount.is_there:
+            (folder / mount.path).mkdir()
+            options += ["--bind", str(folder / mount.path), place]
+        elif mount.is_copy and mount.is_folder:
             options += ["--bind", str(_copy(folder / mount.path, stand_ins)), place]
         elif mount.is_there:
             options += ["--bind" if mount.writable else "--ro-bind", str(folder / mount.path), place]

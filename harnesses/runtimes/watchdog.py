@@ -7,12 +7,17 @@ line that names the limit.
 
 Files without a name count, too: a deleted file that is still open uses disk until it is closed, and a memory file
 (`memfd_create`, shared memory) uses memory even if it is not mapped. Both are found by the descriptors of the run's
-processes. All of these limits are approximate: a run may use more until the next look.
+processes. So do file systems in memory, with each of their files, and threads. All of these limits are approximate: a
+run may use more until the next look. What lies in sockets (data, descriptors in flight) is not seen.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import random
+import re
 import stat
 import threading
 from collections import defaultdict
@@ -23,6 +28,7 @@ from itertools import islice
 from pathlib import Path
 
 from rolltap.harnesses.base import Limits
+from rolltap.harnesses.runtimes.cgroup import TASKS_PER_PROCESS
 
 FILE_BYTES = 4096
 """Least bytes that a file, folder or link counts: a file system has a limited number of them."""
@@ -33,7 +39,14 @@ DEEPEST = 200
 TOO_DEEP = 1 << 62
 MOST_DESCRIPTORS = 20_000
 MEMORY_FILES = ("/memfd:", "/dev/shm/", "/SYSV", "/dev/zero (deleted)")
-SCRATCH = ("/tmp", "/var/tmp", "/dev/shm")
+_LIBC = ctypes.CDLL(None)
+KCMP = {"x86_64": 312, "aarch64": 272}.get(platform.machine(), -1)
+KCMP_FILES = 2
+COMPARED = 8
+ESCAPED = re.compile(r"\\(\d{3})")
+"""A space or the like, in a path of `mountinfo`."""
+INODE_BYTES = 1024
+"""What a file system in memory takes for each file, beside its content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +58,30 @@ class OpenUsage:
 
 
 def open_usage(pids: Collection[int]) -> OpenUsage:
-    """The bytes of files that the processes hold by descriptors and mappings, and of the sandbox's folders in memory.
+    """The bytes of files that the processes hold by descriptors and mappings, and of their file systems in memory.
 
     Processes of another user can't be read and count nothing. Of a run with very many descriptors, not all are read.
     """
     disk: dict[tuple[int, int], int] = {}
     memory: dict[tuple[int, int], int] = {}
-    for path in islice((path for pid in pids for path in _descriptors(pid)), MOST_DESCRIPTORS):
+    in_any_order = random.sample(list(pids), len(pids))  # so none is always behind many others
+    for path in islice((path for pid in in_any_order for path in _descriptors(pid)), MOST_DESCRIPTORS):
         with suppress(OSError):
             status = os.stat(path)
             if status.st_nlink or not stat.S_ISREG(status.st_mode):
                 continue
             in_memory = os.readlink(path).startswith(MEMORY_FILES)
             (memory if in_memory else disk)[status.st_dev, status.st_ino] = status.st_blocks * 512
-    return OpenUsage(sum(disk.values()), sum(memory.values()) + _scratch_usage(pids))
+    return OpenUsage(sum(disk.values()), sum(memory.values()) + _file_systems_in_memory(pids))
 
 
 def _descriptors(pid: int) -> Iterator[str]:
     """Of a process: its open files, and the deleted ones that it has mapped (for root only)."""
+    for thread in _with_own_files(pid):
+        with suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/task/{thread}/fd"):
+                yield f"/proc/{pid}/task/{thread}/fd/{name}"
     with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            yield f"/proc/{pid}/fd/{name}"
         with open(f"/proc/{pid}/maps", "rb") as file:
             maps = file.read()
         if b"(deleted)" in maps:
@@ -74,19 +90,46 @@ def _descriptors(pid: int) -> Iterator[str]:
                     yield f"/proc/{pid}/map_files/{line.split(maxsplit=1)[0].decode()}"
 
 
-def _scratch_usage(pids: Collection[int]) -> int:
-    """Bytes in the scratch folders of a sandbox, which are in memory; 0 where they are the machine's own."""
-    ours = {os.stat(path).st_dev for path in SCRATCH if os.path.isdir(path)}
+def _with_own_files(pid: int) -> Iterator[int]:
+    """The threads of a process, but for those that share their open files with one before."""
+    seen = list[int]()
+    with suppress(OSError):
+        for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+            if not any(_LIBC.syscall(KCMP, thread, other, KCMP_FILES, 0, 0) == 0 for other in seen[:COMPARED]):
+                seen.append(thread)
+                yield thread
+
+
+def _file_systems_in_memory(pids: Collection[int]) -> int:
+    """Bytes in all `tmpfs` that the processes see and this process does not: those of a sandbox."""
+    ours = {device for device, _ in _tmpfs("self")}
+    seen = {os.stat("/proc/self/ns/mnt").st_ino}
     used: dict[int, int] = {}
     for pid in pids:
-        for path in SCRATCH:
+        mounts = list[tuple[int, str]]()
+        with suppress(OSError):
+            if (namespace := os.stat(f"/proc/{pid}/ns/mnt").st_ino) not in seen:
+                seen.add(namespace)
+                mounts = _tmpfs(str(pid))
+        for device, path in mounts:
+            place = f"/proc/{pid}/root{path}"
             with suppress(OSError):
-                place = f"/proc/{pid}/root{path}"
-                device = os.stat(place).st_dev
-                if device not in ours and device not in used:
+                if device not in ours and device not in used and os.stat(place).st_dev == device:
                     sizes = os.statvfs(place)
-                    used[device] = (sizes.f_blocks - sizes.f_bfree) * sizes.f_frsize
+                    files = (sizes.f_files - sizes.f_ffree) * INODE_BYTES
+                    used[device] = (sizes.f_blocks - sizes.f_bfree) * sizes.f_frsize + files
     return sum(used.values())
+
+
+def _tmpfs(process: str) -> list[tuple[int, str]]:
+    """The device and place of each `tmpfs` that a process sees."""
+    with open(f"/proc/{process}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        mounts = [line.partition(" - ") for line in file]
+    places = [fields.split() for fields, _, kind in mounts if kind.startswith("tmpfs ")]
+    return [
+        (os.makedev(*map(int, device.split(":"))), ESCAPED.sub(lambda code: chr(int(code[1], 8)), path))
+        for _, _, device, _, path, *_ in places
+    ]
 
 
 def disk_usage(paths: Sequence[Path]) -> int:
@@ -146,13 +189,15 @@ class WatchedRun:
     open: OpenUsage = NOTHING_OPEN
     measuring: threading.Thread | None = field(default=None)
 
-    def look(self, processes: int, memory: int, pids: Collection[int] = ()) -> None:
+    def look(self, processes: int, threads: int, memory: int, pids: Collection[int] = ()) -> None:
         self.looks += 1
         if self.looks % OPEN_EVERY == 1:
             self.open = open_usage(pids)
         files = self.open
         if processes > self.limits.processes:
             self._end(f"over {self.limits.processes} processes")
+        elif threads > self.limits.processes * TASKS_PER_PROCESS:
+            self._end(f"over {self.limits.processes * TASKS_PER_PROCESS} threads")
         elif memory + files.memory > self.limits.memory_mb << 20:
             self._end(f"over {self.limits.memory_mb} MB of memory")
         elif files.disk > self.limits.disk_mb << 20:
@@ -201,15 +246,17 @@ class Watchdog:
             table = ProcessTable.read()
             for run in runs:
                 tree = table.of_run(run.pid)
-                run.look(len(tree), sum(table.memory[pid] for pid in tree), tree)
+                threads = sum(table.threads[pid] for pid in tree)
+                run.look(len(tree), threads, sum(table.memory[pid] for pid in tree), tree)
 
 
 @dataclass(slots=True)
 class ProcessTable:
-    """The machine's processes: by parent and by session, and the resident memory of each in bytes."""
+    """The machine's processes: by parent and by session, and of each the threads and the resident memory in bytes."""
 
     children: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     sessions: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    threads: dict[int, int] = field(default_factory=dict)
     memory: dict[int, int] = field(default_factory=dict)
 
     @classmethod
@@ -221,7 +268,8 @@ class ProcessTable:
                     with open(f"/proc/{name}/stat", "rb") as file:
                         fields = file.read().rpartition(b")")[2].split()
                     pid = int(name)
-                    table.memory[pid] = int(fields[21]) * PAGE
+                    table.threads[pid] = int(fields[17])
+                    table.memory[pid] = (int(fields[21]) if fields[0] != b"Z" else _pages_of_threads(name)) * PAGE
                     table.children[int(fields[1])].append(pid)
                     table.sessions[int(fields[3])].append(pid)
         return table
@@ -239,6 +287,15 @@ class ProcessTable:
                 members.add(each)
                 waiting += self.children.get(each, ())
         return members
+
+
+def _pages_of_threads(process: str) -> int:
+    """The resident pages of a process whose first thread has ended: only its other threads show them."""
+    for thread in os.listdir(f"/proc/{process}/task"):
+        with suppress(OSError), open(f"/proc/{process}/task/{thread}/stat", "rb") as file:
+            if pages := int(file.read().rpartition(b")")[2].split()[21]):
+                return pages
+    return 0
 
 
 WATCHDOG = Watchdog()

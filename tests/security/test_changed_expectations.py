@@ -4,6 +4,7 @@ A judge that only reads runs among the agent's files. The commands are drawn wit
 an agent does to them.
 """
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import random
@@ -16,8 +17,8 @@ import pytest
 
 from rolltap.harnesses.base import Ending, Evidence, Exit, Limits, Workspace
 from rolltap.harnesses.evaluators.command import CommandCheck
-from rolltap.harnesses.evaluators.judge_text import COMPARES_FILES, JudgeText
-from rolltap.harnesses.evaluators.programs import changed_expectation
+from rolltap.harnesses.evaluators.expectations import changed_expectation, may_compare
+from rolltap.harnesses.evaluators.judge_text import JudgeText
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Files
 from rolltap.types import UNPROTECTED, Task
@@ -27,9 +28,19 @@ WAYS = (
     *("! diff -q x {own} || diff {work} {own}", '[ "$(cat {work})" = "$(cat {own})" ]'),
     *('[[ $(sort {own}) == "$(sort {work})" ]]', "diff <(sort {work}) <(sort {own})", "grep -qxf {own} {work}"),
     *("for f in a; do cmp {work} {own} || exit 1; done", 'test -z "$(comm -3 {work} {own})"'),
+    *('w={work}; o="{own}"; diff -q "$w" "${{o}}"', 'a=$(cat {work})\nb=$(cat {own})\n[ "$a" = "$b" ]'),
+    *('read -r a b < {own}; read -r c d < {work}; [ "$a$b" = "$c$d" ]', "sort {work} > /tmp/a; sort {own} > /tmp/b; cmp /tmp/a /tmp/b"),
+    *("sort {own} > /tmp/b && diff /tmp/b {work}", "cp {own} /tmp/x; grep -c . {work} | diff - /tmp/x", "uniq -u {own} {work}"),
+    *("jq -e -s '.[0] == .[1]' {work} {own}", "awk 'NR==FNR{{seen[$0];next}} !($0 in seen){{exit 1}}' {own} {work}"),
+    *("cat {work} {own} | sort | uniq -u | wc -l | grep -qx 0", "for f in {work}; do cat {own} | cmp - $f; done"),
+    *("ok=0; cmp {more} {more} || ok=1; cmp {work} {own} || ok=1; exit $ok", "cat {own} | tee /tmp/t; cmp /tmp/t {work}"),
 )  # fmt: skip
 HONEST = (
     *("grep -q 8080 {own} && grep -q debug {more}", "test -s {own}; test -s {work}", 'test "$(cat {own})" = 42'),
+    *(
+        'n=$(wc -l < {own}); [ $n = 3 ] && grep -q x {more}; m=$(cat {work}); test "$m" = 42',
+        "grep -q x {own} > /dev/null",
+    ),
     *("diff -q {work} {more} && grep -q x {own}", "cmp {own} {more}", "wc -l < {own} | grep -qx 3"),
 )
 FOLDERS = ("", "out/", "a/b/", "data/")
@@ -58,15 +69,35 @@ def test_who_changes_both_sides_of_a_comparison_is_not_trusted(way: str, tmp_pat
         assert found(command, before, forged, tmp_path / f"forged{number}") in (
             (own, work) if way in WAYS else ("",)
         ), command
-        assert COMPARES_FILES.search(command) or way in HONEST
+        agents = place(tmp_path / f"agents{number}", {**before, **forged})
+        assert may_compare(JudgeText.of(command, (), agents), command, agents) or way in HONEST
         one_side = {work: "x\n", "calc.py": "y"}
         assert found(command, before, one_side, tmp_path / f"honest{number}") == "", command
+
+
+@pytest.mark.parametrize(
+    "way", ["cd {folder} && cmp {up}answer.txt {name}", "cd '{folder}'\ndiff {up}answer.txt ./{name}"]
+)
+def test_who_changes_both_sides_in_another_folder_is_not_trusted(way: str, tmp_path: Path) -> None:
+    for number, folder in enumerate(("data", "a/b")):
+        up, own = "../" * (folder.count("/") + 1), f"{folder}/expected.txt"
+        command = way.format(folder=folder, up=up, name="expected.txt")
+        forged = {"answer.txt": "x", own: "x"}
+        assert found(command, {own: "42"}, forged, tmp_path / f"{number}") in forged, command
+        assert found(command, {own: "42"}, {"answer.txt": "42"}, tmp_path / f"honest{number}") == "", command
+
+
+@pytest.mark.parametrize("way", ['test "$(cat out 2> /dev/null)" = "$(cat {own} 2> /dev/null)"', "diff -rN out {own}"])
+def test_who_removes_what_is_expected_is_not_trusted(way: str, tmp_path: Path) -> None:
+    command = way.format(own="data/expected.txt")
+    clean, agents = place(tmp_path / "clean", {"data/expected.txt": "42"}), place(tmp_path / "agents", {})
+    assert changed_expectation(JudgeText.of(command, (), agents), command, clean, agents) == "data/expected.txt"
 
 
 @pytest.mark.parametrize("path", TESTS)
 def test_who_changes_what_lies_among_tests_is_not_trusted(path: str, tmp_path: Path) -> None:
     for number, way in enumerate(WAYS):
-        command = way.format(work="answer.txt", own=path)
+        command = way.format(work="answer.txt", own=path, more="x.txt")
         assert found(command, {path: "42\n", "answer.txt": ""}, {path: ""}, tmp_path / f"{number}") == path, command
 
 

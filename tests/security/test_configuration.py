@@ -220,6 +220,8 @@ CONFIGURATION = (
     *("Makefile.PL", "Build.PL", "build.zig", "Package.swift", "project.clj", "user.clj", "data_readers.clj"),
     *("build.clj", "myocamlbuild.ml", "Setup.hs", "deps/build.jl", "startup.jl", "buildSrc/src/main/java/X.java"),
     *("spec_helper.rb", "test_helper.rb", "hook/build.dart", "project/Build.scala", "Guardfile.rb"),
+    *("tsconfig.build.json", "jest.config.e2e.ts", "vitest.config.unit.mts", "karma.conf.ci.js", "jest.setup.dom.js"),
+    *("Guardfile", "Thorfile", "Capfile", "Fastfile", "Dangerfile", "Jakefile", "Cakefile"),
     *("calc.py/x.py", "x~.py", "-rf.py", "lib x.py", "a\nb.py"),
 )
 """What some tool reads by its name or its place, or might; at any depth."""
@@ -281,7 +283,19 @@ def test_source_files_and_documents_come_in_and_links_do_not(tmp_path: Path) -> 
     wide = Intake(start, ("*",))
     assert wide.brings("out/result.json")
     assert wide.brings("answer")
-    known = ("conftest.py", "a/package.json", ".env", "x/jest.config.js", "a/x.pth", "json.py", "a/Makefile", *BUILDS)
+    known = (
+        "conftest.py",
+        "a/tsconfig.build.json",
+        "jest.config.e2e.ts",
+        "x/Guardfile",
+        "a/package.json",
+        ".env",
+        "x/jest.config.js",
+        "a/x.pth",
+        "json.py",
+        "a/Makefile",
+        *BUILDS,
+    )
     assert [path for path in known if wide.brings(path)] == []
 
 

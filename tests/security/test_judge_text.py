@@ -81,11 +81,37 @@ INJECTED = (
     *('grep -q "{0}" y', "grep -qxF {0} y", 'egrep -m 1 -e "{0}" y', 'diff -q "{0}" y', 'cmp y "{0}"', 'comm -3 "{0}" y'),
     *('grep -q x "{0}"', 'sed -n 3p "{0}"', "jq -e .a \"{0}\"", "expr {0} = 42", 'local -i n="{0}"', 'export -xi n="{0}"'),
     *('perl -ne print "{0}"', 'for x in a; do read x; grep -q "$x" y; done', 'x=1; x="{0}"; grep "$x" y', 'echo "${{x@P}}"'),
+    *("awk -v a=1 -i {0} y", "sed 's%a%b%e' {0}", "sed s_a_b_e y; cat {0}"),
     *('echo "${{y[{0}]}}"', 'echo "${{!x}}"', "echo $[{0}]", 'export "{0}"', 'printf -v "{0}" 1', 'read "{0}"', "local {0}=1"),
 )  # fmt: skip
 """In each, a value is a program, a pattern, an option or an operator: the agent's text says what the judge does."""
 
+COMPUTED = (
+    *("[[ {0} -eq 42 ]]", "if [[ 42 -ge {0} ]]; then :; fi", "[[ {0}+1 -ne 2 ]]", "! [[ 1+({0}) -lt 2 ]]", "[[ -v a[{0}] ]]"),
+    *('test -v "a[{0}]"', 'read "a[{0}]"', 'printf -v "a[{0}]" 1', 'unset "a[{0}]"', "f() {{ local -i n={0}; }}; f"),
+    *("(({0} > 1))", "[ $(({0})) = 1 ]", "echo $[{0}]", "echo ${{a:{0}}}", "echo ${{a[{0}]}}", "for ((i=0; i<{0}; i++)); do :; done"),
+    *("let {0}", "let 'n={0}'", "declare -i n={0}", "a[{0}]=1", "typeset -i n={0}"),
+)  # fmt: skip
+"""In each, bash computes the variable of that name, and so runs the commands that an index in it has."""
+
+GLOBBED = (
+    *(
+        "grep -q TODO {0}",
+        "! grep -rl TODO {0} x",
+        "sed -n 1p {0}",
+        "sort {0} | head -1",
+        "wc -l {0}",
+        "find {0} -name x",
+    ),
+    *("diff {0}", "awk 1 {0}", "jq . {0}", "cp {0} /tmp/x", "md5sum {0}", "head -n 1 {0}", "[ -e {0} ]", "test -n {0}"),
+    *("tail -1 {0}", "cut -f1 {0}", "if grep -q x {0}; then :; fi", "cat x | sort - {0}", "split {0}", "tee {0} < x"),
+)
+"""In each, a file of the agent's may be named as an option is."""
+GLOBS = ("*", "*.txt", "?", "[-a]*", "**", "?*.py")
+
 KNOWN = (
+    'n=3; [[ n -eq 3 ]]; [[ -v x ]]; unset x; for g in *.txt; do cat "$g"; done; cat *.txt | sort; grep -q x -- * a/*',
+    "grep -q '*' x; sed 's|*||' x; find . -name '*.py'; [[ $x == *a* ]]; ls *; rm -f *.o; grep \\*x y; awk -F: -v a=1 '{print}' x",
     'test "$(cat a.txt)" = 42 && [ "$x" -eq 3 ] && [ $? -eq 0 ] && [ $# -gt 1 ] && [[ "$x" == "$y" ]]',
     '[[ "$(cat a.txt)" == 42 ]]; [[ $x =~ ^[0-9]+$ ]]; printf \'%s\\n\' "$x"; export A="$x"; echo $x ${x:-none} ${x:0:3} ${a[@]}',
     'awk \'{ print $1 + $2 }\' "$x"; awk -v a="$x" \'{ print a }\' y; jq --arg a "$x" \'.[$a]\' y; sed -n \'$p\' -- "$x"; grep -qx y "/tests/$x"',
@@ -156,6 +182,21 @@ def test_what_makes_a_program_of_the_agents_text_is_not_known(form: str) -> None
         parts = [*random.choices(KNOWN, k=random.randrange(3)), form.format(value)]
         random.shuffle(parts)
         assert judged("\n".join(parts)).unknown, parts
+
+
+@pytest.mark.parametrize("form", COMPUTED)
+def test_what_computes_a_variable_of_the_agents_is_not_known(form: str) -> None:
+    for name in ("x", "REPLY", "n_1"):
+        text = f"read {name} < out.txt; {form.format(name)}"
+        assert judged(text).unknown, text
+
+
+@pytest.mark.parametrize("form", GLOBBED)
+def test_who_names_files_by_a_pattern_reads_options_too(form: str) -> None:
+    """In a clean copy no file is named so."""
+    for pattern in GLOBS:
+        judge = judged("\n".join((*random.choices(KNOWN, k=random.randrange(3)), form.format(pattern))))
+        assert (judge.only_tools, judge.unknown) == (False, ""), form
 
 
 @pytest.mark.parametrize("text", KNOWN)

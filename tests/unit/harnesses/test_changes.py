@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +187,25 @@ def test_of_very_many_changes_the_first_and_the_last_are_listed() -> None:
     assert (lines[0], lines[5000], lines[-1]) == ("added f000000 (dropped)", "[2,345 more]", "added f012344")
     assert len(lines) == 10_001
     assert len(listed(every[:10_000], [])) == 10_000
+
+
+def test_others_run_while_very_many_paths_are_put_in_order() -> None:
+    """One sort of all would let no other thread run until its end."""
+    paths = [f"{'d' * 100}/{random.getrandbits(40):010x}" for _ in range(300_000)]
+    every = [Change(path, ChangeKind.ADDED) for path in paths]
+    over, beats = threading.Event(), 0
+
+    def beat() -> None:
+        nonlocal beats
+        while not over.wait(0.01):
+            beats += 1
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    before = beats
+    found = left_files.in_order(every, attrgetter("path"))
+    during = beats - before
+    over.set()
+    beating.join()
+    assert [each.path for each in found] == left_files.in_order(paths, str) == sorted(paths)
+    assert during > 5

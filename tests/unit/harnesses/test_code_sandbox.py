@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import stat
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 import pytest
@@ -242,6 +243,57 @@ def test_links_are_kept_in_the_copy_and_in_the_system_only(tmp_path: Path) -> No
     assert removed == sorted([*(f"{path} -> {target}" for path, target in lost.items()), "fifo", "sock"])
     assert all((work / path).is_symlink() for path in kept)
     assert all(stat.S_ISLNK(path.lstat().st_mode) or path.is_file() or path.is_dir() for path in work.rglob("*"))
+
+
+ALIASES: dict[str, dict[str, str]] = {
+    "itself": {"sorted.txt": "out/reward.txt"},
+    "absolute": {"sorted.txt": "/workspace/out/reward.txt"},
+    "a chain": {"sorted.txt": "deep/one", "deep/one": "/workspace/two", "two": "./deep/../out//reward.txt"},
+    "a folder": {"sorted.txt": "there/reward.txt", "there": "out"},
+    "up and down": {"sorted.txt": "deep/back/reward.txt", "deep/back": "../out"},
+}
+WRITES = "sort answer.txt > sorted.txt && diff -q sorted.txt expected.txt && echo 1 > out/reward.txt"
+
+
+@pytest.mark.parametrize("takes", [(), ("*",)])
+@pytest.mark.parametrize("alias", ALIASES)
+async def test_what_a_judge_writes_to_another_file_is_no_reward(
+    alias: str, takes: tuple[str, ...], workspace: Make
+) -> None:
+    """Nor by a link of the agent's in that file's place; links that lead elsewhere stay."""
+    left = await workspace({"answer.txt": "1\n", "expected.txt": "42\n"})
+    for path, target in {**ALIASES[alias], "latest.txt": "answer.txt"}.items():
+        (left.folder / path).parent.mkdir(exist_ok=True)
+        (left.folder / path).symlink_to(target)
+    check = CommandCheck(f"test -h latest.txt && {WRITES}", "./out/reward.txt", takes=takes)
+    found, seen = await verdict(check, left)
+    assert found.scores[0].value == 0.0, seen
+    assert {(act.kind, act.detail) for act in found.tampering} >= {
+        ("reward_file", "sorted.txt -> ./out/reward.txt"),
+    }
+
+
+def test_where_links_lead_is_known_without_following_them(tmp_path: Path) -> None:
+    """As the kernel would say, for any links within a folder."""
+    for number in range(60):
+        chance, work = random.Random(number), tmp_path / str(number)
+        places = ["", "a", "a/b", "c"]
+        for each in places:
+            (work / each).mkdir(parents=True, exist_ok=True)
+        links: dict[str, str] = {}
+        for name in "lmnopq":
+            path = f"{chance.choice(places)}/{name}".lstrip("/")
+            way = "/".join(chance.choices(["..", "a", "b", "c", *"lmnopq", "."], k=chance.randrange(1, 4)))
+            links[path] = chance.choice(["", f"{work}/"]) + way
+            (work / path).symlink_to(links[path])
+        for path in links:
+            try:
+                real = os.path.realpath(work / path, strict=True)
+            except OSError:
+                continue  # a circle, or nothing there
+            led = folders._leads_to(path, links, PurePosixPath(work))
+            if os.path.commonpath([real, work]) == str(work):
+                assert os.path.normpath(work / led) == real, (links, path)
 
 
 async def test_a_python_check_reads_no_file_of_the_machine_by_a_link(workspace: Make, tmp_path: Path) -> None:

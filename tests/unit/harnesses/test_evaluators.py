@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rolltap.contract.admin import DETAIL_BYTES
 from rolltap.errors import EvaluatorFailed, TaskInvalid, Unreadable
 from rolltap.harnesses.base import (
     KEPT_BYTES,
@@ -25,6 +27,7 @@ from rolltap.harnesses.base import (
     Verdict,
     Workspace,
     read_output,
+    storable_detail,
 )
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
@@ -32,11 +35,12 @@ from rolltap.harnesses.evaluators.harbor import HarborCheck, chosen_reward
 from rolltap.harnesses.evaluators.llm_judge import LlmJudge, fair_shares
 from rolltap.harnesses.evaluators.programs import listed
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck, find_configuration, read_results
-from rolltap.harnesses.left_files import Change, ChangeKind
+from rolltap.harnesses.left_files import Change, ChangeKind, read_for_evaluation, read_untrusted
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Empty, Files
-from rolltap.types import Task
+from rolltap.types import UNPROTECTED, Task
+from rolltap.untrusted.server import AT_ONCE
 
 from ...plain_python import plain_python
 from .stub import Stub, running, tool_call
@@ -393,3 +397,34 @@ def test_a_hundred_thousand_changes_are_listed_at_once() -> None:
     began = time.process_time()
     assert listed(every, every[::2])[-1] == "added f99999"
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "\udcff", "\0", "\U0001f600"])
+def test_what_was_found_stays_in_a_detail_that_is_too_large(letter: str) -> None:
+    """An agent can give its files any names, and very many of them."""
+    names = [f"{letter * 1500}{number}" for number in range(100)]
+    found = {UNPROTECTED: "why", "code": 1, "removed": names, "parts": {"reward": 1.0}, "forged": names[:9]}
+    detail = storable_detail(found)
+    assert len(json.dumps(detail)) <= DETAIL_BYTES
+    assert detail.keys() == found.keys()
+    assert (detail[UNPROTECTED], detail["code"], detail["parts"]) == ("why", 1, {"reward": 1.0})
+    assert "left out" in detail["removed"]
+    assert storable_detail({UNPROTECTED: letter * 70_000})[UNPROTECTED]
+
+
+def take_time(path: str) -> None:
+    time.sleep(30)
+
+
+async def test_the_results_of_tests_wait_for_no_agents_workspace(tmp_path: Path) -> None:
+    """Whose scan may take minutes of each reader."""
+    (tmp_path / "results.jsonl").write_text('["a.py::test_a", "call", "passed", false]\n')
+    scans = [asyncio.create_task(read_untrusted(take_time, "")) for _ in range(3 * AT_ONCE)]
+    try:
+        await asyncio.sleep(1)
+        reading = read_for_evaluation(read_results, tmp_path, "")
+        assert await asyncio.wait_for(reading, 15) == {"a.py::test_a": True}
+    finally:
+        for each in scans:
+            each.cancel()
+        await asyncio.gather(*scans, return_exceptions=True)

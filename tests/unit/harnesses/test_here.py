@@ -15,7 +15,7 @@ from rolltap.harnesses.base import Command, Ending, Harness, Limits
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
 from rolltap.harnesses.runtimes.here import CurrentFolderRuntime, acts_unasked, runtime_here
-from rolltap.harnesses.runtimes.sources import Empty
+from rolltap.harnesses.runtimes.sources import Empty, Files
 
 RUNS_AS_THE_PERSON_DOES = {"command", "mini-swe-agent-inprocess"}
 
@@ -126,7 +126,10 @@ EXECUTE = (
     *(".git/config", ".git/hooks/pre-commit", ".git/config.worktree", ".git/commondir", "inner/.git/config"),
     *("inner/.git/hooks/post-checkout", "rolltap.toml", ".vscode/tasks.json", ".idea/workspace.xml", ".envrc"),
     *(".npmrc", ".bashrc", ".cargo/config.toml", ".claude/settings.json", ".husky/pre-commit", ".yarnrc.yml"),
+    *("gptme.toml", "gptme.local.toml", "opencode.jsonc", ".github/hooks/x.json", ".config/mise/config.toml"),
+    *(".config/mise.toml", ".Rprofile", ".iex.exs", ".ghci"),
 )
+IF_THERE = ("rust-toolchain.toml", "rust-toolchain", "uv.toml")
 
 
 def _is_repository(folder: Path) -> None:
@@ -178,6 +181,22 @@ async def test_an_agent_writes_nowhere_where_a_persons_git_is_told_to_look(
     assert not list(here.rglob("pre-commit")) or is_there
 
 
+async def test_what_lies_beside_places_that_execute_is_the_agents(tmp_path: Path) -> None:
+    """And a file in the place of a folder around them is no hindrance."""
+    here = tmp_path / "here"
+    Files({".config": "CONFIG_X=y\n"})(here)
+    workspace = await CurrentFolderRuntime(here, (), BubblewrapRuntime(tmp_path / "places")).prepare(Empty())
+    writes = "mkdir .github/workflows; echo on > .github/workflows/ci.yml; cat .config; touch rust-toolchain.toml"
+    try:
+        exit_ = await workspace.run(Command(("bash", "-c", writes)), Limits(), 30)
+    finally:
+        await workspace.close()
+    assert (exit_.ending, exit_.output) == (Ending.DONE, "CONFIG_X=y\n")
+    left = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
+    assert left == [".config", ".github/workflows/ci.yml", "rust-toolchain.toml"]
+    assert not (here / ".github/hooks").exists()
+
+
 @pytest.mark.parametrize("state", ["empty", "a repository", "all there"])
 async def test_an_agent_writes_nowhere_where_a_persons_tools_run_programs(
     state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -189,6 +208,7 @@ async def test_an_agent_writes_nowhere_where_a_persons_tools_run_programs(
         _is_repository(here / "inner")
     places = [place for place in EXECUTE if state != "empty" or not place.startswith("inner")]
     if state == "all there":
+        places += IF_THERE
         for place in places:
             if not (here / place).exists() and "commondir" not in place:
                 (here / place).parent.mkdir(parents=True, exist_ok=True)

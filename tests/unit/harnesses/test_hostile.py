@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import random
+import signal
 import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -271,6 +274,156 @@ async def test_a_run_takes_no_more_than_its_share(
     assert told in exit_.output
 
 
+MEMORY_PLACES = ("", "dev", "run", "etc", "home", "tmp", "var/tmp", "dev/shm")
+FILLS = """
+import os, time
+for number in range(40):
+    try:
+        with open(f"/{place}/{{number}}", "xb") as file:
+            file.write(b"x" * 2_000_000)
+    except OSError as error:
+        print(error.strerror)
+        break
+time.sleep(0 if number < 12 else 20)
+"""
+SEGMENTS = """
+import ctypes, time
+c = ctypes.CDLL(None, use_errno=True)
+c.shmat.restype = ctypes.c_void_p
+for number in range(40):
+    segment = c.shmget(0, ctypes.c_size_t(4_000_000), 0o1600)
+    if segment < 0:
+        print(ctypes.get_errno())
+        break
+    place = c.shmat(segment, None, 0)
+    ctypes.memset(place, 1, 4_000_000)
+    c.shmdt(ctypes.c_void_p(place))
+print(c.shmget(0, ctypes.c_size_t(4096), 0o1600) >= 0, c.semget(0, 32000, 0o1600), c.semget(0, 9, 0o1600) >= 0)
+"""
+NAMES = """
+import os, time
+os.rename("/var", "/a b")
+for number in range(200_000):
+    os.close(os.open(f"/tmp/{number}", os.O_CREAT))
+time.sleep(20)
+"""
+HIDDEN = """
+import ctypes, os, threading, time
+def fill():
+    time.sleep(0.2)
+    {fill}
+    time.sleep(20)
+threading.Thread(target=fill).start()
+ctypes.CDLL(None).syscall({exit}, 0)
+"""
+IN_MEMORY = "block = b'x' * (80 << 20)"
+IN_FILES = "files = [os.memfd_create('x') for _ in range(9)]; [os.write(each, b'x' * 9_000_000) for each in files]"
+EXIT = 93 if platform.machine() == "aarch64" else 60
+FORKED = "import os; os.fork(); os.fork()" + HIDDEN
+THREADS = """
+import threading, time
+threading.stack_size(1 << 16)
+for _ in range(400):
+    threading.Thread(target=time.sleep, args=(20,), daemon=True).start()
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize("place", MEMORY_PLACES)
+async def test_no_place_of_a_sandbox_takes_more_memory_than_it_may(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that it can write to: each has a size, and counts."""
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.1)
+    for limits, told in ((Limits(scratch_mb=20), "device"), (Limits(memory_mb=30), "over 30 MB of memory")):
+        workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({}))
+        exit_ = await workspace.run(Command((INTERPRETER, "-c", FILLS.format(place=place))), limits, 15)
+        await workspace.close()
+        assert told in exit_.output or "Read-only" in exit_.output, exit_.output
+
+
+@pytest.mark.parametrize(
+    ("script", "limits", "told"),
+    [
+        pytest.param(NAMES, Limits(memory_mb=60), "over 60 MB of memory", id="names"),
+        pytest.param(THREADS, Limits(processes=20), ("over 80 threads", "can't start new thread"), id="threads"),
+        pytest.param(
+            FORKED.format(fill=IN_MEMORY, exit=EXIT),
+            Limits(memory_mb=120),
+            "over 120 MB of memory",
+            id="no first thread",
+        ),
+        pytest.param(
+            HIDDEN.format(fill=IN_FILES, exit=EXIT),
+            Limits(memory_mb=60),
+            "over 60 MB of memory",
+            id="files of a thread",
+        ),
+        pytest.param(SEGMENTS, Limits(), "1\nTrue -1 True", id="segments"),
+    ],
+)
+async def test_no_kind_of_memory_is_without_a_limit(
+    script: str, limits: Limits, told: str | tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "LOOK_EVERY_S", 0.1)
+    workspace = await BubblewrapRuntime(tmp_path / "workspaces").prepare(Files({}))
+    exit_ = await workspace.run(Command((INTERPRETER, "-c", script)), limits, 15)
+    await workspace.close()
+    assert any(each in exit_.output for each in ((told,) if isinstance(told, str) else told)), exit_.output
+
+
+DAEMON = """
+import ctypes, os, sys, time
+if os.fork():
+    time.sleep(0.5)
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+os.chdir("/")
+os.closerange(0, 100)
+{act}
+os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(90)", "{name}"], {env})
+"""
+HIDES = "ctypes.CDLL(None).prctl(4, 0)"
+TITLE = """
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+start, end = int(fields[47]), int(fields[48])
+ctypes.memset(start, 0, end - start)
+time.sleep(90)
+"""
+DAEMONS = {"as it is": ("", "os.environ"), "an empty environment": ("", "{}"), "a title": (TITLE, "{}")}
+DAEMONS["another's variables"] = ("os.environ.clear()", "{'ROLLTAP_WORKSPACE': 'x'}")
+DAEMONS["without its first thread"] = (
+    "import threading\nthreading.Thread(target=time.sleep, args=(90,)).start()\nctypes.CDLL(None).syscall(EXIT, 0)",
+    "{}",
+)
+DAEMONS["without a dump"] = (f"{HIDES}\ntime.sleep(90)", "{}")
+
+
+@pytest.mark.parametrize("kind", DAEMONS)
+async def test_no_daemon_of_a_run_outlives_it(kind: str, runtime: Runtime) -> None:
+    act, env = DAEMONS[kind]
+    act = act.replace("EXIT", "93" if platform.machine() == "aarch64" else "60")
+    name = f"daemon-{random.randrange(10**9)}"
+    workspace = await runtime.prepare(Files({}))
+    script = DAEMON.format(act=act, env=env, name=name)
+    exit_ = await workspace.run(Command((INTERPRETER, "-c", script, name)), Limits(), 20)
+    await workspace.close()
+    assert exit_.ending is Ending.DONE, exit_.output
+    left = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if name.encode() in _command_line(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def _command_line(pid: int) -> bytes:
+    """Also if its first thread has ended."""
+    with suppress(OSError):
+        return b"".join(path.read_bytes() for path in Path(f"/proc/{pid}/task").glob("*/cmdline"))
+    return b""
+
+
 FORKS = "for i in $(seq 60); do sleep 5 & done; wait"
 
 
@@ -422,13 +575,14 @@ def test_the_filter_of_each_machine_refuses_its_own_numbers_only(machine: str) -
     code = list(struct.iter_unpack("HBBI", bubblewrap.program(machine)))
     arch, numbers = bubblewrap.REFUSED[machine]
 
-    def verdict(architecture: int, number: int) -> int:
+    def verdict(architecture: int, number: int, second: int = 0) -> int:
+        data = struct.pack("<IIQQQ", number, architecture, 0, 0, second)
         held, at = 0, 0
         while True:
             step, then, otherwise, value = code[at]
             at += 1
             if step == bubblewrap.LOAD:
-                held = architecture if value == 4 else number
+                (held,) = struct.unpack_from("<I", data, value)
             elif step == bubblewrap.RETURN:
                 return value
             else:
@@ -438,6 +592,9 @@ def test_the_filter_of_each_machine_refuses_its_own_numbers_only(machine: str) -
     assert {number for number in range(600) if verdict(arch, number) == bubblewrap.DENY} == refused
     assert verdict(arch, 0) == bubblewrap.ALLOW
     assert verdict(arch + 1, 0) == verdict(arch, bubblewrap.X32) == bubblewrap.DENY
+    for call, most in ((bubblewrap.SHMGET, bubblewrap.MOST_SHARED), (bubblewrap.SEMGET, bubblewrap.MOST_SEMAPHORES)):
+        for size in (0, most, most + 1, 1 << 31, 1 << 32, (1 << 40) + 1):
+            assert verdict(arch, call[machine], size) == (bubblewrap.ALLOW if size <= most else bubblewrap.DENY)
 
 
 def test_without_a_sandbox_nothing_is_run_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

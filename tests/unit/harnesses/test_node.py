@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from rolltap.harnesses import threads
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.runner.attempts import Progress, Slots, Stage
 from rolltap.harnesses.runner.node import NodeAgent, NodeSettings
 from rolltap.harnesses.runner.specs import Defaults
+from rolltap.harnesses.runtimes import folders
+from rolltap.harnesses.runtimes.process import ProcessRuntime
+from rolltap.harnesses.runtimes.sources import Empty
 
 from .stub import Stub, running, tool_call
 
@@ -106,3 +112,26 @@ async def test_a_node_that_is_stopped_gives_back_what_it_holds(server: Stub, tmp
     assert server.released == ["n1"]
     assert not server.finished
     assert not workspaces_in(tmp_path)
+
+
+async def test_slow_work_on_agents_files_delays_no_heartbeat(
+    server: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many agents leave millions of files, whose removal takes minutes."""
+    over = threading.Event()
+    workspaces = [await ProcessRuntime(tmp_path).prepare(Empty()) for _ in range(40)]
+    monkeypatch.setattr(folders, "_remove", lambda root: over.wait(60))
+    closing = [asyncio.create_task(each.close()) for each in workspaces]
+    try:
+        async with AdminClient(server.url.replace("127.0.0.1", "localhost"), "admin") as client:
+            for _ in range(3):
+                await asyncio.wait_for(client.heartbeat("n1", [], ttl=15), 10)
+    finally:
+        over.set()
+        await asyncio.gather(*closing)
+
+
+def test_work_on_agents_files_has_threads_of_its_own() -> None:
+    folder = Path(threads.__file__).resolve().parent
+    others = re.compile(r"to_thread\((?!end_tree,)|run_in_executor\(None")
+    assert [path for path in folder.rglob("*.py") if others.search(path.read_text())] == []

@@ -1,0 +1,26 @@
+"""Threads for work on an agent's files.
+
+Such work may take very long: an agent can leave millions of files. asyncio's own threads are few, and the runner's
+client needs them for answers of the server, so for heartbeats: without one in time, a node loses all its rollouts. Only
+what has an end in any case, such as ending processes, may run there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS = ThreadPoolExecutor(32, thread_name_prefix="rolltap-files")
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`asyncio.to_thread`, in these threads."""
+    call = partial(copy_context().run, function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
