@@ -24,6 +24,7 @@ from rolltap.calllog.open import open_call_log
 from rolltap.calllog.postgres import PostgresBackend
 from rolltap.errors import ConfigError, StoreUnavailable
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
+from rolltap.tenants import EVERY_TENANT, acting_for
 
 from ..conftest import free_port
 from ..unit.calllog.facts import a_session
@@ -303,8 +304,8 @@ async def test_those_that_wait_with_lost_connections_do_not_hold_the_lock_in_tur
 async def test_a_statement_whose_answer_is_lost_fails_and_one_that_takes_long_does_not(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A middlebox keeps the connection: no keepalive and no end of it tells that nothing passes any more."""
-    monkeypatch.setattr(postgres, "SILENT_S", 1.0)
+    """A middlebox keeps the connections: no keepalive and no end of one tells that nothing passes any more."""
+    monkeypatch.setattr(postgres, "UNANSWERED_S", 1.0)
     address = urlsplit(postgres_url)
     async with relayed(str(address.hostname), address.port or 5432) as link:
         url = address._replace(netloc=f"{address.username}@127.0.0.1:{link.own_port}").geturl()
@@ -321,8 +322,11 @@ async def test_a_statement_whose_answer_is_lost_fails_and_one_that_takes_long_do
                 await asyncio.sleep(0.1)
 
         checks = [asyncio.create_task(checked(one)) for one in (database, healthy)]
-        statements = [database.transact(slow), database.query(slow), database.select(sa.select(sa.func.pg_sleep(0.5)))]
-        lost = [asyncio.ensure_future(statement) for statement in statements]
+        select = sa.select(sa.func.pg_sleep(0.5))
+        statements = [*(database.transact(slow) for _ in range(3)), *(database.query(slow) for _ in range(2))]
+        lost = [asyncio.ensure_future(one) for one in (*statements, database.select(select), database.select(select))]
+        with acting_for(EVERY_TENANT):
+            lost += [asyncio.ensure_future(database.select(select)) for _ in range(2)]  # no connection is left
         long = asyncio.ensure_future(healthy.select(sa.select(sa.func.pg_sleep(4))))
         await asyncio.sleep(0.3)
         link.vanish()

@@ -99,6 +99,10 @@ LEAVES_SINCE = (14,)
 SILENT_S = 30.0
 """Longer than the ledger's transactions may take (`unit_of_work.WITHIN_S`)."""
 
+UNANSWERED_S = 15.0
+"""How long a connection may be in use while its server waits for a statement. Between two statements of a transaction
+nobody computes for so long."""
+
 LOCK_S = SILENT_S - 5
 """Longest wait for a lock. Others that wait with a lost connection are gone before the one that holds it: else each of
 them would get the lock in its turn, and hold it for `SILENT_S`."""
@@ -164,14 +168,16 @@ class PostgresBackend:
         singles = max(1, min(SINGLES, connections // 5))
         self._writes = writable
         self._check = ServerCheck(self._name, writable=writable)
-        self._engine = self._pool(url, connections - singles, DEFAULT_TENANT, application)
+        self._engine = self._pool(url, max(1, connections - singles - 1), DEFAULT_TENANT, application)
         self._snapshots = self._engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         self._singles = self._pool(url, singles, EVERY_TENANT, application)
+        self._prober = self._pool(url, 1, EVERY_TENANT, application)  # also if all others wait for ever
         by_statement = {"isolation_level": "AUTOCOMMIT"}
         self._single = {
             DEFAULT_TENANT: self._engine.execution_options(**by_statement),
             EVERY_TENANT: self._singles.execution_options(**by_statement),
         }
+        self._probes = self._prober.execution_options(**by_statement)
         self.dialect: sa.Dialect = self._engine.dialect
         self._inserter: Any = None
         self._inserting = asyncio.Lock()
@@ -255,8 +261,8 @@ class PostgresBackend:
         if self._inserter is not None:
             await greenlet_spawn(self._inserter.close)  # returns it to the pool, which closes it
             self._inserter = None
-        await self._singles.dispose()
-        await self._engine.dispose()
+        for pool in (self._prober, self._singles, self._engine):
+            await pool.dispose()
 
     @asynccontextmanager
     async def write(self, durability: Durability) -> AsyncIterator[Connection]:
@@ -335,7 +341,7 @@ class PostgresBackend:
 
     @property
     def connections(self) -> tuple[int, int]:
-        pools: list[Any] = [self._engine.pool, self._singles.pool]
+        pools: list[Any] = [self._engine.pool, self._singles.pool, self._prober.pool]
         return sum(pool.checkedout() for pool in pools), self._connections
 
     def time(self) -> float:
@@ -352,7 +358,7 @@ class PostgresBackend:
         self._check.doubt()
         token = _probing.set(True)
         try:
-            async with _opened(self._single[EVERY_TENANT], self._name, self._note_refusal) as opened:
+            async with _opened(self._probes, self._name, self._note_refusal) as opened:
                 if self._writes:
                     await self._end_silent(opened)
                 await self._end_unanswered(opened)
@@ -362,13 +368,13 @@ class PostgresBackend:
     async def _end_unanswered(self, opened: AsyncConnection) -> None:
         """Ends this process's connections that wait for an answer of a server that waits for them: what is between the
         two keeps a lost connection alive. Their statements fail."""
-        long_ago = time.monotonic() - SILENT_S
+        long_ago = time.monotonic() - UNANSWERED_S
         taken = [driver for driver, since in list(self._taken.items()) if since < long_ago and not driver.is_closed()]
         waiting = {driver.get_server_pid(): driver for driver in taken}
         if not waiting:
             return
         with store_errors(self._name):
-            rows = await opened.execute(_AT_WORK, {"pids": list(waiting), "seconds": SILENT_S})
+            rows = await opened.execute(_AT_WORK, {"pids": list(waiting), "seconds": UNANSWERED_S})
         for pid in waiting.keys() - {row.pid for row in rows}:
             log.warning("%s: gave up a connection (pid %d) whose server waits for a statement", self._name, pid)
             waiting[pid].terminate()
