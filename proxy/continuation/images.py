@@ -37,6 +37,11 @@ class PromptImages:
     roles: frozenset[str] = frozenset()
     why: str = ""
 
+    @property
+    def placeholder(self) -> int:
+        """The id that stands for an image; -1 if none is shown."""
+        return self.reader.rule.token if self.reader is not None else -1
+
     def shown(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The messages with a line of text for each image of a tool that the model can't be shown.
 

@@ -382,11 +382,16 @@ class Continuation(ParentFinder):
         ids, images = self.images.expanded(ids, fitted.messages)
         return RenderedPrompt(ids, fitted.rules, None, images)
 
+    def lacks_text(self, token_ids: Sequence[int]) -> bool:
+        """Whether some sampled id stands for no text: one that the tokenizer lacks, or the placeholder of an image, for
+        which an engine would want an image."""
+        return self.renderer.tokenizer.lacks(token_ids) or self.images.placeholder in token_ids
+
     def _known_break(self, match: Match, new: Sequence[Message], *, keeps: bool) -> BreakReason | None:
         """Why `new` cannot continue the tokens of `match.context`, if that is known before rendering."""
         if match.ambiguous:
             return BreakReason.AMBIGUOUS_PARENT
-        if match.context is not None and self.renderer.tokenizer.lacks(match.context.output_ids.tolist()):
+        if match.context is not None and self.lacks_text(match.context.output_ids.tolist()):
             return BreakReason.IDS_UNKNOWN
         if match.context is not None and not keeps and self._follows_template(match.context, new):
             return BreakReason.THINKING_DROPPED

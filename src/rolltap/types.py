@@ -85,7 +85,7 @@ class Flaw(StrEnum):
 
     LOGPROBS_MISSING = "logprobs_missing"
     LOGPROBS_NOT_FINITE = "logprobs_not_finite"
-    IDS_UNKNOWN = "ids_unknown"  # the engine sampled an id that the policy's tokenizer does not have
+    IDS_UNKNOWN = "ids_unknown"  # the engine sampled an id that the tokenizer lacks, or that stands for images
     TOKENS_MISSING = "tokens_missing"  # the engine returned text without ids
     WEIGHT_ZERO = "weight_zero"  # imported with weight 0: its trace says that it is no target
     TOOL_CALL_UNPARSABLE = "tool_call_unparsable"

@@ -23,12 +23,14 @@ from rolltap.contract.admin import FinishRollout, NewReward
 from rolltap.contract.trainer import Lease
 from rolltap.engine.scripted import ScriptedEngine, ScriptedReply, ToolUse, say
 from rolltap.errors import ConfigError
+from rolltap.images import ImageRule
 from rolltap.ledger.groups import GroupSpec
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.settings import load_settings
+from rolltap.tokenizer import HubTokenizer
 from rolltap.trainer_client.adapters.rows import rows_of
 from rolltap.trainer_client.recipes import make_recipe
 from rolltap.types import BreakReason, Flaw, RolloutStatus, Task
@@ -136,6 +138,35 @@ async def test_every_dialects_image_is_in_the_prompt_as_the_processor_would_writ
             assert "tool_media" not in row.intent.shape.unapplied
         log = home.app.services.call_log
         assert await log.images([part_hash(RED).hex(), "00" * 32]) == {part_hash(RED).hex(): RED}
+
+
+@pytest.mark.parametrize("family", PROCESSORS)
+@pytest.mark.parametrize("shown_at", [0, 1, 2])
+async def test_a_placeholder_that_the_model_samples_is_no_image(tmp_path: Path, family: str, shown_at: int):
+    """The engine would want an image for it in every later call."""
+    folder = vision_folder(family, tmp_path / "model" / family)
+    rule, tokenizer = ImageRule.of(folder), HubTokenizer(folder)
+    assert rule is not None
+    ids = (*tokenizer.encode("red "), rule.token, tokenizer.convert_tokens_to_ids("<|im_end|>"))
+    replies, begins = (ScriptedReply(ids=ids), "two", "three"), tokenizer.convert_tokens_to_ids("<|im_start|>")
+    async with (
+        ScriptedEngine(lambda prompt: replies[(prompt.ids.count(begins) - 2) // 2], folder) as engine,
+        opened(engine, tmp_path, tokenizer=folder, family="") as home,
+    ):
+        client = await talker(home)
+        history: list[dict[str, Any]] = []
+        for turn in range(3):
+            _, body = chat_body(RED if turn == shown_at else BLUE)
+            history += body["messages"] if turn >= shown_at else [{"role": "user", "content": "Go."}]
+            history.append(await client.chat(history))
+        rows = await client.rows()
+    assert [len(row.intent.images) for row in rows] == [max(0, turn - shown_at + 1) for turn in range(3)]
+    assert [row.completion.flaw for row in rows] == [Flaw.IDS_UNKNOWN, None, None]
+    assert rows[1].intent.break_.reason is BreakReason.IDS_UNKNOWN
+    assert rows[2].intent.break_ is None
+    for row in rows:
+        placeholders = sum(image.end - image.start for image in row.intent.images)
+        assert row.prompt_ids.tolist().count(rule.token) == placeholders
 
 
 async def test_a_conversation_with_images_keeps_its_tokens_and_stores_each_file_once(tmp_path: Path):

@@ -269,7 +269,7 @@ class TokenSource:
             raise EngineError("the engine aborted the request")
         events, choice = parser.finish(finish)
         sampled.truncate(parser.consumed - given)
-        sampled.unknown = self.continuation.renderer.tokenizer.lacks(sampled.ids)
+        sampled.unknown = self.continuation.lacks_text(sampled.ids)
         logprobs = self.token_logprobs(sampled.ids, sampled.logprobs) if request.sampling.logprobs else None
         call.choice = msgspec.structs.replace(choice, logprobs=logprobs) if logprobs is not None else choice
         call.reasoning_tokens = parser.reasoning_ids
