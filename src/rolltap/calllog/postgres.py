@@ -114,11 +114,11 @@ WHERE silent.datname = current_database() AND silent.usename = current_user
 
 _AT_WORK = sa.text("""
 SELECT pid FROM pg_stat_activity WHERE pid = ANY(:pids)
-  AND NOT (wait_event = 'ClientRead' AND state_change < clock_timestamp() - make_interval(secs => :seconds))
+  AND (wait_event = 'ClientRead' AND state_change < clock_timestamp() - make_interval(secs => :seconds)) IS NOT TRUE
 """).bindparams(sa.bindparam("pids", type_=ARRAY(sa.Integer)))
 
 _WRITE_SOMETHING = sa.text(
-    "SELECT pg_logical_emit_message(true, 'rolltap', '') WHERE pg_current_xact_id_if_assigned() IS NULL"
+    "SELECT pg_logical_emit_message(true, 'rolltap', '') WHERE txid_current_if_assigned() IS NULL"
 )
 """A transaction that changed nothing would not wait for a synchronous standby. What it saw may be there on this server
 alone: a commit that was cancelled while it waited."""

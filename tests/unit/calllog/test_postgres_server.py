@@ -19,6 +19,7 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.postgres import ServerCheck, ServerState, _opened
 from rolltap.errors import StoreUnavailable
+from rolltap.ledger.unit_of_work import LedgerSettings, UnitOfWork
 
 from .facts import a_completion, a_session, an_intent
 
@@ -227,3 +228,29 @@ async def test_a_fault_of_the_driver_is_a_store_that_is_away() -> None:
 
 async def failing(error: Exception) -> None:
     raise error
+
+
+SINCE_13 = (
+    "gen_random_uuid gcd lcm min_scale trim_scale pg_current_xact_id pg_current_xact_id_if_assigned pg_current_snapshot "
+    "pg_snapshot_xmin pg_snapshot_xmax pg_snapshot_xip pg_visible_in_snapshot pg_xact_status date_bin bit_count "
+    "string_to_table trim_array unistr range_agg regexp_count regexp_instr regexp_like regexp_substr any_value"
+)
+
+
+async def test_the_oldest_server_has_the_functions_that_are_used(bare_postgres_url: str) -> None:
+    """Without those that came after Postgres 12."""
+    server = await asyncpg.connect(bare_postgres_url)
+    renamed = "UPDATE pg_proc SET proname = proname || '_newer' WHERE proname = ANY($1)"
+    assert await server.execute(renamed, SINCE_13.split()) != "UPDATE 0"
+    await server.close()
+    log = open_call_log(bare_postgres_url)
+    await log.start()
+    await log.abort_orphans(["here"], at=1.0)
+    session = a_session()
+    await log.open_session(session)
+    await log.append_intent(an_intent(session, process="here"))
+    unused: Any = None
+    uow = UnitOfWork(log.database, close_session=unused, settings=LedgerSettings())
+    await uow.transact(lambda tx: tx.note("kind", "subject"))
+    await uow.transact(lambda tx: tx.first(sa.select(1)))
+    await log.close()
