@@ -219,8 +219,8 @@ class CallPath:
 
     async def _plan_anew(self, arrival: Arrival, plan: PromptPlan, call_id: str) -> PromptPlan:
         """The plan after another process's calls were read, which may have recorded the parent. A proxy that is cut off
-        from the store may have it in its spool: so until every proxy has said that it has nothing there, it is waited
-        for.
+        from the store may have it in its spool: so until every proxy has said that it had nothing there when the
+        request came, it is waited for.
 
         If they can't be read in time, a request that names a call of another process is refused before its engine is
         asked. Others go on; if they have a history, their break says that it was not compared with all calls.
@@ -229,14 +229,13 @@ class CallPath:
         continues = any(message.role == "assistant" for message in request.messages)
         try:
             within_s = self._limits.store_wait_s if continues else min(ANSWERS_WITHIN_S, self._limits.store_wait_s)
-            asked_at = time.monotonic()
-            deadline, complete = asked_at + within_s, False
+            deadline, complete = time.monotonic() + within_s, False
             while True:
                 if await self._sessions.refresh(session, deadline - time.monotonic()):
                     plan = await source.plan(call_id, session.forest, request)
                 if complete or not continues or not plan.unknown_reply:
                     return plan
-                complete = not await self._sessions.may_lack_calls(asked_at, deadline - time.monotonic())
+                complete = not await self._sessions.may_lack_calls(arrival.asked_at, deadline - time.monotonic())
                 if complete:  # what came meanwhile is in the store
                     continue
                 if time.monotonic() > deadline - RETRY_S:
