@@ -264,13 +264,14 @@ async def test_nothing_is_denied_by_a_server_of_which_another_took_the_place_mea
     log = open_call_log(postgres_url)
     await log.start()
     unused: Any = None
+    backend: Any = log.database._backend
     uow = UnitOfWork(log.database, close_session=unused, settings=LedgerSettings())
 
     def missing(tx: Tx) -> None:
         raise NotFound("no group 'g'")
 
     async def confirmed_by_the_next() -> None:
-        monkeypatch.setattr(log.database._backend._check, "timeline", log.database.timeline + 1)
+        monkeypatch.setattr(backend._check, "timeline", log.database.timeline + 1)
 
     for ask in (uow.transact, uow.query):
         with pytest.raises(NotFound):
