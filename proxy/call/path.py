@@ -53,7 +53,7 @@ from rolltap.proxy.continuation.forest import role_of
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, RETRY_S, SessionCache
 from rolltap.settings import LimitSettings
-from rolltap.types import BreakReason, Outcome
+from rolltap.types import Break, BreakReason, Outcome
 
 log = logging.getLogger("rolltap.call")
 
@@ -250,8 +250,9 @@ class CallPath:
                 log.warning("call %s may continue a call of another process, and %s: %s", call_id, what, error.message)
             if refused:
                 raise
-            if continues and plan.break_ is not None:
-                return replace(plan, break_=replace(plan.break_, reason=BreakReason.PARENT_NOT_READ))
+            if continues and (plan.break_ is not None or plan.parent is None):
+                break_ = plan.break_ or Break(BreakReason.PARENT_NOT_READ, call_id, None, 0)
+                return replace(plan, break_=replace(break_, reason=BreakReason.PARENT_NOT_READ))
         return plan
 
     async def _run(self, flight: InFlightRequest, arrival: Arrival) -> None:

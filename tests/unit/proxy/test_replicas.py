@@ -254,11 +254,13 @@ async def test_a_call_in_the_spool_of_another_proxy_is_waited_for(plane: Plane, 
     assert (two.intent.parent_id, two.intent.break_) == (one.intent.id, None)
 
 
+@pytest.mark.parametrize("knows_the_session", [True, False])
 async def test_a_call_that_stays_in_a_spool_is_not_blamed_on_the_harness(
-    plane: Plane, tokenizer: Any, cut_off: CutOff
+    plane: Plane, tokenizer: Any, cut_off: CutOff, knows_the_session: bool
 ) -> None:
     other = serve(plane.log, ToldEngine(tokenizer), plane.session, LimitSettings(store_wait_s=0.3))
-    await other.client.chat({"role": "user", "content": "a side matter"})
+    if knows_the_session:
+        await other.client.chat({"role": "user", "content": "a side matter"})
     first = await plane.client.chat(USER)
     assert (await other.client.chat(USER, message(first), MORE)).status == 200
     cut_off.hidden = False
