@@ -53,7 +53,7 @@ from rolltap.proxy.continuation.forest import role_of
 from rolltap.proxy.continuation.plan import PromptPlan
 from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, RETRY_S, SessionCache
 from rolltap.settings import LimitSettings
-from rolltap.types import BreakReason, Outcome
+from rolltap.types import Break, BreakReason, Outcome
 
 log = logging.getLogger("rolltap.call")
 
@@ -219,8 +219,8 @@ class CallPath:
 
     async def _plan_anew(self, arrival: Arrival, plan: PromptPlan, call_id: str) -> PromptPlan:
         """The plan after another process's calls were read, which may have recorded the parent. A proxy that is cut off
-        from the store may have it in its spool: so until every proxy has said that it has nothing there, it is waited
-        for.
+        from the store may have it in its spool: so until every proxy has said that it had nothing there when the
+        request came, it is waited for.
 
         If they can't be read in time, a request that names a call of another process is refused before its engine is
         asked. Others go on; if they have a history, their break says that it was not compared with all calls.
@@ -229,14 +229,13 @@ class CallPath:
         continues = any(message.role == "assistant" for message in request.messages)
         try:
             within_s = self._limits.store_wait_s if continues else min(ANSWERS_WITHIN_S, self._limits.store_wait_s)
-            asked_at = time.monotonic()
-            deadline, complete = asked_at + within_s, False
+            deadline, complete = time.monotonic() + within_s, False
             while True:
                 if await self._sessions.refresh(session, deadline - time.monotonic()):
                     plan = await source.plan(call_id, session.forest, request)
                 if complete or not continues or not plan.unknown_reply:
                     return plan
-                complete = not await self._sessions.may_lack_calls(asked_at, deadline - time.monotonic())
+                complete = not await self._sessions.may_lack_calls(arrival.asked_at, deadline - time.monotonic())
                 if complete:  # what came meanwhile is in the store
                     continue
                 if time.monotonic() > deadline - RETRY_S:
@@ -251,8 +250,9 @@ class CallPath:
                 log.warning("call %s may continue a call of another process, and %s: %s", call_id, what, error.message)
             if refused:
                 raise
-            if continues and plan.break_ is not None:
-                return replace(plan, break_=replace(plan.break_, reason=BreakReason.PARENT_NOT_READ))
+            if continues and (plan.break_ is not None or plan.parent is None):
+                break_ = plan.break_ or Break(BreakReason.PARENT_NOT_READ, call_id, None, 0)
+                return replace(plan, break_=replace(break_, reason=BreakReason.PARENT_NOT_READ))
         return plan
 
     async def _run(self, flight: InFlightRequest, arrival: Arrival) -> None:

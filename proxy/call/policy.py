@@ -104,12 +104,14 @@ class Policy:
 class Arrival:
     """A model call. Admission sets the fields that have no default.
 
-    `body_hash` identifies a client's retry. `account` counts the usage of a minted project key.
+    `body_hash` identifies a client's retry. `account` counts the usage of a minted project key. `asked_at`: when it
+    came, by `time.monotonic`.
     """
 
     dialect: Dialect
     wire: WireRequest
     at: float = field(default_factory=time.perf_counter)
+    asked_at: float = field(default_factory=time.monotonic)
     has_session: bool = False  # `session` is set, so a refusal can be recorded
     account: KeyAccount | None = None
     is_counted: bool = False  # the body's bytes are counted in the budgets

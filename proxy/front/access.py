@@ -168,7 +168,6 @@ def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) ->
             raise no_caller(key)
         admit(request.scope)
         act_for(caller.tenant)
-        current_try.set(RequestTry.read(request.headers.get(TRY_HEADER, "")))
         row = f"{request.method} {request.scope['route'].path}"
         roles = table.get(row, ())
         if caller.role not in roles:
@@ -181,6 +180,7 @@ def guard(keyring: Keyring, audit: Audit, table: Table, note: CountTampering) ->
         request.state.caller = caller
         if row in AUDITED:
             await audit.append(caller.id, caller.role, row, await _audit_details(request))
+        current_try.set(RequestTry.read(request.headers.get(TRY_HEADER, "")))  # its entry is not yet its work
 
     return dependency
 

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from rolltap.calllog.facts import CallCompletion, CallLog
 from rolltap.decoding import convert, from_json
-from rolltap.errors import NotFound
+from rolltap.errors import NotFound, StoreUnavailable
 from rolltap.protocols.base import Dialect, RecordedCall
 from rolltap.protocols.conversation import ChatRequest, Choice, Message, ReplyEnded, ReplyStarted, Usage
 from rolltap.protocols.handles import MAX_POSITION, Handles
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.sessions.live_session import LiveSession
+from rolltap.proxy.sessions.session_cache import RETRY_S
 from rolltap.types import Finish, Outcome
 
 
 class ResponseStore:
-    """Looks up handles. Finds only calls of the request's own session."""
+    """Looks up handles. Finds only calls of the request's own session.
 
-    def __init__(self, call_log: CallLog, handles: Handles, policies: Policies) -> None:
+    `wait_s`: how long a call is waited for that another proxy may have.
+    """
+
+    def __init__(self, call_log: CallLog, handles: Handles, policies: Policies, wait_s: float) -> None:
         self._log = call_log
         self._handles = handles
         self._policies = policies
+        self._wait_s = wait_s
 
     def named(self, chat: ChatRequest) -> str | None:
         """The id of the call whose reply the request refers to instead of resending it."""
@@ -42,8 +50,8 @@ class ResponseStore:
 
         async def find(handle: str) -> RecordedCall | None:
             call_id = self._handles.read(handle)
-            if call_id is not None and live.forest.call(call_id) is None:  # perhaps another replica's
-                live.forest.load(await self._log.rows(live.session.id, known=live.forest.completed))
+            if call_id is not None and live.forest.call(call_id) is None:
+                await self._load(live, call_id)
             node = live.forest.nodes.get(call_id) if call_id else None
             if node is None or node.reply is None or node.dialect != dialect.name:
                 return None
@@ -52,6 +60,21 @@ class ResponseStore:
             return RecordedCall(await self._request(dialect, node.call_id), node.reply)
 
         return await dialect.recall(chat, find)
+
+    async def _load(self, live: LiveSession, call_id: str) -> None:
+        """Loads a call that another proxy may have recorded. Raises `StoreUnavailable` if that one may still have it
+        outside the store: it is not to be called unknown then."""
+        asked_at, complete = time.monotonic(), False
+        while True:
+            live.forest.load(await self._log.rows(live.session.id, known=live.forest.completed))
+            if complete or live.forest.call(call_id) is not None:
+                return
+            complete = not await self._log.may_lack_facts(asked_at)
+            if complete:  # what came meanwhile is in the store
+                continue
+            if time.monotonic() > asked_at + self._wait_s:
+                raise StoreUnavailable("another proxy may have the reply outside the store", retry_after=1)
+            await asyncio.sleep(RETRY_S)
 
     async def reply(
         self, dialect: Dialect, live: LiveSession, handle: str

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context, copy_context
 
 import msgspec
 import pytest
 
+from rolltap.contract.request import RequestTry, current_try
 from rolltap.contract.trainer import Lease, LeaseRequest, Replay, Rewind
 from rolltap.errors import (
     InvalidRequest,
@@ -239,6 +241,30 @@ async def test_a_lease_whose_building_is_cancelled_keeps_no_group(world: World) 
 
     asking = asyncio.create_task(world.ledger.trainers.built(wants(1), never))
     await building.wait()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert await status(world, group.id) is GroupStatus.COMPLETE
+
+
+async def test_a_lease_whose_client_has_asked_again_meanwhile_keeps_no_group(world: World) -> None:
+    group, building = await world.complete(1), asyncio.Event()
+
+    async def never(request: LeaseRequest, opened: OpenedLease, opened_at: float) -> Lease:
+        building.set()
+        await asyncio.sleep(60)
+        raise AssertionError("it is cancelled")
+
+    def of_try(number: int) -> Context:
+        context = copy_context()
+        context.run(current_try.set, RequestTry("lease", number))
+        return context
+
+    trainers = world.ledger.trainers
+    asking = asyncio.create_task(trainers.built(wants(1), never), context=of_try(0))
+    await building.wait()
+    again = await asyncio.create_task(trainers.lease(wants(1)), context=of_try(1))
+    assert not again.groups
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking

@@ -342,3 +342,41 @@ async def test_a_statement_whose_answer_is_lost_fails_and_one_that_takes_long_do
             check.cancel()
         await database.close()
         await healthy.close()
+
+
+BUSY = """
+CREATE FUNCTION busy(seconds float8) RETURNS int LANGUAGE plpgsql AS $$ BEGIN
+  WHILE clock_timestamp() < statement_timestamp() + make_interval(secs => seconds) LOOP END LOOP;
+  RETURN 1;
+END $$
+"""
+
+
+@pytest.mark.parametrize("tracked", ["on", "off"])
+async def test_a_connection_at_work_is_not_given_up(
+    bare_postgres_url: str, monkeypatch: pytest.MonkeyPatch, tracked: str
+) -> None:
+    """On the processor it waits for no event; and a server may not track since when its backends do what they do."""
+    monkeypatch.setattr(postgres, "SILENT_S", 1.0)
+    watcher = await asyncpg.connect(bare_postgres_url)
+    await watcher.execute(BUSY)
+    name = urlsplit(bare_postgres_url).path[1:]
+    await watcher.execute(f"ALTER DATABASE {name} SET track_activities = {tracked}")
+    database = Database(bare_postgres_url)
+    await database.start()
+
+    def short_ones(connection: sa.Connection) -> None:
+        ends = time.monotonic() + 3
+        while time.monotonic() < ends:
+            connection.execute(sa.select(1))
+
+    statement = sa.select(sa.func.busy(3))
+    work = asyncio.gather(
+        database.select(statement), database.transact(lambda one: one.scalar(statement)), database.transact(short_ones)
+    )
+    while not work.done():
+        await database.check()
+        await asyncio.sleep(0.05)
+    await work
+    await database.close()
+    await watcher.close()

@@ -199,3 +199,23 @@ async def test_a_replaced_primary_that_serves_on_acknowledges_nothing_and_knows_
         with pytest.raises(NotFound):
             await transactions.query(_missing)
     await log.close()
+
+
+async def test_a_replaced_primary_acknowledges_no_call_that_it_has_already(pair: Pair) -> None:
+    """It has it from a commit that was cancelled while it waited for the standby: the second one would not wait."""
+    log = open_call_log(f"postgresql://rolltap@127.0.0.1:{pair.address.own_port}/postgres")
+    await log.start()
+    session = a_session()
+    await asyncio.to_thread(pair.standby.stop, "immediate")
+    writing = asyncio.create_task(log.open_session(session))
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    async with asyncio.timeout(SERVES_WITHIN_S):
+        while not await log.database.select(sa.select(sessions.c.id)):
+            await pair.order(pair.primary, f"SELECT pg_terminate_backend(pid) FROM ({waiting}) waiting")
+            await asyncio.sleep(0.2)
+    await asyncio.sleep(1)
+    assert not writing.done()
+    await asyncio.to_thread(pair.standby.start)
+    async with asyncio.timeout(SERVES_WITHIN_S):
+        await writing
+    await log.close()

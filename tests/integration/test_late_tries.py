@@ -25,3 +25,12 @@ async def test_a_start_that_comes_late_leaves_the_attempt_and_its_key(tmp_path: 
         assert "came late" in told["start/0"][1]["error"]["message"]
         assert told["a header of another client's"][1]["attempt"] == 2
         assert (await home.client.start_rollout(ClaimedRollout(group.rollout_ids[0]), ttl=60)).attempt == 5
+
+
+async def test_a_later_try_that_is_under_way_itself_refuses_no_earlier_one(tmp_path: Path) -> None:
+    """It is in the audit log from its beginning on. So far it has changed nothing."""
+    async with house(say("Hello."), tmp_path) as home, aiohttp.ClientSession(headers=home.client.headers) as http:
+        for tried in ("cancel/1", "cancel/0"):
+            url = f"{home.client.url}/groups/none/cancel"
+            async with http.post(url, json={}, headers={"x-rolltap-try": tried}) as answer:
+                assert answer.status == 404

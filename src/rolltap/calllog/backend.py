@@ -150,18 +150,25 @@ def columns(rows: Sequence[Row]) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)]
 
 
+WRITE_SOMETHING = "pg_logical_emit_message(true, 'rolltap', '')"
+"""A transaction on Postgres that changed nothing would not wait for a synchronous standby. What it saw may be there on
+this server alone: a commit that was cancelled while it waited."""
+
+
 @lru_cache(maxsize=256)
 def together(inserts: tuple[Insert, ...]) -> str:
     """Several Postgres inserts as one statement and one transaction. Its parameters are the columns of all of them.
 
-    It returns one row, with the result of `Insert.run` for each of them.
+    It returns one row: the result of `Insert.run` for each of them, and whether they changed anything.
     """
     first, parts = 1, []
     for index, insert in enumerate(inserts):
         parts.append(f"in_{index} AS ({insert.from_arrays(first)} RETURNING 1)")
         first += insert.width
-    counts = ", ".join(f"(SELECT count(*) FROM in_{index})" for index in range(len(inserts)))
-    return f"WITH {', '.join(parts)} SELECT {counts}"
+    names = [f"n_{index}" for index in range(len(inserts))]
+    counts = ", ".join(f"(SELECT count(*) FROM in_{index}) AS {name}" for index, name in enumerate(names))
+    changed = f"CASE WHEN {' + '.join(names)} = 0 THEN {WRITE_SOMETHING} END IS NULL"
+    return f"WITH {', '.join(parts)}, counted AS MATERIALIZED (SELECT {counts}) SELECT *, {changed} FROM counted"
 
 
 RETRY_AFTER_S = 1.0

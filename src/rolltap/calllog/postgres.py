@@ -47,6 +47,7 @@ from sqlalchemy.util import greenlet_spawn
 
 from rolltap.calllog.backend import (
     RETRY_AFTER_S,
+    WRITE_SOMETHING,
     Connection,
     Durability,
     Insert,
@@ -118,14 +119,10 @@ WHERE silent.datname = current_database() AND silent.usename = current_user
 
 _AT_WORK = sa.text("""
 SELECT pid FROM pg_stat_activity WHERE pid = ANY(:pids)
-  AND NOT (wait_event = 'ClientRead' AND state_change < clock_timestamp() - make_interval(secs => :seconds))
+  AND (wait_event = 'ClientRead' AND state_change < clock_timestamp() - make_interval(secs => :seconds)) IS NOT TRUE
 """).bindparams(sa.bindparam("pids", type_=ARRAY(sa.Integer)))
 
-_WRITE_SOMETHING = sa.text(
-    "SELECT pg_logical_emit_message(true, 'rolltap', '') WHERE pg_current_xact_id_if_assigned() IS NULL"
-)
-"""A transaction that changed nothing would not wait for a synchronous standby. What it saw may be there on this server
-alone: a commit that was cancelled while it waited."""
+_WRITE_SOMETHING = sa.text(f"SELECT {WRITE_SOMETHING} WHERE txid_current_if_assigned() IS NULL")
 
 PROBE_AGE_S = 5.0
 """Most age of the connection of a `check`: only a new one shows that the login changed, or a server was promoted."""
@@ -312,7 +309,8 @@ class PostgresBackend:
                 driver = await self._insert_driver()
                 self._taken[driver] = time.monotonic()
                 try:
-                    return tuple(await driver.fetchrow(statement, *parameters))
+                    *counts, _ = await driver.fetchrow(statement, *parameters)
+                    return counts
                 except BaseException as error:
                     self._check.doubts(sql_state(error))
                     self._drop_inserter()  # the connection is lost, or inside an unfinished statement

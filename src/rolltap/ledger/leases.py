@@ -31,6 +31,7 @@ import sqlalchemy as sa
 from rolltap.calllog.annotations import AnnotationSource, append_annotations
 from rolltap.calllog.schema import sessions
 from rolltap.contract.base import check_ttl
+from rolltap.contract.request import current_try
 from rolltap.contract.trainer import AnnotateLease, AnnotationLine, Lease, LeaseRequest, Replay, Rewind, Rewound
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression, StoreError
 from rolltap.ids import new_id
@@ -133,8 +134,13 @@ class Trainers:
 
     async def _undelivered(self, opened: OpenedLease) -> None:
         """Ends the lease, also if this request is being cancelled. If the store is away, the lease expires later."""
+
+        async def end() -> None:
+            current_try.set(None)  # this try opened it: no later one ends it
+            await self._uow.transact(lambda tx: end_undelivered(tx, opened.token))
+
         with suppress(StoreError):
-            await asyncio.shield(self._uow.transact(lambda tx: end_undelivered(tx, opened.token)))
+            await asyncio.shield(end())
 
     async def extend(self, key: LeaseKey, ttl: float | None = None) -> float:
         """Extends the lease to `ttl` seconds from now; returns `ttl`."""

@@ -193,6 +193,7 @@ class UnitOfWork:
         committed. An error of `work` is raised once the server has proved that it was not replaced: it may be wrong.
         """
         asked = current_try.get()  # here: SQLite's thread has no context
+        timeline = self._database.timeline
 
         def run(connection: sa.Connection) -> tuple[T, Tx]:
             transaction = Tx(connection, self._clock(connection))
@@ -209,7 +210,7 @@ class UnitOfWork:
             except StoreError:
                 raise
             except RolltapError:
-                await self._database.confirm()
+                await self._confirm(timeline)
                 raise
         crash_point("ledger.committed")
         if transaction.noted:
@@ -224,12 +225,20 @@ class UnitOfWork:
     async def query(self, work: Callable[[Tx], T]) -> T:
         """Runs `work` on a read-only snapshot. Raises `StoreUnavailable` if that takes longer than `WITHIN_S`, and
         `NotFound` once the server has proved that it was not replaced."""
+        timeline = self._database.timeline
         async with _limit(self._database, WITHIN_S):
             try:
                 return await self._database.query(lambda connection: work(Tx(connection, self._clock(connection))))
             except NotFound:
-                await self._database.confirm()
+                await self._confirm(timeline)
                 raise
+
+    async def _confirm(self, timeline: int) -> None:
+        """Returns if the server that was asked at `timeline` was not replaced. Raises `StoreUnavailable` if another one
+        was promoted since: it would confirm itself."""
+        await self._database.confirm()
+        if self._database.timeline != timeline:
+            raise StoreUnavailable("another server was promoted meanwhile", retry_after=RETRY_AFTER_S)
 
     async def select(self, statement: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
         """The rows of a single statement, without a transaction."""

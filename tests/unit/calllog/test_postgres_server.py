@@ -18,7 +18,8 @@ from rolltap.calllog.backend import Durability, Insert
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.postgres import ServerCheck, ServerState, _opened
-from rolltap.errors import StoreUnavailable
+from rolltap.errors import NotFound, StoreUnavailable
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 
 from .facts import a_completion, a_session, an_intent
 
@@ -227,3 +228,57 @@ async def test_a_fault_of_the_driver_is_a_store_that_is_away() -> None:
 
 async def failing(error: Exception) -> None:
     raise error
+
+
+SINCE_13 = (
+    "gen_random_uuid gcd lcm min_scale trim_scale pg_current_xact_id pg_current_xact_id_if_assigned "
+    "pg_current_snapshot pg_snapshot_xmin pg_snapshot_xmax pg_snapshot_xip pg_visible_in_snapshot pg_xact_status "
+    "date_bin bit_count string_to_table trim_array unistr range_agg regexp_count regexp_instr regexp_like "
+    "regexp_substr any_value"
+)
+
+
+async def test_the_oldest_server_has_the_functions_that_are_used(bare_postgres_url: str) -> None:
+    """Without those that came after Postgres 12."""
+    server = await asyncpg.connect(bare_postgres_url)
+    renamed = "UPDATE pg_proc SET proname = proname || '_newer' WHERE proname = ANY($1)"
+    assert await server.execute(renamed, SINCE_13.split()) != "UPDATE 0"
+    await server.close()
+    log = open_call_log(bare_postgres_url)
+    await log.start()
+    await log.abort_orphans(["here"], at=1.0)
+    session = a_session()
+    await log.open_session(session)
+    await log.append_intent(an_intent(session, process="here"))
+    unused: Any = None
+    uow = UnitOfWork(log.database, close_session=unused, settings=LedgerSettings())
+    await uow.transact(lambda tx: tx.note("kind", "subject"))
+    await uow.transact(lambda tx: tx.first(sa.select(1)))
+    await log.close()
+
+
+async def test_nothing_is_denied_by_a_server_of_which_another_took_the_place_meanwhile(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What confirms the error may be the new server, and what was looked up was the old one."""
+    log = open_call_log(postgres_url)
+    await log.start()
+    unused: Any = None
+    backend: Any = log.database._backend
+    uow = UnitOfWork(log.database, close_session=unused, settings=LedgerSettings())
+
+    def missing(tx: Tx) -> None:
+        raise NotFound("no group 'g'")
+
+    async def confirmed_by_the_next() -> None:
+        monkeypatch.setattr(backend._check, "timeline", log.database.timeline + 1)
+
+    for ask in (uow.transact, uow.query):
+        with pytest.raises(NotFound):
+            await ask(missing)
+    monkeypatch.setattr(log.database, "confirm", confirmed_by_the_next)
+    for ask in (uow.transact, uow.query):
+        with pytest.raises(StoreUnavailable, match="promoted"):
+            await ask(missing)
+    monkeypatch.undo()
+    await log.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from random import Random
 from typing import Any
 
@@ -253,12 +254,53 @@ async def test_a_call_in_the_spool_of_another_proxy_is_waited_for(plane: Plane, 
     assert (two.intent.parent_id, two.intent.break_) == (one.intent.id, None)
 
 
+@pytest.mark.parametrize("knows_the_session", [True, False])
 async def test_a_call_that_stays_in_a_spool_is_not_blamed_on_the_harness(
-    plane: Plane, tokenizer: Any, cut_off: CutOff
+    plane: Plane, tokenizer: Any, cut_off: CutOff, knows_the_session: bool
 ) -> None:
     other = serve(plane.log, ToldEngine(tokenizer), plane.session, LimitSettings(store_wait_s=0.3))
-    await other.client.chat({"role": "user", "content": "a side matter"})
+    if knows_the_session:
+        await other.client.chat({"role": "user", "content": "a side matter"})
     first = await plane.client.chat(USER)
     assert (await other.client.chat(USER, message(first), MORE)).status == 200
     cut_off.hidden = False
     assert (await plane.rows())[-1].intent.break_.reason is BreakReason.PARENT_NOT_READ
+
+
+FEW_SHOT = ({"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"})
+
+
+async def test_one_heartbeat_lets_all_go_on_that_came_before_it(
+    plane: Plane, other: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session's calls are planned one after another: each is not to wait for a heartbeat of its own."""
+    heard_at = 0.0
+
+    async def may_lack_facts(since: float) -> bool:
+        return since > heard_at
+
+    monkeypatch.setattr(plane.log, "may_lack_facts", may_lack_facts)
+    calls = [other.client.start("/v1/chat/completions", chat_body(*FEW_SHOT, USER)) for _ in range(4)]
+    await asyncio.sleep(0.3)
+    assert not any(answer.status for answer, _, _ in calls)
+    heard_at = time.monotonic()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(task for _, _, task in calls))
+    assert [answer.status for answer, _, _ in calls] == [200] * 4
+
+
+async def test_a_reply_that_is_named_and_in_the_spool_of_another_proxy_is_not_denied(
+    plane: Plane, tokenizer: Any, cut_off: CutOff
+) -> None:
+    first = (await plane.client.post("/v1/responses", {"model": "tiny", "input": "hi"})).json()
+    body = {"model": "tiny", "input": "and?", "previous_response_id": first["id"]}
+    for wait_s, goes_on in ((0.3, False), (15, True)):
+        other = serve(plane.log, ToldEngine(tokenizer), plane.session, LimitSettings(store_wait_s=wait_s))
+        answer, _, task = other.client.start("/v1/responses", body)
+        await asyncio.sleep(0.2)
+        assert not answer.status
+        cut_off.hidden = not goes_on
+        await task
+        assert answer.status == (200 if goes_on else 503)
+    one, two = await plane.rows()
+    assert (two.intent.parent_id, two.intent.break_) == (one.intent.id, None)
