@@ -357,7 +357,7 @@ async def test_a_connection_at_work_is_not_given_up(
     bare_postgres_url: str, monkeypatch: pytest.MonkeyPatch, tracked: str
 ) -> None:
     """On the processor it waits for no event; and a server may not track since when its backends do what they do."""
-    monkeypatch.setattr(postgres, "SILENT_S", 1.0)
+    monkeypatch.setattr(postgres, "UNANSWERED_S", 1.0)
     watcher = await asyncpg.connect(bare_postgres_url)
     await watcher.execute(BUSY)
     name = urlsplit(bare_postgres_url).path[1:]
