@@ -145,12 +145,12 @@ def test_groups_that_somebody_else_has_now_change_no_weight(driver: Driver, plan
 
 @proves("refused")
 def test_a_group_that_cannot_be_trained_is_refused_with_the_reason(driver: Driver, plane: Plane, run: Run) -> None:
-    odd = group("odd", [record("odd", index, [segment([5, 900, 6], [1])], float(index)) for index in range(2)])
+    odd = group("odd", [record("odd", index, [segment([5, -7, 6], [1])], float(index)) for index in range(2)])
     plane.offer(odd, *groups(2))
     driver.run(run)
     assert sorted(plane.acked) == ["g0", "g1"]
     assert [blamed for _, blamed in plane.refused] == [("odd",)]
-    assert "vocabulary of 64" in plane.refused[0][0]
+    assert "-7 is no token id" in plane.refused[0][0]
 
 
 @proves("tokenizer")

@@ -104,13 +104,13 @@ def trainable(
         if record.reward is not None and not math.isfinite(record.reward):
             raise AlignmentError(f"{where}: the reward is {record.reward}")
         segments = record.trajectory.segments
-        known = tuple(segment for segment in segments if segment.token_ids.max(initial=0) < vocabulary)
+        known = tuple(segment for segment in segments if segment.token_ids.max() < vocabulary)
         if len(known) < len(segments):
             most = max(int(segment.token_ids.max()) for segment in segments)
             log.warning(
-                "%s: %d of its %d segments are not trained: token ids up to %d, of a vocabulary of %d",
+                "%s: only %d of its %d segments are trained: token ids up to %d, of a vocabulary of %d",
                 where,
-                len(segments) - len(known),
+                len(known),
                 len(segments),
                 most,
                 vocabulary,
