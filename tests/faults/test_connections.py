@@ -380,3 +380,21 @@ async def test_a_connection_at_work_is_not_given_up(
     await work
     await database.close()
     await watcher.close()
+
+
+async def test_lost_connections_hold_up_no_stop(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those that wait in the pool nor those in use."""
+    monkeypatch.setattr(postgres, "CLOSED_WITHIN_S", 0.5)
+    address = urlsplit(postgres_url)
+    async with relayed(str(address.hostname), address.port or 5432) as link:
+        url = address._replace(netloc=f"{address.username}@127.0.0.1:{link.own_port}").geturl()
+        database = Database(url, connections=10)
+        await database.start()
+        await asyncio.gather(*(database.select(sa.select(sa.func.pg_sleep(0.1))) for _ in range(5)))
+        in_use = asyncio.ensure_future(database.select(sa.select(sa.func.pg_sleep(0.5))))
+        await asyncio.sleep(0.2)
+        link.vanish()
+        async with asyncio.timeout(10):
+            await database.close()
+            with pytest.raises(StoreUnavailable):
+                await in_use

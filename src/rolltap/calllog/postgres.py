@@ -32,11 +32,11 @@ import importlib.util
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
@@ -99,6 +99,9 @@ LEAVES_SINCE = (14,)
 
 SILENT_S = 30.0
 """Longer than the ledger's transactions may take (`unit_of_work.WITHIN_S`)."""
+
+CLOSED_WITHIN_S = 5.0
+"""Longest wait for a graceful end of the connections when a process stops."""
 
 UNANSWERED_S = 15.0
 """How long a connection may be in use while its server waits for a statement. Between two statements of a transaction
@@ -178,6 +181,7 @@ class PostgresBackend:
         self.dialect: sa.Dialect = self._engine.dialect
         self._inserter: Any = None
         self._inserting = asyncio.Lock()
+        self._drivers: WeakSet[Any] = WeakSet()  # of all connections
         self._taken: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # since when each connection is in use
 
     def _pool(self, url: sa.URL, size: int, tenant: str, application: str) -> AsyncEngine:
@@ -192,6 +196,7 @@ class PostgresBackend:
             connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": server},
         )
         event.listen(engine.sync_engine, "connect", _watch)
+        event.listen(engine.sync_engine, "connect", lambda made, _: self._drivers.add(made.driver_connection))
         event.listen(engine.sync_engine, "checkout", self._check_out)
         event.listen(engine.sync_engine, "checkin", self._check_in)
         event.listen(engine.sync_engine, "handle_error", self._note_error)
@@ -258,8 +263,13 @@ class PostgresBackend:
         if self._inserter is not None:
             await greenlet_spawn(self._inserter.close)  # returns it to the pool, which closes it
             self._inserter = None
-        for pool in (self._prober, self._singles, self._engine):
-            await pool.dispose()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSED_WITHIN_S):
+                for pool in (self._prober, self._singles, self._engine):
+                    await pool.dispose()
+        for driver in list(self._drivers):  # a graceful end waits for the server, which may be silent
+            if not driver.is_closed():
+                driver.terminate()
 
     @asynccontextmanager
     async def write(self, durability: Durability) -> AsyncIterator[Connection]:
