@@ -29,6 +29,7 @@ from rolltap.trainer_client.model.ranks import Ranks
 from rolltap.trainer_client.recipes.base import Recipe
 from rolltap.trainer_client.run.loop import Trainer
 from rolltap.trainer_client.run.metrics import StepReport
+from rolltap.trainer_client.run.sinks import Sink
 from rolltap.trainer_client.settings import load_trainer_settings
 
 GROUPS, LR, CLIP_LOW, CLIP_HIGH, GRAD_CLIP = 8, 2e-4, 0.2, 0.6, 1.0
@@ -51,14 +52,11 @@ class StepLog:
         self._cpu_s, self.trained_tokens = now, 0
 
 
-class OurSteps:
+class OurSteps(Sink):
     """The log as a sink of our trainer."""
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
-
-    def begin(self, step: int) -> None:
-        return None
 
     def write(self, report: StepReport) -> None:
         self._log.trained_tokens = report.trained_tokens
