@@ -44,8 +44,9 @@ async def probe_engine(policies: Policies, policy: Policy) -> None:
     try:
         facts = await policy.engine.probe()
     except (EngineError, RateLimited) as error:
-        if policy.up and not policy.doubted.is_set() and isinstance(error, (EngineTimeout, RateLimited)):
-            return
+        is_trusted = policy.known and policy.up and not policy.doubted.is_set()
+        if is_trusted and isinstance(error, (EngineTimeout, RateLimited)):
+            return  # it is only busy
         log.warning("engine %s is not up: %s", policy.engine.name, error.message)
         for other in policies.all:
             if other.engine is policy.engine:

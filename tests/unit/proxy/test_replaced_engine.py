@@ -78,3 +78,17 @@ async def test_an_engine_that_is_late_with_a_probe_is_busy(
     asked = answering(app, monkeypatch, error)
     await until(lambda: len(asked) > 2)
     assert app.policies["p"].up
+
+
+@pytest.mark.parametrize("error", [EngineTimeout("60 s"), RateLimited("busy")], ids=lambda error: type(error).__name__)
+async def test_an_engine_that_was_late_with_the_first_probe_is_asked_again_at_once(
+    app: Rolltap, monkeypatch: pytest.MonkeyPatch, error: EngineError
+) -> None:
+    """What it can do (grammars, masks) decides how a call is made."""
+    policy = app.policies["p"]
+    policy.known = False
+    with monkeypatch.context() as late:
+        answering(app, late, error)
+        await until(lambda: not policy.up)
+    assert policy.doubted.is_set()
+    await until(lambda: policy.known and policy.up)
