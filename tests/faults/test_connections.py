@@ -291,7 +291,7 @@ async def test_those_that_wait_with_lost_connections_do_not_hold_the_lock_in_tur
                 with suppress(StoreUnavailable):  # its own wait was too long
                     await log.database.transact(lambda connection: connection.execute(update))
                     break
-        assert sum("whose client was silent" in line for line in ended) == 1, "not one after the other"
+        assert sum("whose client was silent" in line for line in ended) == 1, f"not one after the other: {ended}"
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

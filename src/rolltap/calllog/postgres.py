@@ -182,7 +182,7 @@ class PostgresBackend:
         self._inserter: Any = None
         self._inserting = asyncio.Lock()
         self._drivers: WeakSet[Any] = WeakSet()  # of all connections
-        self._taken: WeakKeyDictionary[Any, float] = WeakKeyDictionary()  # since when each connection is in use
+        self._in_use_since: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
     def _pool(self, url: sa.URL, size: int, tenant: str, application: str) -> AsyncEngine:
         """A pool of connections that start as `tenant`, each with its server checked."""
@@ -196,7 +196,7 @@ class PostgresBackend:
             connect_args={"timeout": CONNECT_TIMEOUT_S, "server_settings": server},
         )
         event.listen(engine.sync_engine, "connect", _watch)
-        event.listen(engine.sync_engine, "connect", lambda made, _: self._drivers.add(made.driver_connection))
+        event.listen(engine.sync_engine, "connect", lambda pooled, _: self._drivers.add(pooled.driver_connection))
         event.listen(engine.sync_engine, "checkout", self._check_out)
         event.listen(engine.sync_engine, "checkin", self._check_in)
         event.listen(engine.sync_engine, "handle_error", self._note_error)
@@ -206,7 +206,7 @@ class PostgresBackend:
     def _check_out(self, connection: Any, record: Any, *_: Any) -> None:
         """Replaces a pooled connection whose server closed it or is not the right one."""
         driver, fresh = connection.driver_connection, not record.info
-        self._taken[driver] = time.monotonic()
+        self._in_use_since[driver] = time.monotonic()
         if driver.is_closed() or (_probing.get() and time.time() - record.starttime > PROBE_AGE_S):
             raise exc.DisconnectionError
         try:
@@ -218,7 +218,7 @@ class PostgresBackend:
 
     def _check_in(self, connection: Any, record: Any) -> None:
         if connection is not None:
-            self._taken.pop(connection.driver_connection, None)
+            self._in_use_since.pop(connection.driver_connection, None)
 
     def _note_error(self, context: Any) -> None:
         if self._check.doubts(sql_state(context.original_exception)):
@@ -317,7 +317,7 @@ class PostgresBackend:
         async with self._inserting:
             with store_errors(self._name), _driver_errors(self._name, self._engine.dialect.loaded_dbapi.Error):
                 driver = await self._insert_driver()
-                self._taken[driver] = time.monotonic()
+                self._in_use_since[driver] = time.monotonic()
                 try:
                     *counts, _ = await driver.fetchrow(statement, *parameters)
                     return counts
@@ -326,7 +326,7 @@ class PostgresBackend:
                     self._drop_inserter()  # the connection is lost, or inside an unfinished statement
                     raise
                 finally:
-                    self._taken.pop(driver, None)
+                    self._in_use_since.pop(driver, None)
 
     async def _insert_driver(self) -> Any:
         """The driver of a pooled connection that is reserved for `insert`, as a checkout takes 0.2 ms."""
@@ -334,7 +334,7 @@ class PostgresBackend:
             self._drop_inserter()
         if self._inserter is None:
             self._inserter = await self._singles.raw_connection()
-            self._taken.pop(self._inserter.driver_connection, None)
+            self._in_use_since.pop(self._inserter.driver_connection, None)
         return self._inserter.driver_connection
 
     async def _is_right(self, pooled: Any) -> bool:
@@ -377,8 +377,10 @@ class PostgresBackend:
         """Ends this process's connections that wait for an answer of a server that waits for them: what is between the
         two keeps a lost connection alive. Their statements fail."""
         long_ago = time.monotonic() - UNANSWERED_S
-        taken = [driver for driver, since in list(self._taken.items()) if since < long_ago and not driver.is_closed()]
-        waiting = {driver.get_server_pid(): driver for driver in taken}
+        drivers = [
+            driver for driver, since in list(self._in_use_since.items()) if since < long_ago and not driver.is_closed()
+        ]
+        waiting = {driver.get_server_pid(): driver for driver in drivers}
         if not waiting:
             return
         with store_errors(self._name):

@@ -128,17 +128,17 @@ TRIED_AGAIN = "tried_again"
 """The event of a request that was carried out by a later try than its first."""
 
 
-def _check_try(tx: Tx, asked: RequestTry) -> None:
+def _check_try(tx: Tx, request_try: RequestTry) -> None:
     """Refuses a try of a request of which a later one was carried out: it was under way when its client tried again.
 
     It follows the work, as that has waited for the locks of the other try.
     """
-    known = sa.select(events.c.data).where(events.c.subject == asked.request, events.c.kind == TRIED_AGAIN)
+    known = sa.select(events.c.data).where(events.c.subject == request_try.request, events.c.kind == TRIED_AGAIN)
     numbers = {row.data["number"] for row in tx.all(known)}
-    if max(numbers, default=0) > asked.number:
+    if max(numbers, default=0) > request_try.number:
         raise LedgerError("a later try of this request was carried out: this one came late")
-    if asked.number and asked.number not in numbers:
-        tx.note(TRIED_AGAIN, asked.request, number=asked.number)
+    if request_try.number and request_try.number not in numbers:
+        tx.note(TRIED_AGAIN, request_try.request, number=request_try.number)
 
 
 class Wakeups:
@@ -192,14 +192,14 @@ class UnitOfWork:
         Raises `StoreUnavailable` if that takes longer than `within_s`. As with every lost connection, it may have been
         committed. An error of `work` is raised once the server has proved that it was not replaced: it may be wrong.
         """
-        asked = current_try.get()  # here: SQLite's thread has no context
+        request_try = current_try.get()  # here: SQLite's thread has no context
         timeline = self._database.timeline
 
         def run(connection: sa.Connection) -> tuple[T, Tx]:
             transaction = Tx(connection, self._clock(connection))
             result = work(transaction)
-            if asked is not None:
-                _check_try(transaction, asked)
+            if request_try is not None:
+                _check_try(transaction, request_try)
             transaction.run(events.insert(), transaction.noted)
             crash_point("ledger.transaction")
             return result, transaction
