@@ -7,12 +7,15 @@ with other results of its tools.
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from math import isinf
 from typing import Any, Literal
 
 import aiohttp
@@ -40,6 +43,8 @@ THIRD_TASK = "PARTTHREE: once more, please."
 MOST_CALLS, FORKS = 16, 3
 CANT = ("can't be made to call", "always thinks first")
 """What is said of a family that can't do what a request demands: the request is then sent without."""
+
+NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 
 Demand = Literal["named", "required", "schema"]
 
@@ -172,9 +177,15 @@ class Generated:
     async def _replay(self, branch: Branch) -> None:
         """The record answers the same requests with the same tokens and what grammars left of them."""
         session = await self.house.home.client.open_replay(branch.id, ttl=600)
+        ids: dict[str, str] = {}  # the harness sends the ids that it gets now
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {session.endpoint.key}"}) as http:
             for turn in branch.turns:
-                await post(http, session.endpoint, turn.request)
+                body = json.dumps(turn.request.body)
+                for before, now in ids.items():
+                    body = body.replace(before, now)
+                events = await post(http, session.endpoint, RecordedRequest(turn.request.path, json.loads(body)))
+                calls = deepcopy(turn.before.harness).take(events).calls
+                ids |= {old.id: new.id for old, new in zip(turn.after.calls, calls, strict=True) if old.id}
         rows = await self.house.home.app.services.call_log.rows(session.session_id)
         for before, after in zip(branch.rows, rows, strict=True):
             assert before.completion is not None
@@ -290,14 +301,46 @@ class Generated:
             for branch, proof in zip(self.branches, proofs, strict=True)
             for failure in (*proof_failures(proof, allowed), *self._hint_failures(branch), *_fork_failures(branch))
         ]
-        return _sum(proofs), [*self.failures, *failures, *_twice(self.branches)]
+        return _sum(proofs), [*self.failures, *failures, *self._twice()]
 
     def _proof(self, branch: Branch) -> SessionProof:
         sessions = (*branch.earlier, branch)
         journal = [entry for one in sessions for entry in self.house.asked(one.id)]
         before = [row for one in branch.earlier for row in one.rows]
         decode = self._writer.tokenizer.decode
-        return prove(branch.rows, branch.trajectory, journal, decode, origin=branch.origin, before=before)
+        proof = prove(branch.rows, branch.trajectory, journal, decode, origin=branch.origin, before=before)
+        refused = sum(map(self._is_beyond_floats, branch.rows))
+        flaws = Counter(proof.flaws) - Counter({"tool_call_unparsable": refused})
+        return replace(proof, flaws=dict(flaws), masked_calls=proof.masked_calls + refused)
+
+    def _is_beyond_floats(self, row: CallRow) -> bool:
+        """Whether a grammar has let a number through that no float holds: no client could send such a call back."""
+        done = row.completion
+        if done is None or done.flaw is None or not row.intent.shape.constrained:
+            return False
+        numbers = NUMBER.findall(self._writer.tokenizer.decode(done.output_ids.tolist()))
+        return any(isinf(float(number)) for number in numbers)
+
+    def _twice(self) -> Iterator[str]:
+        """Over all sessions each sampled token that no rule masks is trained once."""
+        trained = Counter(
+            (turn.call_id, offset)
+            for branch in self.branches
+            for segment in branch.trajectory.segments
+            for turn in segment.turns
+            for offset in np.flatnonzero(segment.loss_mask[turn.start : turn.end]).tolist()
+        )
+        if again := [token for token, times in trained.items() if times > 1]:
+            yield f"{len(again)} tokens are trained more than once, as of call {again[0][0]}"
+        for branch in self.branches:
+            for row in branch.rows:
+                assert row.completion is not None
+                if self._is_beyond_floats(row):
+                    continue
+                masked = sum(end - start for start, end in row.completion.masked)
+                own = sum(call == row.intent.id for call, _ in trained)
+                if own != len(row.completion.output_ids) - masked:
+                    yield f"of call {row.intent.id} {own} tokens are trained, not all but {masked}"
 
     def _hint_failures(self, branch: Branch) -> Iterator[str]:
         """Every prompt has each message of the rules as often as it was due up to there, the harness never."""
@@ -327,26 +370,6 @@ def _fork_failures(branch: Branch) -> Iterator[str]:
             yield f"a fork inside a reply has another prompt, with the break {first.intent.break_}"
         if not first.intent.shape.constrained and branch.turns[0].said != branch.again.said:
             yield f"a fork inside a reply says {branch.turns[0].said}, not {branch.again.said}"
-
-
-def _twice(branches: Sequence[Branch]) -> Iterator[str]:
-    """Over all sessions each sampled token that no rule masks is trained once."""
-    trained = Counter(
-        (turn.call_id, offset)
-        for branch in branches
-        for segment in branch.trajectory.segments
-        for turn in segment.turns
-        for offset in np.flatnonzero(segment.loss_mask[turn.start : turn.end]).tolist()
-    )
-    if again := [token for token, times in trained.items() if times > 1]:
-        yield f"{len(again)} tokens are trained more than once, as of call {again[0][0]}"
-    for branch in branches:
-        for row in branch.rows:
-            assert row.completion is not None
-            masked = sum(end - start for start, end in row.completion.masked)
-            own = sum(call == row.intent.id for call, _ in trained)
-            if own != len(row.completion.output_ids) - masked:
-                yield f"of call {row.intent.id} {own} tokens are trained, not all but {masked}"
 
 
 def _sum(proofs: Sequence[SessionProof]) -> SessionProof:
