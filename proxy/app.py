@@ -269,7 +269,7 @@ def _build(
     keyring = Keyring(settings.keys, ledger.keys, single_process=single_process)
     ttl = settings.limits.session_ttl_s
     capture = Capture(settings.keys.project, call_log, live, policies, ttl, keyring.accounts)
-    responses = ResponseStore(call_log, handles, policies, settings.limits.store_wait_s)
+    responses = ResponseStore(call_log, live, handles, policies, settings.limits.store_wait_s)
     passthrough = Vendors(vendors, unnamed=is_loopback(settings.listen.host_of("agent")))
     admission = Admission(live, capture, policies, responses, keyring, passthrough)
     versions = LocalVersions() if single_process else LedgerVersions(policies, ledger.policies.list)

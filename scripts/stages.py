@@ -111,7 +111,16 @@ LONG: tuple[Tests, ...] = (
     Tests(
         "families",
         "families and not long",
-        paths=("tests/harnesses", "tests/families"),
+        paths=("tests/families",),
+        options=("-n", "2", "--dist", "worksteal"),
+        prepare=SERVERS,
+        needs=("PyPI",),
+        folders=("proxy/continuation", "src/rolltap/protocols", "tests/families"),
+    ),
+    Tests(
+        "family-harnesses",
+        "families and not long",
+        paths=("tests/harnesses",),
         options=("-n", "2", "--dist", "worksteal"),
         prepare=SERVERS,
         needs=("PyPI", "npm"),

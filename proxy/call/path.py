@@ -51,7 +51,7 @@ from rolltap.proxy.call.replay import answer, check_same, differs
 from rolltap.proxy.call.versions import Versions
 from rolltap.proxy.continuation.forest import role_of
 from rolltap.proxy.continuation.plan import PromptPlan
-from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, RETRY_S, SessionCache
+from rolltap.proxy.sessions.session_cache import ANSWERS_WITHIN_S, SessionCache
 from rolltap.settings import LimitSettings
 from rolltap.types import Break, BreakReason, Outcome
 
@@ -227,20 +227,16 @@ class CallPath:
         """
         session, request, source = arrival.session, arrival.request, arrival.policy.source
         continues = any(message.role == "assistant" for message in request.messages)
+
+        async def has_parent(has_more: bool) -> bool:
+            nonlocal plan
+            if has_more:
+                plan = await source.plan(call_id, session.forest, request)
+            return not continues or not plan.unknown_reply
+
+        within_s = self._limits.store_wait_s if continues else min(ANSWERS_WITHIN_S, self._limits.store_wait_s)
         try:
-            within_s = self._limits.store_wait_s if continues else min(ANSWERS_WITHIN_S, self._limits.store_wait_s)
-            deadline, complete = time.monotonic() + within_s, False
-            while True:
-                if await self._sessions.refresh(session, deadline - time.monotonic()):
-                    plan = await source.plan(call_id, session.forest, request)
-                if complete or not continues or not plan.unknown_reply:
-                    return plan
-                complete = not await self._sessions.may_lack_calls(arrival.asked_at, deadline - time.monotonic())
-                if complete:  # what came meanwhile is in the store
-                    continue
-                if time.monotonic() > deadline - RETRY_S:
-                    raise StoreUnavailable("another proxy has calls outside the store", retry_after=1)
-                await asyncio.sleep(RETRY_S)
+            await self._sessions.read_until(session, has_parent, arrival.asked_at, within_s)
         except StoreUnavailable as error:
             named = self._handles.last_named(request)
             refused = any(call not in session.forest.nodes for call in named)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from rolltap.calllog.facts import CallCompletion, CallLog
 from rolltap.decoding import convert, from_json
-from rolltap.errors import NotFound, StoreUnavailable
+from rolltap.errors import NotFound
 from rolltap.protocols.base import Dialect, RecordedCall
 from rolltap.protocols.conversation import ChatRequest, Choice, Message, ReplyEnded, ReplyStarted, Usage
 from rolltap.protocols.handles import MAX_POSITION, Handles
 from rolltap.proxy.call.policies import Policies
 from rolltap.proxy.sessions.live_session import LiveSession
-from rolltap.proxy.sessions.session_cache import RETRY_S
+from rolltap.proxy.sessions.session_cache import SessionCache
 from rolltap.types import Finish, Outcome
 
 
@@ -23,8 +22,11 @@ class ResponseStore:
     `wait_s`: how long a call is waited for that another proxy may have.
     """
 
-    def __init__(self, call_log: CallLog, handles: Handles, policies: Policies, wait_s: float) -> None:
+    def __init__(
+        self, call_log: CallLog, sessions: SessionCache, handles: Handles, policies: Policies, wait_s: float
+    ) -> None:
         self._log = call_log
+        self._sessions = sessions
         self._handles = handles
         self._policies = policies
         self._wait_s = wait_s
@@ -64,17 +66,11 @@ class ResponseStore:
     async def _load(self, live: LiveSession, call_id: str) -> None:
         """Loads a call that another proxy may have recorded. Raises `StoreUnavailable` if that one may still have it
         outside the store: it is not to be called unknown then."""
-        asked_at, complete = time.monotonic(), False
-        while True:
-            live.forest.load(await self._log.rows(live.session.id, known=live.forest.completed))
-            if complete or live.forest.call(call_id) is not None:
-                return
-            complete = not await self._log.may_lack_facts(asked_at)
-            if complete:  # what came meanwhile is in the store
-                continue
-            if time.monotonic() > asked_at + self._wait_s:
-                raise StoreUnavailable("another proxy may have the reply outside the store", retry_after=1)
-            await asyncio.sleep(RETRY_S)
+
+        async def is_known(_: bool) -> bool:
+            return live.forest.call(call_id) is not None
+
+        await self._sessions.read_until(live, is_known, time.monotonic(), self._wait_s)
 
     async def reply(
         self, dialect: Dialect, live: LiveSession, handle: str

@@ -3,7 +3,7 @@
 The key is the identity: a session is looked up in the store by the SHA-256 of its key. The result is trusted for
 `TRUST_S` seconds, so a session closed by another replica is refused after at most that time. A single
 process on its store looks a session up once. The look-up of a session in use waits at most `ANSWERS_WITHIN_S` for a
-slow store; its calls are read again (`refresh`) as long as the caller says.
+slow store; its calls are read again (`read_until`) as long as the caller says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -176,12 +176,29 @@ class SessionCache:
             self._size -= live.weighed
             live.weighed = 0
 
-    async def refresh(self, live: LiveSession, within_s: float) -> bool:
-        """Loads the calls that other replicas recorded; True if there were any.
+    async def read_until(
+        self, live: LiveSession, enough: Callable[[bool], Awaitable[bool]], asked_at: float, within_s: float
+    ) -> None:
+        """Loads the calls that other processes recorded, until it is `enough`, which is told whether there were any.
 
-        Raises `StoreUnavailable` if the store could not be read `within_s` seconds: there may be calls that nobody here
-        knows.
+        A proxy that is cut off from the store may have calls in its spool. So without enough it goes on until every
+        proxy has said that it had nothing there at `asked_at` (by `time.monotonic`), and what came meanwhile is loaded.
+        Raises `StoreUnavailable` if that takes over `within_s` seconds: there may be calls that nobody here knows.
         """
+        deadline, complete = time.monotonic() + within_s, False
+        while True:
+            has_more = await self._read(live, deadline - time.monotonic())
+            if await enough(has_more) or complete:
+                return
+            complete = not await self._may_lack_calls(asked_at, deadline - time.monotonic())
+            if complete:  # what came meanwhile is in the store
+                continue
+            if time.monotonic() > deadline - RETRY_S:
+                raise StoreUnavailable("another proxy may have calls outside the store", retry_after=1)
+            await asyncio.sleep(RETRY_S)
+
+    async def _read(self, live: LiveSession, within_s: float) -> bool:
+        """Loads the calls in the store; True if there were new ones. Raises `StoreUnavailable` if it can't be read."""
         problem = "no answer in time"
         try:
             async with asyncio.timeout(within_s):
@@ -196,18 +213,20 @@ class SessionCache:
             raise StoreUnavailable(f"the session's calls can't be read: {problem}", retry_after=1) from None
         return live.forest.load(rows)
 
-    async def request(self, call_id: str) -> RequestParts:
-        """The request of a recorded call, with all its items."""
-        return await self._log.request(call_id)
+    async def _may_lack_calls(self, asked_at: float, within_s: float) -> bool:
+        """Whether another proxy may have recorded calls before `asked_at` that can't be read here yet.
 
-    async def may_lack_calls(self, asked_at: float, within_s: float) -> bool:
-        """Whether another proxy may have recorded calls before `asked_at` (by `time.monotonic`) that can't be read here
-        yet. True if the store does not answer within `within_s`."""
+        True if the store does not answer in time.
+        """
         try:
             async with asyncio.timeout(within_s):
                 return await self._log.may_lack_facts(asked_at)
         except (TimeoutError, StoreUnavailable):
             return True
+
+    async def request(self, call_id: str) -> RequestParts:
+        """The request of a recorded call, with all its items."""
+        return await self._log.request(call_id)
 
     def forget(self, session: Session) -> None:
         """Ends a session that was closed through this process."""

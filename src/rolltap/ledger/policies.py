@@ -127,9 +127,8 @@ class PolicyVersions:
         """The weights that the policy's engines should have."""
         statement = sa.select(policies).where(policies.c.name == name)
         rows = await self._uow.select(statement)
-        if not rows:
-            raise UnknownPolicy(f"no policy {name!r}", param="policy")
-        return ServedWeights(rows[0].version, rows[0].folder or "", rows[0].adapter or "", rows[0].paused)
+        row = rows[0] if rows else await self._uow.query(lambda tx: policy_row(tx, name))
+        return ServedWeights(row.version, row.folder or "", row.adapter or "", row.paused)
 
     async def set_version(self, name: str, version: int, folder: str = "", adapter: str = "") -> PolicyState:
         """Records that the engines serve `version` from now on. Setting the current one again has no effect.

@@ -223,13 +223,15 @@ class UnitOfWork:
         return result
 
     async def query(self, work: Callable[[Tx], T]) -> T:
-        """Runs `work` on a read-only snapshot. Raises `StoreUnavailable` if that takes longer than `WITHIN_S`, and
-        `NotFound` once the server has proved that it was not replaced."""
+        """Runs `work` on a read-only snapshot. Raises `StoreUnavailable` if that takes longer than `WITHIN_S`, and an
+        error of `work` once the server has proved that it was not replaced."""
         timeline = self._database.timeline
         async with _limit(self._database, WITHIN_S):
             try:
                 return await self._database.query(lambda connection: work(Tx(connection, self._clock(connection))))
-            except NotFound:
+            except StoreError:
+                raise
+            except RolltapError:
                 await self._confirm(timeline)
                 raise
 

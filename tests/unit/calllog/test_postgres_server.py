@@ -18,7 +18,8 @@ from rolltap.calllog.backend import Durability, Insert
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.postgres import ServerCheck, ServerState, _opened
-from rolltap.errors import NotFound, StoreUnavailable
+from rolltap.errors import LeaseLost, NotFound, StoreUnavailable, UnknownPolicy
+from rolltap.ledger.policies import PolicyVersions
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 
 from .facts import a_completion, a_session, an_intent
@@ -257,6 +258,9 @@ async def test_the_oldest_server_has_the_functions_that_are_used(bare_postgres_u
     await log.close()
 
 
+ERRORS = (NotFound("no group 'g'"), UnknownPolicy("no policy 'p'"), LeaseLost("another trainer has it"))
+
+
 async def test_nothing_is_denied_by_a_server_of_which_another_took_the_place_meanwhile(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,18 +271,24 @@ async def test_nothing_is_denied_by_a_server_of_which_another_took_the_place_mea
     backend: Any = log.database._backend
     uow = UnitOfWork(log.database, close_session=unused, settings=LedgerSettings())
 
-    def missing(tx: Tx) -> None:
-        raise NotFound("no group 'g'")
+    def missing(error: Exception, tx: Tx) -> None:
+        raise error
+
+    policies = PolicyVersions(uow)
+    denials = [
+        *((error, partial(ask, partial(missing, error))) for error in ERRORS for ask in (uow.transact, uow.query)),
+        *((ERRORS[1], partial(ask, "none")) for ask in (policies.served, policies.get)),
+    ]
 
     async def confirmed_by_the_next() -> None:
         monkeypatch.setattr(backend._check, "timeline", log.database.timeline + 1)
 
-    for ask in (uow.transact, uow.query):
-        with pytest.raises(NotFound):
-            await ask(missing)
+    for error, ask in denials:
+        with pytest.raises(type(error)):
+            await ask()
     monkeypatch.setattr(log.database, "confirm", confirmed_by_the_next)
-    for ask in (uow.transact, uow.query):
+    for _, ask in denials:
         with pytest.raises(StoreUnavailable, match="promoted"):
-            await ask(missing)
+            await ask()
     monkeypatch.undo()
     await log.close()

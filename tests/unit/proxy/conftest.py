@@ -268,7 +268,7 @@ def serve(
     policy = Policy("tiny", settings, engine, TokenSource("tiny", settings, engine, continuation, max_context=2048))
     policies, live, recorder = Policies({"tiny": policy}), SessionCache(log), Recorder(log)
     versions = LedgerVersions(policies, ledger) if ledger is not None else LocalVersions()
-    responses = ResponseStore(log, handles, policies, limits.store_wait_s)
+    responses = ResponseStore(log, live, handles, policies, limits.store_wait_s)
     keyring = Keyring(KeySettings(project="project-key"), keys)
     capture = Capture("project-key", log, live, policies, 3600, keyring.accounts)
     admission = Admission(live, capture, policies, responses, keyring, Vendors({}, unnamed=True))

@@ -259,8 +259,12 @@ async def test_a_session_in_use_does_not_wait_for_a_slow_store(monkeypatch: pyte
         assert (await live.enter("key", None)).session == session
         slow = SlowLog()
         await slow.open_session(session)
+
+        async def never(_: bool) -> bool:
+            return False
+
         with pytest.raises(StoreUnavailable):
-            await SessionCache(slow).refresh(entered, 0.02)
+            await SessionCache(slow).read_until(entered, never, time.monotonic(), 0.02)
 
 
 async def test_a_session_expires_by_the_stores_clock(monkeypatch: pytest.MonkeyPatch) -> None:

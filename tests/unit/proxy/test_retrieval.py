@@ -20,7 +20,7 @@ from rolltap.proxy.continuation.canonical import DigestCache
 from rolltap.proxy.continuation.forest import Forest
 from rolltap.proxy.sessions.live_session import LiveSession
 from rolltap.proxy.sessions.response_store import ResponseStore
-from rolltap.proxy.sessions.session_cache import key_hash
+from rolltap.proxy.sessions.session_cache import SessionCache, key_hash
 from rolltap.types import Session
 from tests.dialects import DIALECTS
 
@@ -137,7 +137,10 @@ async def test_a_reading_that_asks_for_more_is_refused_by_name(plane: Any) -> No
 async def test_a_reply_that_another_replica_recorded_is_continued(plane: Any) -> None:
     made = (await plane.client.post("/v1/responses", ASK)).json()
     elsewhere = LiveSession(plane.session, Forest(DigestCache()))
-    dialect, recalls = DIALECTS["openai_responses"], ResponseStore(plane.log, Handles(SECRET), Policies({}), 1.0)
+    dialect, recalls = (
+        DIALECTS["openai_responses"],
+        ResponseStore(plane.log, SessionCache(plane.log), Handles(SECRET), Policies({}), 1.0),
+    )
     body = json.dumps({"model": "tiny", "input": "and?", "previous_response_id": made["id"]}).encode()
     whole = await recalls.fill(dialect, elsewhere, dialect.parse(WireRequest("", {}, {}, {}, body)))
     assert [message.role for message in whole.messages] == ["user", "assistant", "user"]
@@ -158,7 +161,7 @@ async def test_a_reply_is_read_while_another_call_of_its_session_is_not_on_recor
     live.forest.add(CallNode(new_id(), None, Lineage(0, b"", b"", b""), np.empty(0, np.int32)))
     dialect, recalls = (
         DIALECTS["openai_responses"],
-        ResponseStore(log, Handles(SECRET), Policies({"tiny": plane.policy}), 1.0),
+        ResponseStore(log, SessionCache(log), Handles(SECRET), Policies({"tiny": plane.policy}), 1.0),
     )
     request, started, ended = await recalls.reply(dialect, live, made["id"])
     assert json.loads(dialect.reply(request, started, ended))["output"] == made["output"]
