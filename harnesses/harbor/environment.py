@@ -37,6 +37,7 @@ from harbor.models.task.config import EnvironmentConfig
 
 from rolltap.errors import EvaluatorFailed, RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Ending, Endpoint, Evidence, Exit, Limits, Workspace
+from rolltap.harnesses.evaluators.judge_text import JudgeText
 from rolltap.harnesses.evaluators.programs import NOT_USED, JudgesPlace, place_of, run_program
 from rolltap.harnesses.harbor.dockerfile import BuildSteps, CopyStep, RunStep, read_build_steps
 from rolltap.harnesses.harbor.names import installation_of
@@ -152,7 +153,8 @@ class BubblewrapEnvironment(BaseEnvironment):
                 await self._build(step)
         await self._run(f"mkdir -p -- {quote(str(self._build_steps.workdir))}", PurePosixPath("/"), {}, LONGEST_S)
         self._used = False
-        if VARIABLE in _text(self.environment_dir.parent / TESTS[1:] / SCRIPT):
+        script = _text(self.environment_dir.parent / TESTS[1:] / SCRIPT)
+        if VARIABLE in script or JudgeText.of(script, (), self._workspace).only_tools:  # it may compare files with it
             self._built = await self._runtime.prepare(Empty())
             await in_thread(copy_tree, self._root, self._built.folder)
             self._built.spread(self._built.folder, self._workspace.workdir)

@@ -96,9 +96,13 @@ class LeasedPPOTrainer(PPOTrainer):
         super()._save_checkpoint()
 
     def _weights(self, version: int) -> Path:
-        """The folder of the trained weights: all workers gather them, one writes them."""
-        ray.get(self.actor_rollout_wg.update_weights(global_steps=version, mode="rolltap"))
+        """The folder of the trained weights."""
+        self._write_weights(version)
         return weights_folder(self.feed) / f"version-{version}"
+
+    def _write_weights(self, version: int) -> None:
+        """All workers gather the weights, one writes them. A trainer whose workers are in its process does it anew."""
+        ray.get(self.actor_rollout_wg.update_weights(global_steps=version, mode="rolltap"))
 
 
 class _Leases:
