@@ -13,6 +13,7 @@ import filecmp
 import io
 import logging
 import os
+import secrets
 import stat
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
@@ -320,7 +321,7 @@ def apply_changes(
             if destination.is_symlink() or destination.is_file():
                 destination.unlink()
             if change.kind is not ChangeKind.DELETED:
-                destination.parent.mkdir(parents=True, exist_ok=True)
+                _make_folder(destination.parent, target)
                 if is_link:
                     destination.symlink_to(left.link(change.path))
                 else:
@@ -328,6 +329,19 @@ def apply_changes(
         except OSError as error:
             raise Unreadable(f"{change.path} can't be taken over: {error.strerror}") from error
     return dropped
+
+
+def _make_folder(folder: Path, root: Path) -> None:
+    """Makes a folder below `root` with those above it, but never `root`, which may be removed meanwhile."""
+    if folder == root:
+        return
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        if folder.parent == root:
+            raise
+        _make_folder(folder.parent, root)
+        folder.mkdir(exist_ok=True)
 
 
 FileState = tuple[int, int, int]
@@ -375,10 +389,13 @@ def remove(path: Path) -> None:
     """Removes a file or a folder with all that is in it; links are removed, not followed. Never raises: a removal
     that fails is the agent's doing, and logged.
 
-    Python's own removal goes one call deeper with each folder, which an agent can nest as it likes.
+    Python's own removal goes one call deeper with each folder, which an agent can nest as it likes. The name goes
+    first, so that work on the folder that still goes on in a thread ends with an error, and makes nothing anew.
     """
     if not os.path.lexists(path):
         return
+    with suppress(OSError):  # a mount can't be renamed
+        path = path.rename(path.with_name(f"{path.name[:200]}-{secrets.token_hex(8)}"))
     for command in (("rm", "-rf"), ("chmod", "-R", "u+rwX"), ("rm", "-rf")):
         subprocess.run([*command, "--", str(path)], capture_output=True, check=False)
         if not os.path.lexists(path):

@@ -352,6 +352,30 @@ CONTROLS = (
         "what was found about a rollout stays, whatever names an agent gives its files",
         ("unit/harnesses/test_evaluators.py::test_what_was_found_stays_in_a_detail_that_is_too_large",),
     ),
+    Control(
+        "a sandbox that root runs changes no setting of the kernel and no device of the machine",
+        ("security/test_machine_files.py::test_no_setting_of_the_kernel_can_be_written",
+         "security/test_machine_files.py::test_no_device_of_the_machine_is_changed"),
+        "devices, where root may make none",
+    ),
+    Control(
+        "a request's time grows with its size, whatever it holds many of",
+        ("unit/proxy/test_request_time.py::test_a_requests_time_grows_with_its_size",),
+    ),
+    Control(
+        "a judge whose tool takes patterns or names of files from what the agent wrote is `unprotected`",
+        ("security/test_judge_text.py::test_what_loads_or_runs_the_agents_is_not_known",),
+    ),
+    Control(
+        "of a judge that the documentation shows, code that prints every answer gets nothing",
+        ("security/test_documented_judges.py::test_who_prints_every_answer_gets_nothing",),
+        "judges of others, that search the output",
+    ),
+    Control(
+        "a removed folder stays removed, also if work on it goes on",
+        ("security/test_removed_folders.py::test_work_that_goes_on_brings_no_removed_folder_back",
+         "security/test_removed_folders.py::test_a_folder_is_removed_while_files_come_in"),
+    ),
 )  # fmt: skip
 
 

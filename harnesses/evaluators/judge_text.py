@@ -35,6 +35,11 @@ RUNS_A_FILE = re.compile(
     re.DOTALL,
 )
 """A tool and the beginning of one of its arguments, by which it runs a program, or what a file says."""
+NAMES_A_FILE: Mapping[str, re.Pattern[str]] = {
+    **dict.fromkeys(("grep", "egrep", "fgrep"), re.compile(r"(?:-[^-efmABCdD]*f|--(?:file|exclude-from)(?:=|\Z))(.*)")),
+    **dict.fromkeys(("sort", "wc", "du", "find"), re.compile(r"--?files0-from(?:=|\Z)(.*)")),
+}
+"""Options of tools that name a file of patterns or names; where the group is empty, the next argument does."""
 SED_RUNS = re.compile(r"(?:^|[^\w\\]|_)[gpiImM\d]*e[gpiImM\d]*(?=\s|;|\}|$)")
 """The command or flag `e` of sed."""
 WRITES = frozenset(("cp", "mv", "ln", "tee", "split"))
@@ -171,6 +176,9 @@ class JudgeText:
             for each in arguments:
                 if RUNS_A_FILE.match(f"{head} {each}") or (head == "sed" and SED_RUNS.search(each)):
                     self._note(f"{head} {each}")
+            for each, following in pairwise((*arguments, "")):
+                if head in NAMES_A_FILE and (named := NAMES_A_FILE[head].fullmatch(each)):
+                    self._start(named[1] or following or each)
             if head in WRITES and arguments:
                 to_a_folder = any(each.startswith(("-t", "--target")) for each in arguments)
                 self._written |= {_top(each) for each in (arguments if to_a_folder else arguments[-1:])}

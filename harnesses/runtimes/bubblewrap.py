@@ -19,13 +19,14 @@ import platform
 import secrets
 import shutil
 import socket
+import stat
 import struct
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -66,6 +67,8 @@ SYSTEM = (
     *("--proc", "/proc", "--dev", "/dev", "--dir", "/run"),
 )
 SCRATCH = ("/tmp", "/var/tmp", "/dev/shm")
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+"""What bwrap shows of the machine's `/dev`."""
 WALLS = (
     *("--unshare-all", "--unshare-user", "--uid", str(AGENT_ID), "--gid", str(AGENT_ID)),
     *("--disable-userns", "--cap-drop", "ALL", "--hostname", "rollout", "--new-session", "--die-with-parent"),
@@ -139,7 +142,7 @@ class BubblewrapWorkspace(FolderWorkspace):
                 guard += ["--seccomp", str(calls.fileno())]
                 descriptors = (*descriptors, calls.fileno())
             command = TreeCommand(
-                [*self._walls(launch.mounts, limits), *guard, "--", *inner],
+                [*self._walls(launch.mounts, limits, stack.enter_context(own_devices())), *guard, "--", *inner],
                 env=env,
                 cwd=self._folders.root,
                 stdin=launch.stdin,
@@ -169,12 +172,12 @@ class BubblewrapWorkspace(FolderWorkspace):
         inner.pipes, inner.workdir, inner.is_spread = pipes, self.workdir, self.is_spread
         return inner
 
-    def _walls(self, mounts: Mapping[str, Path], limits: Limits) -> list[str]:
+    def _walls(self, mounts: Mapping[str, Path], limits: Limits, devices: Sequence[str]) -> list[str]:
         size = ("--size", str(limits.scratch_mb << 20), "--tmpfs")  # else half of the machine's memory
         argv = [shutil.which("bwrap") or "bwrap", *WALLS, *size, "/", *SYSTEM]  # never a harness's own copy of bwrap
         for folder in SCRATCH:
             argv += [*size, folder]
-        argv += ["--remount-ro", "/dev"]
+        argv += [*devices, "--remount-ro", "/dev", "--remount-ro", "/proc"]  # root's sandboxes may write /proc/sys
         for name, text in ETC.items():
             path = self._folders.root / f"etc-{name}"
             path.write_text(text)
@@ -190,6 +193,24 @@ class BubblewrapWorkspace(FolderWorkspace):
             is_folder = (self.folder / path).is_dir()
             argv += ["--tmpfs", place, "--remount-ro", place] if is_folder else ["--ro-bind", "/dev/null", place]
         return [*argv, "--chdir", "/" if self.is_spread else str(WORKDIR)]
+
+
+@contextmanager
+def own_devices() -> Iterator[list[str]]:
+    """bwrap's options for device files of a sandbox's own, where root runs it: it owns the machine's, and could change
+    their modes for everybody. None for other users, and where root may make none. They are in `/dev`, as elsewhere
+    device files may have no effect."""
+    with ExitStack() as stack:
+        options: list[str] = []
+        if os.geteuid() == 0:
+            with suppress(OSError):
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rolltap-", dir="/dev")))
+                for name in DEVICES:
+                    own, device = folder / name, f"/dev/{name}"
+                    os.mknod(own, stat.S_IFCHR, os.stat(device).st_rdev)
+                    own.chmod(0o666)
+                    options += ["--dev-bind", str(own), device]
+        yield options
 
 
 @cache

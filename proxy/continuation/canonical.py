@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from hashlib import blake2b
@@ -91,12 +92,12 @@ def message_digest(message: Message, ignored: Sequence[re.Pattern[str]] = ()) ->
         for pattern in ignored:
             text = pattern.sub("", text)
     _field(hasher, text)
-    images = {at: part for at, part in enumerate(message.parts) if isinstance(part, Image)}
-    for at, image in images.items():
-        _field(hasher, image.url)
-        texts = [place for place, part in enumerate(message.parts) if isinstance(part, Text) and part.text]
-        if texts and texts[-1] > at:
-            _field(hasher, f"before text {sum(place < at for place in texts)}")
+    texts = [place for place, part in enumerate(message.parts) if isinstance(part, Text) and part.text]
+    for at, part in enumerate(message.parts):
+        if isinstance(part, Image):
+            _field(hasher, part.url)
+            if (before := bisect(texts, at)) < len(texts):
+                _field(hasher, f"before text {before}")
     for call in message.tool_calls:
         _field(hasher, call.name)
         _field(hasher, canonical_arguments(call.arguments) if call.kind == "function" else call.arguments.strip())

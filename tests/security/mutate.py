@@ -156,6 +156,16 @@ MUTANTS = (
            "unit/harnesses/test_node.py::test_slow_work_on_agents_files_delays_no_heartbeat"),
     Mutant(58, "harnesses/base.py", '        stored[name] = f"{sizes[name]:,} bytes are left out"\n', '        return {"left_out": "much"}\n',
            "unit/harnesses/test_evaluators.py::test_what_was_found_stays_in_a_detail_that_is_too_large"),
+    Mutant(59, "harnesses/runtimes/bubblewrap.py", '"--remount-ro", "/proc"]', "]",
+           "security/test_machine_files.py::test_no_setting_of_the_kernel_can_be_written"),
+    Mutant(60, "proxy/continuation/canonical.py", "if (before := bisect(texts, at)) < len(texts):", "if (before := sum(place < at for place, _ in enumerate(message.parts))) < 0:",
+           "unit/proxy/test_request_time.py::test_a_requests_time_grows_with_its_size[chat: images]"),
+    Mutant(61, "harnesses/evaluators/judge_text.py", "self._start(named[1] or following or each)", "pass",
+           "security/test_judge_text.py::test_what_loads_or_runs_the_agents_is_not_known"),
+    Mutant(62, "README.md", "| diff - <(echo 2 42)", "| grep -qx '2 42'",
+           "security/test_documented_judges.py::test_who_prints_every_answer_gets_nothing"),
+    Mutant(63, "harnesses/left_files.py", "_make_folder(destination.parent, target)", "destination.parent.mkdir(parents=True, exist_ok=True)",
+           "security/test_removed_folders.py::test_work_that_goes_on_brings_no_removed_folder_back"),
 )  # fmt: skip
 
 
