@@ -41,7 +41,7 @@ from tenacity import (
 from rolltap.contract.request import Request, RequestTry
 from rolltap.errors import BY_CODE, EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 from rolltap.ids import new_id
-from rolltap.network import server_url
+from rolltap.network import sendable_key, server_url
 
 T = TypeVar("T")
 
@@ -62,12 +62,12 @@ UNREACHABLE = (OSError, http.client.HTTPException, aiohttp.ClientError)
 
 
 class _Target:
-    """A server's address and key, and how long to try. `ConfigError` for what is not an http(s) URL."""
+    """A server's address and key, and how long to try. `ConfigError` for what is not an http(s) URL, or no key."""
 
     def __init__(self, url: str, key: str, *, timeout: float, patience: float) -> None:
         self.url = server_url(url)
-        self.key = key
-        self.headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        self.key = sendable_key(key, f"the key for {self.url}")
+        self.headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
         self.timeout = timeout
         self.patience = patience
 

@@ -22,7 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from rolltap.errors import ConfigError
 from rolltap.extras import page
-from rolltap.network import server_url
+from rolltap.network import sendable_key, server_url
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME
 from rolltap.wording import setting_problem
 
@@ -383,6 +383,7 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
                         f"settings: policies.{name}.{own}: passthrough relays requests unchanged; leave it out"
                     )
     _check_tenants(settings)
+    _check_keys(settings)
     if settings.listen.public_url:
         server_url(settings.listen.public_url, "settings: listen.public_url")
     for name, engine in settings.engines.items():
@@ -392,6 +393,14 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
         if engine.dialects and engine.kind != "passthrough":
             raise ConfigError(f"settings: engines.{name}.dialects: only kind passthrough takes this; leave it out")
     return settings
+
+
+def _check_keys(settings: Settings) -> None:
+    keys = {f"keys.{role}": key for role, key in settings.keys if role != "secret"}
+    keys |= {f"engines.{name}.api_key": engine.api_key for name, engine in settings.engines.items()}
+    for name, key in keys.items():
+        if sendable_key(key, f"settings: {name}") != key:
+            raise ConfigError(f"settings: {name}: leave out the white space around it")
 
 
 def _check_tenants(settings: Settings) -> None:
