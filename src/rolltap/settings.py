@@ -390,6 +390,9 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
         hosts = [url.partition("://")[2].partition("/")[0] for url in engine.url.split(",")]
         if any("@" in host for host in hosts):  # it would be in logs and records
             raise ConfigError(f"settings: engines.{name}.url: leave out what is before the @; a key goes into api_key")
+        routes = [route for route in MODEL_ROUTES for url in engine.url.split(",") if url.strip(" /").endswith(route)]
+        if routes:
+            raise ConfigError(f"settings: engines.{name}.url: leave out {routes[0]}: the base URL is what is before it")
         if engine.dialects and engine.kind != "passthrough":
             raise ConfigError(f"settings: engines.{name}.dialects: only kind passthrough takes this; leave it out")
     return settings
@@ -417,6 +420,8 @@ def _check_tenants(settings: Settings) -> None:
             )
 
 
+MODEL_ROUTES = ("/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+"""What a URL ends in that was copied from a request, not from a server's address."""
 NOT_RELAYED = (
     *("model", "tokenizer", "family", "tool_format", "train", "top_logprobs", "routed_experts", "image_hosts", "pin"),
     *("weights_roots", "sampling", "sampling_mask"),
