@@ -17,6 +17,7 @@ import http.client
 import io
 import itertools
 import logging
+import os
 import ssl
 import urllib.error
 import urllib.request
@@ -98,6 +99,8 @@ class _Target:
     def unreachable(self, error: Exception) -> ServerUnreachable:
         cause = getattr(error, "os_error", None) or getattr(error, "reason", None) or error  # aiohttp's, urllib's
         reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        if isinstance(cause, ConnectionError) and cause.errno:  # asyncio's text has the address, which is said
+            reason = os.strerror(cause.errno)
         if isinstance(cause, ssl.SSLError) and cause.reason in NO_TLS:
             reason = "what answers there speaks http, not https"
         return ServerUnreachable(
