@@ -96,6 +96,8 @@ async def test_evaluations_have_the_versions_that_sampled_them_and_are_compared_
     run = await viewed.get("/runs/tiny")
     assert 'name="first" value="0"' in run
     assert 'name="second" value="1"' in run
+    assert "groups measured" in run
+    assert "groups dropped" not in run, "an evaluation is not lost"
     assert "+1.00" in await viewed.get("/runs/tiny/compare"), "these two are compared unless others are asked for"
     too_narrow = await viewed.get("/runs/tiny/compare?first=0&second=7")
     assert "share tasks" in too_narrow
