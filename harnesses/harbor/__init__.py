@@ -10,7 +10,7 @@ import warnings
 from importlib.metadata import PackageNotFoundError, version
 
 from rolltap.errors import ConfigError
-from rolltap.extras import install_line
+from rolltap.extras import install_line, requirement
 
 PYTHON = (3, 12)
 """The lowest Python version that Harbor supports."""
@@ -33,7 +33,7 @@ def check_installed() -> None:
         current = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise ConfigError(
             f"Harbor needs Python 3.12 or later, this is {current} ({sys.executable}): make an environment of its own, "
-            f"python3.12 -m venv harbor-env, and install there: {install_line('harbor')}"
+            f"python3.12 -m venv harbor-env, and there: pip install {requirement('harbor')}"
         )
     try:
         installed = version("harbor")

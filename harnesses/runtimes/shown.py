@@ -234,8 +234,12 @@ def mounts_of(folder: Path) -> list[Mount]:
 def _named_by_git(folder: Path, repository: Path) -> Iterator[Path]:
     """Places of the person's folder, outside `.git`, from which git runs programs in a repository: its folder of hooks,
     files of configuration that it includes, and programs that a setting names. Of a folder of hooks that is not there
-    the first part that is missing."""
+    the first part that is missing. Raises `RuntimeFailed` if a repository is here, but no git, which says so."""
     tree = (folder / repository).parent
+    if shutil.which("git") is None:
+        if not any((outer / ".git").exists() for outer in (tree, *tree.parents)):
+            return
+        raise RuntimeFailed(f"git is not installed: it says which files of the repository {tree} it would run")
     command = ["git", "-C", str(tree), "config", "--list", "--includes", "--show-origin", "-z"]
     listing = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False).stdout
     fields = listing.split("\0")

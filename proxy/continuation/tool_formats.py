@@ -39,6 +39,7 @@ from rolltap.proxy.continuation.json_calls import HERMES, MISTRAL
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply, ReplyPiece
 from rolltap.proxy.continuation.typed_values import object_of
 from rolltap.tokenizer import HubTokenizer
+from rolltap.wording import did_you_mean
 
 ReadReply = Callable[[HubTokenizer, Sequence[int], Sequence[int], Sequence[Tool]], ParsedReply]
 FindPieces = Callable[[HubTokenizer, Sequence[int], int, Sequence[Tool]], list[ReplyPiece]]
@@ -342,4 +343,5 @@ def format_of_family(family: str) -> ToolFormat:
     except KeyError:
         raise ConfigError(
             f"rolltap does not read the replies of renderer family {family!r}; known: {', '.join(FAMILY_FORMATS)}"
+            f"{did_you_mean(family, FAMILY_FORMATS)}"
         ) from None

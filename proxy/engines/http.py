@@ -62,6 +62,7 @@ _NO_MODEL = re.compile(
     re.I | re.S,
 )
 PAGE = "a page: "
+MODELS = "/v1/models"
 _TITLE = re.compile(r"<title[^<>]{0,300}>([^<]{1,300})", re.I)
 MODEL_RETRY_S = 5.0
 NO_HEADERS: Mapping[str, str] = {}
@@ -145,7 +146,7 @@ class EngineHttp:
 
     async def models(self) -> list[ListedModel]:
         """The models that `/v1/models` lists."""
-        answer = await self.json("GET", "/v1/models")
+        answer = await self.json("GET", MODELS)
         try:
             return convert(answer, _Models).data
         except msgspec.ValidationError as error:
@@ -267,9 +268,10 @@ def failure(name: str, path: str, status: int, message: str, retry_after: str | 
         said_so = f"engine {name}: {path} answered {status}: {message}"
         return EngineUnavailable(said_so, http_status=status, retry_after=after)
     if status == 404 and _NO_MODEL.search(message):
+        stop = "" if message.endswith((".", "!", "?")) else "."
         return ModelNotLoaded(
-            f"engine {name}: {message} Set the policy's `model` to a name that the engine serves; where a trainer "
-            "pushes adapters (lora.push), calls are served from its first push on",
+            f"engine {name}: {message}{stop} Set the policy's `model` to a name that the engine serves; where a "
+            "trainer pushes adapters (lora.push), calls are served from its first push on",
             http_status=status,
             retry_after=MODEL_RETRY_S,
         )
@@ -277,7 +279,7 @@ def failure(name: str, path: str, status: int, message: str, retry_after: str | 
         limit = _LIMIT.search(message)
         return ContextOverflow(f"engine {name}: {message}", limit=int(limit[1]) if limit else None)
     advice = f" (its key is `engines.{name}.api_key`)" if status == 401 else ""
-    if message.startswith(PAGE):
+    if message.startswith(PAGE) or (status == 404 and path == MODELS):
         advice = f" (is `engines.{name}.url` that of its API?)"
     return EngineRefused(f"engine {name}: {path} answered {status}: {message}{advice}", http_status=status)
 

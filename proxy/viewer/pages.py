@@ -26,6 +26,7 @@ from rolltap.proxy.viewer.runs import (
     Run,
     chart_data,
     forks_of,
+    groups_by_state,
     lanes_of,
     last_values,
     reach_of,
@@ -370,8 +371,9 @@ class Pages:
     ) -> dict[str, Any]:
         """Returns the values of `run_body.html`. Raises `NotFound` if the policy is unknown."""
         read = self.reader
-        policies, points, now, mismatch, efforts = await asyncio.gather(  # reads the record and its index concurrently
-            read.policies(), read.run(policy), read.run_state(policy), read.mismatch(policy), read.efforts(policy)
+        policies, points, now, mismatch, efforts, counts = await asyncio.gather(  # from the record and its index
+            *(read.policies(), read.run(policy), read.run_state(policy), read.mismatch(policy), read.efforts(policy)),
+            read.group_counts(GroupQuery(policy=policy)),
         )
         states = {state.name: state for state in policies}
         ranges = await read.comparable(policy)
@@ -390,6 +392,7 @@ class Pages:
             "data": data,
             "told": last_values(data),
             "state": states.get(policy),
+            "groups": groups_by_state(counts),
             "engines": engines,
             "now": now,
             "mismatch": mismatch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,14 @@ class Chart:
     unit: str
     of: str = "group"
     log: bool = False
+
+
+def groups_by_state(counts: Sequence[tuple[str, str, bool, int]]) -> dict[str, int]:
+    """How many groups are in each state, of `RecordReader.group_counts`. Evaluations are measured, not dropped."""
+    by_state: Counter[str] = Counter()
+    for _, status, measures, count in counts:
+        by_state["measured" if measures and status == "dropped" else status] += count
+    return dict(sorted(by_state.items()))
 
 
 CHARTS = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.base import Container, Exporter
 from rolltap.reconstructor.exporters.writers import OBJECT_MESSAGES
+from rolltap.wording import did_you_mean
 
 ANY_TEXT, ANY_JSON = "4.0", "4.7"
 
@@ -54,7 +55,7 @@ CONSUMERS: Mapping[str, Consumer] = {
 
 def consumer_named(name: str) -> Consumer:
     if name not in CONSUMERS:
-        raise DatasetError(f"--for: no consumer {name!r}; known: {', '.join(CONSUMERS)}")
+        raise DatasetError(f"--for: no consumer {name!r}; known: {', '.join(CONSUMERS)}{did_you_mean(name, CONSUMERS)}")
     return CONSUMERS[name]
 
 

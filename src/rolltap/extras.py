@@ -53,29 +53,39 @@ def import_renderers(user: str) -> Any:
 
 
 def install_line(extra: str) -> str:
-    """The command that adds `extra`: from the checkout, the repository or the file that this installation is from."""
-    origin = _origin()
+    """The command that adds `extra` to this environment: by the tool that made it, from where rolltap came from."""
+    spec = requirement(extra)
+    environment = Path(sys.prefix)
+    if (environment / "pipx_metadata.json").is_file():
+        return f"pipx runpip {DISTRIBUTION} install {spec}"
+    if _recorded("INSTALLER").strip() != "uv":
+        return f"pip install {spec}"
+    if environment.parent.name.startswith("archive-"):  # uvx keeps what it runs in uv's cache
+        return f"uvx --from {spec} {DISTRIBUTION}"
+    return f"uv pip install --python {shlex.quote(str(environment))} {spec}"
+
+
+def requirement(extra: str) -> str:
+    """What to install for `extra`, as words of a shell: the checkout, the repository or the file that this installation
+    is from."""
+    origin = json.loads(_recorded("direct_url.json") or "{}")  # PEP 610
     url = str(origin.get("url", ""))
     if "dir_info" in origin:
         folder = unquote(urlsplit(url).path)
         editable = "-e " if origin["dir_info"].get("editable") else ""
-        return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"
+        return f"{editable}{shlex.quote(f'{folder}[{extra}]')}"
     if "vcs_info" in origin:
-        source = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
-        return f"pip install {shlex.quote(f'{DISTRIBUTION}[{extra}] @ {source}')}"
-    if url:
-        return f"pip install {shlex.quote(f'{DISTRIBUTION}[{extra}] @ {url}')}"
-    return f"pip install -e '.[{extra}]' in rolltap's checkout"
+        url = f"{origin['vcs_info']['vcs']}+{url}@{origin['vcs_info']['commit_id']}"
+    return shlex.quote(f"{DISTRIBUTION}[{extra}] @ {url}") if url else f"-e '.[{extra}]' in rolltap's checkout"
 
 
 @cache
-def _origin() -> dict[str, Any]:
-    """Where pip installed rolltap from (PEP 610); empty where that is not on record."""
+def _recorded(name: str) -> str:
+    """A file of what the installer wrote down beside rolltap; empty where there is none."""
     try:
-        text = distribution(DISTRIBUTION).read_text("direct_url.json")
+        return distribution(DISTRIBUTION).read_text(name) or ""
     except PackageNotFoundError:
-        return {}
-    return json.loads(text) if text else {}
+        return ""
 
 
 def page(name: str) -> str:

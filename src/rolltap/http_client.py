@@ -17,6 +17,7 @@ import http.client
 import io
 import itertools
 import logging
+import os
 import ssl
 import urllib.error
 import urllib.request
@@ -41,7 +42,7 @@ from tenacity import (
 from rolltap.contract.request import Request, RequestTry
 from rolltap.errors import BY_CODE, EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 from rolltap.ids import new_id
-from rolltap.network import server_url
+from rolltap.network import sendable_key, server_url
 
 T = TypeVar("T")
 
@@ -62,12 +63,12 @@ UNREACHABLE = (OSError, http.client.HTTPException, aiohttp.ClientError)
 
 
 class _Target:
-    """A server's address and key, and how long to try. `ConfigError` for what is not an http(s) URL."""
+    """A server's address and key, and how long to try. `ConfigError` for what is not an http(s) URL, or no key."""
 
     def __init__(self, url: str, key: str, *, timeout: float, patience: float) -> None:
         self.url = server_url(url)
-        self.key = key
-        self.headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+        self.key = sendable_key(key, f"the key for {self.url}")
+        self.headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
         self.timeout = timeout
         self.patience = patience
 
@@ -98,6 +99,8 @@ class _Target:
     def unreachable(self, error: Exception) -> ServerUnreachable:
         cause = getattr(error, "os_error", None) or getattr(error, "reason", None) or error  # aiohttp's, urllib's
         reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
+        if isinstance(cause, ConnectionError) and cause.errno:  # asyncio's text has the address, which is said
+            reason = os.strerror(cause.errno)
         if isinstance(cause, ssl.SSLError) and cause.reason in NO_TLS:
             reason = "what answers there speaks http, not https"
         return ServerUnreachable(

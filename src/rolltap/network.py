@@ -23,6 +23,14 @@ def server_url(url: str, what: str = "the server's URL") -> str:
     return text.rstrip("/")
 
 
+def sendable_key(key: str, what: str = "the key") -> str:
+    """`key` without white space around it; `ConfigError` names `what` if no HTTP header can carry it."""
+    text = key.strip()
+    if not text.isprintable() or any(ord(character) > 0xFF for character in text):
+        raise ConfigError(f"{what} holds a line break or another character that no request can carry: copy it again")
+    return text
+
+
 def _has_port(text: str) -> bool:
     host, colon, port = text.partition(":")
     return bool(host and colon) and port.isdecimal()

@@ -22,7 +22,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from rolltap.errors import ConfigError
 from rolltap.extras import page
-from rolltap.network import server_url
+from rolltap.network import sendable_key, server_url
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME
 from rolltap.wording import setting_problem
 
@@ -383,15 +383,27 @@ def load_settings(path: Path | None = None, **overrides: Any) -> Settings:
                         f"settings: policies.{name}.{own}: passthrough relays requests unchanged; leave it out"
                     )
     _check_tenants(settings)
+    _check_keys(settings)
     if settings.listen.public_url:
         server_url(settings.listen.public_url, "settings: listen.public_url")
     for name, engine in settings.engines.items():
         hosts = [url.partition("://")[2].partition("/")[0] for url in engine.url.split(",")]
         if any("@" in host for host in hosts):  # it would be in logs and records
             raise ConfigError(f"settings: engines.{name}.url: leave out what is before the @; a key goes into api_key")
+        routes = [route for route in MODEL_ROUTES for url in engine.url.split(",") if url.strip(" /").endswith(route)]
+        if routes:
+            raise ConfigError(f"settings: engines.{name}.url: leave out {routes[0]}: the base URL is what is before it")
         if engine.dialects and engine.kind != "passthrough":
             raise ConfigError(f"settings: engines.{name}.dialects: only kind passthrough takes this; leave it out")
     return settings
+
+
+def _check_keys(settings: Settings) -> None:
+    keys = {f"keys.{role}": key for role, key in settings.keys if role != "secret"}
+    keys |= {f"engines.{name}.api_key": engine.api_key for name, engine in settings.engines.items()}
+    for name, key in keys.items():
+        if sendable_key(key, f"settings: {name}") != key:
+            raise ConfigError(f"settings: {name}: leave out the white space around it")
 
 
 def _check_tenants(settings: Settings) -> None:
@@ -408,6 +420,8 @@ def _check_tenants(settings: Settings) -> None:
             )
 
 
+MODEL_ROUTES = ("/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+"""What a URL ends in that was copied from a request, not from a server's address."""
 NOT_RELAYED = (
     *("model", "tokenizer", "family", "tool_format", "train", "top_logprobs", "routed_experts", "image_hosts", "pin"),
     *("weights_roots", "sampling", "sampling_mask"),

@@ -23,6 +23,12 @@ function text(value) {
   return size >= 1e5 || (size > 0 && size < 1e-3) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 }
 
+// The ends of an axis of heights. uPlot's own end at 100 where all values are 0.
+function heights(_, low, high) {
+  if (low == null) return [null, null];
+  return low === 0 && high === 0 ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true);
+}
+
 // What a chart's values lie along: the group or step itself, or another number of it.
 function along(chart, columns) {
   const by = $("#along").value, values = columns[chart.name];
@@ -119,7 +125,7 @@ function draw(chart) {
   }
   const options = {
     width: Math.max(200, body.clientWidth), height: HEIGHT, series: [{ label: axisName(chart).split(",")[0], value: (_, value) => text(value) }, ...series.map((each) => ({ spanGaps: true, value: (_, value) => text(value), ...each }))],
-    axes: axes(chart), scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
+    axes: axes(chart), scales: { x: { time: false }, y: log ? { distr: 3 } : { range: heights } },
     cursor: { sync: { key: sync.key, scales: ["x", null] }, drag: { x: true, y: false }, points: { size: 7 } },
     legend: { live: true },
   };

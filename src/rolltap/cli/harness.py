@@ -31,7 +31,7 @@ from rolltap.cli.screen import Screen, say, working
 from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.harnesses.agents.install import find, install, on_path
 from rolltap.harnesses.agents.registry import get_harness, harness_names, release_results
-from rolltap.harnesses.base import Command, Endpoint, Harness, Job, Limits, PythonCall
+from rolltap.harnesses.base import Command, Endpoint, Harness, Interactive, Job, Limits, PythonCall
 from rolltap.harnesses.runner.specs import SAMPLE_JOB, launch_type
 from rolltap.harnesses.runtimes.here import acts_unasked
 from rolltap.reading.operations import ReadPlane
@@ -143,8 +143,8 @@ def env(
 ) -> None:
     """Prints the variables that point your own installation at a session of the running server, for `eval`.
 
-    The command to type then is in the last line, a comment. Files that the harness reads are written to `--files`,
-    where the variables point; nothing else is written or run.
+    The commands to type then, in its own interface and with a prompt, are the last lines, comments. Files that the
+    harness reads are written to `--files`, where the variables point; nothing else is written or run.
     """
     harness = get_harness(name, dialect=dialect)
     if session and not key:
@@ -168,12 +168,10 @@ def env(
         endpoint = Endpoint(base, opened["key"], opened["policy"], opened.get("context", 0))
         say(comment(f"session {opened['session_id']}, model {opened['policy']}; the key is shown only now"))
     job = Job(endpoint, PROMPT, Path.cwd(), SAMPLE_JOB.home, Limits())
-    launch = harness.launch(job)
-    assert isinstance(launch, Command)
-    if launch.files:
+    launch, by_hand = _launches(harness, job)
+    if launch.files:  # those beside them answer the questions of a first start: your own installation has asked them
         folder = files.absolute() if files is not None else Path(tempfile.mkdtemp(prefix=f"rolltap-{name}-"))
-        launch = harness.launch(replace(job, home=folder))
-        assert isinstance(launch, Command)
+        launch, by_hand = _launches(harness, replace(job, home=folder))
         write_files(launch, folder)
         say(comment(f"its files are in {folder}"))
     if how := acts_unasked(harness):
@@ -187,7 +185,16 @@ def env(
     for line in past_proxies(endpoint.base_url):
         say(line)
     values = [f"{name}={shlex.quote(value)} " for name, value in with_prompt.items()]
+    if by_hand is not launch:
+        say(comment(f"then, in its own interface: {shlex.join(by_hand.argv)}"))
     say(comment(f"then: {''.join(values)}{shlex.join(launch.argv)}"))
+
+
+def _launches(harness: Harness, job: Job) -> tuple[Command, Command]:
+    """How it is started with the job's prompt, and for a person at the terminal: the same where it has no such form."""
+    launch = harness.launch(job)
+    assert isinstance(launch, Command)
+    return launch, harness.converse(job) if isinstance(harness, Interactive) else launch
 
 
 def exports(variables: Mapping[str, str]) -> list[str]:

@@ -164,7 +164,7 @@ def wide_table(rows: Sequence[SessionSummary]) -> Table:
         session, Column("what it is about", ratio=1), reward, started, *numbers, Column("state", no_wrap=True)
     )
     for row in rows:
-        about = Text(row.opening[:OPENING_CHARS] or "no user message")
+        about = Text(row.opening[:OPENING_CHARS] or ("no user message" if row.calls else "no call"))
         about.append("\n" + " · ".join([row.harness or row.policy, *_task(row), *_tags(row)]), "bright_black")
         counts = [str(number or "") for number in (row.calls, row.output_tokens, row.breaks)]
         state = "\n".join(line for line in _state(row).splitlines() if not line.startswith("reward "))

@@ -11,7 +11,6 @@ import tomllib
 from importlib.metadata import packages_distributions, requires
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -39,17 +38,41 @@ def test_an_extra_is_installed_from_where_rolltap_was(
     origin: dict[str, object] | None, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = json.dumps(origin) if origin else None
-    monkeypatch.setattr(extras, "distribution", lambda name: SimpleNamespace(read_text=lambda path: text))
-    extras._origin.cache_clear()
-    try:
-        assert install_line("train") == line
-    finally:
-        extras._origin.cache_clear()
+    record(monkeypatch, {"direct_url.json": text, "INSTALLER": "pip\n"})
+    assert install_line("train") == line
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "installer", "line"),
+    [
+        ("pipx/venvs/rolltap", "pipx_metadata.json", "uv", "pipx runpip rolltap install SPEC"),
+        ("pipx/venvs/rolltap", "pipx_metadata.json", "pip", "pipx runpip rolltap install SPEC"),
+        ("uv/tools/rolltap", "uv-receipt.toml", "uv", "uv pip install --python HERE SPEC"),
+        ("uv/archive-v0/8ezcf", "pyvenv.cfg", "uv", "uvx --from SPEC rolltap"),
+        (".venv", "pyvenv.cfg", "uv", "uv pip install --python HERE SPEC"),
+    ],
+)
+def test_an_extra_is_installed_by_the_tool_that_installed_rolltap(
+    environment: str, file: str, installer: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pipx and uvx keep environments of their own: another `pip` would install beside them, and change nothing."""
+    prefix = tmp_path / environment
+    prefix.mkdir(parents=True)
+    (prefix / file).touch()
+    monkeypatch.setattr("sys.prefix", str(prefix))
+    record(monkeypatch, {"direct_url.json": '{"url": "file:///r.whl"}', "INSTALLER": f"{installer}\n"})
+    spec = "'rolltap[train] @ file:///r.whl'"
+    assert install_line("train") == line.replace("HERE", shlex.quote(str(prefix))).replace("SPEC", spec)
+
+
+def record(monkeypatch: pytest.MonkeyPatch, files: dict[str, str | None]) -> None:
+    """What the installer has written down of rolltap, for this test."""
+    monkeypatch.setattr(extras, "_recorded", lambda name: files[name] or "")
 
 
 def test_this_installations_line_names_its_own_folder() -> None:
     words = shlex.split(install_line("train"))
-    assert words[:2] == ["pip", "install"]
+    assert {"pip", "install"} <= set(words)
     assert Path(words[-1].removesuffix("[train]")).samefile(ROOT)
 
 

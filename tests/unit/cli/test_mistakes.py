@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from rolltap.cli.up import check_cluster
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
+from rolltap.http_client import HttpClient
 from rolltap.ids import new_id
 from rolltap.settings import Settings, load_settings
 
@@ -354,6 +356,11 @@ def test_a_server_without_tls_is_not_said_to_be_away(monkeypatch: pytest.MonkeyP
     assert "(what answers there speaks http, not https)" in line
 
 
+def test_a_refused_connection_is_told_without_asyncios_words() -> None:
+    refusal = ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)")
+    assert "(Connection refused)" in HttpClient("http://127.0.0.1:1", "k").unreachable(refusal).message
+
+
 def test_a_narrow_list_of_keys_has_whole_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
@@ -454,6 +461,11 @@ TRAINED = ["--policy", "p", "--model", str(FOLDER), "--out", "run", "--key", "k"
             "engines.main.url: 'http://[' is not an http(s)",
         ),
         (["demo", "--recipe", "grpoo"], "did you mean grpo?"),
+        (["export", "out", "--for", "trll"], "did you mean trl?"),
+        (
+            ["serve", "--engine", "http://127.0.0.1:1", "--tokenizer", str(FOLDER), "--family", "qwen33"],
+            "did you mean qwen3?",
+        ),
         (["view", "file.jsonl"], "file.jsonl is another file than a store's, or a damaged one: restore that from a b"),
     ],
 )

@@ -82,3 +82,14 @@ def test_a_secret_in_the_wrong_place_is_not_shown() -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings(None, keys={"admin": ["rt-secret"]})
     assert str(caught.value) == "settings: keys.admin: has to be a text"
+
+
+@pytest.mark.parametrize("key", ["rt-\nsecret", "rt-secret\n", " rt-secret", "rt-secret\u20ac"])
+@pytest.mark.parametrize("name", ["keys.admin", "engines.main.api_key"])
+def test_a_key_that_no_request_can_carry_is_refused_and_not_shown(name: str, key: str) -> None:
+    engine = {"url": "http://127.0.0.1:1", "api_key": key if name.startswith("engines") else ""}
+    keys = {"admin": key if name.startswith("keys") else ""}
+    with pytest.raises(ConfigError) as caught:
+        load_settings(None, engines={"main": engine}, keys=keys)
+    assert str(caught.value).startswith(f"settings: {name}")
+    assert "secret" not in str(caught.value)

@@ -229,3 +229,23 @@ def test_what_is_no_url_is_said_before_any_try(
     assert result.exit_code == 1
     assert result.output.startswith(f"rolltap: --url: {url!r} is not an http(s) URL; {written}")
     assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("key", ["k\nk", "k\tk", "k\x01", "\u20ac", "k\u2028k"])
+@pytest.mark.parametrize("command", ["sessions list", "keys list", "node --until-idle"])
+def test_what_no_request_can_carry_as_a_key_is_said_before_any_try(
+    command: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLTAP_ADMIN_KEY", key)
+    monkeypatch.setenv("ROLLTAP_RUNNER_KEY", key)
+    result = CliRunner().invoke(app, [*command.split(), "--url", "http://127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert result.output.startswith("rolltap: the key for http://127.0.0.1:1 holds a line break or another character")
+    assert result.output.count("\n") == 1
+
+
+def test_a_key_with_the_line_break_of_its_file_is_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    with stub_plane(LIST) as plane:
+        monkeypatch.setenv("ROLLTAP_ADMIN_KEY", " rt-admin\n")
+        run("sessions", "list", "--url", plane.url)
+    assert plane.requests == [("GET /read/sessions?limit=100", "Bearer rt-admin")]

@@ -144,6 +144,13 @@ def test_statuses_by_their_boundary(status: int, message: str, error: type[Excep
     assert message in str(found)
     if isinstance(found, ContextOverflow):
         assert found.limit == 4096
+    if isinstance(found, ModelNotLoaded):
+        assert f"{message.rstrip('.')}. Set the policy's `model`" in str(found)
+
+
+def test_a_server_without_a_list_of_models_is_asked_about_its_url():
+    assert "(is `engines.main.url` that of its API?)" in str(failure("main", "/v1/models", 404, "404 page not found"))
+    assert "url" not in str(failure("main", "/generate", 404, "Not Found"))
 
 
 @pytest.mark.parametrize(("after", "seconds"), [("3", 3.0), ("0", 0.0), ("-1", 0.0), ("nan", 1.0), (None, 1.0)])

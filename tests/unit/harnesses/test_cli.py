@@ -16,7 +16,7 @@ from rolltap.cli.common import PROXIES, past_proxies
 from rolltap.cli.harness import app, comment
 from rolltap.cli.sessions import exports, relayed_exports
 from rolltap.harnesses.agents.registry import get_harness, harness_names
-from rolltap.harnesses.base import Command
+from rolltap.harnesses.base import Command, Interactive
 from rolltap.harnesses.runner.specs import SAMPLE_JOB, launch_type
 
 from ..cli.plane import shown, stub_plane
@@ -116,7 +116,12 @@ def test_env_can_be_evaluated_and_only_exports(name: str, known: bool, tmp_path:
     everything = command + written + " ".join(done.environment.values())
     assert "http://10.0.0.1:1/s/abc" in everything
     assert "it's a key" in everything
-    launch = get_harness(name).launch(SAMPLE_JOB)
+    harness = get_harness(name)
+    talks = isinstance(harness, Interactive)
+    assert [line for line in told.splitlines() if line.startswith("# then, in its own interface: ")] == (
+        [told.splitlines()[-2]] if talks else []
+    )
+    launch = harness.launch(SAMPLE_JOB)
     assert isinstance(launch, Command)
     assert {str(path.relative_to(files)) for path in files.rglob("*") if path.is_file()} == set(launch.files)
     if launch.files:

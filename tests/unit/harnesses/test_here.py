@@ -15,6 +15,7 @@ from rolltap.harnesses.base import Command, Ending, Harness, Limits
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
 from rolltap.harnesses.runtimes.here import CurrentFolderRuntime, acts_unasked, runtime_here
+from rolltap.harnesses.runtimes.shown import mounts_of
 from rolltap.harnesses.runtimes.sources import Empty, Files
 
 RUNS_AS_THE_PERSON_DOES = {"command", "mini-swe-agent-inprocess"}
@@ -51,6 +52,17 @@ def test_what_is_not_installed_is_named_before_anything_is_asked(
         with pytest.raises(RuntimeFailed, match=f"rolltap harness install {name}"):
             runtime_here(get_harness(name), None, unsandboxed=unsandboxed)
     runtime_here(get_harness("command", argv=("sh",)), None, unsandboxed=False)
+
+
+def test_without_git_a_folder_is_shown_unless_it_is_a_repository(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "inner").mkdir()
+    monkeypatch.setenv("PATH", "")
+    assert mounts_of(tmp_path / "inner")
+    (tmp_path / ".git").mkdir()
+    with pytest.raises(RuntimeFailed, match="git is not installed"):
+        mounts_of(tmp_path / "inner")
 
 
 async def test_it_sees_this_folder_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

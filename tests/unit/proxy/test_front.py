@@ -397,6 +397,14 @@ FOREIGN = [
 
 
 @every_plane
+async def test_every_plane_says_that_it_lives_to_who_has_no_key(tmp_path: Path, plane: str) -> None:
+    async with served(tmp_path) as there:
+        status, answer = await there.exchange(plane, "GET /health HTTP/1.1\nHost: 127.0.0.1\n\n")
+    assert status == 200
+    assert answer.endswith(b'{"status":"ok"}')
+
+
+@every_plane
 async def test_a_web_page_does_not_reach_a_plane_on_loopback(tmp_path: Path, plane: str) -> None:
     async with served(tmp_path) as there:
         for lines in FOREIGN:

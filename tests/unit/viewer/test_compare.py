@@ -58,7 +58,7 @@ async def test_a_run_leads_to_a_comparison_and_that_to_rollouts(viewed: Viewed):
     assert 'action="/view/runs/tiny/compare"' in await viewed.get("/runs/tiny")
     page = await viewed.get("/runs/tiny/compare?first=0&second=1")
     assert "+1.00" in page
-    assert "1 tasks have only one side" in page
+    assert "· 1 task with only one side" in page
     assert "<script>window" not in page
     rollouts = await viewed.get(
         f"/runs/tiny/compare?first=0&second=1&task={TASK.replace('<', '%3C').replace('/', '%2F')}"
@@ -80,6 +80,10 @@ async def test_evaluations_have_the_versions_that_sampled_them_and_are_compared_
     home.engine.weights.version = "1"
     after = await played(viewed, "held-out", 1.0, 1.0, tags=("purpose=eval",))
     await viewed.reading.reader.settle()
+    alone = await played(viewed, "alone", 1.0, tags=("purpose=eval",))
+    await viewed.reading.reader.settle()
+    assert "Common beginning" in await viewed.get(f"/groups/{after}")
+    assert "Common beginning" not in await viewed.get(f"/groups/{alone}"), "of one rollout"
     for path in ("/groups", f"/groups/{before}", f"/groups/{after}", "/runs/tiny"):
         page = await viewed.get(path)
         assert not re.search(r">\s*-1\s*<|-1 to|[,:\[]-1[,\]]", page), f"{path} shows a version -1"
@@ -87,10 +91,13 @@ async def test_evaluations_have_the_versions_that_sampled_them_and_are_compared_
     assert [(point.newest_version, point.staleness, point.evaluation) for point in points] == [
         (0, 0, True),
         (1, 0, True),
+        (1, 0, True),
     ]
     run = await viewed.get("/runs/tiny")
     assert 'name="first" value="0"' in run
     assert 'name="second" value="1"' in run
+    assert "groups measured" in run
+    assert "groups dropped" not in run, "an evaluation is not lost"
     assert "+1.00" in await viewed.get("/runs/tiny/compare"), "these two are compared unless others are asked for"
     too_narrow = await viewed.get("/runs/tiny/compare?first=0&second=7")
     assert "share tasks" in too_narrow

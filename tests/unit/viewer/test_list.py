@@ -75,7 +75,9 @@ async def test_a_row_says_what_the_session_is_about_and_how_it_went(viewed: View
     about, reward, started = (row.index(part) for part in (QUESTION["content"], 'class="bars"', "<time"))
     assert about < reward < started, "the first columns, which a phone shows"
     empty = await viewed.reading.talk()
-    assert "no message yet" in row_of(await get_until(viewed, "/", empty.session_id), empty.session_id)
+    assert ">no call yet<" in row_of(await get_until(viewed, "/", empty.session_id), empty.session_id)
+    await viewed.reading.home.client.close_session(empty.session_id)
+    assert ">no call<" in row_of(await get_until(viewed, "/", ">no call<"), empty.session_id)
 
 
 async def test_evaluations_are_told_from_training(viewed: Viewed):
