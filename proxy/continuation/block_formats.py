@@ -46,16 +46,20 @@ class BlockPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallBlock:
-    """A closed block: the ids between its tokens. `is_tagged` is False for a call in plain text."""
+    """A closed block: the ids between its tokens. `is_tagged` is False for a call in plain text.
+
+    `written` is its text, if that is not the ids' alone.
+    """
 
     tokenizer: HubTokenizer
     ids: Sequence[int]
     tools: Sequence[Tool] = ()
     is_tagged: bool = True
+    written: str | None = None
 
     @property
     def text(self) -> str:
-        return self.tokenizer.decode(self.ids)
+        return self.tokenizer.decode(self.ids) if self.written is None else self.written
 
     def parts(self, tags: Sequence[str]) -> list[BlockPart]:
         """The block cut at its tags, without the empty texts.
@@ -148,24 +152,30 @@ def read_minimax(block: CallBlock) -> list[SampledCall] | None:
 
 def _read_elements(block: CallBlock, tags: TextTags) -> list[SampledCall] | None:
     text, calls = block.text, list[SampledCall]()
-    opening, naming, closing = tags.opening(tags.call), tags.opening(tags.value), f"</{tags.call}>"
     at = _space_end(text, 0)
-    while call := opening.match(text, at):
-        parameters = Parameters(call[1], block.tools)
-        values: dict[str, str] = {}
-        at = _space_end(text, call.end())
-        while named := naming.match(text, at):
-            place = _value_place(text, named.end(), tags, parameters)
-            value = parameters.read(named[1], text[place.value]) if place is not None else None
-            if place is None or value is None or named[1] in values or named[1] != named[1].strip():
-                return None
-            values[named[1]] = value
-            at = _space_end(text, place.end)
-        if not text.startswith(closing, at):
-            return None
-        calls.append(SampledCall(call[1], object_of(values)))
-        at = _space_end(text, at + len(closing))
+    while found := match_element(text, at, tags, block.tools):
+        calls.append(found[0])
+        at = _space_end(text, found[1])
     return calls if calls and at == len(text) else None
+
+
+def match_element(text: str, at: int, tags: TextTags, tools: Sequence[Tool]) -> tuple[SampledCall, int] | None:
+    """The call whose element begins at `at`, and where it ends; None if it is not as the format writes it."""
+    naming, closing = tags.opening(tags.value), f"</{tags.call}>"
+    call = tags.opening(tags.call).match(text, at)
+    if call is None:
+        return None
+    parameters = Parameters(call[1], tools)
+    values: dict[str, str] = {}
+    at = _space_end(text, call.end())
+    while named := naming.match(text, at):
+        place = _value_place(text, named.end(), tags, parameters)
+        value = parameters.read(named[1], text[place.value]) if place is not None else None
+        if place is None or value is None or named[1] in values or named[1] != named[1].strip():
+            return None
+        values[named[1]] = value
+        at = _space_end(text, place.end)
+    return (SampledCall(call[1], object_of(values)), at + len(closing)) if text.startswith(closing, at) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
@@ -25,10 +26,11 @@ from rolltap.extras import install_line
 from rolltap.images import PLACEHOLDER
 from rolltap.protocols.conversation import Message, Part, Reasoning, Text, Tool, ToolCall
 from rolltap.protocols.thinking import Efforts, find_efforts
+from rolltap.proxy.continuation.learned_format import RenderedTurn, learn_marked, learn_syntaxes
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply
 from rolltap.proxy.continuation.rendering import PROBE, template_row, template_tool
-from rolltap.proxy.continuation.token_reader import TokenReader, detect_format
-from rolltap.proxy.continuation.tool_formats import find_tool_format
+from rolltap.proxy.continuation.token_reader import TokenReader, detect_format, reads
+from rolltap.proxy.continuation.tool_formats import ToolFormat, find_tool_format
 from rolltap.tokenizer import HubTokenizer
 
 Scenario = Literal["user", "tool", "parallel_tools", "system", "user_after_thinking", "tool_after_thinking"]
@@ -45,6 +47,12 @@ _WORD = "quetzal"
 
 _SENTINEL = f"sampled turn {secrets.token_hex(16)}"
 """Marks the last assistant message of a rendering. It is secret: in other text it would move that message's end."""
+
+LEARNED = "learned"
+"""The name of a format that the template's own calls have taught."""
+
+_THINKING = re.compile(r"think|inner_(?:prefix|suffix)", re.IGNORECASE)
+_ENDS = re.compile(r"^[<\[]/|end|suffix", re.IGNORECASE)
 
 HISTORIES_MIN = 2
 """Minimum number of histories that the template must accept for an audit to be meaningful."""
@@ -139,14 +147,18 @@ class TemplateRenderer:
         self.tokenizer = tokenizer
         self._effort = effort
         self._template = ChatTemplate(tokenizer.chat_template, special)
+        self._no_tools: list[Any] | None = None
+        if not (self._writes(_WORD) or self._writes([{"type": "text", "text": _WORD}])):
+            self._no_tools = []  # Hermes' template fails without a list
         self._takes_parts = not self._writes(_WORD) and self._writes([{"type": "text", "text": _WORD}])
         self._takes_argument_text = not self._writes_arguments({"name": _WORD}) and self._writes_arguments(_WORD)
         self.image_roles = frozenset(role for role in ("user", "tool") if self._writes_image(role))
         self._close = self._turn_close()
         stops = {tokenizer.eos_token_id, self._close, *tokenizer.end_token_ids}
         self.stop_token_ids = tuple(sorted(stop for stop in stops if stop is not None))
-        self.tool_format = tool_format or self._detect_format()
-        form = find_tool_format(self.tool_format)
+        self._settings_format = tool_format
+        self.tool_format, form = (tool_format, find_tool_format(tool_format)) if tool_format else self._find_format()
+        form = self._with_thinking(form)
         self.markers = form.markers(tokenizer)
         self._reader = TokenReader(tokenizer, form, self.stop_token_ids)
         self.audit = tuple(self._audit(scenario) for scenario in SCENARIOS)
@@ -157,7 +169,7 @@ class TemplateRenderer:
         self.opens_thinking = self._reader.begins_thinking(tokenizer.encode(unthinking or ""))
 
     def at_effort(self, level: str) -> TemplateRenderer:
-        return TemplateRenderer(self.tokenizer, self.tool_format, level)
+        return TemplateRenderer(self.tokenizer, self._settings_format, level)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], *, thinking: bool) -> list[int]:
         try:
@@ -196,7 +208,7 @@ class TemplateRenderer:
         return self._reader.read_block(block, tools)
 
     def _text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool, thinking: bool) -> str:
-        specs = [template_tool(tool, self.tokenizer.guard) for tool in tools] or None
+        specs = [template_tool(tool, self.tokenizer.guard) for tool in tools] or self._no_tools
         return self._template(self._rows(messages), specs, prompt=prompt, thinking=thinking, effort=self._effort)
 
     def _rows(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -214,7 +226,9 @@ class TemplateRenderer:
     def _writes(self, content: Any) -> bool:
         """Whether the template writes a user message's `content`."""
         try:
-            return _WORD in self._template([{"role": "user", "content": content}], None, prompt=True, thinking=True)
+            return _WORD in self._template(
+                [{"role": "user", "content": content}], self._no_tools, prompt=True, thinking=True
+            )
         except self._template.error:
             return False
 
@@ -230,7 +244,9 @@ class TemplateRenderer:
             "tool_call_id": "aaaaaaaaa",
         }
         try:
-            text = self._template([*(history if role == "tool" else ()), row], None, prompt=True, thinking=True)
+            text = self._template(
+                [*(history if role == "tool" else ()), row], self._no_tools, prompt=True, thinking=True
+            )
         except self._template.error:
             return False
         return text.count(PLACEHOLDER) == 1 and _WORD in text
@@ -240,13 +256,15 @@ class TemplateRenderer:
         call = {"id": "aaaaaaaaa", "type": "function", "function": {"name": "look", "arguments": arguments}}
         turn = {"role": "assistant", "content": "", "tool_calls": [call]}
         try:
-            return _WORD in self._template([{"role": "user", "content": "q"}, turn], None, prompt=False, thinking=True)
+            return _WORD in self._template(
+                [{"role": "user", "content": "q"}, turn], self._no_tools, prompt=False, thinking=True
+            )
         except self._template.error:
             return False
 
     def _probe(self, effort: str, thinking: bool = True) -> str | None:
         try:
-            return self._template(self._rows(PROBE), None, prompt=True, thinking=thinking, effort=effort)
+            return self._template(self._rows(PROBE), self._no_tools, prompt=True, thinking=thinking, effort=effort)
         except self._template.error:
             return None
 
@@ -284,31 +302,86 @@ class TemplateRenderer:
         return [*prompt, *output, *([] if ends else [extension.closing]), *added]
 
     def _turn_close(self) -> int | None:
-        """The special token that the template writes directly after an assistant's text."""
+        """The token that ends an assistant's turn of text: of the special ones that the template writes behind the text
+        the first by which the model ends replies, or else the first one; None if it is not directly there."""
         try:
             text = self._text([_user("question"), _turn(_SENTINEL)], (), prompt=False, thinking=True)
         except self._template.error:
             return None
-        ids = self.tokenizer.encode(text.rpartition(_SENTINEL)[2]) if _SENTINEL in text else []
-        return ids[0] if ids else None
+        ids = self.tokenizer.encode(text.rpartition(_SENTINEL)[2].lstrip()) if _SENTINEL in text else []
+        if not ids or ids[0] not in self.tokenizer.special_ids:
+            return None
+        ends = (self.tokenizer.eos_token_id, *self.tokenizer.end_token_ids)
+        return next((token for token in ids if token in ends), ids[0])
 
-    def _detect_format(self) -> str:
-        """The format in which the template writes a tool call."""
-        values = [{"name": "x"}, {"name": "a\nb"}]  # templates differ in how they escape
-        turns: list[list[int]] = []
-        for arguments in values:
-            call = Message("assistant", (), (ToolCall("aaaaaaaaa", "look", json.dumps(arguments)),))
-            try:
-                prompt = self.tokenizer.encode(self._text([_user("question")], _TOOLS, prompt=True, thinking=True))
-                whole = self.tokenizer.encode(
-                    self._text([_user("question"), call], _TOOLS, prompt=False, thinking=True)
-                )
-            except self._template.error:
-                return "none"
-            start = next((at for at, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-            turns.append(list(takewhile(lambda token: token not in self.stop_token_ids, whole[start:])))
-        name = detect_format(self.tokenizer, turns, "look", values)
-        return name if name != "none" else detect_format(self.tokenizer, turns[:1], "look", values[:1])
+    def _find_format(self) -> tuple[str, ToolFormat]:
+        """The format in which the template writes tool calls, with its name: a known one, or else a learned one."""
+        calls = [
+            ToolCall(id, "look", json.dumps(arguments))  # templates differ in how they escape
+            for id, arguments in (("aaaaaaaaa", {"name": "x"}), ("bbbbbbbbb", {"name": "a\nb"}))
+        ]
+        turns = [(turn, call) for call in calls if (turn := self._turn_of([call]))]
+        if len(turns) == len(calls):
+            for known in (turns, turns[:1]):
+                if (name := detect_format(self.tokenizer, known)) != "none":
+                    return name, find_tool_format(name)
+            form = self._learned(turns[0][0], calls)
+            if form is not None:
+                return LEARNED, form
+        return "none", find_tool_format("none")
+
+    def _learned(self, turn: Sequence[int], calls: Sequence[ToolCall]) -> ToolFormat | None:
+        """A format that the rendered calls teach, and that reads them."""
+        both = [calls[0], msgspec.structs.replace(calls[1], arguments=json.dumps({"name": _WORD}))]
+        two = self._turn_of(both)
+        if two and _WORD not in self.tokenizer.decode(two):  # the template writes one call a turn
+            two = None
+        _, closing = self._thinking_tags() or ("", "")
+
+        def rendered(ids: Sequence[int], of: Sequence[ToolCall]) -> RenderedTurn:
+            return RenderedTurn(self.tokenizer.decode(list(ids)).rpartition(closing or _SENTINEL)[2], of)
+
+        wide = [ToolCall("aaaaaaaaa", "look", json.dumps({"birds": _WORD, "places": "jungle"}))]
+        ids = self._turn_of(wide)
+        marked = learn_marked(rendered(ids, wide)) if ids else None
+        turns = [replace(rendered(ids, of), marked=marked) for ids, of in ((turn, calls[:1]), (two, both)) if ids]
+        for syntax in learn_syntaxes(*turns):
+            form = syntax.format(self.tokenizer)
+            if form is None:
+                continue
+            form = self._with_thinking(form)
+            if reads(self.tokenizer, form, turn, calls[:1]) and (two is None or reads(self.tokenizer, form, two, both)):
+                return form
+        return None
+
+    def _turn_of(self, calls: Sequence[ToolCall]) -> list[int] | None:
+        """The ids of a turn that makes the calls, up to its end; None if the template does not render it."""
+        turn = Message("assistant", (), tuple(calls))
+        try:
+            prompt = self.tokenizer.encode(self._text([_user("question")], _TOOLS, prompt=True, thinking=True))
+            whole = self.tokenizer.encode(self._text([_user("question"), turn], _TOOLS, prompt=False, thinking=True))
+        except self._template.error:
+            return None
+        start = next((at for at, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
+        return list(takewhile(lambda token: token not in self.stop_token_ids, whole[start:]))
+
+    def _with_thinking(self, form: ToolFormat) -> ToolFormat:
+        """The format with the tags of thinking that the template writes, if it writes other ones than the format's."""
+        if form.thinks_in_text or form.read_reply is not None or self._writes_tag(form.thinking[0]):
+            return form
+        tags = self._thinking_tags()
+        return form if tags is None else replace(form, thinking=tags, label="")
+
+    def _thinking_tags(self) -> tuple[str, str] | None:
+        """The two tokens around thinking, by their names; None unless the template writes just two such."""
+        named = [token for token in self.tokenizer.added_tokens.values() if _THINKING.search(token)]
+        named = [token for token in named if self._writes_tag(token)]
+        closing = [token for token in named if _ENDS.search(token)]
+        opening = [token for token in named if token not in closing]
+        return (opening[0], closing[0]) if len(opening) == len(closing) == 1 else None
+
+    def _writes_tag(self, token: str) -> bool:
+        return token in self.tokenizer.chat_template and self.tokenizer.convert_tokens_to_ids(token) is not None
 
     def _scenarios(self, new: Sequence[Message], thought: bool) -> set[Scenario]:
         roles = [message.role for message in new]

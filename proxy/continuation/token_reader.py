@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Any
 
-from rolltap.protocols.conversation import Tool
+from rolltap.protocols.conversation import Tool, ToolCall
 from rolltap.proxy.continuation.block_formats import CallBlock, checked_calls
 from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply, ReplyPiece
 from rolltap.proxy.continuation.tool_formats import TOOL_FORMATS, ToolFormat
@@ -126,15 +125,22 @@ class TokenReader:
         return self._tokenizer.decode([token for token in ids if token not in self._stop_ids])
 
 
-def detect_format(tokenizer: HubTokenizer, turns: Sequence[Sequence[int]], name: str, arguments: Sequence[Any]) -> str:
-    """The name of the format that reads each of `turns` as a call of tool `name` with its `arguments`; "none" if none
-    does."""
+def reads(tokenizer: HubTokenizer, form: ToolFormat, turn: Sequence[int], calls: Sequence[ToolCall]) -> bool:
+    """Whether `form` reads a turn as these calls of declared tools."""
+    tools = tuple(Tool(name) for name in dict.fromkeys(call.name for call in calls))
+    found = TokenReader(tokenizer, form, ()).read(turn, (), tools).tool_calls
+    return [(call.name, call.ok) for call in found] == [(call.name, True) for call in calls] and all(
+        json.loads(one.arguments) == json.loads(other.arguments) for one, other in zip(found, calls, strict=True)
+    )
 
-    def reads(form: ToolFormat, turn: Sequence[int], wanted: Any) -> bool:
-        calls = TokenReader(tokenizer, form, ()).read(turn, (), (Tool(name),)).tool_calls
-        return [(call.name, call.ok) for call in calls] == [(name, True)] and json.loads(calls[0].arguments) == wanted
 
-    for known, form in TOOL_FORMATS.items():
-        if all(reads(form, turn, wanted) for turn, wanted in zip(turns, arguments, strict=True)):
-            return known
-    return "none"
+def detect_format(tokenizer: HubTokenizer, turns: Sequence[tuple[Sequence[int], ToolCall]]) -> str:
+    """The name of the known format that reads each turn as its call; "none" if none does."""
+    return next(
+        (
+            name
+            for name, form in TOOL_FORMATS.items()
+            if all(reads(tokenizer, form, ids, [call]) for ids, call in turns)
+        ),
+        "none",
+    )

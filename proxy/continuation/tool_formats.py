@@ -13,6 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from rolltap.errors import ConfigError
 from rolltap.protocols.conversation import Tool
@@ -217,11 +218,26 @@ def read_inkling_reply(
     return ParsedReply(tuple(pieces), reasoning)
 
 
+class IdIndex:
+    """Finds the id to which a character of the decoded `ids` belongs."""
+
+    def __init__(self, tokenizer: HubTokenizer, ids: Sequence[int]) -> None:
+        self._tokenizer, self._ids = tokenizer, ids
+        stream = tokenizer.text_stream()
+        self._ends = None if stream is None else list(accumulate(len(stream.feed([id])) for id in ids))
+
+    def of(self, character: int) -> int:
+        if self._ends is not None:
+            return bisect_right(self._ends, character)
+        counts = range(1, len(self._ids) + 1)
+        return bisect_right(counts, character, key=lambda count: len(self._tokenizer.decode(self._ids[:count])))
+
+
 _MARK = "\ufdd1"
 """Stands for the token `｜DSML｜`: a Unicode non-character, which should not occur in text."""
 
 DSML = "｜DSML｜"
-_SECTION = re.compile(rf"\n{{0,2}}<{_MARK}tool_calls>(.*?)(</{_MARK}tool_calls>|\Z)", re.DOTALL)
+_SECTION = re.compile(rf"\n{{0,2}}<{_MARK}((?:tool|function)_calls)>(.*?)(</{_MARK}\1>|\Z)", re.DOTALL)
 _INVOKE = re.compile(rf'\s*<{_MARK}invoke name="([^"\n]+)">\s*+(.*?)</{_MARK}invoke>\s*', re.DOTALL)
 _PARAMETER = re.compile(
     rf'<{_MARK}parameter name="([^"\n]+)" string="(true|false)">([^{_MARK}]*)</{_MARK}parameter>\s*'
@@ -229,22 +245,24 @@ _PARAMETER = re.compile(
 
 
 def read_dsml(tokenizer: HubTokenizer, ids: Sequence[int], start: int, tools: Sequence[Tool]) -> list[ReplyPiece]:
-    """DeepSeek-V4: the text and the sections of calls in `ids` from `start`. The types of values stand beside them."""
+    """DeepSeek-V3.2 and V4: the text and the sections of calls in `ids` from `start`. Types stand beside values."""
     rest = ids[start:]
     block = CallBlock(tokenizer, rest, tools)
     text = "".join(_MARK if part.is_tag else part.text.replace(_MARK, "\ufffd") for part in block.parts((DSML,)))
 
+    index = IdIndex(tokenizer, rest)
+    scale = len(DSML) - 1  # a mark stands for the token
+
     def piece(begin: int, end: int, calls: tuple[ParsedCall, ...] | None = None) -> ReplyPiece:
-        counts = range(len(rest) + 1)
-        size = bisect_right(counts, begin, key=lambda count: len(tokenizer.decode(rest[:count]).replace(DSML, _MARK)))
-        return ReplyPiece(text[begin:end].replace(_MARK, DSML), start + max(0, size - 1), calls)
+        at = index.of(begin + scale * text.count(_MARK, 0, begin))
+        return ReplyPiece(text[begin:end].replace(_MARK, DSML), start + at, calls)
 
     pieces: list[ReplyPiece] = []
     at = 0
     for section in _SECTION.finditer(text):
         pieces.append(piece(at, section.start()))
         at = section.end()
-        calls = _dsml_calls(section[1], block) if section[2] else None
+        calls = _dsml_calls(section[2], block) if section[3] else None
         broken = ParsedCall("", "", False, section[0].replace(_MARK, DSML))
         pieces.append(piece(section.start(), at, (broken,) if calls is None else calls))
     return [*pieces, piece(at, len(text))]

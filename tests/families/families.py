@@ -59,6 +59,8 @@ class Family:
     reads: bool = True
     parallel: bool = True
     like: str = ""
+    folder: Path | None = None
+    """Where the template is, if not in `templates/` or trl's wheel."""
 
     @property
     def by(self) -> str:
@@ -69,7 +71,7 @@ class Family:
         """The chat template; empty for a family of the package."""
         if self.renderer:
             return ""
-        own = OWN_TEMPLATES / f"{self.template}.jinja"
+        own = (self.folder or OWN_TEMPLATES) / f"{self.template}.jinja"
         return (own if own.exists() else trl_templates() / own.name).read_text(encoding="utf-8")
 
 

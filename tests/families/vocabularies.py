@@ -49,7 +49,7 @@ def model_folder(family: Family, vocabulary: str = "", cache: Path = CACHE) -> P
     """A folder like a model's, made once. `vocabulary` "tiny" makes it without any download."""
     vocabulary = vocabulary or family.vocabulary
     folder = cache / "models" / f"{vocabulary}-{family.by.replace(':', '-')}"
-    with _locked(cache):
+    with locked(cache):
         if not (folder / "tokenizer_config.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
             source = TINY if vocabulary == "tiny" else _downloaded(vocabulary, cache)
@@ -76,7 +76,7 @@ def harmony_folder(cache: Path = CACHE) -> Path:
     """A folder with `o200k_base.tiktoken`, which openai-harmony would download; litellm's wheel carries it."""
     folder = cache / "harmony"
     target = folder / "o200k_base.tiktoken"
-    with _locked(cache):
+    with locked(cache):
         if not target.exists():
             spec = importlib.util.find_spec("litellm")
             assert spec is not None, "gpt-oss needs the vocabulary that litellm carries"
@@ -89,7 +89,7 @@ def harmony_folder(cache: Path = CACHE) -> Path:
 
 
 @contextmanager
-def _locked(cache: Path) -> Iterator[None]:
+def locked(cache: Path) -> Iterator[None]:
     """Of several processes that need a folder, one makes it."""
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / ".lock").open("w") as lock:

@@ -117,7 +117,7 @@ def audit(model: Path, family: str = "") -> bool:
     form of tool calls."""
     from rolltap.proxy.continuation.fit import find_fitting
     from rolltap.proxy.continuation.rendering import FamilyRenderer
-    from rolltap.proxy.continuation.template import TemplateRenderer
+    from rolltap.proxy.continuation.template import LEARNED, TemplateRenderer
     from rolltap.tokenizer import HubTokenizer
 
     tokenizer, screen = HubTokenizer(model), Screen()
@@ -132,7 +132,8 @@ def audit(model: Path, family: str = "") -> bool:
     _print_fitting(fitting)
     if isinstance(renderer, TemplateRenderer):
         unread = "written in no known form, so they come as text: name the policy's family or tool_format"
-        form = unread if renderer.tool_format == "none" else renderer.tool_format
+        known = {"none": unread, LEARNED: "learned from what the template writes"}
+        form = known.get(renderer.tool_format, renderer.tool_format)
         screen.print(f"tool calls: {form}", soft_wrap=True)
     if not fitting.shows_tools:
         screen.print("tools: the template does not write them, so the model can't know them", soft_wrap=True)

@@ -91,6 +91,16 @@ BLOCKS: dict[str, list[str]] = {
         _sections(f'{{"a": {DEEP}}}'),
         _sections(),
     ],
+    "learned": [
+        '<acts>[{"fn": "bash", "kwargs": {"command": "ls </think> STOP"}}]</acts>',
+        '<acts> [ {"fn": "bash", "kwargs": {}}, {"fn": "exec", "kwargs": {"input": "</act"}} ]\n</acts>',
+        f'<acts>[{{"fn": "bash", "kwargs": {{"a": {DEEP}}}}}]</acts>',
+        '<acts>[{"fn": "bash", "kwargs": {"a": NaN}}]</acts>',
+        '<acts>[{"fn": "bash"',
+        "<acts></acts>",
+        "<acts>",
+        "</acts>",
+    ],
     "llama": [
         '{"name": "bash", "parameters": {"command": "ls"}}',
         '<|python_tag|>{"name": "bash", "parameters": {"command": "ls"}}',
@@ -107,6 +117,18 @@ def _qwen35(folder: Path) -> FamilyRenderer:
     return FamilyRenderer("qwen3.5", tokenizer_with(folder, trl_template("qwen3_5_think"), *VISION))
 
 
+def _learned(*special: str) -> Callable[[Path], TemplateRenderer]:
+    """A template that writes a list of calls between tags, which are tokens if `special` names them."""
+    calls = "[{% for c in m.tool_calls %}{{ {'fn': c.function.name, 'kwargs': c.function.arguments} | tojson }}"
+    calls += "{{ '' if loop.last else ', ' }}{% endfor %}]"
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        f"{{% if m.tool_calls %}}<acts>{calls}</acts>{{% endif %}}<|im_end|>\n{{% endfor %}}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    return lambda folder: TemplateRenderer(tokenizer_with(folder, template, *special))
+
+
 RENDERERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "qwen3": ("hermes", lambda _: FamilyRenderer("qwen3", HubTokenizer(FOLDER))),
     "qwen3.5": ("xml", _qwen35),
@@ -117,6 +139,8 @@ RENDERERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "a Mistral template": ("mistral", lambda folder: mistral_renderer(folder, "args")),
     "a DeepSeek template": ("deepseek", _template("qwen3", *DEEPSEEK, tool_format="deepseek")),
     "a Llama template": ("llama", llama_renderer),
+    "a learned template": ("learned", _learned("<acts>", "</acts>")),
+    "a learned template in text": ("learned", _learned()),
 }
 
 
