@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rolltap.reading.record import AsyncRecord, Record, open, open_async
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["AsyncRecord", "Record", "__version__", "open", "open_async"]
 
 
