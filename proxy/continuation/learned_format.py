@@ -206,14 +206,15 @@ class CallSyntax:
         return self.tail + self.closing or self.notation.ends
 
     def format(self, tokenizer: HubTokenizer) -> ToolFormat | None:
-        """The format for replies; None if nothing shows where a block begins."""
+        """The format for replies; None if nothing shows where a block begins, or if other tokens do."""
         if len(self.begins) < SHORTEST:
             return None
         tokens = sorted(tokenizer.added_tokens.values(), key=len, reverse=True)
         opening = next((token for token in tokens if token and self.begins.startswith(token)), "")
         closing = next((token for token in tokens if token and self.ends.endswith(token)), "")
         if not opening or (self.ends and not closing):
-            return ToolFormat(find_pieces=self.find_pieces)
+            is_text = not any(token and token in repr(replace(self, closing="")) for token in tokens)
+            return ToolFormat(find_pieces=self.find_pieces) if is_text else None  # else it is of channels, as Harmony
 
         def read(block: CallBlock) -> list[SampledCall] | None:
             return self.read(replace(block, written=f"{opening}{block.text}{closing}"))

@@ -320,7 +320,7 @@ class TemplateRenderer:
             ToolCall(id, "look", json.dumps(arguments))  # templates differ in how they escape
             for id, arguments in (("aaaaaaaaa", {"name": "x"}), ("bbbbbbbbb", {"name": "a\nb"}))
         ]
-        turns = [(turn, call) for call in calls if (turn := self._turn_of([call]))]
+        turns = [(turn, call) for call in calls if (turn := self._turn_of(_calling(call)))]
         if len(turns) == len(calls):
             for known in (turns, turns[:1]):
                 if (name := detect_format(self.tokenizer, known)) != "none":
@@ -333,7 +333,7 @@ class TemplateRenderer:
     def _learned(self, turn: Sequence[int], calls: Sequence[ToolCall]) -> ToolFormat | None:
         """A format that the rendered calls teach, and that reads them."""
         both = [calls[0], msgspec.structs.replace(calls[1], arguments=json.dumps({"name": _WORD}))]
-        two = self._turn_of(both)
+        two = self._turn_of(_calling(*both))
         if two and _WORD not in self.tokenizer.decode(two):  # the template writes one call a turn
             two = None
         _, closing = self._thinking_tags() or ("", "")
@@ -342,7 +342,8 @@ class TemplateRenderer:
             return RenderedTurn(self.tokenizer.decode(list(ids)).rpartition(closing or _SENTINEL)[2], of)
 
         wide = [ToolCall("aaaaaaaaa", "look", json.dumps({"birds": _WORD, "places": "jungle"}))]
-        ids = self._turn_of(wide)
+        ids = self._turn_of(_calling(*wide))
+        said = [self._turn_of(_turn(_WORD, thought=thought)) or [] for thought in (False, True)]
         marked = learn_marked(rendered(ids, wide)) if ids else None
         turns = [replace(rendered(ids, of), marked=marked) for ids, of in ((turn, calls[:1]), (two, both)) if ids]
         for syntax in learn_syntaxes(*turns):
@@ -350,13 +351,13 @@ class TemplateRenderer:
             if form is None:
                 continue
             form = self._with_thinking(form)
-            if reads(self.tokenizer, form, turn, calls[:1]) and (two is None or reads(self.tokenizer, form, two, both)):
+            shown = [(turn, calls[:1]), *((ids, both) for ids in (two,) if ids), *((ids, ()) for ids in said)]
+            if all(reads(self.tokenizer, form, ids, of) for ids, of in shown):
                 return form
         return None
 
-    def _turn_of(self, calls: Sequence[ToolCall]) -> list[int] | None:
-        """The ids of a turn that makes the calls, up to its end; None if the template does not render it."""
-        turn = Message("assistant", (), tuple(calls))
+    def _turn_of(self, turn: Message) -> list[int] | None:
+        """The ids of an assistant's turn, up to its end; None if the template does not render it."""
         try:
             prompt = self.tokenizer.encode(self._text([_user("question")], _TOOLS, prompt=True, thinking=True))
             whole = self.tokenizer.encode(self._text([_user("question"), turn], _TOOLS, prompt=False, thinking=True))
@@ -439,6 +440,10 @@ def _user(text: str) -> Message:
 def _turn(text: str, *ids: str, thought: bool = False) -> Message:
     parts: tuple[Part, ...] = (Reasoning("think"), Text(text)) if thought else (Text(text),)
     return Message("assistant", parts, tuple(ToolCall(id, "look", '{"name": "x"}') for id in ids))
+
+
+def _calling(*calls: ToolCall) -> Message:
+    return Message("assistant", (), calls)
 
 
 def _with_sentinel(turn: Message) -> Message:
