@@ -275,7 +275,7 @@ def test_log_ratios_are_held_at_both_ends(apart_by: float) -> None:
 
 def test_a_rollout_without_a_reward_or_with_all_its_routes_can_be_trained() -> None:
     part = segment(range(4), [2, 3])
-    routed = replace(part, extras={ROUTED_EXPERTS: np.tile(np.int16([0, 1]), (4, 1, 1))})
+    routed = replace(part, extras={ROUTED_EXPERTS: np.tile(np.array([0, 1], np.int16), (4, 1, 1))})
     unjudged = group("g", [record("g", 0, [routed], None, Scoring.UNSCORABLE)])
     shape = ExpertShape(depth=1, layers=(0,), experts=4, top_k=2)
     assert trainable(unjudged, VOCABULARY, shape, all_routed=True).rollouts == unjudged.rollouts
