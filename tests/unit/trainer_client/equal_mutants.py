@@ -15,6 +15,7 @@ EQUAL: dict[tuple[str, str, str, int], str] = {
         "without the filter",
         0,
     ): "all rollouts of a baseline have a reward",
+    ("step", "np.concatenate([none > 0, segment.loss_mask]),", "0 to 1", 0): "zeros are above neither",
     (
         "aem",
         "scores = np.exp(-strength * (entropies - low) / (high - low))",

@@ -46,7 +46,7 @@ TESTS = (
 )
 MODULES = {
     "estimators": "recipes.estimators", "critic": "recipes.critic", "hinted_teacher": "recipes.hinted_teacher",
-    "loss": "model.loss", "tinker_losses": "endpoint.losses", "scoring": "data.scoring",
+    "loss": "model.loss", "tinker_losses": "endpoint.losses", "scoring": "data.scoring", "step": "data.step",
 }  # fmt: skip
 LIMIT_S = 30
 
@@ -226,7 +226,7 @@ def apply(mutant: Mutant, module: ModuleType) -> None:
         if isinstance(held, type) and held.__module__ != module.__name__:
             continue
         for value in list(vars(held).values()):
-            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            function = getattr(value, "fget", None) or getattr(value, "func", None) or getattr(value, "__func__", value)
             while hasattr(function, "__wrapped__"):
                 function = function.__wrapped__
             is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__

@@ -17,6 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 
 from rolltap.contract.trainer import Replay
 from rolltap.errors import ConfigError
@@ -35,9 +39,9 @@ from rolltap.trainer_client.recipes.papers.infopo import InfoPO
 from rolltap.trainer_client.recipes.papers.seeupo import SeeUPO
 from rolltap.trainer_client.recipes.papers.skill_sd import SkillSD
 from rolltap.trainer_client.recipes.papers.spear import SPEAR
-from rolltap.types import ROUTED_EXPERTS, PromptImage, Scoring
+from rolltap.types import ROUTED_EXPERTS, PromptImage, Reward, Scoring
 
-from .acting import rewarded, scripted, spoken
+from .acting import hinted, rewarded, scripted, spoken
 from .making import VOCABULARY, group, record, segment
 from .test_loss import batch_of
 from .test_recipe_critics import hiper_step
@@ -318,3 +322,66 @@ def test_infopo_pays_no_question_that_was_answered_by_nothing_and_refuses_images
     shown = replace(spoken("a", [([5, 6], [8], ""), ([7], [9], "")]), images=(PromptImage(0, 1, (1, 1, 1), "00"),))
     with pytest.raises(ConfigError, match="can't where these show images"):
         InfoPO().passes(view([group("g", [record("g", 0, [shown], 1.0)])]))
+
+
+def test_weights_of_weights_are_products_and_further_arrays_stand_beside_the_others() -> None:
+    step = silent_last([1.0, 0.0])
+    credit = step.broadcast(np.array([0.5, 2.0]))
+    half, third = (step.broadcast(np.full(2, value)).advantages for value in (0.5, 1 / 3))
+    twice = credit.weighted(half).weighted(third).carrying(a=half).carrying(b=third)
+    assert twice.weights is not None
+    assert twice.weights[0][step.turns[0].places].tolist() == pytest.approx([1 / 6, 1 / 6])
+    assert twice.extra.keys() == {"a", "b"}
+
+
+def test_a_hint_before_a_row_moves_its_images_and_lengthens_its_arrays() -> None:
+    """Recorded experts are left out: behind another prompt the routers choose anew."""
+    extras = {"top_ids": np.arange(8).reshape(4, 2), ROUTED_EXPERTS: np.zeros((4, 1, 1), np.int16)}
+    part = replace(segment(range(4), [3]), extras=extras, images=(PromptImage(1, 3, (1, 2, 2), "00"),))
+    step = view([group("g", [hinted(record("g", 0, [part], 1.0), [7, 8])])])
+    (shown,) = step.hinted()
+    assert shown.segment.images == (PromptImage(3, 5, (1, 2, 2), "00"),)
+    assert shown.segment.loss_mask.tolist() == [False] * 5 + [True]
+    assert shown.segment.extras["top_ids"].dtype == part.extras["top_ids"].dtype
+    assert {name: array.tolist() for name, array in shown.segment.extras.items()} == {
+        "top_ids": [[0, 0], [0, 0], [0, 1], [2, 3], [4, 5], [6, 7]]
+    }
+
+
+def test_a_reward_counts_for_the_call_the_span_or_the_role_that_its_scope_names() -> None:
+    one = record("g", 0, [spoken("a", [([5], [8, 9], "")])], 1.0)
+    scopes = {
+        "call:a-00": 0.5,
+        "span:a-00:0:1": 0.25,
+        "role:x": 2.0,
+        "role:x:y": 4.0,
+        "rollout": 8.0,
+        "note:a-00": 16.0,
+    }
+    rewards = tuple(Reward(name, one.rollout.id, value, name) for name, value in scopes.items())
+    step = view([group("g", [replace(one, rollout=replace(one.rollout, rewards=rewards))])])
+    assert (step.turn_rewards.tolist(), dict(step.rollouts[0].roles)) == ([0.75], {"x": 2.0, "x:y": 4.0})
+
+
+def test_texts_are_encoded_without_and_decoded_with_special_tokens(tmp_path: Path) -> None:
+    """Hints may be texts or ids in one step; tags that a recipe reads may be special tokens."""
+    coder = Tokenizer(WordLevel({"<s>": 0, "go": 1, "<action>": 2}, unk_token="go"))
+    coder.pre_tokenizer = WhitespaceSplit()  # type: ignore[assignment]
+    coder.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])  # type: ignore[assignment]
+    coder.add_special_tokens(["<s>", "<action>"])
+    records = [hinted(record("g", at, [segment([1, 2], [1])], 1.0), hint) for at, hint in enumerate(("go go", [2, 1]))]
+    step = view([group("g", [*records, record("g", 2, [spoken("a", [([1], [2], "")])], 0.0)])])
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        replace(step, tokenizer=tmp_path).texts(step.turns[0])
+    coder.save(str(tmp_path / "tokenizer.json"))
+    step = replace(step, tokenizer=tmp_path)
+    assert step.hint_ids == [[1, 1], [2, 1], []]
+    assert step.texts(step.turns[0]) == ["<action>"]
+
+
+def test_an_outcome_is_added_to_given_values_and_sequences_are_a_rollouts_or_an_agents() -> None:
+    turns = [([5], [8], ""), ([6], [9], "critic"), ([7], [9], "")]
+    step = view([group("g", [record("g", at, [spoken(f"r{at}", turns)], float(at)) for at in range(2)])])
+    assert step.with_outcome(np.full(6, 0.5)).tolist() == [0.5, 0.5, 0.5, 0.5, 0.5, 1.5]
+    assert step.sequences() == [[0, 1, 2], [3, 4, 5]]
+    assert step.sequences(by_agent=True) == [[0, 2], [1], [3, 5], [4]]
