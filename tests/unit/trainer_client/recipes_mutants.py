@@ -42,7 +42,7 @@ FIGURES = HERE / "mutants.json"
 TESTS = (
     *("loss", "scoring", "routing", "planning", "recipes", "recipe_formulas", "recipe_figures", "recipe_critics"),
     *("recipe_controls", "recipe_settings", "recipe_edges", "recipe_terms", "recipe_forks", "gradients"),
-    "tinker_losses",
+    *("tinker_losses", "rows_and_steps", "stale_turns", "call_order"),
 )
 MODULES = {
     "estimators": "recipes.estimators", "critic": "recipes.critic", "hinted_teacher": "recipes.hinted_teacher",
