@@ -385,3 +385,18 @@ def test_an_outcome_is_added_to_given_values_and_sequences_are_a_rollouts_or_an_
     assert step.with_outcome(np.full(6, 0.5)).tolist() == [0.5, 0.5, 0.5, 0.5, 0.5, 1.5]
     assert step.sequences() == [[0, 1, 2], [3, 4, 5]]
     assert step.sequences(by_agent=True) == [[0, 2], [1], [3, 5], [4]]
+
+
+@pytest.mark.parametrize("name", ["ppo", "steppo", "odysseus"])
+def test_gamma_discounts_rewards_and_lambda_only_the_later_errors(name: str) -> None:
+    """Schulman et al. 2016, eq. 16, gamma .9 and lam .6: over tokens, or over turns of one token each."""
+    turns = [([5], [8], "")] * 3
+    step = view([group("g", [record("g", 0, [spoken("a", turns)], 1.0)])])
+    values, gamma, lam = [0.2, 0.5, 0.3], 0.9, 0.6
+    said = step.spread_turns(np.array(values))
+    step = replace(step, readings={POLICY: PolicyReading(said, said, {"value": said})})
+    errors = [gamma * 0.5 - 0.2, gamma * 0.3 - 0.5, 1.0 - 0.3]
+    expected = [sum((gamma * lam) ** (k - t) * errors[k] for k in range(t, 3)) for t in range(3)]
+    credit = make_recipe(name, {"gamma": gamma, "lam": lam}).credit(step)
+    targets = [float(credit.extra["value_target"][turn.row][turn.places[0]]) for turn in step.turns]
+    assert targets == pytest.approx([a + v for a, v in zip(expected, values, strict=True)], abs=1e-5)
