@@ -30,7 +30,7 @@ from rolltap.trainer_client.data.scoring import trainable
 from rolltap.trainer_client.data.step import Step, StepRollout, view
 from rolltap.trainer_client.model.loss import MOST_LOG_RATIO, Correction, PolicyLoss
 from rolltap.trainer_client.model.network import Predictions
-from rolltap.trainer_client.recipes import make_recipe
+from rolltap.trainer_client.recipes import RECIPES, make_recipe
 from rolltap.trainer_client.recipes.base import Recipe, ReplayedGroups
 from rolltap.trainer_client.recipes.hinted_teacher import HintedTeacher, distance
 from rolltap.trainer_client.recipes.papers.archer import ArCHer
@@ -400,3 +400,16 @@ def test_gamma_discounts_rewards_and_lambda_only_the_later_errors(name: str) -> 
     credit = make_recipe(name, {"gamma": gamma, "lam": lam}).credit(step)
     targets = [float(credit.extra["value_target"][turn.row][turn.places[0]]) for turn in step.turns]
     assert targets == pytest.approx([a + v for a, v in zip(expected, values, strict=True)], abs=1e-5)
+
+
+def test_skill_sds_importance_ratio_has_a_gradient() -> None:
+    """d (rho D) / d log pi = rho (D + 1 - e^-l): eq. 13 samples from the old policy."""
+    current = torch.tensor([-1.0], requires_grad=True)
+    batch = replace(batch_of([-1.1], [0.0]), extra={"teacher": torch.tensor([-1.2])})
+    found = torch.autograd.grad(SkillSD().distance(Predictions(current, torch.zeros(1)), batch).sum(), current)[0]
+    apart_by = math.exp(-0.2) - 1 + 0.2
+    assert float(found) == pytest.approx(math.exp(0.1) * (apart_by + 1 - math.exp(-0.2)), rel=1e-4)
+
+
+def test_who_pays_for_entropy_lets_it_move() -> None:
+    assert {name for name, kind in RECIPES.items() if kind.entropy_moves} == {"epo"}
