@@ -47,6 +47,14 @@ OWN_FORMS = {"thinking", "reasoning_details", "weight", "loss", "annotations"}
 MESSAGE_KEYS = CHAT_KEYS | OWN_FORMS | {"function_call", "audio"}
 """The keys of a message that are read, or refused by name."""
 
+THOUGHTS = ("reasoning_content", "reasoning", "thinking", "reasoning_details")
+"""The keys of a reply's thinking. The first that holds any counts."""
+
+PART_KEYS = {"type", "text", "refusal", "image_url", "input_audio", "audio_url", "video_url", "file"}
+CALL_KEYS, TOOL_KEYS = {"id", "type", "index", "function"}, {"type", "function"}
+FUNCTION_KEYS, SCHEMA_KEYS = {"name", "arguments"}, {"name", "description", "parameters"}
+"""The keys of a content part, a tool call, a tool, and of the function in either that are read or refused by name."""
+
 GROUP_TAG = "group_id"
 """The tag of an imported session with the group of its row; `--group-by tag.group_id` groups by it."""
 
@@ -65,7 +73,9 @@ ATIF_STEP_KEYS = {
     "step_id", "timestamp", "source", "model_name", "reasoning_effort", "message", "reasoning_content", "tool_calls",
     "observation", "metrics", "is_copied_context", "llm_call_count", "extra",
 }  # fmt: skip
-"""The keys of an ATIF document and of its steps that are read, or that say nothing of the conversation."""
+ATIF_CALL_KEYS = {"tool_call_id", "function_name", "arguments", "extra"}
+ATIF_RESULT_KEYS = {"source_call_id", "content", "extra"}
+"""The keys of an ATIF document, its steps, calls and results that are read, or that say nothing of the conversation."""
 
 
 def read_messages(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
@@ -117,7 +127,6 @@ def _conversation(document: Mapping[str, Any], name: str, unread: frozenset[str]
         tags[GROUP_TAG] = str(document["group_id"])
     own = str(document.get("id") or "")
     plain = [_message(message, name) for message in messages]
-    of_messages = {f"{key} of a message" for message in messages for key in message.keys() - MESSAGE_KEYS}
     return Trace(
         own or name,
         plain,
@@ -126,8 +135,35 @@ def _conversation(document: Mapping[str, Any], name: str, unread: frozenset[str]
         id=own,
         opening=opening,
         context=frozenset(place for place, message in enumerate(messages) if _is_context(message)),
-        unread=frozenset({str(key) for key in unread} | of_messages),
+        unread=frozenset({*map(str, unread), *_unread(messages, plain, tools)}),
     )
+
+
+def _unread(
+    messages: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], tools: Sequence[Any]
+) -> Iterator[str]:
+    """What no reader knows in messages and tools, and thinking that `plain`, the messages as read, does not have."""
+    for message, read in zip(messages, plain, strict=True):
+        yield from _others(message, MESSAGE_KEYS, "a message")
+        thinking = read.get("reasoning_content") or read.get("reasoning") or ""
+        for key in THOUGHTS:
+            text = _text(message.get(key))
+            if message.get(key) and (message["role"] != "assistant" or not text or text != thinking):
+                yield f"{key} of a message"
+        for part in content if isinstance(content := message.get("content"), list) else ():
+            yield from _others(part, PART_KEYS, "a content part")
+        for call in message.get("tool_calls") or ():
+            yield from _others(call, CALL_KEYS, "a tool call")
+            yield from _others(call.get("function"), FUNCTION_KEYS, "a tool call's function")
+    for tool in tools:
+        yield from _others(tool, TOOL_KEYS, "a tool")
+        yield from _others(tool.get("function"), SCHEMA_KEYS, "a tool's function")
+
+
+def _others(value: Any, known: set[str], of: str) -> Iterator[str]:
+    """The keys of an object, `of` what, that are not known and hold something."""
+    if isinstance(value, Mapping):
+        yield from (f"{key} of {of}" for key, held in value.items() if key not in known and held is not None)
 
 
 def _is_context(message: Mapping[str, Any]) -> bool:
@@ -157,7 +193,7 @@ def read_atif(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
         if step.get("is_copied_context"):
             copied.add(len(messages))
         messages += _atif_step(step)
-        unread |= {f"{key} of a step" for key in step.keys() - ATIF_STEP_KEYS}
+        unread.update(_unread_of_step(step))
     if not messages:
         raise DatasetError(f"{name}: steps: expected at least one step")
     stamps = [step["timestamp"] for step in document["steps"] if step.get("timestamp")]
@@ -248,22 +284,20 @@ def _message(message: Mapping[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise DatasetError(f"{name}: messages: expected objects with a role")
     plain = {key: value for key, value in message.items() if value is not None and key not in OWN_FORMS}
-    has_thinking = plain.get("reasoning_content") or plain.get("reasoning")
-    if message["role"] == "assistant" and not has_thinking and (thinking := _thinking(message)):
-        plain["reasoning_content"] = thinking
+    if message["role"] == "assistant" and not (plain.get("reasoning_content") or plain.get("reasoning")):
+        plain |= next(({"reasoning_content": text} for key in THOUGHTS if (text := _text(message.get(key)))), {})
     if "tool_calls" in plain:
         plain["tool_calls"] = [_wire_call(call) for call in plain["tool_calls"]]
     return plain
 
 
-def _thinking(message: Mapping[str, Any]) -> str:
-    """The thinking that stands in `thinking` (a text) or OpenRouter's `reasoning_details`."""
-    if isinstance(message.get("thinking"), str):
-        return message["thinking"]
-    details = message.get("reasoning_details")
-    parts = details if isinstance(details, list) else ()
-    texts = (part.get("text") or part.get("summary") for part in parts if isinstance(part, Mapping))
-    return "".join(text for text in texts if isinstance(text, str))
+def _text(thinking: Any) -> str:
+    """The text of a reply's thinking: a text, a block that holds one (of `reasoning_details`), or a list of these."""
+    if isinstance(thinking, list):
+        return "".join(map(_text, thinking))
+    if isinstance(thinking, Mapping):
+        return next((text for name in ("text", "thinking", "summary") if (text := _text(thinking.get(name)))), "")
+    return thinking if isinstance(thinking, str) else ""
 
 
 def _wire_call(call: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,6 +305,16 @@ def _wire_call(call: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(function.get("arguments"), str):
         function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
     return {**call, "type": "function", "function": function}
+
+
+def _unread_of_step(step: Mapping[str, Any]) -> Iterator[str]:
+    yield from _others(step, ATIF_STEP_KEYS, "a step")
+    for call in step.get("tool_calls") or ():
+        yield from _others(call, ATIF_CALL_KEYS, "a tool call")
+    observation = step.get("observation") or {}
+    yield from _others(observation, {"results"}, "an observation")
+    for result in observation.get("results") or ():
+        yield from _others(result, ATIF_RESULT_KEYS, "a result")
 
 
 def _atif_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -11,12 +11,13 @@ FIGURES = ROOT / "tests" / "unit" / "trainer_client" / "mutants.json"
 
 HEAD = """# Changes of one line that the tests of recipes notice
 
-A tool changes one operator, condition, number or statistic at a time in every function of the recipes, the estimators
-and the losses, and runs the tests of `make test` that reach its line. A change is noticed if a test fails or takes more
-than its limit of CPU time. Options' defaults are held by [the page of recipes](../recipes.md).
+A tool changes one operator, condition, number or statistic at a time, or leaves a term, an argument or a condition out,
+in every function of the recipes, the estimators, the step that they see and the losses (Tinker's, too), and runs the
+tests of `make test` that reach its line. A change is noticed if a test fails or takes more than its limit of CPU time.
+Options' defaults are held by [the page of recipes](../recipes.md).
 
 `python -m tests.unit.trainer_client.recipes_mutants --write && python scripts/mutants_page.py` makes this page. The
-stage `recipes` tries all changes again (90 CPU seconds); `make test` fails where the code is not what was tried.
+stage `recipes` tries all changes again (250 CPU seconds); `make test` fails where the code is not what was tried.
 
 """
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -86,6 +87,31 @@ async def test_a_run_that_is_interrupted_shows_what_the_agent_printed(
     assert "begun\n" in printed
     assert "is closed, its calls stay on record" in printed
     assert "Traceback" not in printed
+
+
+ASK = """
+import json, os, sys, urllib.request
+
+body = {"model": sys.argv[1], "messages": [{"role": "user", "content": "Hello!"}]}
+headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+try:
+    urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)).read()
+except OSError as error:
+    print("an agent that hides it:", error)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("code", "argument", "status"), [("pass", "", 1), (ASK, "another-model", 1), (ASK, POLICY, 0)])
+async def test_a_run_that_no_model_answered_is_no_success(
+    code: str, argument: str, status: int, running: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent ends with 0."""
+    monkeypatch.chdir(tmp_path)
+    ended, printed = await running.run("run", "command", "--", sys.executable, "-c", code, argument)
+    assert (ended, "no model answered" in printed) == (status, status == 1), printed
 
 
 @dataclass(frozen=True)

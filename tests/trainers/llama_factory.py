@@ -1,4 +1,5 @@
-"""Run in an environment with LLaMA-Factory: what it trains of our ShareGPT files, token by token, and a step."""
+"""Run in an environment with LLaMA-Factory: what it trains of our ShareGPT files, with the worst arguments, token by
+token, and a step."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from rolltap.reconstructor.exporters.base import ExportItem
 
 from ..unit.exporters.world import World
 from .dataset_world import conversation, exported, runs, sampled, world_in
+from .datasets_releases import worst_items
 
 if importlib.util.find_spec("torchaudio") is None:  # imported for sounds, of which there are none here
     sys.modules["torchaudio"] = ModuleType("torchaudio")
@@ -75,11 +77,12 @@ def main() -> None:
         world = world_in(folder / "model")
         model(world, folder / "model")
         newline = world.ids("\n")
-        items: list[ExportItem] = [conversation(world, f"s{i}", think=True, cut=i == 3) for i in range(4)]
+        plain = [conversation(world, f"s{i}", think=True, cut=i == 3) for i in range(4)]
+        items: list[ExportItem] = [*worst_items(world), *plain]
         whole = exported(folder / "whole", "sharegpt", items)
         assert whole["skipped"] == {"a reply that may not be trained": 1}
         settings = arguments(folder / "model", folder / "whole", whole)
-        assert sorted(labelled(world, settings)) == [reply + newline for reply in sampled(items[:3])]
+        assert sorted(labelled(world, settings)) == [reply + newline for reply in sampled(items[:-1])]
         split = exported(folder / "split", "sharegpt", items, targets="split")
         last_only = {"mask_history": True, "preserve_thinking": True}
         each = labelled(world, arguments(folder / "model", folder / "split", split, **last_only))

@@ -11,11 +11,11 @@ from ..conftest import ROOT
 
 CHECKS = {
     "cookbook": ("tinker-cookbook-0.5.8", "24 rows are the same"),
-    "verl_sft": ("verl-0.9.1", "4 rows of sft-tokens and 4 of sft carry loss on the sampled tokens; 2 prompts"),
+    "verl_sft": ("verl-0.9.1", "4 rows of sft-tokens and 9 of sft carry loss on the sampled tokens; 2 prompts"),
     "axolotl_rows": ("axolotl-0.19.0", "9 conversations, 18 replies carry loss on the sampled tokens"),
     "swift_rows": ("ms-swift-4.6.0", "9 conversations with 9 calls, their marks and thinking"),
     "unsloth_rows": ("unsloth-2026.10.9", "18 replies carry loss on the sampled tokens; a step"),
-    "llama_factory": ("llamafactory-0.9.5", "3 conversations and 8 replies carry loss on the sampled tokens; a step"),
+    "llama_factory": ("llamafactory-0.9.5", "8 conversations and 18 replies carry loss on the sampled tokens; a step"),
     "verifiers_traces": ("verifiers-0.4.0", "4 episodes, 6 branches with our ids, masks and log-probs"),
     "nemo_gym_rollouts": ("python-3.12", "4 rollouts of 2 tasks, 8 replies with our ids and log-probs"),
     "skyrl_files": ("python-3.12", "3 rows of JSONL and 3 of Parquet with our ids and masks; 3 prompts"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..unit.continuation.making import trl_template
 from .dataset_world import conversation, exported, runs, sampled, world_in
+from .datasets_releases import worst_items
 
 
 def dataset(files: list[str], tokenizer: Any, **settings: Any) -> Any:
@@ -58,7 +59,8 @@ def collated(rows: Any) -> Any:
 def messages(folder: Path) -> int:
     """`sft` by verl's own rendering, message by message: the sampled replies and the template's newline."""
     world = world_in(folder / "qwen2_5", trl_template("qwen2_5"))
-    items = [conversation(world, f"s{i}", think=False, cut=i % 2 > 0) for i in range(4)]
+    plain = [conversation(world, f"s{i}", think=False, cut=i % 2 > 0) for i in range(4)]
+    items = [*worst_items(world), *plain]
     out = folder / "messages"
     manifest = exported(out, "sft", items, container="parquet")
     rows = dataset(files_of(out, manifest), world.tokenizer, custom_cls=ours("RecordedMessagesDataset"))

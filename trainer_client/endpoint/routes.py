@@ -277,12 +277,13 @@ class TrainingRoutes:
         """
         request = parse(body, types.LoadWeightsRequest)
         metadata, build = self._builder(request)
-        if metadata.trained != run.metadata.trained:
-            differing = [
-                f"{name} is {metadata.trained[name]} there and {own} in this model"
-                for name, own in run.metadata.trained.items()
-                if metadata.trained[name] != own
-            ]
+        own = run.metadata.trained
+        differing = [
+            f"{name} is {value} there and {own[name]} in this model"
+            for name, value in metadata.trained.items()
+            if name in own and value != own[name]
+        ]
+        if differing:
             raise InvalidRequest(f"{request.path} trains other weights: {', '.join(differing)}")
         run.model = build()
         return ResultBody.of(types.LoadWeightsResponse(path=request.path, model_id=run.id))
@@ -299,6 +300,7 @@ class TrainingRoutes:
         saved = parse_path(request.path, "weights")
         metadata = self._library.metadata(saved)
         self._base.check_name(request.base_model or metadata.base_model)
+        metadata = msgspec.structs.replace(metadata, base_model=self._base.name)  # what is saved of it opens again
         folder = self._library.folder(saved)
         return metadata, partial(TrainedModel, self._base, metadata, None, folder, optimiser=request.optimizer)
 

@@ -54,8 +54,6 @@ def normalise(values: Numbers, keys: NDArray[np.int64], ddof: int = 1) -> Number
 
 def against_others(values: Numbers, keys: NDArray[np.int64]) -> Numbers:
     """The value less the mean of the key's others; alone: 0. [1, 0, 0, 1] of one key → ±.6667."""
-    if not len(values):
-        return np.zeros(0)
     sizes = np.bincount(keys)[keys]
     return centre(values, keys) * sizes / np.maximum(sizes - 1, 1)
 

@@ -44,6 +44,7 @@ from rolltap.harnesses.runtimes.here import runtime_here
 from rolltap.harnesses.runtimes.sources import Empty
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import OPEN, CallLine
+from rolltap.types import Outcome
 from rolltap.wording import counted
 
 POLL_S = 0.3
@@ -145,7 +146,7 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
         try:
             session = await client.open_session(policy=policy, tags={"harness": harness.name})
             console.print(f"session {session.session_id} · {harness.name} · rolltap sessions show {session.session_id}")
-            seen: set[str] = set()
+            seen: dict[str, str] = {}
             try:
                 exit_ = await _run_watched(client, session, workspace, harness, prompt, seen)
                 problem = await _end(client, session, harness, workspace, exit_, seen)
@@ -155,15 +156,23 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
         finally:
             await workspace.close()
     console.print(f"{exit_.ending.value} after {exit_.seconds:.1f} s and {counted(len(seen), 'call')}")
+    talked = not prompt and isinstance(harness, Interactive)  # who only looked at it need not have asked
+    if not problem and not talked and exit_.ending is Ending.DONE and Outcome.COMPLETED not in seen.values():
+        problem = "no model answered: it has no network, asks another URL or model, or had nothing to do"
     if problem:
         say(problem, err=True, style="red")
     return bool(problem) or exit_.ending not in (Ending.DONE, Ending.LIMIT)
 
 
 async def _run_watched(
-    client: AdminClient, session: OpenedSession, workspace: Workspace, harness: Harness, prompt: str, seen: set[str]
+    client: AdminClient,
+    session: OpenedSession,
+    workspace: Workspace,
+    harness: Harness,
+    prompt: str,
+    seen: dict[str, str],
 ) -> Exit:
-    """Runs `harness` and prints its calls as they end; their ids are added to `seen`.
+    """Runs `harness` and prints its calls as they end; their outcomes are added to `seen`, by id.
 
     Where this raises or is cancelled (Ctrl-C), the session is closed after what ran in the workspace has ended.
     """
@@ -200,7 +209,12 @@ def own_terminal() -> Iterator[None]:
 
 
 async def _end(
-    client: AdminClient, session: OpenedSession, harness: Harness, workspace: Workspace, exit_: Exit, seen: set[str]
+    client: AdminClient,
+    session: OpenedSession,
+    harness: Harness,
+    workspace: Workspace,
+    exit_: Exit,
+    seen: dict[str, str],
 ) -> str:
     """Closes the session and has the harness's log compared. Returns advice if the server can't be reached, else ""."""
     if problem := await _close(client, session, seen):
@@ -214,7 +228,7 @@ async def _end(
     return ""
 
 
-async def _close(client: AdminClient, session: OpenedSession, seen: set[str]) -> str:
+async def _close(client: AdminClient, session: OpenedSession, seen: dict[str, str]) -> str:
     """Closes the session and shows its last calls. Returns advice if that fails, else ""."""
     try:
         await client.close_session(session.session_id)
@@ -228,19 +242,19 @@ async def _close(client: AdminClient, session: OpenedSession, seen: set[str]) ->
     return ""
 
 
-async def _watch(client: AdminClient, session: OpenedSession, seen: set[str]) -> None:
+async def _watch(client: AdminClient, session: OpenedSession, seen: dict[str, str]) -> None:
     """Prints each call of the session as it ends, until cancelled."""
     while True:
         await _show_new_calls(client, session, seen)
         await asyncio.sleep(POLL_S)
 
 
-async def _show_new_calls(client: AdminClient, session: OpenedSession, seen: set[str]) -> None:
+async def _show_new_calls(client: AdminClient, session: OpenedSession, seen: dict[str, str]) -> None:
     with suppress(RolltapError):
         detail = await client.send(request_of(ReadPlane.session, session.session_id))
         for call in detail.calls:
             if call.id not in seen and call.outcome != OPEN:
-                seen.add(call.id)
+                seen[call.id] = call.outcome
                 console.print(_call_line(len(seen), call))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -117,9 +118,18 @@ def _parts(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _arguments(text: str) -> Any:
-    """The arguments as an object; what is not a JSON object stays the text that was sampled."""
+    """The arguments as an object; what is not a JSON object stays the text that was sampled.
+
+    Also with a number that JSON has no form of: NaN, infinity, or 1e400, which is one to us. It would become null.
+    """
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite)
     except ValueError:
         return text
     return value if isinstance(value, dict) else text
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is not finite")
+    return value

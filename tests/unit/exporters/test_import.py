@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import typer
+from datasets import load_dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -447,9 +448,18 @@ def test_a_reply_of_weight_zero_is_no_target(store: str, tmp_path: Path):
     assert row["reward"] == 0.25
 
 
-@pytest.mark.parametrize(
-    "form", [{"thinking": "hm"}, {"reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}, {"reasoning": "hm"}]
-)
+FORMS_OF_THINKING: list[dict[str, Any]] = [
+    {"thinking": "hm"},
+    {"thinking": ["h", "m"]},
+    {"thinking": {"text": "hm"}},
+    {"thinking": [{"type": "thinking", "thinking": "hm"}]},
+    {"reasoning_details": [{"type": "reasoning.text", "text": "hm"}]},
+    {"reasoning_details": "hm"},
+    {"reasoning": "hm", "thinking": "hm"},
+]
+
+
+@pytest.mark.parametrize("form", FORMS_OF_THINKING)
 def test_thinking_is_read_in_every_form_and_unknown_keys_are_named_once(
     form: dict[str, Any], store: str, tmp_path: Path
 ):
@@ -461,6 +471,72 @@ def test_thinking_is_read_in_every_form_and_unknown_keys_are_named_once(
     assert code == 0, output
     assert output.count("mood of a message (in 3 traces)") == output.count("origin (in 3 traces)") == 1
     assert {row["messages"][1]["reasoning_content"] for row in conversations(store, tmp_path / "out")} == {"hm"}
+
+
+CALL = {"id": "c1", "type": "function", "index": 0, "function": {"name": "bash", "arguments": "{}"}}
+DOT: dict[str, Any] = {"type": "text", "text": "x"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "unread"),
+    [
+        ([user("x"), {**says("y"), "reasoning_content": "one", "thinking": "two"}], "thinking of a message"),
+        ([user("x"), {**says("y"), "reasoning_details": [{"data": "a1"}]}], "reasoning_details of a message"),
+        ([{**user("x"), "reasoning": "hm"}, says("y")], "reasoning of a message"),
+        ([{"role": "user", "content": [{**DOT, "cache_control": {}}]}, says("y")], "cache_control of a content part"),
+        ([user("x"), {**says("y"), "tool_calls": [{**CALL, "extra_content": {}}]}], "extra_content of a tool call"),
+        (
+            [user("x"), {**says("y"), "tool_calls": [{**CALL, "function": {**CALL["function"], "strict": True}}]}],
+            "strict of a tool call's function",
+        ),
+    ],
+)
+def test_what_is_not_read_inside_a_message_is_named(
+    messages: list[Any], unread: str, store: str, tmp_path: Path
+) -> None:
+    code, output = run("import", traced(tmp_path / "in.jsonl", [{"messages": messages}]), "--store", store)
+    assert (code, output.count("not imported"), output.count(f"{unread} (in 1 trace)")) == (0, 1, 1), output
+
+
+def test_what_is_not_read_of_tools_steps_and_results_is_named(store: str, tmp_path: Path) -> None:
+    tools = [{**TOOLS[0], "cache_control": {}, "function": {**TOOLS[0]["function"], "strict": True}}]
+    code, output = run(
+        "import", traced(tmp_path / "in", [{"messages": CONVERSATION, "tools": tools}]), "--store", store
+    )
+    assert (code, output.count("not imported")) == (0, 2)
+    assert "cache_control of a tool (" in output
+    assert "strict of a tool's function (" in output
+    call = {"tool_call_id": "c", "function_name": "f", "arguments": {}, "kind": "z"}
+    result = {"source_call_id": "c", "content": "r", "score": 3}
+    step = {"source": "agent", "message": "y", "tool_calls": [call], "observation": {"results": [result], "at": 1}}
+    document = {"schema_version": "ATIF-v1.4", "steps": [{"source": "user", "message": "x"}, step]}
+    code, output = run("import", traced(tmp_path / "atif", [document]), "-f", "atif", "--store", store)
+    assert (code, output.count("not imported")) == (0, 3)
+    assert all(
+        f"{unread} (" in output for unread in ("kind of a tool call", "at of an observation", "score of a result")
+    )
+
+
+@pytest.mark.parametrize("text", ['{"x": NaN}', '{"x": [1, -Infinity]}', '{"x": {"y": 1e400}}', '{"x": ', "[1]"])
+@pytest.mark.parametrize("container", ["jsonl", "parquet"])
+def test_arguments_that_no_json_object_holds_stay_the_text_that_was_sampled(
+    text: str, container: str, store: str, tmp_path: Path
+) -> None:
+    """As an object, a number that JSON has no form of would be read as null."""
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{**CALL, "function": {"name": "f", "arguments": text}}],
+    }
+    messages = [user("x"), called, tool("c1", "ok"), says("y")]
+    assert run("import", traced(tmp_path / "in", [{"messages": messages}]), "--store", store)[0] == 0
+    out = tmp_path / "out"
+    flags = ("--format", "sft", "--option", "arguments=object", "--container", container)
+    assert run("export", str(out), *flags, "--store", store)[0] == 0
+    kind = {"jsonl": "json", "parquet": "parquet"}[container]
+    files = str(out / f"train-00000-of-00001.{container}")
+    (row,) = load_dataset(kind, data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    assert row["messages"][1]["tool_calls"][0]["function"]["arguments"] == text
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), True])

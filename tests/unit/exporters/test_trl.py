@@ -18,6 +18,7 @@ from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.base import ExportItem
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 
+from ...trainers.datasets_releases import worst_items
 from .readers import PAGE
 from .world import World
 
@@ -116,7 +117,10 @@ def test_sft_on_messages(items: list[ExportItem], world: World, model: Any, trl:
     assert all(math.isfinite(loss) for loss in losses(trainer))
 
 
-def test_sft_on_replies_trains_each_once(items: list[ExportItem], world: World, model: Any, trl: Any, tmp_path: Path):
+def test_sft_on_replies_trains_each_once_with_the_worst_arguments(
+    items: list[ExportItem], world: World, model: Any, trl: Any, tmp_path: Path
+):
+    items = [*items, *worst_items(world)]
     data = exported(tmp_path, "sft", items, targets="split")
     args = trl.SFTConfig(**settings(tmp_path))
     trainer = trl.SFTTrainer(model=model, args=args, train_dataset=data, processing_class=world.tokenizer)

@@ -10,6 +10,19 @@ EQUAL: dict[tuple[str, str, str, int], str] = {
         0,
     ): "a token without an advantage has no loss to cap",
     (
+        "scoring",
+        "return not all_equal([record.reward for record in baseline(group) if record.reward is not None])",
+        "without the filter",
+        0,
+    ): "all rollouts of a baseline have a reward",
+    ("step", "np.concatenate([none > 0, segment.loss_mask]),", "0 to 1", 0): "zeros are above neither",
+    (
+        "aem",
+        "scores = np.exp(-strength * (entropies - low) / (high - low))",
+        "the left operand alone",
+        0,
+    ): "the scores are divided by their mean, so a shift of all entropies cancels",
+    (
         "aem",
         "scores = np.exp(-strength * (entropies - low) / (high - low))",
         "Sub to Add",
@@ -34,15 +47,15 @@ EQUAL: dict[tuple[str, str, str, int], str] = {
         0,
     ): "one more count, which no turn asks for",
     (
+        "dart",
+        'kept[own[np.argsort(-entropies[own], kind="stable")[:count]]] = 1',
+        "without kind",
+        0,
+    ): "the paper does not say which of turns with equal entropy to keep; stable makes it the same on all machines",
+    (
         "epo",
         "total, count = self.history.get(str(index), (0.0, 0))",
         "0.0 to 1.0",
         0,
     ): "the sum is not read where the count is 0",
-    (
-        "ssp",
-        "alone = np.bincount(step.groups)[step.groups] == 1 if len(step.groups) else np.zeros(0, bool)",
-        "0 to 1",
-        0,
-    ): "of an empty step: one value spread over none",
 }

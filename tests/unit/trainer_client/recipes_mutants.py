@@ -41,11 +41,12 @@ HERE = Path(__file__).parent
 FIGURES = HERE / "mutants.json"
 TESTS = (
     *("loss", "scoring", "routing", "planning", "recipes", "recipe_formulas", "recipe_figures", "recipe_critics"),
-    *("recipe_controls", "recipe_settings", "recipe_edges", "recipe_forks", "gradients"),
+    *("recipe_controls", "recipe_settings", "recipe_edges", "recipe_terms", "recipe_forks", "gradients"),
+    *("tinker_losses", "rows_and_steps", "stale_turns", "call_order"),
 )
 MODULES = {
     "estimators": "recipes.estimators", "critic": "recipes.critic", "hinted_teacher": "recipes.hinted_teacher",
-    "loss": "model.loss", "scoring": "data.scoring",
+    "loss": "model.loss", "tinker_losses": "endpoint.losses", "scoring": "data.scoring", "step": "data.step",
 }  # fmt: skip
 LIMIT_S = 30
 
@@ -61,6 +62,9 @@ NAMES |= {"centre": "normalise", "normalise": "centre", "exp": "expm1", "cos": "
 NAMES |= {"any": "all", "floor": "ceil", "argmax": "argmin", "argmin": "argmax"}
 LEFT_OUT = (ast.Raise, ast.Assert, ast.JoinedStr)
 """What says something and computes nothing. Options and a paper's settings are on the generated page of recipes."""
+METHODS = {"abs", "clamp", "detach", "strip", "upper", "carrying", "weighted"}
+"""Methods that are left out, so that what they are called on stands alone."""
+DTYPES = {"bool", "float32", "float64", "int32", "int64"}
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,7 @@ def changes(node: ast.AST) -> Iterator[Change]:
             if not isinstance(child, ast.AST) or isinstance(child, LEFT_OUT) or getattr(child, "arg", "") == "strict":
                 continue
             yield from changes(child)
-            for change, other in _others(node, name, child):
+            for change, other in (*_others(node, name, child), *_shorter(child)):
                 yield child, change, functools.partial(_put, node, name, index, other)  # type: ignore[misc]
 
 
@@ -129,6 +133,41 @@ def _others(parent: ast.AST, name: str, node: ast.AST) -> Iterator[tuple[str, as
             yield f"{node.value} to {node.value + 1}", ast.Constant(node.value + 1)  # type: ignore[operator]
     if name == "test" and not isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp):
         yield "the condition turned round", ast.UnaryOp(ast.Not(), node)  # type: ignore[arg-type]
+
+
+def _shorter(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
+    """What stands there with a part left out: a term, a condition, an argument, a statement."""
+    match node:
+        case ast.BinOp():
+            yield "the left operand alone", node.left
+            yield "the right operand alone", node.right
+        case ast.BoolOp():
+            for index in range(len(node.values)):
+                left = [*node.values[:index], *node.values[index + 1 :]]
+                yield f"without operand {index}", left[0] if len(left) == 1 else ast.BoolOp(node.op, left)
+        case ast.IfExp():
+            yield "always the first", node.body
+            yield "always the second", node.orelse
+        case ast.If():
+            yield "always", ast.If(ast.Constant(True), node.body, node.orelse)
+            yield "never", ast.If(ast.Constant(False), node.body, node.orelse)
+        case ast.AugAssign():
+            yield "set instead", ast.Assign([node.target], node.value)
+        case ast.Expr(value=ast.Call()):
+            yield "without the statement", ast.Pass()
+        case ast.Call():
+            if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+                yield f"without {node.func.attr}", node.func.value
+            for index, keyword in enumerate(node.keywords):
+                if keyword.arg not in ("strict", "dtype"):
+                    rest = [*node.keywords[:index], *node.keywords[index + 1 :]]
+                    yield f"without {keyword.arg}", ast.Call(node.func, node.args, rest)
+            if len(node.args) > 1 and getattr(node.args[-1], "attr", getattr(node.args[-1], "id", "")) not in DTYPES:
+                yield "without the last argument", ast.Call(node.func, node.args[:-1], node.keywords)
+        case ast.ListComp() | ast.GeneratorExp() if node.generators[0].ifs:
+            first = node.generators[0]
+            every = ast.comprehension(first.target, first.iter, [], first.is_async)
+            yield "without the filter", type(node)(node.elt, [every, *node.generators[1:]])
 
 
 def _swapped(old: ast.AST, new: type[ast.AST]) -> str:
@@ -187,7 +226,7 @@ def apply(mutant: Mutant, module: ModuleType) -> None:
         if isinstance(held, type) and held.__module__ != module.__name__:
             continue
         for value in list(vars(held).values()):
-            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+            function = getattr(value, "fget", None) or getattr(value, "func", None) or getattr(value, "__func__", value)
             while hasattr(function, "__wrapped__"):
                 function = function.__wrapped__
             is_own = isinstance(function, FunctionType) and function.__module__ == module.__name__

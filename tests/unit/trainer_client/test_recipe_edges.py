@@ -41,6 +41,7 @@ from .test_recipe_critics import archer_step, heads, hiper_step
 from .test_recipe_formulas import by_turn
 
 NO_KEYS = np.zeros(0, np.int64)
+STATISTICS = estimators.mean, estimators.centre, estimators.spread, estimators.normalise, estimators.against_others
 
 
 def flat(step: Step, values: Sequence[float]) -> PolicyReading:
@@ -50,7 +51,7 @@ def flat(step: Step, values: Sequence[float]) -> PolicyReading:
 
 
 def test_of_nothing_there_is_no_statistic() -> None:
-    for statistic in (estimators.mean, estimators.centre, estimators.spread, estimators.normalise):
+    for statistic in STATISTICS:
         assert statistic(np.zeros(0), NO_KEYS).shape == (0,)
 
 

@@ -147,6 +147,15 @@ def test_a_service_that_was_killed_has_what_was_saved(tmp_path: Path) -> None:
             service.client().create_training_client_from_state(state).result()
 
 
+def test_what_is_saved_over_a_model_of_another_name_opens_again(tmp_path: Path) -> None:
+    with serving(FOLDER, tmp_path) as service:
+        state = service.train(2).save_state("kept").result().path
+    with serving(FOLDER, tmp_path, name="renamed") as service:
+        opened = service.client().create_training_client_from_state(state, base_model="renamed").result()
+        again = opened.save_state("again").result().path
+        service.client().create_training_client_from_state(again).result()
+
+
 def test_names_are_no_ways_out_of_the_folder(service: Service) -> None:
     client = service.train(2)
     for name in ("../up", "a/b", ".hidden", "a b"):

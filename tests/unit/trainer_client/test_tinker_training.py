@@ -253,6 +253,14 @@ def test_a_state_of_other_layers_is_refused_and_what_is_saved_goes_on(service: S
             torch.testing.assert_close(weights[name], weight, atol=0, rtol=0)
 
 
+@pytest.mark.filterwarnings("ignore:DEPRECATED:FutureWarning")
+@pytest.mark.parametrize(("rank", "other"), [(0, 4), (4, 0)])
+def test_a_state_of_all_weights_is_not_one_of_adapters(service: Service, rank: int, other: int) -> None:
+    own, path = service.train(rank), service.train(other).save_state("of-the-other").result().path
+    with pytest.raises(tinker.RequestFailedError, match=f"other weights: rank is {other} there and {rank} in this"):
+        own.load_state(path).result()
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, "loss_fn_inputs has target_tokens; this loss takes target_tokens, weights"),
     "more": ({"weights": 1.0, "mask": 1.0}, "loss_fn_inputs has mask, target_tokens, weights"),

@@ -42,10 +42,7 @@ class AEPO(Recipe):
         if not len(trained):
             return given
         mean, deviation = trained.mean(), trained.std()
-        scales = (
-            1 + self.strength * (row - mean) / (deviation + EPSILON) * mask
-            for row, mask in zip(entropies, masks, strict=True)
-        )
+        scales = (1 + self.strength * (row - mean) / (deviation + EPSILON) for row in entropies)
         return replace(
             given,
             advantages=tuple(np.float32(a * scale) for a, scale in zip(given.advantages, scales, strict=True)),

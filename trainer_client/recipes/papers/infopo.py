@@ -69,11 +69,10 @@ class InfoPO(Recipe):
         pairs = self.answered(step)
         replies, questions = (np.array(list(one), np.int64) for one in (pairs.keys(), pairs.values()))
         gain = np.zeros(len(step.turns))
-        if len(pairs):
-            count = np.bincount(questions, minlength=len(gain))
-            has_answer = count > 0
-            mean = np.bincount(questions, (shown - masked)[replies], len(gain)) / np.maximum(count, 1)
-            gain[has_answer] = normalise(mean[has_answer], step.turn_groups[has_answer])
+        count = np.bincount(questions, minlength=len(gain))
+        has_answer = count > 0
+        mean = np.bincount(questions, (shown - masked)[replies], len(gain)) / np.maximum(count, 1)
+        gain[has_answer] = normalise(mean[has_answer], step.turn_groups[has_answer])
         beta = self.strength / (1 + np.exp(spread(step.rewards, step.groups) / self.scale))
         outcome = normalise(step.rewards, step.groups)
         return step.broadcast_turns(outcome[step.turn_rollouts] + beta[step.turn_rollouts] * gain)

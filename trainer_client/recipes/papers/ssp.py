@@ -20,7 +20,7 @@ from rolltap.trainer_client.recipes.estimators import normalise
 
 class SSP(Recipe):
     def credit(self, step: Step) -> Credit:
-        alone = np.bincount(step.groups)[step.groups] == 1 if len(step.groups) else np.zeros(0, bool)
+        alone = np.bincount(step.groups)[step.groups] == 1
         return step.broadcast(np.where(alone, step.rewards, normalise(step.rewards, step.groups)))
 
 
