@@ -128,6 +128,7 @@ def test_every_bit_arrives_at_every_replica(
         assert [part["weight_version"] for part in found["updates"][-3:]] == [None, None, "7"]
 
 
+@pytest.mark.acceptance
 def test_a_transfer_that_breaks_off_is_told_and_the_next_one_is_whole(
     sender: WeightSender, peers: tuple[str, str]
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_transfer_that_breaks_off_is_told_and_the_next_one_is_whole(
     assert (found["version"], found["session"], found["groups"]) == ("9", False, [])
 
 
+@pytest.mark.acceptance
 def test_what_does_not_come_together_changes_nothing(peers: tuple[str, str]) -> None:
     before = held(peers[0])
     nowhere = PushSettings(address="nowhere.invalid", timeout_s=5)  # type: ignore[call-arg]

@@ -193,6 +193,7 @@ TOYS: dict[str, tuple[str, dict[str, int]]] = {
 TOY_CALL_CASES = 3
 
 
+@pytest.mark.acceptance
 def test_what_another_package_registers_passes_its_contract(tmp_path: Path) -> None:
     """15 CPU seconds: one pytest runs the toys' share of twelve suites."""
     sites = {group: tmp_path / group for group in TOYS}

@@ -34,7 +34,7 @@ def tools_of(rng: random.Random) -> list[Tool]:
 
 
 @pytest.mark.parametrize("name", NAMES, scope="module")
-@pytest.mark.parametrize("must_call", [True, False])
+@pytest.mark.parametrize("must_call", [True, pytest.param(False, marks=pytest.mark.families)])
 def test_what_a_grammar_lets_through_is_read_as_such_a_call(name: str, must_call: bool) -> None:
     family = FAMILIES[name]
     renderer, rng = renderer_of(family), random.Random(name)

@@ -28,6 +28,7 @@ async def printed(folder: Path, *arguments: str) -> tuple[int, str]:
     return status, log.read_text()
 
 
+@pytest.mark.acceptance
 async def test_a_session_is_opened_where_the_server_of_this_folder_listens(here: Path) -> None:
     server = rolltap(*SERVE, env={"COLUMNS": "400"}, log=here / "serve.log")
     try:

@@ -10,6 +10,7 @@ import pytest
 from .service import end, service
 
 
+@pytest.mark.acceptance
 async def test_stderr_holds_json_only_and_no_link_with_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLTAP_LOG_FORMAT", "json")
     async with service(tmp_path) as running:

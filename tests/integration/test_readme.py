@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ..conftest import ROOT, free_port
 
 MADE = ("git clone", "python3 -m venv")
 """What a reader's first lines make is this checkout and its environment."""
 
 
+@pytest.mark.acceptance
 def test_the_first_block_shows_a_call_of_ones_own_client(tmp_path: Path) -> None:
     """8 CPU seconds: two servers and four commands, each a process as a reader would start it."""
     text = re.findall(r"^```\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)[

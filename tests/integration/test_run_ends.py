@@ -23,6 +23,7 @@ from .service import POLICY, SCRIPT, Service, end, service, until
 AGENT = "echo made > made.txt; echo printed before; while [ ! -e go ]; do sleep 0.1; done; echo printed after"
 
 
+@pytest.mark.acceptance
 @pytest.mark.timeout(300)
 async def test_a_run_whose_server_is_gone_at_its_end_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

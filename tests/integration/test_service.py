@@ -145,6 +145,7 @@ async def test_nodes_run_what_was_submitted_for_them(home: Service) -> None:
     assert await statuses(home, "detached") == {"succeeded": 12}
 
 
+@pytest.mark.acceptance
 async def test_a_killed_nodes_rollouts_are_run_by_another_within_30_seconds(home: Service) -> None:
     async with home.client() as client:
         await client.submit(SubmitTasks(POLICY, 2, [slow(3)], id="killed"))
@@ -160,6 +161,7 @@ async def test_a_killed_nodes_rollouts_are_run_by_another_within_30_seconds(home
     assert await attempts(home, "killed") == [2, 2]
 
 
+@pytest.mark.acceptance
 async def test_a_zombies_late_results_change_nothing(home: Service) -> None:
     async with home.client() as client:
         await client.submit(SubmitTasks(POLICY, 1, [slow(1)], id="zombie"))
@@ -179,6 +181,7 @@ async def test_a_zombies_late_results_change_nothing(home: Service) -> None:
     assert (rollout["attempt"], len(rollout["rewards"])) == (2, 1)
 
 
+@pytest.mark.acceptance
 async def test_a_run_that_is_interrupted_goes_on_by_its_id(home: Service) -> None:
     asks = f"{PYTHON} -c {shlex.quote(ASK)}"
     script = f"{asks}; mkdir {home.folder}/first || until [ -e {home.folder}/go ]; do sleep 0.1; done"

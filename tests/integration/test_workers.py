@@ -68,6 +68,7 @@ def children(process: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
+@pytest.mark.acceptance
 async def test_any_worker_serves_any_session(tmp_path: Path, postgres: PostgresServer) -> None:
     """9 CPU seconds: the server and three workers are processes, each with a reading process."""
     ports = [free_port() for _ in range(3)]
@@ -124,6 +125,7 @@ async def test_sqlite_takes_one_process(tmp_path: Path) -> None:
     assert b"--workers needs Postgres" in out + err
 
 
+@pytest.mark.acceptance
 async def test_a_keys_budget_is_of_all_workers(tmp_path: Path, postgres: PostgresServer) -> None:
     """Each worker may let through what it admits before it knows of the other's calls: here that is one call each."""
     ports = [free_port() for _ in range(3)]

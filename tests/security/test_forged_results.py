@@ -12,7 +12,7 @@ import random
 import textwrap
 import unittest
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,12 @@ async def judged(
             await each.close()
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+def sampled(names: Iterable[str], size: int = 4) -> list[Any]:
+    """The first cases for every run; the others, of one or two CPU seconds each, for the stage of hostile agents."""
+    return [pytest.param(name, marks=() if at < size else pytest.mark.long) for at, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("name", sampled(ATTACKS))
 async def test_made_up_results_are_found(name: str, tmp_path: Path) -> None:
     attack, styles = ATTACKS[name]
     tests, nodes = drawn(styles)
@@ -211,7 +216,9 @@ TELLS: Mapping[str, str] = {
 """What code under test may take for signs of a decoy."""
 
 
-@pytest.mark.parametrize("name", [name for name, (_, styles) in ATTACKS.items() if set(EQUATIONS) <= set(styles)])
+@pytest.mark.parametrize(
+    "name", sampled((name for name, (_, styles) in ATTACKS.items() if set(EQUATIONS) <= set(styles)), 1)
+)
 async def test_code_that_knows_how_decoys_are_made_is_found(name: str, tmp_path: Path) -> None:
     """It lets them fail, and makes up the results of all else."""
     tests, nodes = drawn(EQUATIONS)
@@ -464,7 +471,7 @@ HONEST: Mapping[str, str] = {
 be."""
 
 
-@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("name", sampled(HONEST))
 async def test_honest_work_is_paid_whatever_the_style_of_its_tests(name: str, tmp_path: Path) -> None:
     verdict, seen = await judged(RIGHT, HEAD + HONEST[name], tmp_path / "right")
     assert (verdict.scores[0].value, verdict.tampering) == (1.0, ()), seen
@@ -544,7 +551,7 @@ LEAVES_OUT = {
 
 
 @pytest.mark.parametrize("needs_the_work", [False, True])
-@pytest.mark.parametrize("name", LEAVES_OUT)
+@pytest.mark.parametrize("name", sampled(LEAVES_OUT, 2))
 async def test_code_leaves_no_test_out(name: str, needs_the_work: bool, tmp_path: Path) -> None:
     """Of tests beside one that passes, and where one is left out that the task expects to fail, or skips."""
     tests, _ = drawn(EQUATIONS)
@@ -588,7 +595,7 @@ LOSES["their text"] = (
 
 
 @pytest.mark.parametrize("needs_the_work", [False, True])
-@pytest.mark.parametrize("name", LOSES)
+@pytest.mark.parametrize("name", sampled(LOSES, 2))
 async def test_code_that_loses_tests_gets_nothing(name: str, needs_the_work: bool, tmp_path: Path) -> None:
     """It behaves where it knows a decoy, and otherwise leaves only the tests that pass without work; also of a file
     that can't be imported without the agent's code."""

@@ -34,6 +34,7 @@ def test_a_pinned_release_reads_what_the_page_says(release: str) -> None:
     assert outcomes(python) == (release, PAGE["figures"]()[release])
 
 
+@pytest.mark.acceptance
 def test_the_newest_release_reads_what_the_page_says() -> None:
     """10 CPU seconds: every format and container."""
     release, found = outcomes(Path(sys.executable))

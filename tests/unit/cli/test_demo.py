@@ -128,6 +128,7 @@ class BrokenAgent(MiniSweAgentInProcess):
         return PythonCall(run)
 
 
+@pytest.mark.acceptance
 def test_a_demo_whose_agent_does_not_run_says_why_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learn, "MiniSweAgentInProcess", BrokenAgent)
     with pytest.raises(DemoFailed, match=r"the agent failed on every task: .*ImportError: no module 'agent'"):

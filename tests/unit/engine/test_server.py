@@ -352,6 +352,7 @@ async def test_it_says_what_it_serves(engine: aiohttp.ClientSession) -> None:
     assert (await engine.get("/health")).status == 200
 
 
+@pytest.mark.acceptance
 def test_a_port_in_use_or_a_folder_without_a_model_ends_with_one_line(
     model_folder: Path, engine_url: str, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ def test_held_out_tasks_share_no_name_with_training() -> None:
     assert all(name in text for name in HELD_OUT_NAMES)
 
 
+@pytest.mark.acceptance
 async def test_the_committed_model_calls_the_tool_and_mostly_with_the_wrong_command(
     start_engine: Callable[..., str], tokenizer: Any
 ) -> None:

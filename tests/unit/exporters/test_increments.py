@@ -201,6 +201,7 @@ async def _recorded(url: str, names: Sequence[str]) -> None:
     await log.close()
 
 
+@pytest.mark.acceptance
 @pytest.mark.timeout(300)
 def test_killed_again_and_again_it_has_each_session_once(tmp_path: Path):
     url, out = f"sqlite:///{tmp_path}/rolltap.db", tmp_path / "out"

@@ -62,6 +62,7 @@ def test_engine_and_trainer_agree_in_float32_and_nearly_in_bfloat16(tmp_path: Pa
         assert one["effects"]["truncated, cap 1"]["weight"] <= 1.0
 
 
+@pytest.mark.acceptance
 @without_a_card
 def test_the_served_engine_takes_pushes_in_the_middle_of_a_call(tmp_path: Path) -> None:
     """Some 12 CPU seconds: an engine, a proxy, and a process that sends weights start."""

@@ -174,6 +174,7 @@ print(json.dumps([outcome.code, outcome.counts, sorted(outcome.failures), [row["
 """
 
 
+@pytest.mark.acceptance
 def test_what_passes_alone_is_recorded_as_a_flake_and_what_is_dear_needs_a_reason(tmp_path: Path) -> None:
     for name, text in PROJECT.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -218,6 +219,7 @@ for limited in (True, False):
 """
 
 
+@pytest.mark.acceptance
 def test_a_tier_ends_with_one_summary_names_what_did_not_run_and_only_a_person_notes_what_passed(
     tmp_path: Path,
 ) -> None:

@@ -29,7 +29,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tagged_model(tmp_path_factory.mktemp("policy") / "model")
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if at % 4 else ()) for at, name in enumerate(recipe_names())]
+)
 def test_a_resumed_run_ends_as_one_without_a_break(name: str, model: Path, tmp_path: Path) -> None:
     """The second step's checkpoint is lost, and the step made again: weights, adapters, heads and networks agree."""
     plane = Plane()

@@ -257,6 +257,7 @@ class TOY(Recipe): pass
 """
 
 
+@pytest.mark.long
 def test_a_recipe_of_another_package_passes_the_contract(tmp_path: Path) -> None:
     install_distribution(tmp_path, ENTRY_POINTS, "outside", SOUND)
     printed = run_suite(Path(__file__).with_name("test_recipe_contract.py"), tmp_path, "outside")
