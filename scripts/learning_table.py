@@ -72,7 +72,9 @@ def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             continue
         if SEEDS < len(pairs) < MORE_SEEDS:
             pairs = pairs[:SEEDS]
-        plain = [(one, other) for one in own if (other := cells.get((family, "grpo", one["seed"], False)))]
+        plain = [(one, other) for one, _ in pairs if (other := cells.get((family, "grpo", one["seed"], False)))]
+        if SEEDS < len(plain) < MORE_SEEDS:
+            plain = plain[:SEEDS]
         after, control = (sum(pair[at]["after"] for pair in pairs) / len(pairs) for at in (0, 1))
         yield {
             "family": family, "method": method, "seeds": len(pairs), "after": after,
@@ -95,12 +97,13 @@ def _paired(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> tup
 
 
 def undecided(results: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The family and recipe of each row that its first `SEEDS` seeds do not decide."""
-    return [
-        (row["family"], row["method"])
-        for row in _rows({"cells": [one for one in results["cells"] if one["seed"] < SEEDS]})
-        if _is_undecided(row["lead"])
-    ]
+    """The family and recipe of each row that its first `SEEDS` seeds do not decide, over the control or over `grpo`;
+    with a lead over `grpo` also that row."""
+    rows = list(_rows({"cells": [one for one in results["cells"] if one["seed"] < SEEDS]}))
+    beside = [row for row in rows if row["over_grpo"] is not None and _is_undecided(row["over_grpo"])]
+    alone = [row for row in rows if _is_undecided(row["lead"])]
+    open_ = [(row["family"], row["method"]) for row in (*alone, *beside)]
+    return list(dict.fromkeys([*open_, *((row["family"], "grpo") for row in beside)]))
 
 
 def _is_undecided(lead: tuple[float, float]) -> bool:

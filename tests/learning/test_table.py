@@ -56,10 +56,12 @@ def test_every_cell_has_its_control() -> None:
 )
 def test_a_row_that_three_seeds_do_not_decide_gets_five(leads: tuple[float, ...], seeds: int) -> None:
     rows = {(cell.family, cell.method) for cell in cells(1)}
+    others = {method: (-9 if method == "grpo" else 1) for _, method in rows}  # no row is near `grpo`
     done = [
-        result(family, method, seed, shuffled, 0.2 if shuffled else 0.2 + (lead if method == "ppo" else 1 + seed / 10))
-        for seed, lead in enumerate(leads)
+        result(family, method, seed, shuffled, 0.2 if shuffled else 0.2 + lead)
+        for seed, of_ppo in enumerate(leads)
         for family, method in sorted(rows)
+        for lead in [of_ppo if method == "ppo" else others[method] + seed / 10]
         for shuffled in (False, True)
     ]
     wanted = {(one.family, one.method, one.seed) for one in missing(done, 3, "")}
@@ -69,6 +71,18 @@ def test_a_row_that_three_seeds_do_not_decide_gets_five(leads: tuple[float, ...]
     assert shown["ppo"] == (3 if len(leads) == 4 else len(leads))
     assert {one.family for one in missing(done, 3, "files")} <= {"files"}
     assert next(missing(done[1:], 3, "")) == cell_of(done[0])
+
+
+def test_a_row_that_is_not_told_from_grpo_gets_five_and_so_does_grpo() -> None:
+    leads = {"grpo": (1.0, 1.2, 1.1), "ppo": (1.2, 1.0, 1.1), "turn_grpo": (3.0, 3.1, 3.2)}
+    done = [
+        result("files", method, seed, shuffled, 0.2 if shuffled else 0.2 + lead)
+        for method, values in leads.items()
+        for seed, lead in enumerate(values)
+        for shuffled in (False, True)
+    ]
+    more = {(one.method, one.seed) for one in missing(done, 3, "files") if one.seed >= 3}
+    assert more == {(method, seed) for method in ("grpo", "ppo") for seed in (3, 4)}
 
 
 def test_a_recipe_that_did_not_beat_its_control_is_named() -> None:
