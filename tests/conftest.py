@@ -37,8 +37,11 @@ from .kept_starts import keep_starts
 ROOT = Path(__file__).parents[1]
 
 for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
-    if signal.getsignal(_number) is signal.SIG_IGN:  # a shell's background, nohup: what tests start would do so, too
-        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
+    if (
+        signal.getsignal(_number) is signal.SIG_IGN
+    ):  # a shell's background, nohup: what tests start would ignore it, too
+        own = signal.default_int_handler if _number == signal.SIGINT else lambda *_: None
+        signal.signal(_number, own)  # which programs do not take over
 
 # Workers side by side share the cores, and models of a few thousand weights are slower on more than one thread. Before
 # torch is imported; the processes that tests start take it over.
