@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import textwrap
 import unittest
 from collections import Counter
@@ -603,7 +604,7 @@ async def test_code_that_loses_tests_gets_nothing(name: str, needs_the_work: boo
     tests += random.choice(("", *SKIPS)) + "def test_free(): assert 1 == 1\n"
     if name == "a condition":
         marked = "@pytest.mark.skipif(getattr(__import__('calc'), 'SLOW', False), reason='x')\ndef test_"
-        tests = tests.replace("def test_", marked).replace(f"{marked}free", "def test_free")
+        tests = re.sub(r"(?m)^def test_", lambda _: marked, tests).replace(f"{marked}free", "def test_free")
     if needs_the_work:
         tests = tests.replace("add, halve", "add, halve, more")
     wise = f"more = 1\nif not ({TELLS['its text']}):\n{textwrap.indent(LOSES[name], '    ')}"
