@@ -39,11 +39,8 @@ from rolltap.protocols.conversation import (
 )
 from rolltap.protocols.handles import MAX_CALLS
 from rolltap.proxy.continuation.json_calls import GrowingCall
-from rolltap.proxy.continuation.parsed import ParsedCall, ReplyText, StopStrings, is_text
+from rolltap.proxy.continuation.parsed import CONTEXT, ParsedCall, ReplyText, StopStrings, is_text
 from rolltap.proxy.continuation.rendering import TokenRenderer
-
-CONTEXT = 4
-"""Number of preceding ids that an id's text may depend on."""
 
 WINDOW = 24
 """Maximum number of old ids that are decoded again with new ones. Then the window shrinks to the last `CONTEXT` ids."""

@@ -52,7 +52,10 @@ LEARNED = "learned"
 """The name of a format that the template's own calls have taught."""
 
 _THINKING = re.compile(r"think|inner_(?:prefix|suffix)", re.IGNORECASE)
-_ENDS = re.compile(r"^[<\[]/|end|suffix", re.IGNORECASE)
+_ENDS = re.compile(r"^\W*/|(?<![a-z])end|end(?![a-z])|suffix", re.IGNORECASE)
+
+FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a template's expressions raise besides the errors of templates."""
 
 HISTORIES_MIN = 2
 """Minimum number of histories that the template must accept for an audit to be meaningful."""
@@ -108,7 +111,7 @@ class ChatTemplate:
         self._special = special
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+        except (TemplateError, *FAULTS) as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
 
     def __call__(
@@ -123,7 +126,7 @@ class ChatTemplate:
             variables["reasoning_effort"] = effort
         try:
             return self._template.render(messages=rows, tools=tools, **variables)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except FAULTS as error:
             raise self.error(f"{type(error).__name__}: {error}") from error
 
 
@@ -303,16 +306,24 @@ class TemplateRenderer:
 
     def _turn_close(self) -> int | None:
         """The token that ends an assistant's turn of text: of the special ones that the template writes behind the text
-        the first by which the model ends replies, or else the first one; None if it is not directly there."""
-        try:
-            text = self._text([_user("question"), _turn(_SENTINEL)], (), prompt=False, thinking=True)
-        except self._template.error:
-            return None
-        ids = self.tokenizer.encode(text.rpartition(_SENTINEL)[2].lstrip()) if _SENTINEL in text else []
+        the first by which the model ends replies, or else the first one; None if it is not directly there.
+
+        What ends only the last turn ends the conversation (Phi-3).
+        """
+        last, inner = (self._behind_turn(*more) for more in ((), (_user("and then?"),)))
+        ids = [id for id, _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, inner, strict=False))] or last
         if not ids or ids[0] not in self.tokenizer.special_ids:
             return None
         ends = (self.tokenizer.eos_token_id, *self.tokenizer.end_token_ids)
         return next((token for token in ids if token in ends), ids[0])
+
+    def _behind_turn(self, *more: Message) -> list[int]:
+        """The ids that the template writes behind a turn of text which `more` follows; none if it refuses that."""
+        try:
+            text = self._text([_user("question"), _turn(_SENTINEL), *more], (), prompt=False, thinking=True)
+        except self._template.error:
+            return []
+        return self.tokenizer.encode(text.rpartition(_SENTINEL)[2].lstrip()) if _SENTINEL in text else []
 
     def _find_format(self) -> tuple[str, ToolFormat]:
         """The format in which the template writes tool calls, with its name: a known one, or else a learned one."""

@@ -101,8 +101,16 @@ class TokenReader:
             end = ids.index(markers.reasoning_close, start)
             after = end + 1
         else:
-            end = after = ids.index(markers.tool_open, start) if markers.tool_open in ids[start:] else len(ids)
+            end = after = self._first_call(ids, start)
         return after, 0, self._decode(ids[start:end]).lstrip().removeprefix(markers.reasoning_label).strip()
+
+    def _first_call(self, ids: Sequence[int], start: int) -> int:
+        """Where the first call begins in `ids` from `start`; their number if there is none."""
+        if self._form.find_pieces is not None:
+            pieces = self._form.find_pieces(self._tokenizer, ids, start, ())
+            return next((piece.start for piece in pieces if any(call.ok for call in piece.calls or ())), len(ids))
+        opening = self._markers.tool_open
+        return ids.index(opening, start) if opening in ids[start:] else len(ids)
 
     def _text_thinking(self, ids: Sequence[int], prompt: Sequence[int]) -> tuple[int, int, str | None]:
         """`_thinking`, if its tags are spelled in ordinary tokens."""
