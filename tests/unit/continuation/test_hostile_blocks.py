@@ -13,11 +13,12 @@ import pytest
 from rolltap.errors import ConfigError
 from rolltap.protocols.conversation import Message, Tool
 from rolltap.proxy.continuation.block_formats import CallBlock, checked_calls, read_minimax, read_qwen_xml
+from rolltap.proxy.continuation.parser import ReplyParser
 from rolltap.proxy.continuation.template import LEARNED, TemplateRenderer
 from rolltap.proxy.continuation.tool_formats import IdIndex
 from rolltap.tokenizer import HubTokenizer
 
-from .making import tokenizer_with
+from .making import fed, tokenizer_with
 from .test_learned_formats import TURNS
 
 TOOLS = (Tool("bash", "", {"type": "object", "properties": {"text": {"type": "string"}, "more": {}}}),)
@@ -87,7 +88,7 @@ def assert_linear(read: Callable[[str], object], text_of: Callable[[int], str], 
     [
         (MARKED, lambda n: "[calls]<c>bash<k>text</k><v>x[/calls]" * n),
         (ELEMENTS, lambda n: "[calls]<fn=bash><arg=text>x[/calls]" * n),
-        (ELEMENTS, lambda n: "[calls]<fn=bash><arg=text>" + "</fn>" * n),
+        (ELEMENTS, lambda n: "[calls]<fn=bash><arg=text>" + "</fn>" * 8 * n),
         (JSON, lambda n: '[calls]\n[{"name": "bash", "kwargs": {}}]\n[/calls]' * n),
         (JSON, lambda n: "[calls]" + " " * 9 * n),
     ],
@@ -159,13 +160,12 @@ def test_white_space_within_an_opening_is_the_model_s_choice(space: str, tmp_pat
     [
         "<k>text</k><v>1<k>more</k><v>2</v>",
         "<k>text</k><v>1</v><k>more</k><v>2",
-        "<k>text</k><v>1<v>2</v>",
         "<k>text</k><v>1</v><k>text</k><v>2</v>",
     ],
 )
 def test_a_tag_that_the_model_forgot_moves_no_text_between_values(inner: str, tmp_path: Path) -> None:
     found = seen(renderer_of(tmp_path, MARKED), f"[calls]<c>bash{inner}</c>[/calls]")
-    assert ["more" in arguments or not ok or "<k>" not in arguments for _, arguments, ok in found] == [True]
+    assert [ok for _, _, ok in found] == [False]
 
 
 def test_a_declared_value_may_hold_tags_of_no_parameter(tmp_path: Path) -> None:
@@ -226,3 +226,14 @@ def test_what_ends_only_the_conversation_ends_no_turn(tmp_path: Path) -> None:
     renderer = TemplateRenderer(tokenizer_with(tmp_path, source, *tokens, eos_token="<|endoftext|>"))
     assert {renderer.tokenizer.token(stop) for stop in renderer.stop_token_ids} == set(tokens)
     assert "user" in [result.scenario for result in renderer.audit if result.admitted]
+
+
+def test_what_a_template_writes_before_a_turn_s_end_is_no_text(tmp_path: Path) -> None:
+    """Command R7B ends its text with one token and its turn with the next."""
+    renderer = TemplateRenderer(
+        tokenizer_with(tmp_path, TURNS.replace("END", "<|end_text|><|im_end|>"), "<|end_text|>")
+    )
+    sampled = renderer.tokenizer.encode("one<|end_text|><|im_end|>")
+    assert renderer.parse(sampled, [], ()).text == "one"
+    _, choice = fed(ReplyParser(renderer, [], (), (), lambda at: f"id{at}"), sampled, [], "stop")
+    assert choice.message.text == "one"
