@@ -118,7 +118,8 @@ def test_values_without_line_breaks_take_linear_time(tmp_path: Path) -> None:
         return f"<function=bash>\n{values}</function>"
 
     def read(text: str) -> None:
-        calls = checked_calls(read_qwen_xml, CallBlock(tokenizer, (), TOOLS, written=text)) or ()
+        calls = checked_calls(read_qwen_xml, CallBlock(tokenizer, (), TOOLS, written=text))
+        assert calls is not None
         assert [call.ok for call in calls] == [True]
         assert set(json.loads(calls[0].arguments).values()) == {"x"}
 
