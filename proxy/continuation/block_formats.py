@@ -86,6 +86,9 @@ class CallBlock:
         return any(tool.name == name for tool in self.tools)
 
 
+_HALF = re.compile(r"[\ud800-\udfff]")
+"""Half a surrogate pair."""
+
 Read = Callable[[CallBlock], list[SampledCall] | None]
 """Reads a block to its end; None if something is left over, or is not as the format writes it."""
 
@@ -93,19 +96,19 @@ Read = Callable[[CallBlock], list[SampledCall] | None]
 def checked_calls(read: Read, block: CallBlock) -> tuple[ParsedCall, ...] | None:
     """The calls that `read` finds in a block; None if it can't be read. A call that no client can take is not `ok`."""
     try:
-        calls = read(block)
-        return None if calls is None else tuple(_checked(call, block) for call in calls)
+        calls, raw = read(block), block.text  # one text for all calls of a block
+        return None if calls is None else tuple(_checked(call, block, raw) for call in calls)
     except (ValueError, RecursionError):  # JSON that Python can't read
         return None
 
 
-def _checked(call: SampledCall, block: CallBlock) -> ParsedCall:
+def _checked(call: SampledCall, block: CallBlock, raw: str) -> ParsedCall:
     """A client can take a call of a name, which may have odd characters if it is declared, and an arguments object
-    without repeated keys."""
+    without repeated keys. An id must be text, as the next prompt has it."""
     is_name = re.fullmatch(NAME, call.name) is not None
     is_whole = is_arguments(call.arguments) and not repeats_key(call.arguments)
-    ok = is_whole and (is_name or block.declares(call.name))
-    return ParsedCall(call.name, call.arguments, ok, block.text, id=call.id)
+    ok = is_whole and (is_name or block.declares(call.name)) and _HALF.search(call.id) is None
+    return ParsedCall(call.name, call.arguments, ok, raw, id=call.id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +170,15 @@ def match_element(text: str, at: int, tags: TextTags, tools: Sequence[Tool]) -> 
         return None
     parameters = Parameters(call[1], tools)
     values: dict[str, str] = {}
+    misses = 0
     at = _space_end(text, call.end())
     while named := naming.match(text, at):
-        place = _value_place(text, named.end(), tags, parameters)
+        place = None
+        if tags.line_breaks and misses < _MISSES and text.startswith("\n", named.end()):
+            place = _place(text, named.end(), tags, parameters, exact=True)
+            misses += place is None
+        if place is None:
+            place = _place(text, named.end(), tags, parameters, exact=False)
         value = parameters.read(named[1], text[place.value]) if place is not None else None
         if place is None or value is None or named[1] in values or named[1] != named[1].strip():
             return None
@@ -178,23 +187,24 @@ def match_element(text: str, at: int, tags: TextTags, tools: Sequence[Tool]) -> 
     return (SampledCall(call[1], object_of(values)), at + len(closing)) if text.startswith(closing, at) else None
 
 
+_REST_OF_TAG = re.compile(r"[^<>]*>[^\n]")
+"""The rest of a tag behind which its line goes on."""
+
+_MISSES = 64
+"""Values of a call without the format's line breaks, behind which none is expected any more: to look for one can take a
+pass over the whole block."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     value: slice
     end: int  # after the closing tag
 
 
-def _value_place(text: str, start: int, tags: TextTags, parameters: Parameters) -> _Place | None:
-    """Where the value that begins at `start` stands; None if that is not certain."""
-    if tags.line_breaks and text.startswith("\n", start):
-        place = _place(text, start, tags, parameters, exact=True)
-        if place is not None:
-            return place
-    return _place(text, start, tags, parameters, exact=False)
-
-
 def _place(text: str, start: int, tags: TextTags, parameters: Parameters, *, exact: bool) -> _Place | None:
-    """Reads tags in the value as text if the model can't have meant them: of a name that is no parameter and closed
+    """Where the value that begins at `start` stands; None if that is not certain.
+
+    Reads tags in the value as text if the model can't have meant them: of a name that is no parameter and closed
     again; of other elements (`<parameter name="a">` in XML) with as many openings as closings; within a line."""
     closing = tags.closing(exact=exact)
     inner = 0  # opened values of the format that are text
@@ -213,8 +223,8 @@ def _place(text: str, start: int, tags: TextTags, parameters: Parameters, *, exa
                     else None
                 )
             closings += 1
-            after = text[text.find(">", tag.end()) + 1 :][:1] if ">" in text[tag.end() :] else ""
-            is_within_lines = is_within_lines and text[tag.start() - 1] != "\n" and after not in ("", "\n")
+            is_inside_line = text[tag.start() - 1] != "\n" and _REST_OF_TAG.match(text, tag.end()) is not None
+            is_within_lines = is_within_lines and is_inside_line
         elif name is not None:
             if element == tags.call or parameters.may_be(name):
                 return None

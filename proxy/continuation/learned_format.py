@@ -35,6 +35,9 @@ _DECODER = json.JSONDecoder()
 SHORTEST = 3
 """Characters that must begin a block, so that no ordinary text does."""
 
+BROKEN = 64
+"""Blocks that can't be read, of which the last one takes the rest of the reply: to read one can take a pass over it."""
+
 _PART_OF_TAG = re.compile(r"^[|｜]?>\s*")
 """The end of a tag that begins before the text."""
 
@@ -76,8 +79,7 @@ class JsonObject:
         _, end = _DECODER.raw_decode(text, at)
         members = members_of(text[at:end]) or {}
         if not self.name:
-            pairs = [(json.loads(f'"{name}"'), value) for name, value in members.items()]
-            return Found(SampledCall(*pairs[0]), end) if len(pairs) == 1 else None
+            return Found(SampledCall(*next(iter(members.items()))), end) if len(members) == 1 else None
         if self.name not in members or self.arguments not in members:
             return None
         name, id = (json.loads(members.get(key, '""')) for key in (self.name, self.id))
@@ -128,7 +130,8 @@ class Elements:
 class Marked:
     """The name, and each value behind its key: `NAME after_name (before_key KEY before_value VALUE after_value)*`.
 
-    `after_value` may repeat the key, as `{key}`. Attributes in these texts may have any value.
+    `after_value` may repeat the key, as `{key}`. Attributes in these texts may have any value. A value that holds the
+    next key, or `after_value`, is none: the model may have forgotten a tag.
     """
 
     after_name: str
@@ -143,14 +146,20 @@ class Marked:
         if head is None:
             return None
         parameters = Parameters(head["name"], tools)
-        key = re.compile(rf"{_pattern(self.before_key)}(?P<key>(?!/)[^\s\"'<>=]+){_pattern(self.before_value)}")
+        own_key = rf"(?P<key>(?!/)[^\s\"'<>=]+){_pattern(self.before_value)}"
+        key = re.compile(_pattern(self.before_key) + own_key)
+        inner = re.compile(_pattern(self.before_key).removeprefix(r"\s*") + own_key)
         values: dict[str, str] = {}
         end = head.end()
         while named := key.match(text, end):
-            closing = self.after_value.replace("{key}", named["key"])
+            closing = self.after_value.rstrip().replace("{key}", named["key"])
             stop = text.find(closing, named.end())
-            value = parameters.read(named["key"], text[named.end() : stop]) if stop >= 0 else None
-            if value is None or named["key"] in values:
+            if stop < 0 or named["key"] in values:
+                return None
+            written = text[named.end() : stop]
+            value = parameters.read(named["key"], written)
+            is_next = any(parameters.may_be(found["key"]) for found in inner.finditer(written))
+            if value is None or is_next or closing.lstrip() in written:
                 return None
             values[named["key"]] = value
             end = stop + len(closing)
@@ -232,22 +241,24 @@ class CallSyntax:
         """The text and the blocks in `ids` from `start`."""
         rest = ids[start:]
         text = tokenizer.decode(rest)
-        begins = self.opening or self.lead or self.notation.begins
-        ends = self.closing or self.tail or self.notation.ends
+        begins = _words(self.opening or self.lead or self.notation.begins)
+        ends = _words(self.closing or self.tail or self.notation.ends)
         index = IdIndex(tokenizer, rest)
         pieces: list[ReplyPiece] = []
 
         def add(begin: int, end: int, calls: tuple[ParsedCall, ...] | None = None) -> None:
             pieces.append(ReplyPiece(text[begin:end], start + index.of(begin), calls))
 
-        at = 0
-        while (begin := text.find(begins, at)) >= 0:
+        at, broken = 0, 0
+        while opened := begins.search(text, at):
+            begin = opened.start()
             try:
                 found = self.match(text, begin, tools)
             except (ValueError, RecursionError):  # JSON that Python can't read
                 found = None
-            closed = text.find(ends, begin + len(begins)) if ends else -1
-            end = found[1] if found is not None else closed + len(ends) if closed >= 0 else len(text)
+            broken += found is None
+            closed = ends.search(text, opened.end()) if broken < BROKEN else None
+            end = found[1] if found is not None else closed.end() if closed is not None else len(text)
             own = CallBlock(tokenizer, (), tools, is_tagged=False, written=text[begin:end])
             calls = checked_calls(lambda _, found=found: found and found[0], own)
             add(at, begin)
@@ -255,6 +266,11 @@ class CallSyntax:
             at = end
         add(at, len(text))
         return pieces
+
+
+def _words(part: str) -> re.Pattern[str]:
+    """Finds `part` with any white space between its words; nothing, if it is empty."""
+    return re.compile(r"\s*".join(map(re.escape, part.split())) or r"(?!)")
 
 
 def _after(text: str, at: int, part: str) -> int | None:
@@ -290,6 +306,8 @@ class RenderedTurn:
                 found, end = _DECODER.raw_decode(self.text, value.start())
             except ValueError:
                 continue
+            except RecursionError:  # no call's, and there may be as many more
+                break
             if isinstance(found, dict) and (notation := _keys(found, call, arguments)) is not None:
                 yield notation, slice(value.start(), end)
             if found == arguments:
@@ -338,7 +356,7 @@ def _keys(found: Mapping[str, Any], call: ToolCall, arguments: Any) -> JsonObjec
 def _is_text_of(arguments: Any, value: Any) -> bool:
     try:
         return isinstance(value, str) and json.loads(value) == arguments
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 
 from rolltap.proxy.continuation.json_calls import read_call
 
+CONTEXT = 4
+"""Number of preceding ids that an id's text may depend on."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:

@@ -39,11 +39,8 @@ from rolltap.protocols.conversation import (
 )
 from rolltap.protocols.handles import MAX_CALLS
 from rolltap.proxy.continuation.json_calls import GrowingCall
-from rolltap.proxy.continuation.parsed import ParsedCall, ReplyText, StopStrings, is_text
+from rolltap.proxy.continuation.parsed import CONTEXT, ParsedCall, ReplyText, StopStrings, is_text
 from rolltap.proxy.continuation.rendering import TokenRenderer
-
-CONTEXT = 4
-"""Number of preceding ids that an id's text may depend on."""
 
 WINDOW = 24
 """Maximum number of old ids that are decoded again with new ones. Then the window shrinks to the last `CONTEXT` ids."""
@@ -78,7 +75,7 @@ class ReplyParser:
         self._stop = StopStrings(stop)
         self._may_stop = bool(stop)
         self._mint = mint
-        self._stop_ids = frozenset(renderer.stop_token_ids)
+        self._silent_ids = frozenset(renderer.silent_token_ids)
         self._ids: list[int] = []
         self._thinks = renderer.markers.opens_in_reasoning(prompt)
         self._channel: Channel = "reasoning" if self._thinks else "text"
@@ -122,7 +119,7 @@ class ReplyParser:
         """Takes new ids; returns the events that they complete. Ignores ids once the reply is `over`."""
         if self.over:
             return []
-        text_ids = ids[:-1] if ids and ids[-1] in self._stop_ids else ids  # the stop token has no text
+        text_ids = ids[:-1] if ids and ids[-1] in self._silent_ids else ids
         if not self._may_stop and self._is_plain(text_ids):
             self._ids += ids
             self._run += text_ids
@@ -164,7 +161,7 @@ class ReplyParser:
             if self.over:
                 return events
         self._ids.append(token)
-        if token in self._stop_ids or self._channel == "held":
+        if token in self._silent_ids or self._channel == "held":
             return events
         if token == markers.reasoning_open and self._is_blank():
             self._thinks = True
@@ -212,7 +209,7 @@ class ReplyParser:
         """Whether all ids belong to the open channel, as none is special."""
         if self._channel == "held" or self._draft is not None:
             return False
-        return self._renderer.tokenizer.special_ids.isdisjoint(ids) and self._stop_ids.isdisjoint(ids)
+        return self._renderer.tokenizer.special_ids.isdisjoint(ids) and self._silent_ids.isdisjoint(ids)
 
     def _open(self, channel: Channel) -> None:
         """Switches to `channel`."""
@@ -361,7 +358,7 @@ class ReplyParser:
         events: list[ReplyEvent] = []
         for token in again:
             self._ids.append(token)
-            if token in self._stop_ids:
+            if token in self._silent_ids:
                 continue
             self._run.append(token)
             if self._stop:

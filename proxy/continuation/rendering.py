@@ -42,6 +42,8 @@ class TokenRenderer(Protocol):
 
     tokenizer: HubTokenizer
     stop_token_ids: tuple[int, ...]
+    silent_token_ids: tuple[int, ...]
+    """The tokens without text at a turn's end: those that end it, and those that the family writes before them."""
     markers: Markers
     efforts: Efforts
     switches_thinking: bool
@@ -112,6 +114,7 @@ class FamilyRenderer:
         self._by_thinking = self._renderers("")
         own_stops = self._by_thinking[True].get_stop_token_ids()
         self.stop_token_ids = tuple(dict.fromkeys((*own_stops, *tokenizer.end_token_ids)))
+        self.silent_token_ids = self.stop_token_ids
         self._guard = self._find_guard()
         self._known_tools: LRUCache[int, tuple[Sequence[Tool], DeclaredTools]] = LRUCache(KNOWN_TOOLS)
         self.markers = form.markers(tokenizer)

@@ -52,7 +52,10 @@ LEARNED = "learned"
 """The name of a format that the template's own calls have taught."""
 
 _THINKING = re.compile(r"think|inner_(?:prefix|suffix)", re.IGNORECASE)
-_ENDS = re.compile(r"^[<\[]/|end|suffix", re.IGNORECASE)
+_ENDS = re.compile(r"^\W*/|(?<![a-z])end|end(?![a-z])|suffix", re.IGNORECASE)
+
+FAULTS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a template's expressions raise besides the errors of templates."""
 
 HISTORIES_MIN = 2
 """Minimum number of histories that the template must accept for an audit to be meaningful."""
@@ -108,7 +111,7 @@ class ChatTemplate:
         self._special = special
         try:
             self._template = environment.from_string(source)
-        except TemplateError as error:
+        except (TemplateError, *FAULTS) as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
 
     def __call__(
@@ -123,7 +126,7 @@ class ChatTemplate:
             variables["reasoning_effort"] = effort
         try:
             return self._template.render(messages=rows, tools=tools, **variables)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except FAULTS as error:
             raise self.error(f"{type(error).__name__}: {error}") from error
 
 
@@ -153,14 +156,21 @@ class TemplateRenderer:
         self._takes_parts = not self._writes(_WORD) and self._writes([{"type": "text", "text": _WORD}])
         self._takes_argument_text = not self._writes_arguments({"name": _WORD}) and self._writes_arguments(_WORD)
         self.image_roles = frozenset(role for role in ("user", "tool") if self._writes_image(role))
-        self._close = self._turn_close()
+        self._close, before_close = self._turn_close()
         stops = {tokenizer.eos_token_id, self._close, *tokenizer.end_token_ids}
         self.stop_token_ids = tuple(sorted(stop for stop in stops if stop is not None))
         self._settings_format = tool_format
         self.tool_format, form = (tool_format, find_tool_format(tool_format)) if tool_format else self._find_format()
         form = self._with_thinking(form)
         self.markers = form.markers(tokenizer)
-        self._reader = TokenReader(tokenizer, form, self.stop_token_ids)
+        own = (
+            self.markers.reasoning_open,
+            self.markers.reasoning_close,
+            self.markers.tool_open,
+            self.markers.tool_close,
+        )
+        self.silent_token_ids = (*self.stop_token_ids, *(token for token in before_close if token not in own))
+        self._reader = TokenReader(tokenizer, form, self.silent_token_ids)
         self.audit = tuple(self._audit(scenario) for scenario in SCENARIOS)
         self._admitted = {result.scenario for result in self.audit if result.admitted}
         self.efforts = Efforts() if effort else find_efforts(self._probe)
@@ -301,18 +311,27 @@ class TemplateRenderer:
             return None
         return [*prompt, *output, *([] if ends else [extension.closing]), *added]
 
-    def _turn_close(self) -> int | None:
+    def _turn_close(self) -> tuple[int | None, list[int]]:
         """The token that ends an assistant's turn of text: of the special ones that the template writes behind the text
-        the first by which the model ends replies, or else the first one; None if it is not directly there."""
-        try:
-            text = self._text([_user("question"), _turn(_SENTINEL)], (), prompt=False, thinking=True)
-        except self._template.error:
-            return None
-        ids = self.tokenizer.encode(text.rpartition(_SENTINEL)[2].lstrip()) if _SENTINEL in text else []
+        the first by which the model ends replies, or else the first one; None if it is not directly there.
+
+        And the special ones before it. What ends only the last turn ends the conversation (Phi-3).
+        """
+        last, inner = (self._behind_turn(*more) for more in ((), (_user("and then?"),)))
+        ids = [id for id, _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, inner, strict=False))] or last
         if not ids or ids[0] not in self.tokenizer.special_ids:
-            return None
+            return None, []
         ends = (self.tokenizer.eos_token_id, *self.tokenizer.end_token_ids)
-        return next((token for token in ids if token in ends), ids[0])
+        close = next((token for token in ids if token in ends), ids[0])
+        return close, [token for token in ids[: ids.index(close)] if token in self.tokenizer.special_ids]
+
+    def _behind_turn(self, *more: Message) -> list[int]:
+        """The ids that the template writes behind a turn of text which `more` follows; none if it refuses that."""
+        try:
+            text = self._text([_user("question"), _turn(_SENTINEL), *more], (), prompt=False, thinking=True)
+        except self._template.error:
+            return []
+        return self.tokenizer.encode(text.rpartition(_SENTINEL)[2].lstrip()) if _SENTINEL in text else []
 
     def _find_format(self) -> tuple[str, ToolFormat]:
         """The format in which the template writes tool calls, with its name: a known one, or else a learned one."""

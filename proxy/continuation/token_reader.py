@@ -23,11 +23,11 @@ class TokenReader:
     reply begins with, after white space, opens thinking.
     """
 
-    def __init__(self, tokenizer: HubTokenizer, form: ToolFormat, stop_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: HubTokenizer, form: ToolFormat, silent_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._markers = form.markers(tokenizer)
         self._form = form
-        self._stop_ids = frozenset(stop_ids)
+        self._silent_ids = frozenset(silent_ids)
 
     def read(self, output: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]) -> ParsedReply:
         ids = list(output)
@@ -35,7 +35,9 @@ class TokenReader:
             return self._form.read_reply(self._tokenizer, ids, prompt, tools)
         start, skipped, reasoning = self._thinking(ids, prompt)
         if self._form.find_pieces is not None:
-            rest = ids[:-1] if ids[-1:] and ids[-1] in self._stop_ids else ids
+            rest = list(ids)
+            while rest and rest[-1] in self._silent_ids:
+                rest.pop()
             return ParsedReply(tuple(self._form.find_pieces(self._tokenizer, rest, start, tools)), reasoning)
         pieces: list[ReplyPiece] = []
         text_at = start
@@ -54,7 +56,7 @@ class TokenReader:
 
     def read_block(self, block: Sequence[int], tools: Sequence[Tool]) -> tuple[ParsedCall, ...]:
         """The calls of a block, which begins with its opening token. A block that can't be read is one broken call."""
-        ids = [token for token in block if token not in self._stop_ids]
+        ids = [token for token in block if token not in self._silent_ids]
         opening, closing = self._markers.tool_open, self._markers.tool_close
         is_closed = closing is None or ids[-1:] == [closing]
         inner = ids[ids[:1] == [opening] : len(ids) - (closing is not None and is_closed)]
@@ -101,8 +103,16 @@ class TokenReader:
             end = ids.index(markers.reasoning_close, start)
             after = end + 1
         else:
-            end = after = ids.index(markers.tool_open, start) if markers.tool_open in ids[start:] else len(ids)
+            end = after = self._first_call(ids, start)
         return after, 0, self._decode(ids[start:end]).lstrip().removeprefix(markers.reasoning_label).strip()
+
+    def _first_call(self, ids: Sequence[int], start: int) -> int:
+        """Where the first call begins in `ids` from `start`; their number if there is none."""
+        if self._form.find_pieces is not None:
+            pieces = self._form.find_pieces(self._tokenizer, ids, start, ())
+            return next((piece.start for piece in pieces if any(call.ok for call in piece.calls or ())), len(ids))
+        opening = self._markers.tool_open
+        return ids.index(opening, start) if opening in ids[start:] else len(ids)
 
     def _text_thinking(self, ids: Sequence[int], prompt: Sequence[int]) -> tuple[int, int, str | None]:
         """`_thinking`, if its tags are spelled in ordinary tokens."""
@@ -122,7 +132,7 @@ class TokenReader:
         return count - 1, after - len(before), text[start:close].strip()
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode([token for token in ids if token not in self._stop_ids])
+        return self._tokenizer.decode([token for token in ids if token not in self._silent_ids])
 
 
 def reads(tokenizer: HubTokenizer, form: ToolFormat, turn: Sequence[int], calls: Sequence[ToolCall]) -> bool:

@@ -37,7 +37,7 @@ from rolltap.proxy.continuation.block_formats import (
     read_qwen_xml,
 )
 from rolltap.proxy.continuation.json_calls import HERMES, MISTRAL
-from rolltap.proxy.continuation.parsed import ParsedCall, ParsedReply, ReplyPiece
+from rolltap.proxy.continuation.parsed import CONTEXT, ParsedCall, ParsedReply, ReplyPiece
 from rolltap.proxy.continuation.typed_values import object_of
 from rolltap.tokenizer import HubTokenizer
 from rolltap.wording import did_you_mean
@@ -219,18 +219,30 @@ def read_inkling_reply(
 
 
 class IdIndex:
-    """Finds the id to which a character of the decoded `ids` belongs."""
+    """Finds the id to which a character of the decoded `ids` belongs, for one character after the other."""
 
     def __init__(self, tokenizer: HubTokenizer, ids: Sequence[int]) -> None:
         self._tokenizer, self._ids = tokenizer, ids
         stream = tokenizer.text_stream()
         self._ends = None if stream is None else list(accumulate(len(stream.feed([id])) for id in ids))
+        self._count, self._length = 0, 0  # ids before the last character, and the length of their text
 
     def of(self, character: int) -> int:
         if self._ends is not None:
             return bisect_right(self._ends, character)
-        counts = range(1, len(self._ids) + 1)
-        return bisect_right(counts, character, key=lambda count: len(self._tokenizer.decode(self._ids[:count])))
+        first, total = self._count, len(self._ids)
+        context = self._ids[max(0, first - CONTEXT) : first]
+        before = self._length - len(self._tokenizer.decode(context))
+
+        def length(count: int) -> int:
+            return before + len(self._tokenizer.decode([*context, *self._ids[first:count]]))
+
+        size = 8
+        while first + size < total and length(first + size) <= character:
+            size *= 2
+        count = first + bisect_right(range(first + 1, min(first + size, total) + 1), character, key=length)
+        self._count, self._length = count, length(count)
+        return count
 
 
 _MARK = "\ufdd1"
