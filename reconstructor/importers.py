@@ -362,9 +362,8 @@ def _atif_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The messages of a step: its message, then the results of its tool calls."""
     results = (step.get("observation") or {}).get("results") or []
     if step["source"] != "agent":
-        role = "system" if step["source"] == "system" else "user"
-        contents = [step.get("message"), *(result.get("content") for result in results)]
-        yield {"role": role, "content": _atif_content(contents, shows_images=role == "user")}
+        texts = [_atif_text(step.get("message")), *(_atif_text(result.get("content")) for result in results)]
+        yield {"role": "system" if step["source"] == "system" else "user", "content": "\n".join(filter(None, texts))}
         return
     calls = [
         {"id": call["tool_call_id"], "function": {"name": call["function_name"], "arguments": call["arguments"]}}
@@ -378,32 +377,11 @@ def _atif_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield message
     called = {call["id"] for call in calls}
     for result in results:
-        content = _atif_content([result.get("content")])
+        text = _atif_text(result.get("content"))
         if result.get("source_call_id") in called:
-            yield {"role": "tool", "tool_call_id": result["source_call_id"], "content": content}
+            yield {"role": "tool", "tool_call_id": result["source_call_id"], "content": text}
         else:
-            yield {"role": "user", "content": content}
-
-
-def _atif_content(contents: Sequence[Any], *, shows_images: bool = True) -> str | list[dict[str, Any]]:
-    """One message's content of several. A list of parts if it shows images by URL; others are `<image>` in its text."""
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    if not shows_images or not any(_image_url(part) for part in parts):
-        return "\n".join(filter(None, map(_atif_text, contents)))
-    texts = [[{"type": "text", "text": content}] if isinstance(content, str) else content or [] for content in contents]
-    return [
-        {"type": "image_url", "image_url": {"url": url}}
-        if (url := _image_url(part))
-        else {"type": "text", "text": _atif_text([part])}
-        for content in texts
-        for part in content
-    ]
-
-
-def _image_url(part: Mapping[str, Any]) -> str:
-    """The URL of an image; "" for other parts, and for an image in a file beside the document."""
-    path = str((part.get("source") or {}).get("path", "")) if part["type"] == "image" else ""
-    return path if path.startswith(("data:", "https://", "http://")) else ""
+            yield {"role": "user", "content": text}
 
 
 def _atif_text(content: Any) -> str:

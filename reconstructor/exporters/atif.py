@@ -26,6 +26,7 @@ from rolltap.reconstructor.exporters.base import (
     trained_whole,
 )
 from rolltap.reconstructor.exporters.conversation import (
+    SHOWS_IMAGES,
     Conversation,
     RecordedMessage,
     conversations,
@@ -58,6 +59,9 @@ class Atif:
             found = list(_of_segments(item) if has_tokens else conversations(item))
             if not found:
                 yield SkippedItem(f"no {'tokens' if has_tokens else 'conversation'} that may be trained")
+                continue
+            if not has_tokens and any(conversation.image_urls for conversation in found):
+                yield SHOWS_IMAGES
                 continue
             first_agent = "" if any(not conversation.agent for conversation in found) else found[0].agent
             main = [conversation for conversation in found if conversation.agent == first_agent]

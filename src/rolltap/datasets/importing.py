@@ -121,12 +121,12 @@ def _turns(trace: Trace) -> Iterator[Turn]:
     for index, message in enumerate(trace.messages):
         if message["role"] != "assistant" or index < max(trace.opening, 1):
             continue
-        body: dict[str, Any] = {"model": POLICY, "messages": list(trace.messages[:index])}
+        facts = trace.facts.get(index, ReplyFacts())
+        body: dict[str, Any] = {"model": facts.model or POLICY, "messages": list(trace.messages[:index])}
         if trace.tools:
             body["tools"] = list(trace.tools)
         reply = _parsed(dialect, {**body, "messages": list(trace.messages[: index + 1])}, trace.place).messages[-1]
         flaw = Flaw.WEIGHT_ZERO if index in trace.context else Flaw.TOKENS_MISSING
-        facts = trace.facts.get(index, ReplyFacts())
         yield Turn(_parsed(dialect, body, trace.place), msgspec.json.encode(reply), flaw, facts)
 
 
