@@ -20,12 +20,24 @@ from rolltap.wording import is_moment
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyFacts:
+    """What a trace says of the call behind a reply. `created_at` in seconds since 1970; None, "" or no count: nothing.
+
+    `usage`: token counts, by the names of the record (`prompt`, `output`, `cached`).
+    """
+
+    created_at: float | None = None
+    model: str = ""
+    usage: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """One conversation. `created_at` is None if the trace has no time. `id` is the trace's own; "": it has none.
 
     The first `opening` messages were not sampled. `context`: the replies (indices of `messages`) that the trace says
-    are no targets. `unread`: keys of the document and its messages that no reader knows. `place`: its file and line,
-    for messages.
+    are no targets. `facts`: what it says of the calls of replies, by the same indices. `unread`: keys of the document
+    and its messages that no reader knows. `place`: its file and line, for messages.
     """
 
     name: str
@@ -36,6 +48,7 @@ class Trace:
     id: str = ""
     opening: int = 0
     context: frozenset[int] = frozenset()
+    facts: Mapping[int, ReplyFacts] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
     place: str = ""
 
@@ -58,6 +71,9 @@ FUNCTION_KEYS, SCHEMA_KEYS = {"name", "arguments"}, {"name", "description", "par
 GROUP_TAG = "group_id"
 """The tag of an imported session with the group of its row; `--group-by tag.group_id` groups by it."""
 
+VERSION_TAG = "agent_version"
+"""The tag of an imported session with the version of its harness."""
+
 SIDES = ("chosen", "rejected")
 LABELS = {"session_id", "rollout_id", "task_id"}
 SIDES_KEYS = {f"{name}{side}" for side in SIDES for name in ("", "reward_", "rollout_", "session_")}
@@ -76,6 +92,9 @@ ATIF_STEP_KEYS = {
 ATIF_CALL_KEYS = {"tool_call_id", "function_name", "arguments", "extra"}
 ATIF_RESULT_KEYS = {"source_call_id", "content", "extra"}
 """The keys of an ATIF document, its steps, calls and results that are read, or that say nothing of the conversation."""
+
+ATIF_USAGE = {"prompt_tokens": "prompt", "completion_tokens": "output", "cached_tokens": "cached"}
+"""The counts in an ATIF step's metrics, and their names in the record."""
 
 
 def read_messages(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
@@ -181,27 +200,32 @@ def _flag(value: Any, key: str) -> int:
 def read_atif(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
     """Reads an ATIF document of any 1.x version, without its embedded subagents, which are named as not read.
 
-    Replies of copied context are no targets: another document holds them.
+    Replies of copied context are no targets: another document holds them. Nor are steps that no model sampled.
     """
     if not str(document.get("schema_version", "")).startswith("ATIF-v1."):
         raise DatasetError(f"{name}: schema_version: expected ATIF-v1.x, not {document.get('schema_version')!r}")
     agent = document.get("agent") or {}
     messages: list[dict[str, Any]] = []
     copied: set[int] = set()
+    facts: dict[int, ReplyFacts] = {}
     unread = set(document.keys() - ATIF_KEYS)
     for step in document.get("steps") or ():
-        if step.get("is_copied_context"):
+        if step.get("is_copied_context") or step.get("llm_call_count") == 0:
             copied.add(len(messages))
+        if step["source"] == "agent":
+            facts[len(messages)] = _facts(step, agent, name)
         messages += _atif_step(step)
         unread.update(_unread_of_step(step))
     if not messages:
         raise DatasetError(f"{name}: steps: expected at least one step")
     stamps = [step["timestamp"] for step in document["steps"] if step.get("timestamp")]
     started = _moment(stamps[0], f"{name}: steps: timestamp") if stamps else None
-    tags = {"harness": str(agent["name"])} if agent.get("name") else {}
-    reward = (document.get("extra") or {}).get("reward")
-    if reward is not None:
-        tags["reward"] = _number(reward)
+    tags = {tag: str(agent[key]) for tag, key in (("harness", "name"), (VERSION_TAG, "version")) if agent.get(key)}
+    extra = document.get("extra") or {}
+    if extra.get("reward") is not None:
+        tags["reward"] = _number(extra["reward"])
+    if extra.get("group_id"):
+        tags[GROUP_TAG] = str(extra["group_id"])
     own = str(document.get("trajectory_id") or document.get("session_id") or "")
     yield Trace(
         own or name,
@@ -211,7 +235,18 @@ def read_atif(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
         tags,
         own,
         context=frozenset(copied),
+        facts=facts,
         unread=frozenset(map(str, unread)),
+    )
+
+
+def _facts(step: Mapping[str, Any], agent: Mapping[str, Any], name: str) -> ReplyFacts:
+    metrics = step.get("metrics") or {}
+    at = step.get("timestamp")
+    return ReplyFacts(
+        _moment(at, f"{name}: steps: timestamp") if at else None,
+        str(step.get("model_name") or agent.get("model_name") or ""),
+        {own: _count(metrics[key], key) for key, own in ATIF_USAGE.items() if metrics.get(key) is not None},
     )
 
 
@@ -237,6 +272,12 @@ def _number(value: Any) -> str:
     if isinstance(value, bool) or not math.isfinite(number := float(value)):
         raise ValueError(f"reward: {value!r} is not a finite number")
     return repr(number).removesuffix(".0")
+
+
+def _count(value: Any, key: str) -> int:
+    if isinstance(value, bool | str) or not 0 <= value < 2**53 or value != int(value):
+        raise ValueError(f"{key}: {value!r} is not a number of tokens")
+    return int(value)
 
 
 def _moment(text: str, where: str) -> float:
@@ -346,4 +387,4 @@ def _atif_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _atif_text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part.get("text") or f"<{part['type']}>" for part in content)
+    return "".join(part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in content)

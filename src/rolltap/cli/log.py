@@ -288,4 +288,4 @@ def import_traces(
     screen.print(f"{counted(written, 'session')} imported{known}")
     unread = Counter(key for run in imported_runs for key in run.unread)
     for key, count in sorted(unread.items()):
-        screen.print(f"not imported, as it is not known: {key} (in {counted(count, 'trace')})")
+        screen.print(f"not imported: {key} (in {counted(count, 'trace')})")

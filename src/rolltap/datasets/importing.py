@@ -28,7 +28,7 @@ from rolltap.protocols.base import WireRequest
 from rolltap.protocols.cache_space import CacheSpace
 from rolltap.protocols.conversation import ChatRequest
 from rolltap.protocols.openai_chat.dialect import OpenAIChat
-from rolltap.reconstructor.importers import GROUP_TAG, Trace, read_traces
+from rolltap.reconstructor.importers import GROUP_TAG, ReplyFacts, Trace, read_traces
 from rolltap.tenants import tenant_tags
 from rolltap.types import Finish, Flaw, Outcome, Session
 
@@ -40,12 +40,21 @@ TAG = "imported"
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A parsed request, its assistant message as JSON, why that is not trained by token, and what the trace says."""
+
+    request: ChatRequest
+    reply: bytes
+    flaw: Flaw
+    facts: ReplyFacts
+
+
+@dataclass(frozen=True, slots=True)
 class Imported:
-    """A session to write. `turns` are its requests, parsed, the assistant message of each, and why that is not trained
-    by token. `unread`: what of the trace was not read."""
+    """A session to write. `unread`: what of the trace was not read."""
 
     session: Session
-    turns: tuple[tuple[ChatRequest, bytes, Flaw], ...]
+    turns: tuple[Turn, ...]
     unread: frozenset[str] = frozenset()
 
 
@@ -102,21 +111,23 @@ def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
         expires_at=min(created_at, time.time()),
         tags={**trace.tags, TAG: trace.name, **tenant_tags()},
     )
-    return Imported(session, turns, trace.unread)
+    lost = {"what follows the last reply"} if trace.messages[-1]["role"] != "assistant" else ()
+    return Imported(session, turns, trace.unread.union(lost))
 
 
-def _turns(trace: Trace) -> Iterator[tuple[ChatRequest, bytes, Flaw]]:
+def _turns(trace: Trace) -> Iterator[Turn]:
     """A request and its reply for each sampled assistant message; the first message can't be one."""
     dialect = OpenAIChat(CacheSpace())
     for index, message in enumerate(trace.messages):
         if message["role"] != "assistant" or index < max(trace.opening, 1):
             continue
-        body: dict[str, Any] = {"model": POLICY, "messages": list(trace.messages[:index])}
+        facts = trace.facts.get(index, ReplyFacts())
+        body: dict[str, Any] = {"model": facts.model or POLICY, "messages": list(trace.messages[:index])}
         if trace.tools:
             body["tools"] = list(trace.tools)
         reply = _parsed(dialect, {**body, "messages": list(trace.messages[: index + 1])}, trace.place).messages[-1]
         flaw = Flaw.WEIGHT_ZERO if index in trace.context else Flaw.TOKENS_MISSING
-        yield _parsed(dialect, body, trace.place), msgspec.json.encode(reply), flaw
+        yield Turn(_parsed(dialect, body, trace.place), msgspec.json.encode(reply), flaw, facts)
 
 
 def _parsed(dialect: OpenAIChat, body: dict[str, Any], name: str) -> ChatRequest:
@@ -137,12 +148,16 @@ async def _write(call_log: CallLog, imported: Imported) -> bool:
     parent: str | None = None
     item_count = 0
     await call_log.open_session(session)
-    for number, (chat, reply, flaw) in enumerate(imported.turns):
+    for number, turn in enumerate(imported.turns):
+        chat, facts = turn.request, turn.facts
         call_id = f"{session.id}-{number:05d}"
         request = RequestParts(chat.head, chat.items[item_count:], item_count, chat.fixed)
-        at = session.created_at + number / 1000
+        at = session.created_at + number / 1000 if facts.created_at is None else facts.created_at
+        sent = {"model": facts.model} if facts.model else {}
         await call_log.append_intent(
-            CallIntent(call_id, session.id, PROCESS, at, POLICY, DIALECT, empty, request, parent_id=parent)
+            CallIntent(
+                call_id, session.id, PROCESS, at, POLICY, DIALECT, empty, request, parent_id=parent, sampling_sent=sent
+            )
         )
         await call_log.append_completion(
             CallCompletion(
@@ -152,8 +167,9 @@ async def _write(call_log: CallLog, imported: Imported) -> bool:
                 finish=Finish.STOP,
                 output_ids=empty,
                 logprobs=np.empty(0, np.float32),
-                flaw=flaw,
-                message=reply,
+                flaw=turn.flaw,
+                message=turn.reply,
+                usage=facts.usage,
             )
         )
         parent, item_count = call_id, len(chat.items)

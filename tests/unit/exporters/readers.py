@@ -25,7 +25,7 @@ ROWS: dict[str, str] = {
     "kto": "a rollout: `prompt`, `completion`, `label`",
     "sharegpt": "a conversation, or a reply: `conversations`, `system`, `tools`",
     "verl-rl": "a task: `data_source`, `prompt`, `ability`, `reward_model`, `extra_info`",
-    "atif": "a document of ATIF v1.7, tokens and log-probs in `metrics`",
+    "atif": "a document of ATIF v1.7, recorded tokens and log-probs in `metrics`",
     "transitions": "a trained call: state, action, reward, return to go, done",
     "harbor": "a session: `rollout_details`",
     "verifiers": "a session: an `Episode` with a `Trace`, a branch a segment",

@@ -22,7 +22,7 @@ from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.types import Outcome, Reward
 
 from . import readers
-from .world import TOOLS, World, lines, reasons_of, rows_of, says, system, tool, user
+from .world import TOOLS, World, lines, reasons_of, rows_of, says, system, tool, user, without_tokens
 
 
 def made(format: str, items: list[ExportItem], **options: str) -> list[dict[str, Any]]:
@@ -253,6 +253,25 @@ def test_atif_documents_pass_the_published_models(world: World, tmp_path: Path):
     ]  # fmt: skip
     assert continued.extra is not None
     assert continued.extra["reward"] == 1.0
+
+
+def test_atif_of_a_model_that_is_only_relayed_has_its_counts_and_no_tokens(world: World):
+    item = without_tokens(world.with_subagent("s").item())
+    usage = {"prompt": 7, "output": 3, "cached": 2, "reasoning": 1}
+    texts = {id: replace(text, sampling={"model": "gpt"}, usage=usage) for id, text in item.texts.items()}
+    documents = [atif.Trajectory.model_validate(each) for each in made("atif", [replace(item, texts=texts)])]
+    replies = [[step.message for step in each.steps if step.source == "agent"] for each in documents]
+    assert replies == [["step one", "step two"], ["step three"]]
+    assert [each.continued_trajectory_ref for each in documents] == [documents[1].trajectory_id, None]
+    helpers = documents[0].subagent_trajectories or []
+    assert len(helpers) == 1
+    for document in (*documents, *helpers):
+        sampled = [step for step in document.steps if step.source == "agent"]
+        counts = {"prompt_tokens": 7, "completion_tokens": 3, "cached_tokens": 2}
+        assert {step.model_name for step in sampled} == {document.agent.model_name} == {"gpt"}
+        assert all(step.metrics and step.metrics.model_dump(exclude_none=True) == counts for step in sampled)
+        assert document.final_metrics is not None
+        assert document.final_metrics.total_completion_tokens == 3 * len(sampled)
 
 
 def test_atif_metrics_are_the_engines_tokens(world: World):

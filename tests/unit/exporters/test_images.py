@@ -19,11 +19,10 @@ from PIL import Image as Pictures
 from rolltap.reconstructor.exporters import EXPORTERS, exporter_named
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Message
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
-from rolltap.reconstructor.reconstruct import reconstruct
 from rolltap.types import PromptImage
 
 from ...vision import data_url, picture, vision_model
-from .world import World, says, system, user
+from .world import World, says, system, user, without_tokens
 
 RED, BLUE = picture(60, 60), picture(90, 60, (10, 40, 250), "JPEG")
 HOLDS = {"trajectories"}
@@ -57,14 +56,6 @@ def seen(world: World, name: str, *, role: str = "user", urls: Sequence[str] = (
         messages = [{**each, "role": role} if each["role"] == "user" else each for each in messages]
         script.texts[call_id] = replace(text, messages=messages, tools=())
     return script.item(**changes)
-
-
-def without_tokens(item: ExportItem) -> ExportItem:
-    """As of a model that is only relayed."""
-    none: Any = {"prompt_ids": np.zeros(0, np.int32), "output_ids": np.zeros(0, np.int32), "images": ()}
-    none |= {"logprobs": np.zeros(0, np.float32), "versions": ()}
-    calls = {call.id: replace(call, **none) for call in item.calls.values()}
-    return replace(item, calls=calls, trajectory=reconstruct(list(calls.values())))
 
 
 def opened(file: bytes) -> Any:

@@ -8,10 +8,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import atif
 import pytest
 import typer
 from datasets import load_dataset
@@ -27,7 +29,7 @@ from rolltap.cli.log import import_traces
 from rolltap.datasets.importing import read_file
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
-from rolltap.reconstructor.importers import GROUP_TAG, SIDES, read_traces
+from rolltap.reconstructor.importers import ATIF_USAGE, GROUP_TAG, SIDES, read_traces
 from rolltap.types import Flaw, Session
 
 from .world import TOOLS, World, lines, rows_of, says, system, tool, user
@@ -273,6 +275,14 @@ def test_only_a_newline_ends_a_line(separator: str, store: str, tmp_path: Path):
         ({"messages": CONVERSATION, "tools": TOOLS, "reward": float("nan")}, "messages", "nan is not a finite number"),
         ({"messages": [user("\ud800"), says("y")]}, "messages", "bad.jsonl:2: the text has half of a surrogate pair"),
         ({"messages": [user("x"), says("y")], "tags": {"a": "\0"}}, "messages", "bad.jsonl:2: a tag has no NUL"),
+        (
+            {
+                "schema_version": "ATIF-v1.4",
+                "steps": [{"source": "user", "message": "x"}, {"source": "agent", "model_name": "\ud800"}],
+            },
+            "atif",
+            "bad.jsonl:2: the text has half of a surrogate pair",
+        ),
         ({}, "csv", "no trace format 'csv'; known: atif, messages"),
     ],
 )
@@ -398,8 +408,139 @@ def test_what_we_write_comes_back_as_it_was(
         assert {0.25, -1.0, None, *(one["reward"] for one in drawn)} <= {row["reward"] for row in first}
     if first:
         code, output = run("import", str(folder / "first" / "train-00000-of-00001.jsonl"), "--store", stores[1])
-        assert (code, "not known" in output) == (0, False), output
+        assert (code, "not imported" in output) == (0, False), output
         assert exported(stores[1], folder / "second", format, options) == first
+
+
+@st.composite
+def atif_documents(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """ATIF documents with steps of all kinds. Each ends with a reply that is no copied context."""
+    made = []
+    for number in range(draw(st.integers(1, 2))):
+        timed, counted = draw(st.booleans()), draw(st.booleans())
+        steps: list[dict[str, Any]] = [{"source": "system", "message": draw(TEXTS)}] if draw(st.booleans()) else []
+        for turn in range(turns := draw(st.integers(1, 4))):
+            if turn == 0 or draw(st.booleans()):
+                steps.append({"source": draw(st.sampled_from(["user", "system"])), "message": draw(TEXTS)})
+            step: dict[str, Any] = {"source": "agent", "message": draw(TEXTS | st.just(""))}
+            if timed:
+                at = 1.7e9 + 60 * turn + draw(st.integers(0, 10**6)) / 1e6
+                step["timestamp"] = datetime.fromtimestamp(at, UTC).isoformat()
+            if draw(st.booleans()):
+                step["reasoning_content"] = draw(TEXTS)
+            if draw(st.booleans()):
+                step["model_name"] = "another"
+            if counted:
+                names = draw(st.sets(st.sampled_from(["prompt_tokens", "completion_tokens", "cached_tokens"])))
+                step["metrics"] = {name: draw(st.integers(0, 10**9)) for name in sorted(names)}
+            if turn < turns - 1:
+                ids = draw(st.lists(st.sampled_from(["c1", "c2", "c3"]), unique=True, max_size=3))
+                calls = [{"tool_call_id": id, "function_name": "bash"} for id in ids]
+                given = st.dictionaries(TEXTS, VALUES, max_size=2)
+                step["tool_calls"] = [{**call, "arguments": draw(given)} for call in calls]
+                answered = [id for id in draw(st.permutations(ids)) if draw(st.booleans())]
+                step["observation"] = {"results": [{"source_call_id": id, "content": draw(TEXTS)} for id in answered]}
+                step["is_copied_context"] = draw(st.booleans())
+            steps.append(step)
+        agent = {"name": "codex", "version": draw(TEXTS), "model_name": "gpt", "tool_definitions": TOOLS}
+        made.append(
+            {
+                "schema_version": "ATIF-v1.7",
+                "trajectory_id": f"t{number}",
+                "agent": agent if draw(st.booleans()) else {"name": "pi", "version": "1"},
+                "steps": [{"step_id": place, **step} for place, step in enumerate(steps, 1)],
+                "extra": {"reward": draw(st.none() | st.floats(-1e6, 1e6)), "group_id": draw(st.none() | st.just("g"))},
+            }
+        )
+    return made
+
+
+def known_of_atif(document: dict[str, Any], *, timed: bool = True) -> dict[str, Any]:
+    """What both sides know of a document: all but ids, token ids and what another document holds. `timed`: its times,
+    too, which a record always has."""
+    atif.Trajectory.model_validate(document)
+    agent, extra = document["agent"], document.get("extra", {})
+    steps = []
+    for step in document["steps"]:
+        known = {key: step[key] for key in ("source", "message", "reasoning_content") if key in step}
+        known |= {key: step[key] for key in ("tool_calls", "is_copied_context") if step.get(key)}
+        if results := step.get("observation", {}).get("results"):
+            known["results"] = results
+        if step["source"] == "agent":
+            counts = {key: count for key, count in step.get("metrics", {}).items() if key in ATIF_USAGE}
+            known |= {"model_name": step.get("model_name", agent.get("model_name")), "counts": counts}
+            if timed:
+                known["timestamp"] = step["timestamp"]
+        steps.append(known)
+    first = next((step["model_name"] for step in steps if "model_name" in step), None)
+    named = {**agent, "model_name": first or agent.get("model_name")}
+    return {"agent": named, "steps": steps, **{key: extra.get(key) for key in ("reward", "group_id")}}
+
+
+def known_of_all(documents: Iterable[dict[str, Any]], *, timed: bool = True) -> list[dict[str, Any]]:
+    known = (known_of_atif(document, timed=timed) for document in documents)
+    return sorted(known, key=partial(json.dumps, sort_keys=True))
+
+
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(drawn=atif_documents())
+def test_atif_documents_come_back_as_they_were(drawn: list[Any], tmp_path: Path):
+    """Import and export, twice: every document says the same, and the second export is the first, figures and all."""
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    given, file = drawn, traced(folder / "in.jsonl", drawn)
+    for number in range(2):
+        store, out = f"sqlite:///{folder}/{number}.db", folder / f"out{number}"
+        code, output = run("import", file, "-f", "atif", "--store", store)
+        assert (code, "not imported" in output) == (0, False), output
+        found = exported(store, out, "atif", "")
+        timed = all(
+            "timestamp" in step for document in given for step in document["steps"] if step["source"] == "agent"
+        )
+        assert known_of_all(found, timed=timed) == known_of_all(given, timed=timed)
+        if number:
+            totals = [document["final_metrics"] for document in (*found, *given)]
+            assert sorted(map(str, totals[: len(found)])) == sorted(map(str, totals[len(found) :]))
+        given, file = found, str(out / "train-00000-of-00001.jsonl")
+
+
+def test_atif_documents_of_recorded_tokens_come_back_without_their_ids(world: World, store: str, tmp_path: Path):
+    branches = world.script("branches")
+    trunk = branches.ask([user("Begin.")], says("the trunk"))
+    for number in range(2):
+        history = [user("Begin."), says("the trunk"), user(f"Try {number}.")]
+        branches.ask(history, says(f"branch {number}"), parent=trunk)
+    items = [world.solved("s").item(reward=0.5, task="t", group="g"), branches.item()]
+    rows = rows_of([row for item in items for row in exporter_named("atif").rows([item])])
+    first = json.loads(json.dumps(rows, default=lambda array: array.tolist()))
+    file = traced(tmp_path / "in.jsonl", first)
+    assert run("import", file, "-f", "atif", "--store", store)[0] == 0
+    second = exported(store, tmp_path / "out", "atif", "")
+    assert known_of_all(second) == known_of_all(first)
+    metrics = [step["metrics"] for document in second for step in document["steps"] if "metrics" in step]
+    assert {name for each in metrics for name in each} == set(ATIF_USAGE)
+
+
+@pytest.mark.parametrize("count", [-1, 0.5, True, "7", 2**70, float("nan")])
+def test_a_count_of_tokens_is_a_whole_number(count: Any, store: str, tmp_path: Path):
+    steps = [
+        {"source": "user", "message": "x"},
+        {"source": "agent", "message": "y", "metrics": {"cached_tokens": count}},
+    ]
+    document = {"schema_version": "ATIF-v1.7", "steps": steps}
+    code, output = run("import", traced(tmp_path / "in", [document]), "-f", "atif", "--store", store)
+    assert code == 1
+    assert f"cached_tokens: {count!r} is not a number of tokens" in output.replace("\n", " ")
+
+
+def test_an_agent_step_that_no_model_sampled_is_no_target(store: str, tmp_path: Path):
+    """ATIF's `llm_call_count` 0 is a dispatch by the harness."""
+    steps: list[dict[str, Any]] = [{"source": "user", "message": "x"}, {"source": "agent", "message": "by rule"}]
+    steps = [*steps, {"source": "agent", "message": "y"}]
+    steps[1]["llm_call_count"] = 0
+    document = {"schema_version": "ATIF-v1.7", "steps": steps}
+    assert run("import", traced(tmp_path / "in", [document]), "-f", "atif", "--store", store)[0] == 0
+    (row,) = conversations(store, tmp_path / "out")
+    assert [message.get("weight") for message in row["messages"]] == [None, 0, 1]
 
 
 @pytest.mark.parametrize("format", ["sft", "kto", "preference"])
@@ -511,10 +652,9 @@ def test_what_is_not_read_of_tools_steps_and_results_is_named(store: str, tmp_pa
     step = {"source": "agent", "message": "y", "tool_calls": [call], "observation": {"results": [result], "at": 1}}
     document = {"schema_version": "ATIF-v1.4", "steps": [{"source": "user", "message": "x"}, step]}
     code, output = run("import", traced(tmp_path / "atif", [document]), "-f", "atif", "--store", store)
-    assert (code, output.count("not imported")) == (0, 3)
-    assert all(
-        f"{unread} (" in output for unread in ("kind of a tool call", "at of an observation", "score of a result")
-    )
+    names = ("kind of a tool call", "at of an observation", "score of a result", "what follows the last reply")
+    assert (code, output.count("not imported")) == (0, len(names))
+    assert all(f"{unread} (" in output for unread in names)
 
 
 @pytest.mark.parametrize("text", ['{"x": NaN}', '{"x": [1, -Infinity]}', '{"x": {"y": 1e400}}', '{"x": ', "[1]"])

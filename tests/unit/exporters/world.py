@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,14 @@ class World:
         script.ask([*start, says("step one"), user("go on")], says("step two"), parent=parent)
         script.ask([user("Summary: two steps are done. Go on.")], says("step three"))
         return script
+
+
+def without_tokens(item: ExportItem) -> ExportItem:
+    """As of a model that is only relayed."""
+    none: Any = {"prompt_ids": np.zeros(0, np.int32), "output_ids": np.zeros(0, np.int32), "images": ()}
+    none |= {"logprobs": np.zeros(0, np.float32), "versions": ()}
+    calls = {call.id: replace(call, **none) for call in item.calls.values()}
+    return replace(item, calls=calls, trajectory=reconstruct(list(calls.values())))
 
 
 def rows_of(found: Sequence[Row | SkippedItem]) -> list[dict[str, Any]]:
