@@ -175,8 +175,8 @@ async def test_a_client_that_is_silent_within_a_transaction_does_not_hold_the_le
     postgres_url: str, monkeypatch: pytest.MonkeyPatch, silent: str
 ) -> None:
     """A proxy stands still with a policy's row locked, or something before Postgres keeps its lost connection."""
-    said: list[str] = []
-    monkeypatch.setattr(postgres.log, "warning", lambda text, *words: said.append(text % words))
+    said: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(postgres.log, "warning", lambda text, *words: said.put_nowait(text % words))
     monkeypatch.setattr(postgres, "SILENT_S", 1.0)
     log = open_call_log(postgres_url)
     await log.start()
@@ -192,8 +192,8 @@ async def test_a_client_that_is_silent_within_a_transaction_does_not_hold_the_le
     async with asyncio.timeout(60):
         await log.database.transact(lambda connection: connection.execute(update))
         words = "rolltap proxy elsewhere) for which others wait and whose client was silent"
-        while not any(words in line for line in said):  # said once it is done: who waited may go on before
-            await asyncio.sleep(0.05)
+        while words not in await said.get():  # said once it is done: who waited may go on before
+            pass
     assert await watcher.fetchval("SELECT id FROM held") == 2
     with pytest.raises(postgres.driver_errors()):
         await stands_still.execute("COMMIT")
