@@ -238,9 +238,11 @@ class CallSyntax:
     def find_pieces(
         self, tokenizer: HubTokenizer, ids: Sequence[int], start: int, tools: Sequence[Tool]
     ) -> list[ReplyPiece]:
-        """The text and the blocks in `ids` from `start`."""
+        """The text and the blocks in `ids` from `start`. Without tools all is text: a summary may quote calls."""
         rest = ids[start:]
         text = tokenizer.decode(rest)
+        if not tools:
+            return [ReplyPiece(text, start)]
         begins = _words(self.opening or self.lead or self.notation.begins)
         ends = _words(self.closing or self.tail or self.notation.ends)
         index = IdIndex(tokenizer, rest)

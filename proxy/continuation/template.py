@@ -357,21 +357,18 @@ class TemplateRenderer:
             two = None
         _, closing = self._thinking_tags() or ("", "")
 
-        def rendered(ids: Sequence[int], of: Sequence[ToolCall]) -> RenderedTurn:
-            return RenderedTurn(self.tokenizer.decode(list(ids)).rpartition(closing or _SENTINEL)[2], of)
+        def rendered(ids: Sequence[int], made: Sequence[ToolCall]) -> RenderedTurn:
+            return RenderedTurn(self.tokenizer.decode(list(ids)).rpartition(closing or _SENTINEL)[2], made)
 
-        wide = [ToolCall("aaaaaaaaa", "look", json.dumps({"birds": _WORD, "places": "jungle"}))]
-        ids = self._turn_of(_calling(*wide))
-        said = [self._turn_of(_turn(_WORD, thought=thought)) or [] for thought in (False, True)]
-        marked = learn_marked(rendered(ids, wide)) if ids else None
-        turns = [replace(rendered(ids, of), marked=marked) for ids, of in ((turn, calls[:1]), (two, both)) if ids]
-        for syntax in learn_syntaxes(*turns):
+        of_two_arguments = [ToolCall("aaaaaaaaa", "look", json.dumps({"birds": _WORD, "places": "jungle"}))]
+        ids = self._turn_of(_calling(*of_two_arguments))
+        marked = learn_marked(rendered(ids, of_two_arguments)) if ids else None
+        calling = [(turn, calls[:1]), *([(two, both)] if two else [])]
+        plain = [(self._turn_of(_turn(_WORD, thought=thought)) or [], ()) for thought in (False, True)]
+        for syntax in learn_syntaxes(*(replace(rendered(ids, made), marked=marked) for ids, made in calling)):
             form = syntax.format(self.tokenizer)
-            if form is None:
-                continue
-            form = self._with_thinking(form)
-            shown = [(turn, calls[:1]), *((ids, both) for ids in (two,) if ids), *((ids, ()) for ids in said)]
-            if all(reads(self.tokenizer, form, ids, of) for ids, of in shown):
+            form = self._with_thinking(form) if form is not None else None
+            if form and all(reads(self.tokenizer, form, ids, made) for ids, made in (*calling, *plain)):
                 return form
         return None
 

@@ -33,7 +33,7 @@ class TokenReader:
         ids = list(output)
         if self._form.read_reply is not None:
             return self._form.read_reply(self._tokenizer, ids, prompt, tools)
-        start, skipped, reasoning = self._thinking(ids, prompt)
+        start, skipped, reasoning = self._thinking(ids, prompt, tools)
         if self._form.find_pieces is not None:
             rest = list(ids)
             while rest and rest[-1] in self._silent_ids:
@@ -88,7 +88,9 @@ class TokenReader:
                 opened = at
         return blocks if opened is None else [*blocks, slice(opened, len(ids))]
 
-    def _thinking(self, ids: Sequence[int], prompt: Sequence[int]) -> tuple[int, int, str | None]:
+    def _thinking(
+        self, ids: Sequence[int], prompt: Sequence[int], tools: Sequence[Tool]
+    ) -> tuple[int, int, str | None]:
         """Where the rest begins: the index of its first id, and the number of characters of that text to skip. And the
         thinking, None if there is none."""
         markers = self._markers
@@ -103,13 +105,13 @@ class TokenReader:
             end = ids.index(markers.reasoning_close, start)
             after = end + 1
         else:
-            end = after = self._first_call(ids, start)
+            end = after = self._first_call(ids, start, tools)
         return after, 0, self._decode(ids[start:end]).lstrip().removeprefix(markers.reasoning_label).strip()
 
-    def _first_call(self, ids: Sequence[int], start: int) -> int:
+    def _first_call(self, ids: Sequence[int], start: int, tools: Sequence[Tool]) -> int:
         """Where the first call begins in `ids` from `start`; their number if there is none."""
         if self._form.find_pieces is not None:
-            pieces = self._form.find_pieces(self._tokenizer, ids, start, ())
+            pieces = self._form.find_pieces(self._tokenizer, ids, start, tools)
             return next((piece.start for piece in pieces if any(call.ok for call in piece.calls or ())), len(ids))
         opening = self._markers.tool_open
         return ids.index(opening, start) if opening in ids[start:] else len(ids)
@@ -136,9 +138,9 @@ class TokenReader:
 
 
 def reads(tokenizer: HubTokenizer, form: ToolFormat, turn: Sequence[int], calls: Sequence[ToolCall]) -> bool:
-    """Whether `form` reads a turn as these calls of declared tools."""
-    tools = tuple(Tool(name) for name in dict.fromkeys(call.name for call in calls))
-    found = TokenReader(tokenizer, form, ()).read(turn, (), tools).tool_calls
+    """Whether `form` reads a turn as these calls of declared tools, and as no others."""
+    names = dict.fromkeys(call.name for call in calls) or ("look",)
+    found = TokenReader(tokenizer, form, ()).read(turn, (), tuple(map(Tool, names))).tool_calls
     return [(call.name, call.ok) for call in found] == [(call.name, True) for call in calls] and all(
         json.loads(one.arguments) == json.loads(other.arguments) for one, other in zip(found, calls, strict=True)
     )
@@ -146,11 +148,7 @@ def reads(tokenizer: HubTokenizer, form: ToolFormat, turn: Sequence[int], calls:
 
 def detect_format(tokenizer: HubTokenizer, turns: Sequence[tuple[Sequence[int], ToolCall]]) -> str:
     """The name of the known format that reads each turn as its call; "none" if none does."""
-    return next(
-        (
-            name
-            for name, form in TOOL_FORMATS.items()
-            if all(reads(tokenizer, form, ids, [call]) for ids, call in turns)
-        ),
-        "none",
-    )
+    for name, form in TOOL_FORMATS.items():
+        if all(reads(tokenizer, form, turn, [call]) for turn, call in turns):
+            return name
+    return "none"

@@ -172,6 +172,27 @@ def test_what_a_template_writes_is_read(seeds: range, tmp_path: Path) -> None:
             assert not parser.unparsable
 
 
+@pytest.mark.parametrize("seeds", [range(30)], ids=str)
+def test_what_quotes_a_call_in_ordinary_text_is_text_without_tools(seeds: range, tmp_path: Path) -> None:
+    """As a summary of a conversation does, which harnesses ask for without tools."""
+    quoted = 0
+    for seed in seeds:
+        form, chance = drawn(seed), random.Random(seed)
+        if any(token in form.template.partition("tool_calls")[2] for token in form.tokens):
+            continue
+        renderer = TemplateRenderer(tokenizer_with(tmp_path / str(seed), form.template, *form.tokens))
+        question = Message("user", (Text("question"),))
+        message = Message("assistant", (), turn(chance, form).tool_calls)
+        prompt = renderer.render([question], TOOLS, thinking=True)
+        text = renderer._text([question, message], TOOLS, prompt=False, thinking=True)
+        sampled = renderer.tokenizer.encode(text.rstrip("\n"))[len(prompt) :]
+        parsed = renderer.parse(sampled, prompt, ())
+        assert (parsed.tool_calls, parsed.text.strip() != "") == ((), True), (seed, text)
+        assert renderer.parse(sampled, prompt, TOOLS).tool_calls
+        quoted += 1
+    assert quoted > 5
+
+
 TURNS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}END{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
