@@ -62,6 +62,10 @@ class Notation(Protocol):
         """The call at `at`; None if there is none."""
         ...
 
+    def may_begin(self, text: str, at: int) -> bool:
+        """Whether a call, perhaps a broken one, begins at `at`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class JsonObject:
@@ -88,6 +92,9 @@ class JsonObject:
             return None
         return Found(SampledCall(name, json.loads(body) if body.startswith('"') else body, id), end)
 
+    def may_begin(self, text: str, at: int) -> bool:
+        return text.startswith("{", at)
+
 
 @dataclass(frozen=True, slots=True)
 class Headed:
@@ -99,12 +106,19 @@ class Headed:
     ends: str = ""
 
     def match(self, text: str, at: int, tools: Sequence[Tool]) -> Found | None:
-        id = rf"(?P<id>[\w.:-]+){_pattern(self.after_id)}" if self.after_id else ""
-        head = re.compile(rf"{id}(?P<name>{NAME}){_pattern(self.between)}(?=\{{)").match(text, at)
+        head = self._head.match(text, at)
         if head is None:
             return None
         _, end = _DECODER.raw_decode(text, head.end())
-        return Found(SampledCall(head["name"], text[head.end() : end], head["id"] if id else ""), end)
+        return Found(SampledCall(head["name"], text[head.end() : end], head["id"] or ""), end)
+
+    def may_begin(self, text: str, at: int) -> bool:
+        return self._head.match(text, at) is not None
+
+    @property
+    def _head(self) -> re.Pattern[str]:
+        id = rf"(?P<id>[\w.:-]+){_pattern(self.after_id)}" if self.after_id else "(?P<id>)"
+        return re.compile(rf"{id}(?P<name>{NAME}){_pattern(self.between)}(?=\{{)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +139,9 @@ class Elements:
         found = match_element(text, at, self.tags, tools)
         return None if found is None else Found(*found)
 
+    def may_begin(self, text: str, at: int) -> bool:
+        return text.startswith(self.begins, at)
+
 
 @dataclass(frozen=True, slots=True)
 class Marked:
@@ -142,7 +159,7 @@ class Marked:
     ends: str = ""
 
     def match(self, text: str, at: int, tools: Sequence[Tool]) -> Found | None:
-        head = re.compile(rf"(?P<name>{NAME}){_pattern(self.after_name)}").match(text, at)
+        head = self._head.match(text, at)
         if head is None:
             return None
         parameters = Parameters(head["name"], tools)
@@ -164,6 +181,13 @@ class Marked:
             values[named["key"]] = value
             end = stop + len(closing)
         return Found(SampledCall(head["name"], object_of(values)), end)
+
+    def may_begin(self, text: str, at: int) -> bool:
+        return self._head.match(text, at) is not None
+
+    @property
+    def _head(self) -> re.Pattern[str]:
+        return re.compile(rf"(?P<name>{NAME}){_pattern(self.after_name)}")
 
 
 def _pattern(literal: str) -> str:
@@ -203,6 +227,12 @@ class CallSyntax:
             if not self.closing and not text.startswith(begins or "\0", end):
                 return calls, end
         return None
+
+    def _may_begin(self, text: str, at: int) -> bool:
+        """Whether a call stands behind the opening at `at`, be it broken."""
+        place = _after(text, at, self.opening)
+        place = None if place is None else _after(text, place, self.lead)
+        return place is not None and self.notation.may_begin(text, place)
 
     @property
     def begins(self) -> str:
@@ -261,6 +291,9 @@ class CallSyntax:
             broken += found is None
             closed = ends.search(text, opened.end()) if broken < BROKEN else None
             end = found[1] if found is not None else closed.end() if closed is not None else len(text)
+            if found is None and not self._may_begin(text, begin):  # the model speaks of calls: one may follow
+                later = begins.search(text, begin + 1, end)
+                end = end if later is None else later.start()
             own = CallBlock(tokenizer, (), tools, is_tagged=False, written=text[begin:end])
             calls = checked_calls(lambda _, found=found: found and found[0], own)
             add(at, begin)

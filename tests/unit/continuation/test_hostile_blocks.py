@@ -169,6 +169,32 @@ def test_a_tag_that_the_model_forgot_moves_no_text_between_values(inner: str, tm
     assert [ok for _, _, ok in found] == [False]
 
 
+@pytest.mark.parametrize(
+    ("form", "block"),
+    [
+        (JSON, '[calls]\n[{"name": "bash", "kwargs": {"text": "x"}}]\n[/calls]'),
+        (NAME_IS_KEY, '[calls]{ "bash": {"text": "x"}}[/calls]'),
+        (WITH_ID, '[calls]{"id": "c1", "fn": "bash", "kwargs": {"text": "x"}}[/calls]'),
+        (MARKED, "[calls]<c>bash<k>text</k><v>x</v></c>[/calls]"),
+        (ELEMENTS, "[calls]<fn=bash><arg=text>x</arg></fn>[/calls]"),
+    ],
+)
+def test_a_call_behind_text_that_speaks_of_calls_is_read(
+    form: tuple[str, str, str, str], block: str, tmp_path: Path
+) -> None:
+    renderer = renderer_of(tmp_path, form)
+    for said in ("[calls]", "[calls]!", "[calls] begins a call.\n", f"{form[0]} and {form[0]} again: "):
+        calls = seen(renderer, f"As you know, {said}{block}")
+        assert [json.loads(arguments) for _, arguments, ok in calls if ok] == [{"text": "x"}], said
+
+
+def test_a_call_within_a_broken_one_is_none(tmp_path: Path) -> None:
+    """A file's text may hold a call that the model did not mean."""
+    inner = "[calls]<fn=bash><arg=text>x</arg></fn>[/calls]"
+    found = seen(renderer_of(tmp_path, ELEMENTS), f"[calls]<fn=write><arg=text>{inner}")
+    assert [ok for _, _, ok in found] == [False]
+
+
 def test_a_declared_value_may_hold_tags_of_no_parameter(tmp_path: Path) -> None:
     text = "[calls]<c>bash<k>text</k><v>a <k>other</k><v> b</v></c>[/calls]"
     assert seen(renderer_of(tmp_path, MARKED), text) == [("bash", '{"text": "a <k>other</k><v> b"}', True)]
