@@ -12,26 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rolltap.contract.admin import (
-    AssignedRollouts,
-    AttemptKey,
-    ClaimRollouts,
-    ClosedSession,
-    FinishRollout,
-    ForkRollout,
-    ForkSession,
-    HarnessLog,
-    Heartbeat,
-    HeldRollouts,
-    NewReward,
-    OpenGroup,
-    OpenSession,
-    PolicyOrRoles,
-    SessionKey,
-    StartRollout,
-    SubmitTasks,
-    WorkWaits,
-)
+from rolltap.contract import admin
 from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.request import Request, no_content, read_as
@@ -92,13 +73,13 @@ class AdminClient(AsyncHttpClient):
     """Calls to the admin plane at `url`, in an `async with` block."""
 
     async def open_group(
-        self, task: Task, *, policy: PolicyOrRoles, n: int, tags: Sequence[str] = (), group_id: str | None = None
+        self, task: Task, *, policy: admin.PolicyOrRoles, n: int, tags: Sequence[str] = (), group_id: str | None = None
     ) -> OpenedGroup:
         """Opens a group of `n` rollouts of `task`. The same `group_id` again returns the same group.
 
         Raises `RateLimited` if too many groups are outstanding for the trainer.
         """
-        group = await self._post("/groups", OpenGroup(policy, n, task, tags, id=group_id or new_id()), Group)
+        group = await self._post("/groups", admin.OpenGroup(policy, n, task, tags, id=group_id or new_id()), Group)
         return OpenedGroup(group.id, tuple(rollout.id for rollout in group.rollouts))
 
     async def cancel_group(self, group_id: str) -> None:
@@ -112,8 +93,8 @@ class AdminClient(AsyncHttpClient):
 
         The session's turn cap is the lower of `turns` and the control's cap (0: none); `rules` are the task's.
         """
-        body = StartRollout(ttl, runner, claim.token, turns, rules)
-        key = await self._post(f"/rollouts/{claim.rollout_id}/start", body, AttemptKey)
+        body = admin.StartRollout(ttl, runner, claim.token, turns, rules)
+        key = await self._post(f"/rollouts/{claim.rollout_id}/start", body, admin.AttemptKey)
         roles = {role: key.contexts.get(role, 0) for role in key.roles}
         return OpenedSession(key.session_id, _endpoint(key, key.model, roles), key.attempt, key.turns)
 
@@ -121,9 +102,9 @@ class AdminClient(AsyncHttpClient):
         self, rollout_id: str, call: str, *, at: int | None = None, n: int = 1, id: str | None = None
     ) -> Group:
         """Adds `n` rollouts to this one's group that continue one of its calls (`ForkRollout`)."""
-        return await self._post(f"/rollouts/{rollout_id}/fork", ForkRollout(call, at, n, id), Group)
+        return await self._post(f"/rollouts/{rollout_id}/fork", admin.ForkRollout(call, at, n, id), Group)
 
-    async def finish_rollout(self, rollout_id: str, end: FinishRollout) -> AttemptStatus:
+    async def finish_rollout(self, rollout_id: str, end: admin.FinishRollout) -> AttemptStatus:
         """Ends the rollout and closes its session. Without `end.scoring` the ledger decides the scoring.
 
         After an infrastructure failure the rollout may be pending again, and needs a new attempt.
@@ -134,7 +115,7 @@ class AdminClient(AsyncHttpClient):
         detail = await self.get(f"/read/rollouts/{rollout_id}")
         return _attempt_status(convert(detail["rollout"], Rollout))
 
-    async def reward(self, reward: NewReward) -> None:
+    async def reward(self, reward: admin.NewReward) -> None:
         """Appends a reward. A reward for an earlier attempt is refused."""
         await self._post_only("/rewards", reward if reward.id else msgspec.structs.replace(reward, id=new_id()))
 
@@ -151,8 +132,8 @@ class AdminClient(AsyncHttpClient):
         rules: SessionRules = NO_RULES,
     ) -> OpenedSession:
         """Opens a session without a rollout, for manual work and for judges."""
-        body = OpenSession(policy or None, ttl=ttl, tags=dict(tags or {}), rules=rules)
-        key = await self._post("/sessions", body, SessionKey)
+        body = admin.OpenSession(policy or None, ttl=ttl, tags=dict(tags or {}), rules=rules)
+        key = await self._post("/sessions", body, admin.SessionKey)
         return OpenedSession(key.session_id, _endpoint(key, key.policy or policy))
 
     async def open_replay(
@@ -162,7 +143,9 @@ class AdminClient(AsyncHttpClient):
 
         `roles`: the recorded session's, each with its policy.
         """
-        key = await self._post("/sessions", OpenSession(ttl=ttl, replay=session_id, replay_calls=calls), SessionKey)
+        key = await self._post(
+            "/sessions", admin.OpenSession(ttl=ttl, replay=session_id, replay_calls=calls), admin.SessionKey
+        )
         served = (await self.get("/policies"))["policies"] if roles else []
         contexts = {policy["name"]: policy["context"] for policy in served}
         model = main_role(roles, key.policy) if roles else key.policy
@@ -171,10 +154,10 @@ class AdminClient(AsyncHttpClient):
 
     async def fork_session(self, session_id: str, call: str, *, at: int | None = None) -> OpenedSession:
         """Opens a session that continues one of another session's calls (`ForkSession`)."""
-        key = await self._post(f"/sessions/{session_id}/fork", ForkSession(call, at), SessionKey)
+        key = await self._post(f"/sessions/{session_id}/fork", admin.ForkSession(call, at), admin.SessionKey)
         return OpenedSession(key.session_id, _endpoint(key, key.policy))
 
-    async def submit(self, work: SubmitTasks) -> dict[str, Any]:
+    async def submit(self, work: admin.SubmitTasks) -> dict[str, Any]:
         """Queues `work.n` rollouts of each task for nodes. The same `work.id` again has no effect."""
         return await self._post(
             "/tasks", work if work.id else msgspec.structs.replace(work, id=new_id()), dict[str, Any]
@@ -195,9 +178,11 @@ class AdminClient(AsyncHttpClient):
 
         Waits up to `wait` seconds for the first rollout. With `submission`, claims only that submission's rollouts.
         """
-        body = ClaimRollouts(capacity, ttl, wait, submission)
+        body = admin.ClaimRollouts(capacity, ttl, wait, submission)
         path = f"/nodes/{node}/claim"
-        reply = await self.send(Request("POST", path, values_of(body), parse=read_as(AssignedRollouts), wait=wait))
+        reply = await self.send(
+            Request("POST", path, values_of(body), parse=read_as(admin.AssignedRollouts), wait=wait)
+        )
         return [
             ClaimedTask(ClaimedRollout(assigned.rollout_id, assigned.token), assigned.task)
             for assigned in reply.rollouts
@@ -205,21 +190,23 @@ class AdminClient(AsyncHttpClient):
 
     async def has_work(self) -> bool:
         """True while unclaimed work exists, including work blocked by backpressure."""
-        return (await self.send(Request("GET", "/nodes/waiting", parse=read_as(WorkWaits)))).waiting
+        return (await self.send(Request("GET", "/nodes/waiting", parse=read_as(admin.WorkWaits)))).waiting
 
     async def heartbeat(self, node: str, tokens: Sequence[str], *, ttl: float) -> set[str]:
         """Extends the claims with `tokens` by `ttl` seconds. Returns the ids of the rollouts that are still claimed."""
-        return set((await self._post(f"/nodes/{node}/heartbeat", Heartbeat(ttl, tokens), HeldRollouts)).rollouts)
+        return set(
+            (await self._post(f"/nodes/{node}/heartbeat", admin.Heartbeat(ttl, tokens), admin.HeldRollouts)).rollouts
+        )
 
     async def release(self, node: str) -> None:
         """Releases all of the node's claims, so that other nodes can run the rollouts at once."""
         await self._post_only(f"/nodes/{node}/release")
 
-    async def close_session(self, session_id: str) -> ClosedSession:
+    async def close_session(self, session_id: str) -> admin.ClosedSession:
         """Closes a session: later calls are refused."""
-        return await self._post(f"/sessions/{session_id}/close", None, ClosedSession)
+        return await self._post(f"/sessions/{session_id}/close", None, admin.ClosedSession)
 
-    async def check_log(self, session_id: str, log: HarnessLog) -> dict[str, Any]:
+    async def check_log(self, session_id: str, log: admin.HarnessLog) -> dict[str, Any]:
         """Compares the harness's own log with the closed session. Returns verdict and text. The first result counts."""
         return await self._post(f"/sessions/{session_id}/log", log, dict[str, Any])
 
@@ -246,5 +233,5 @@ def _attempt_status(rollout: Rollout) -> AttemptStatus:
     return AttemptStatus(rollout.status, rollout.attempt)
 
 
-def _endpoint(key: SessionKey, model: str, roles: Mapping[str, int] | None = None) -> Endpoint:
+def _endpoint(key: admin.SessionKey, model: str, roles: Mapping[str, int] | None = None) -> Endpoint:
     return Endpoint(key.base_url.rstrip("/").removesuffix("/v1"), key.key, model, key.context, roles or {})

@@ -428,12 +428,8 @@ def _is_own(
 ) -> tuple[bool, bool, str]:
     """Sort key of the branches that continue `node`: the conversation's own one answers the tools that `node` called,
     was continued itself, or came last."""
-    return _answers(branch, node), branch.id in threads.followers, extents[branch.id].alike
-
-
-def _answers(branch: PrefixNode, node: PrefixNode) -> bool:
-    """Whether a branch begins with the results of tools that `node` called."""
-    return node.call.finish is Finish.TOOL_CALLS and branch.call.shape.ends == "tool"
+    answers = node.call.finish is Finish.TOOL_CALLS and branch.call.shape.ends == "tool"
+    return answers, branch.id in threads.followers, extents[branch.id].alike
 
 
 def _branch(branch: PrefixNode, threads: Threads) -> Iterator[PrefixNode]:

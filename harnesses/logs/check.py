@@ -12,35 +12,24 @@ from rolltap.extras import known_names, lookup
 from rolltap.harnesses.base import Ending, Exit, Harness, Workspace, storable
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.left_files import LeftFiles, read_untrusted
-from rolltap.harnesses.logs.formats import (
-    LogReader,
-    RunFolders,
-    read_atif,
-    read_claude_code,
-    read_codex,
-    read_gemini_cli,
-    read_mini_swe_agent,
-    read_opencode,
-    read_pi,
-    read_qwen_code,
-)
+from rolltap.harnesses.logs import formats
 
 ENTRY_POINTS = "rolltap.harness_logs"
 
-LOG_READERS: Mapping[str, LogReader] = {
-    "codex": read_codex,
-    "claude-code": read_claude_code,
-    "claude-agent-sdk": read_claude_code,
-    "pi": read_pi,
-    "qwen-code": read_qwen_code,
-    "gemini-cli": read_gemini_cli,
-    "opencode": read_opencode,
-    "mini-swe-agent": read_mini_swe_agent,
-    "command": read_atif,
+LOG_READERS: Mapping[str, formats.LogReader] = {
+    "codex": formats.read_codex,
+    "claude-code": formats.read_claude_code,
+    "claude-agent-sdk": formats.read_claude_code,
+    "pi": formats.read_pi,
+    "qwen-code": formats.read_qwen_code,
+    "gemini-cli": formats.read_gemini_cli,
+    "opencode": formats.read_opencode,
+    "mini-swe-agent": formats.read_mini_swe_agent,
+    "command": formats.read_atif,
 }
 
 
-def log_reader(harness: str) -> LogReader | None:
+def log_reader(harness: str) -> formats.LogReader | None:
     """The built-in or installed reader of this harness's log; None if there is none."""
     if harness not in known_names(LOG_READERS, ENTRY_POINTS):
         return None
@@ -84,7 +73,7 @@ def read_log(harness: str, home: Path, work: Path) -> HarnessLog | None:
     if reader is None:
         return None
     try:
-        log_entries = reader(RunFolders(LeftFiles(home), LeftFiles(work)))
+        log_entries = reader(formats.RunFolders(LeftFiles(home), LeftFiles(work)))
         entries = list(islice(log_entries, MAX_ENTRIES + 1))
     except LogUnreadable as error:
         return HarnessLog(problem=capped(storable(error.message), PROBLEM_CHARS))

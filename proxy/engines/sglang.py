@@ -19,6 +19,7 @@ import numpy as np
 from rolltap.contract.trainer import TokenScores
 from rolltap.decoding import from_json
 from rolltap.errors import EngineError, EngineProtocolError, EngineRefused
+from rolltap.proxy.engines import probing
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, ScoreRequest, Take
 from rolltap.proxy.engines.decode import (
     FINISHES,
@@ -37,14 +38,6 @@ from rolltap.proxy.engines.decode import (
     top_k,
 )
 from rolltap.proxy.engines.http import EngineHttp
-from rolltap.proxy.engines.probing import (
-    SGLANG,
-    probe_sampling,
-    served_version,
-    server_tokens,
-    smallest_context,
-    stated_version,
-)
 from rolltap.proxy.engines.prompts import NOT_ECHOED, echoed_ids
 from rolltap.proxy.engines.receivers import SglangReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
@@ -102,8 +95,8 @@ class SglangEngine:
 
     async def probe(self) -> EngineFacts:
         models = await self._http.models()
-        probed = await probe_sampling(self.sample, models)
-        info = await self._http.optional("GET", SGLANG)
+        probed = await probing.probe_sampling(self.sample, models)
+        info = await self._http.optional("GET", probing.SGLANG)
         notes = [probed.problem] if probed.problem else []
         if probed.mode == "raw":
             notes.append("log-probs are those before temperature: unset SGLANG_RETURN_ORIGINAL_LOGPROB")
@@ -111,19 +104,19 @@ class SglangEngine:
             kind=self.kind,
             url=self._http.base,
             models=tuple(model.id for model in models),
-            max_context=smallest_context(models),
+            max_context=probing.smallest_context(models),
             weight_versions=probed.weight_versions,
             weight_updates=True,
             logprobs_mode=probed.mode,
             notes=tuple(notes),
-            states_weights=stated_version(info) is not None,
+            states_weights=probing.stated_version(info) is not None,
         )
 
     async def served_weights(self) -> int | None:
-        return await served_version(self._http, SGLANG)
+        return await probing.served_version(self._http, probing.SGLANG)
 
     async def tokenize(self, text: str, model: str) -> list[int] | None:
-        return await server_tokens(self._http, text, model)
+        return await probing.server_tokens(self._http, text, model)
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
         await retried_sample(self.name, request, self._attempt, take, self._retries)
@@ -200,6 +193,8 @@ def body_of(request: SampleRequest) -> dict[str, Any]:
         params["json_schema"] = msgspec.json.encode(schema or {"type": "object"}).decode()
     if request.seed is not None:
         params["sampling_seed"] = request.seed
+    cut = request.top_p < 1 or request.top_k > 0 or request.min_p > 0  # SGLang returns no masks of the whole vocabulary
+    has_mask = request.sampling_mask > 0 and request.temperature > 0 and cut
     return {
         "rid": request.id,
         "input_ids": request.prompt_ids,
@@ -208,15 +203,9 @@ def body_of(request: SampleRequest) -> dict[str, Any]:
         "top_logprobs_num": request.top_logprobs,
         "stream": request.stream,
         **({"return_routed_experts": True} if request.routed_experts else {}),
-        **({"return_sampling_mask": True} if _has_mask(request) else {}),
+        **({"return_sampling_mask": True} if has_mask else {}),
         **({"session_id": request.session_id} if request.session_id else {}),
     }
-
-
-def _has_mask(request: SampleRequest) -> bool:
-    """Whether a mask is requested and sampling is cut: SGLang refuses to return masks of the whole vocabulary."""
-    cut = request.top_p < 1 or request.top_k > 0 or request.min_p > 0
-    return request.sampling_mask > 0 and request.temperature > 0 and cut
 
 
 class SglangOutput(Output[SglangEvent]):

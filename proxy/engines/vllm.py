@@ -16,16 +16,9 @@ import msgspec
 from rolltap.contract.trainer import TokenScores
 from rolltap.decoding import convert
 from rolltap.errors import EngineRefused, EngineUnavailable
+from rolltap.proxy.engines import probing
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleRequest, ScoreRequest, Take
 from rolltap.proxy.engines.http import EngineHttp
-from rolltap.proxy.engines.probing import (
-    VLLM,
-    probe_sampling,
-    served_version,
-    server_tokens,
-    smallest_context,
-    stated_version,
-)
 from rolltap.proxy.engines.receivers import VllmReceiver
 from rolltap.proxy.engines.retries import DEFAULT_RETRIES, Retries, retried_sample
 from rolltap.proxy.engines.vllm_wire import CompletionOutput, GenerateOutput, prompt_scores
@@ -66,7 +59,7 @@ class VllmEngine:
     async def probe(self) -> EngineFacts:
         models = await self._http.models()
         self._output = GenerateOutput
-        probed = await probe_sampling(self.sample, models)
+        probed = await probing.probe_sampling(self.sample, models)
         info = await self._http.optional("GET", "/weight_info")
         notes = [probed.problem] if probed.problem else []
         if self._output is CompletionOutput:
@@ -79,21 +72,21 @@ class VllmEngine:
             kind=self.kind,
             url=self._http.base,
             models=tuple(model.id for model in models),
-            max_context=smallest_context(models),
+            max_context=probing.smallest_context(models),
             weight_versions=probed.weight_versions,
             weight_updates=info is not None,
             logprobs_mode=probed.mode,
             notes=tuple(notes),
             grammars=self._grammars,
-            states_weights=stated_version(info) is not None,
+            states_weights=probing.stated_version(info) is not None,
             images=self._takes_images and self._output is GenerateOutput,
         )
 
     async def served_weights(self) -> int | None:
-        return await served_version(self._http, VLLM)
+        return await probing.served_version(self._http, probing.VLLM)
 
     async def tokenize(self, text: str, model: str) -> list[int] | None:
-        return await server_tokens(self._http, text, model)
+        return await probing.server_tokens(self._http, text, model)
 
     async def sample(self, request: SampleRequest, take: Take) -> None:
         await retried_sample(self.name, request, self._attempt, take, self._retries)

@@ -124,7 +124,7 @@ def _blocks(lines: Iterable[str]) -> Iterator[str]:
         if not fence:
             opening = _FENCE.fullmatch(line)
             if opening is None or not line.endswith("\n"):
-                yield _markdown(line)
+                yield from _marked_up(line)
             else:
                 fence, language, inner = line, opening[1], []
         elif line.rstrip() == "```":
@@ -137,12 +137,8 @@ def _blocks(lines: Iterable[str]) -> Iterator[str]:
         yield escape(fence + "".join(inner))
 
 
-def _markdown(line: str) -> str:
-    """A line with its heading, strong words, code, list mark or quotation set off. Takes time linear in its length."""
-    return "".join(_marked_up(line))
-
-
 def _marked_up(line: str) -> Iterator[str]:
+    """A line with its heading, strong words, code, list mark or quotation set off. Takes time linear in its length."""
     at = 0
     for match in _MARKDOWN.finditer(line):
         yield escape(line[at : match.start()])

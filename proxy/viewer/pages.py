@@ -468,12 +468,10 @@ def _logprob_statistics(chunks: Sequence[CallTokens]) -> Mapping[str, Any]:
         return {"mean": None, "perplexity": None, "least": ""}
     logprobs = np.array([token.logprob for token in own], np.float64)
     least_likely = own[int(logprobs.argmin())]
+    share = math.exp(logprobs.min())
+    percent = f"{share * 100:.1f} %" if share >= 0.001 else f"{share * 100:.1e} %"
     return {
         "mean": float(logprobs.mean()),
         "perplexity": math.exp(min(700.0, -logprobs.mean())),
-        "least": f"{least_likely.text!r} {_percent(math.exp(logprobs.min()))}",
+        "least": f"{least_likely.text!r} {percent}",
     }
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.1f} %" if share >= 0.001 else f"{share * 100:.1e} %"

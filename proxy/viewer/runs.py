@@ -85,7 +85,11 @@ class Run:
 def chart_data(runs: Sequence[Run], *, links: bool) -> dict[str, Any]:
     """Returns the data of the charts that have values, as JSON. `links`: points lead to their groups."""
     series = [_series(run) for run in runs]
-    shown = [chart for chart in CHARTS if any(_has_values(one[f"{chart.of}s"][chart.name]) for one in series)]
+    shown = [
+        chart
+        for chart in CHARTS
+        if any(value is not None for one in series for value in one[f"{chart.of}s"][chart.name])
+    ]
     return {
         "links": links,
         "runs": series,
@@ -103,10 +107,6 @@ def last_values(data: Mapping[str, Any]) -> list[tuple[str, str, int]]:
         values = [value for value in data["runs"][0][f"{chart['of']}s"][chart["name"]] if value is not None]
         told.append((f"{chart['title']}, {chart['unit']}", f"{values[-1]:.3g}" if values else "none", len(values)))
     return told
-
-
-def _has_values(values: Sequence[float | None]) -> bool:
-    return any(value is not None for value in values)
 
 
 def _series(run: Run) -> dict[str, Any]:

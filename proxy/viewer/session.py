@@ -205,7 +205,8 @@ def timeline_of(entries: Sequence[OutlineEntry], now: float) -> Timeline | None:
     whole = max(last - first, 1e-3)
     by_lane: defaultdict[str, list[OutlineEntry]] = defaultdict(list)
     for entry in entries:
-        by_lane[_lane(entry.line)].append(entry)
+        line = entry.line
+        by_lane[(line.agent or MAIN) if line.kind == CallKind.MAIN else f"{line.kind} calls"].append(entry)
     lanes, engine_s, harness_s = [], 0.0, 0.0
     for name, members in sorted(by_lane.items(), key=lambda lane: lane[0] != MAIN):
         bars: list[Bar] = []
@@ -227,12 +228,6 @@ def timeline_of(entries: Sequence[OutlineEntry], now: float) -> Timeline | None:
         lanes.append(Lane(name, bars))
     slowest = sorted(entries, key=lambda entry: entry.line.created_at - ends[entry.line.id])[:8]
     return Timeline(lanes, whole, engine_s, harness_s, slowest)
-
-
-def _lane(line: CallLine) -> str:
-    if line.kind != CallKind.MAIN:
-        return f"{line.kind} calls"
-    return line.agent or MAIN
 
 
 def state_of(summary: SessionSummary) -> str:

@@ -17,7 +17,6 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from rolltap.reconstructor.exporters.base import (
-    CallText,
     Container,
     ExportItem,
     Message,
@@ -155,8 +154,11 @@ def _message_step(message: Message) -> dict[str, Any]:
 
 def _agent_step(item: ExportItem, call_id: str, reply: RecordedMessage, *, has_tokens: bool) -> dict[str, Any]:
     call, text = item.calls[call_id], item.texts[call_id]
-    model = call.policy if has_tokens else text.sampling.get("model")
-    metrics = _token_metrics(call, reply.train) if has_tokens else _usage_metrics(text)
+    if has_tokens:
+        model, metrics = call.policy, _token_metrics(call, reply.train)
+    else:
+        model = text.sampling.get("model")
+        metrics = {name: text.usage[own] for name, own in ATIF_USAGE.items() if own in text.usage}
     step: dict[str, Any] = {
         "source": "agent",
         "timestamp": datetime.fromtimestamp(text.created_at, UTC).isoformat(),
@@ -181,10 +183,6 @@ def _token_metrics(call: Call, trained: bool) -> dict[str, Any]:
         metrics["logprobs"] = call.logprobs
         metrics["extra"]["weight_versions"] = versions_of(call)
     return metrics
-
-
-def _usage_metrics(text: CallText) -> dict[str, int]:
-    return {name: text.usage[own] for name, own in ATIF_USAGE.items() if own in text.usage}
 
 
 def _reply_fields(message: Message) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class SessionFilter:
         kept = list(sessions)
         if self.best:
             kept = list(chain.from_iterable(map(self._best, _by(kept, "task"))))
-        kept.sort(key=self._draw)
+        kept.sort(key=lambda session: hashlib.sha256(f"{self.seed}:{session.session_id}".encode()).digest())
         if self.balance:
             classes = _by(kept, self.balance)
             even = min(map(len, classes), default=0)
@@ -89,9 +89,6 @@ class SessionFilter:
         scored = [(session.reward, session) for session in sessions if session.reward is not None]
         scored.sort(key=lambda pair: (-pair[0], pair[1].session_id))
         return [session for _, session in scored[: self.best]]
-
-    def _draw(self, session: Eligible) -> bytes:
-        return hashlib.sha256(f"{self.seed}:{session.session_id}".encode()).digest()
 
 
 def _by(sessions: Iterable[Eligible], name: Literal["harness", "task"]) -> list[list[Eligible]]:
@@ -151,14 +148,13 @@ def _runs(content: Any) -> np.ndarray:
     """The hashes of the distinct runs of words or ids in a row's content, below `PRIME`."""
     words: list[bytes] = []
     for value in _leaves(content):
-        words += [word.encode() for word in WORD.findall(value.lower())] if isinstance(value, str) else _ids(value)
+        if isinstance(value, str):
+            words += [word.encode() for word in WORD.findall(value.lower())]
+        else:
+            words += [b"%d" % number for number in value.tolist()]
     places = range(max(len(words) - RUN + 1, 1))
     hashes = {zlib.crc32(b" ".join(words[place : place + RUN])) % PRIME for place in places}
     return np.array(sorted(hashes), np.uint64)
-
-
-def _ids(array: np.ndarray) -> list[bytes]:
-    return [b"%d" % value for value in array.tolist()]
 
 
 def _leaves(content: Any) -> Iterator[str | np.ndarray]:

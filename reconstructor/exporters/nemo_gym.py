@@ -22,7 +22,6 @@ from rolltap.reconstructor.exporters.base import (
     texts_behind,
 )
 from rolltap.reconstructor.exporters.conversation import Conversation, as_text, content_text, conversations
-from rolltap.types import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,12 @@ class NemoGym:
         for place, each in enumerate(conversation.recorded[opening:]):
             output += _items(each.message, str(place))
             if each.train and each.call_id is not None:
-                output[-1] |= _tokens(item.calls[each.call_id])
+                call = item.calls[each.call_id]
+                output[-1] |= {
+                    "prompt_token_ids": call.prompt_ids,
+                    "generation_token_ids": call.output_ids,
+                    "generation_log_probs": call.logprobs,
+                }
         first = item.texts[next(each.call_id for each in conversation.recorded if each.call_id is not None)]
         request = {"input": request_items, "tools": [_tool(tool) for tool in conversation.tools], **first.sampled_at}
         response = {
@@ -82,21 +86,15 @@ class NemoGym:
         }
 
 
-def _tokens(call: Call) -> dict[str, Any]:
-    return {
-        "prompt_token_ids": call.prompt_ids,
-        "generation_token_ids": call.output_ids,
-        "generation_log_probs": call.logprobs,
-    }
-
-
 def _items(message: Message, place: str) -> list[dict[str, Any]]:
     """A message as items of the Responses API. A reply's text comes before its tool calls."""
     if message["role"] == "tool":
         fields = {"call_id": message.get("tool_call_id", ""), "output": content_text(message)}
         return [{"type": "function_call_output", **fields, "status": "completed"}]
     if message["role"] != "assistant":
-        return [{"type": "message", "role": message["role"], "content": _content(message)}]
+        content = message.get("content") or ""
+        parts = content if isinstance(content, str) else [_part(part) for part in content]
+        return [{"type": "message", "role": message["role"], "content": parts}]
     items: list[dict[str, Any]] = []
     calls = message.get("tool_calls") or ()
     if reasoning := message.get("reasoning_content"):
@@ -112,11 +110,6 @@ def _items(message: Message, place: str) -> list[dict[str, Any]]:
         fields = {"name": function["name"], "arguments": function["arguments"], "call_id": call["id"]}
         items.append({"type": "function_call", "id": call["id"], **fields, "status": "completed"})
     return items
-
-
-def _content(message: Message) -> str | list[dict[str, Any]]:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else [_part(part) for part in content]
 
 
 def _part(part: Mapping[str, Any]) -> dict[str, Any]:

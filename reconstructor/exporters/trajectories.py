@@ -10,7 +10,7 @@ or not delivered have no tokens in any row.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -124,6 +124,7 @@ def _row(item: ExportItem, segment: Segment, index: int, facts: _Facts) -> Row:
     recorded = recorded_messages(item, [(turn.call_id, trained_whole(segment, turn)) for turn in segment.turns])
     broken = next((turn.call_id for turn in segment.turns if turn.call_id in facts.breaks), "")
     versions = segment.versions[segment.loss_mask]
+    task = item.task
     values: dict[str, Any] = {
         **item.labels(),
         "row_index": index,
@@ -145,8 +146,11 @@ def _row(item: ExportItem, segment: Segment, index: int, facts: _Facts) -> Row:
         "images": [asdict(image) for image in segment.images],
         "extras": {name: array.tolist() for name, array in segment.extras.items()},
         "break": facts.break_before(broken),
-        "task": _task(item),
-        "rewards": list(_rewards(item)),
+        "task": {"instruction": task.instruction, "spec": task.spec, "tags": task.tags} if task is not None else None,
+        "rewards": [
+            {"scope": reward.scope, "value": reward.value, "source": reward.source, "detail": dict(reward.detail)}
+            for reward in item.rewards
+        ],
         "findings": [asdict(finding) for finding in item.trajectory.findings],
         "log_check": asdict(item.trajectory.log_check),
         "sampling": dict(last.sampling) if last is not None else None,
@@ -163,13 +167,3 @@ def _message(recorded: RecordedMessage) -> dict[str, Any]:
     if recorded.call_id is None:
         return dict(recorded.message)
     return {**recorded.message, "call_id": recorded.call_id, "weight": int(recorded.train)}
-
-
-def _rewards(item: ExportItem) -> Iterator[dict[str, Any]]:
-    for reward in item.rewards:
-        yield {"scope": reward.scope, "value": reward.value, "source": reward.source, "detail": dict(reward.detail)}
-
-
-def _task(item: ExportItem) -> dict[str, Any] | None:
-    task = item.task
-    return {"instruction": task.instruction, "spec": task.spec, "tags": task.tags} if task is not None else None

@@ -260,7 +260,10 @@ class Shards:
         for index, (part, rows) in enumerate(self._done):
             path = part.with_name(f"{self._split}-{index:05d}-of-{len(self._done):05d}.{self._container}")
             part.rename(path)
-            named.append({"path": path.name, "split": self._split, "rows": rows, **_hashed(path)})
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = path.stat().st_size
+            named.append({"path": path.name, "split": self._split, "rows": rows, "bytes": size, "sha256": digest})
         return named
 
     def drop(self) -> None:
@@ -286,12 +289,6 @@ def disk_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DatasetError(f"can't write {folder}: {error.strerror or error}") from error
-
-
-def _hashed(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def _arrow() -> Any:

@@ -28,16 +28,7 @@ from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
-from tenacity import (
-    AsyncRetrying,
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    stop_after_attempt,
-    stop_all,
-    stop_before_delay,
-    wait_exponential,
-)
+import tenacity
 
 from rolltap.contract.request import Request, RequestTry
 from rolltap.errors import BY_CODE, EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
@@ -75,17 +66,17 @@ class _Target:
     def retrying(self, request: Request[Any]) -> dict[str, Any]:
         """How tenacity repeats `request`: the first failure is logged, since the tries may take long."""
 
-        def log_first_failure(state: RetryCallState) -> None:
+        def log_first_failure(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome is not None else None
             if state.attempt_number == 1 and isinstance(error, Exception):
                 failure = error if isinstance(error, RolltapError) else self.unreachable(error)
                 log.warning("%s; trying for %g s", failure.message, self.patience)
 
-        enough = stop_all(stop_before_delay(self.patience), stop_after_attempt(2))
+        enough = tenacity.stop_all(tenacity.stop_before_delay(self.patience), tenacity.stop_after_attempt(2))
         return {
-            "retry": retry_if_exception_type((*UNREACHABLE, *AWAY)),
-            "stop": stop_after_attempt(1) if request.once else enough,
-            "wait": wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
+            "retry": tenacity.retry_if_exception_type((*UNREACHABLE, *AWAY)),
+            "stop": tenacity.stop_after_attempt(1) if request.once else enough,
+            "wait": tenacity.wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
             "before_sleep": log_first_failure,
             "reraise": True,
         }
@@ -117,7 +108,7 @@ class HttpClient(_Target):
 
     def send(self, request: Request[T]) -> T:
         try:
-            body = Retrying(**self.retrying(request))(self._once, request, self.tries(request))
+            body = tenacity.Retrying(**self.retrying(request))(self._once, request, self.tries(request))
         except UNREACHABLE as error:
             raise self.unreachable(error) from error
         return request.read(body)
@@ -160,7 +151,7 @@ class AsyncHttpClient(_Target):
         if self._session is None:
             raise RuntimeError(f"use {type(self).__name__} as a context manager: async with {type(self).__name__}(...)")
         try:
-            retrying = AsyncRetrying(**self.retrying(request))
+            retrying = tenacity.AsyncRetrying(**self.retrying(request))
             body = await retrying(self._once, self._session, request, self.tries(request))
         except UNREACHABLE as error:
             raise self.unreachable(error) from error

@@ -123,7 +123,7 @@ class ImageReader:
 
     def __init__(self, rule: ImageRule) -> None:
         self.rule = rule
-        self._by_url: LRUCache[str, _Known] = LRUCache(CACHED_CHARACTERS, getsizeof=_characters)
+        self._by_url: LRUCache[str, _Known] = LRUCache(CACHED_CHARACTERS, getsizeof=lambda known: known.characters)
         self._by_hash: LRUCache[bytes, _Known] = LRUCache(CACHED_IMAGES)
         self._lock = Lock()  # long prompts are made in threads
 
@@ -213,10 +213,6 @@ class _Known:
     characters: int
     image: ReadImage | None
     problem: str = ""
-
-
-def _characters(known: _Known) -> int:
-    return known.characters
 
 
 def file_of(url: str) -> bytes:

@@ -18,7 +18,8 @@ def server_url(url: str, what: str = "the server's URL") -> str:
     except ValueError:  # a bracket without its other one, a port that is no number
         is_whole = False
     if not is_whole:
-        example = f"http://{text}" if _has_port(text) else "http://HOST:PORT, as http://127.0.0.1:8712"
+        host, _, port = text.partition(":")
+        example = f"http://{text}" if host and port.isdecimal() else "http://HOST:PORT, as http://127.0.0.1:8712"
         raise ConfigError(f"{what}: {url!r} is not an http(s) URL; write {example}")
     return text.rstrip("/")
 
@@ -29,11 +30,6 @@ def sendable_key(key: str, what: str = "the key") -> str:
     if not text.isprintable() or any(ord(character) > 0xFF for character in text):
         raise ConfigError(f"{what} holds a line break or another character that no request can carry: copy it again")
     return text
-
-
-def _has_port(text: str) -> bool:
-    host, colon, port = text.partition(":")
-    return bool(host and colon) and port.isdecimal()
 
 
 def proxy_of(url: str) -> str | None:
@@ -56,15 +52,10 @@ def proxy_of(url: str) -> str | None:
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches an address or name."""
-    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
-
-
-def _is_address(host: str) -> bool:
     try:
-        ipaddress.ip_address(host)
-    except ValueError:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
         return False
-    return True
 
 
 DEAD_AFTER_S = 20

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from rolltap.engine.model import CausalModel
 from rolltap.engine.protocol import GenerateRequest, check_prompt, decode
-from rolltap.engine.requests import Outbox, PromptScores, SamplingRequest, TokenDelta
+from rolltap.engine.requests import PromptScores, SamplingRequest, TokenDelta, deliver
 from rolltap.engine.sampling import Stops, never
 from rolltap.engine.scheduler import EngineLoop
 from rolltap.engine.server import end_tokens
@@ -107,14 +107,9 @@ def _load(folder: Path, slots: int) -> EngineLoop:
         raise NotFound(
             f"{folder.name}: the snapshot is gone; of a model the newest {KEPT} without a name stay, and all with one"
         )
-    loop = EngineLoop(CausalModel.load(folder), end_tokens(folder), _deliver, slots)
+    loop = EngineLoop(CausalModel.load(folder), end_tokens(folder), deliver, slots)
     loop.start()
     return loop
-
-
-def _deliver(outbox: Outbox) -> None:
-    for receive, delta in outbox:
-        receive(delta)
 
 
 def sample_work(request: types.SampleRequest, model: Path) -> SampleWork:

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.extras import lookup
 from rolltap.trainer_client.recipes.base import Recipe
+from rolltap.trainer_client.recipes.papers import presets
 from rolltap.trainer_client.recipes.papers.aem import AEM
 from rolltap.trainer_client.recipes.papers.aepo import AEPO
 from rolltap.trainer_client.recipes.papers.agentflow import AgentFlow
@@ -41,15 +42,6 @@ from rolltap.trainer_client.recipes.papers.mars import MARS
 from rolltap.trainer_client.recipes.papers.odysseus import Odysseus
 from rolltap.trainer_client.recipes.papers.opd import OPD
 from rolltap.trainer_client.recipes.papers.ppo import PPO
-from rolltap.trainer_client.recipes.papers.presets import (
-    ARTIST,
-    DAPO,
-    GRPOTCR,
-    GSPO,
-    MUARL,
-    AISearchPlanner,
-    ChainOfAgents,
-)
 from rolltap.trainer_client.recipes.papers.reinforce import Reinforce
 from rolltap.trainer_client.recipes.papers.reinforce_pp import ReinforcePP
 from rolltap.trainer_client.recipes.papers.rise import RISE
@@ -73,13 +65,13 @@ RECIPES: dict[str, type[Recipe]] = {
     "aepo": AEPO,
     "agentflow": AgentFlow,
     "agentgym_rl": AgentGymRL,
-    "ai_searchplanner": AISearchPlanner,
+    "ai_searchplanner": presets.AISearchPlanner,
     "archer": ArCHer,
     "arpo": ARPO,
-    "artist": ARTIST,
-    "chain_of_agents": ChainOfAgents,
+    "artist": presets.ARTIST,
+    "chain_of_agents": presets.ChainOfAgents,
     "cm2": CM2,
-    "dapo": DAPO,
+    "dapo": presets.DAPO,
     "astraflow": AstraFlow,
     "dart": DART,
     "dr_grpo": DrGRPO,
@@ -87,13 +79,13 @@ RECIPES: dict[str, type[Recipe]] = {
     "epo": EPO,
     "gigpo": GiGPO,
     "grpo": Recipe,
-    "grpo_tcr": GRPOTCR,
-    "gspo": GSPO,
+    "grpo_tcr": presets.GRPOTCR,
+    "gspo": presets.GSPO,
     "hiper": HiPER,
     "infopo": InfoPO,
     "lite_ppo": LitePPO,
     "mars": MARS,
-    "mua_rl": MUARL,
+    "mua_rl": presets.MUARL,
     "odysseus": Odysseus,
     "opd": OPD,
     "ppo": PPO,

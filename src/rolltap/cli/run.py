@@ -43,7 +43,7 @@ from rolltap.harnesses.runner.tasks import SourceOptions, is_source, parse_argum
 from rolltap.harnesses.runtimes.here import runtime_here
 from rolltap.harnesses.runtimes.sources import Empty
 from rolltap.reading.operations import ReadPlane
-from rolltap.reading.types import OPEN, CallLine
+from rolltap.reading.types import OPEN
 from rolltap.types import Outcome
 from rolltap.wording import counted
 
@@ -255,14 +255,10 @@ async def _show_new_calls(client: AdminClient, session: OpenedSession, seen: dic
         for call in detail.calls:
             if call.id not in seen and call.outcome != OPEN:
                 seen[call.id] = call.outcome
-                console.print(_call_line(len(seen), call))
-
-
-def _call_line(number: int, call: CallLine) -> str:
-    text = f"call {number}: {call.prompt_tokens} + {call.output_tokens} tokens, {call.outcome}"
-    if call.break_:
-        text += f" ({call.break_.reason})"
-    return f"{text}: {call.error}" if call.error else text
+                text = f"call {len(seen)}: {call.prompt_tokens} + {call.output_tokens} tokens, {call.outcome}"
+                if call.break_:
+                    text += f" ({call.break_.reason})"
+                console.print(f"{text}: {call.error}" if call.error else text)
 
 
 JOBS = Path("jobs")

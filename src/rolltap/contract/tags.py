@@ -64,10 +64,10 @@ def check_tags(tags: Mapping[str, str], policy: str, policies: Collection[str]) 
             raise InvalidRequest(f"tags.{name}: the server sets this tag itself", param=f"tags.{name}")
     if TURNS in tags and not TURN_COUNT.fullmatch(tags[TURNS]):
         raise InvalidRequest(f"tags.{TURNS}: a number of turns; 0: no cap", param=f"tags.{TURNS}")
+    least, most = TEMPERATURES
     for name in filter(is_temperature_tag, tags):
-        if not _is_temperature(tags[name]):
-            message = "tags.{}: a temperature of {} to {}".format(name, *TEMPERATURES)
-            raise InvalidRequest(message, param=f"tags.{name}")
+        if not TEMPERATURE_NUMBER.fullmatch(tags[name]) or not least <= float(tags[name]) <= most:
+            raise InvalidRequest(f"tags.{name}: a temperature of {least} to {most}", param=f"tags.{name}")
     if ROLES in tags:
         _check_roles(tags[ROLES], policy, policies)
 
@@ -127,11 +127,6 @@ def roles_of(session: Session) -> dict[str, str]:
 def roles_in(tags: Mapping[str, str]) -> dict[str, str]:
     """The policy by role in the tags of a session."""
     return json.loads(tags[ROLES]) if ROLES in tags else {}
-
-
-def _is_temperature(text: str) -> bool:
-    least, most = TEMPERATURES
-    return TEMPERATURE_NUMBER.fullmatch(text) is not None and least <= float(text) <= most
 
 
 def _check_roles(text: str, policy: str, policies: Collection[str]) -> None:

@@ -211,8 +211,8 @@ class SeedRunner:
         recent: deque[float] = deque(maxlen=128)
 
         def progress(event: Progress) -> None:
-            if event.stage is Stage.ENDED and _scored(event.summary):
-                recent.append(event.summary.reward or 0.0)  # type: ignore[union-attr]
+            if event.stage is Stage.ENDED and event.summary is not None and event.summary.reward is not None:
+                recent.append(event.summary.reward)
 
         rollouts = asyncio.create_task(
             run_groups(
@@ -297,7 +297,3 @@ def _rate(by_kind: Mapping[str, Sequence[float]]) -> tuple[float, int]:
     """The mean of all rewards, and their number."""
     rewards = [reward for rewards in by_kind.values() for reward in rewards]
     return _mean(rewards), len(rewards)
-
-
-def _scored(summary: RolloutSummary | None) -> bool:
-    return summary is not None and summary.reward is not None

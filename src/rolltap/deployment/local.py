@@ -232,7 +232,10 @@ class LocalDeployment:
                 for path in (home, given):
                     os.chown(path, pwd.getpwnam(user).pw_uid, -1)
             secure = ["-A", "scram-sha-256", "-U", "postgres", f"--pwfile={given}"]
-            self._run("initdb", [program("initdb"), "-D", str(home), *secure], user=user)
+            command = [program("initdb"), "-D", str(home), *secure]
+            done = subprocess.run(command, user=user, cwd="/", capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise ConfigError(f"initdb ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}")
             given.unlink()
         port = self.layout.port("postgres")
         listen = ["-c", f"port={port}", "-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
@@ -321,11 +324,6 @@ class LocalDeployment:
             if time.monotonic() > deadline:
                 raise ConfigError(f"{url} says that no call can be taken; `rolltap doctor --server` says why")
             time.sleep(0.1)
-
-    def _run(self, name: str, command: list[str], *, user: str | None) -> None:
-        done = subprocess.run(command, user=user, cwd="/", capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ConfigError(f"{name} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-500:]}")
 
 
 PACKAGES = {"initdb": "postgresql", "psql": "postgresql", "redis-server": "redis-server", "nginx": "nginx-light"}

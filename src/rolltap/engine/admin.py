@@ -22,18 +22,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from tokenizers import Tokenizer
 
+from rolltap.engine import protocol
 from rolltap.engine.http import json_response
-from rolltap.engine.protocol import (
-    AbortRequest,
-    FinishRequest,
-    RpcRequest,
-    TokenizeRequest,
-    TransferRequest,
-    UpdateInfo,
-    UpdateRequest,
-    VersionRequest,
-    decode,
-)
 from rolltap.engine.sampling import LOGPROBS_MODE
 from rolltap.engine.scheduler import EngineLoop, PauseMode
 from rolltap.engine.settings import ModelServerSettings
@@ -110,7 +100,7 @@ class AdminRoutes:
         return json_response({"weight_version": self._loop.version, "logprobs_mode": LOGPROBS_MODE})
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        request = decode(await http.body(), TokenizeRequest)
+        request = protocol.decode(await http.body(), protocol.TokenizeRequest)
         ids = self._tokenizer.encode(request.prompt, add_special_tokens=request.add_special_tokens).ids
         return json_response({"tokens": ids, "count": len(ids), "max_model_len": self._loop.context})
 
@@ -154,7 +144,7 @@ class AdminRoutes:
 
     async def collective_rpc(self, http: HttpRequest) -> Response:
         """Loads weights from a folder. A folder that can't be used is a 400, and the weights in use stay."""
-        request = decode(await http.body(), RpcRequest)
+        request = protocol.decode(await http.body(), protocol.RpcRequest)
         try:
             await asyncio.wrap_future(self._loop.reload(Path(request.kwargs.weights_path)))
         except ConfigError as error:
@@ -162,12 +152,12 @@ class AdminRoutes:
         return json_response({"results": [None]})
 
     async def update_weight_version(self, http: HttpRequest) -> Response:
-        request = decode(await http.body(), VersionRequest)
+        request = protocol.decode(await http.body(), protocol.VersionRequest)
         await asyncio.wrap_future(self._loop.set_version(request.new_version))
         return json_response({"success": True, "new_version": request.new_version})
 
     async def abort_requests(self, http: HttpRequest) -> Response:
-        request = decode(await http.body(), AbortRequest)
+        request = protocol.decode(await http.body(), protocol.AbortRequest)
         count = await asyncio.wrap_future(self._loop.abort(request.request_ids or None))
         return json_response({"status": "aborted", "aborted": count})
 
@@ -195,7 +185,7 @@ class WeightReceiver:
         return [Route(path, endpoint, methods=["POST"]) for path, endpoint in endpoints.items()]
 
     async def init(self, http: HttpRequest) -> Response:
-        info = decode(await http.body(), TransferRequest).init_info
+        info = protocol.decode(await http.body(), protocol.TransferRequest).init_info
         async with self._lock:
             self._leave_group()
             address, port = info.master_address, info.master_port
@@ -209,7 +199,7 @@ class WeightReceiver:
         return json_response({"message": "Weight update started"})
 
     async def update(self, http: HttpRequest) -> Response:
-        info = decode(await http.body(), UpdateRequest).update_info
+        info = protocol.decode(await http.body(), protocol.UpdateRequest).update_info
         async with self._lock:
             group, copy = self._group, self._copy
             if group is None or copy is None:
@@ -221,7 +211,7 @@ class WeightReceiver:
         return json_response({"message": "Weights updated"})
 
     async def finish(self, http: HttpRequest) -> Response:
-        version = decode(await http.body(), FinishRequest).weight_version
+        version = protocol.decode(await http.body(), protocol.FinishRequest).weight_version
         async with self._lock:
             copy, self._copy = self._copy, None
             if copy is None:
@@ -237,7 +227,7 @@ class WeightReceiver:
             self._leave_group()
         return json_response({"message": "Weight transfer shut down"})
 
-    def _allocate(self, info: UpdateInfo) -> dict[str, torch.Tensor]:
+    def _allocate(self, info: protocol.UpdateInfo) -> dict[str, torch.Tensor]:
         """Empty tensors for the announced ones; `InvalidRequest` if the model has no such tensor."""
         try:
             announced = list(zip(info.names, info.dtype_names, info.shapes, strict=True))

@@ -81,6 +81,12 @@ Outbox = list[tuple[Sink, TokenDelta]]
 """The deltas of one step, each with the sink that it is for."""
 
 
+def deliver(outbox: Outbox) -> None:
+    """Gives each delta to its sink."""
+    for sink, delta in outbox:
+        sink(delta)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingRequest:
     """What to sample and where to send it: a delta per step with `stream`, else one delta with everything."""

@@ -42,7 +42,7 @@ from rolltap.engine.protocol import (
     check_prompt,
     decode,
 )
-from rolltap.engine.requests import Outbox, SamplingRequest, TokenDelta
+from rolltap.engine.requests import Outbox, SamplingRequest, TokenDelta, deliver
 from rolltap.engine.scheduler import EngineLoop
 from rolltap.engine.settings import ModelServerSettings
 from rolltap.engine.vllm_replies import (
@@ -125,7 +125,7 @@ class ModelServer:
 
     def _deliver(self, outbox: Outbox) -> None:
         assert self._events is not None
-        self._events.call_soon_threadsafe(_put_all, outbox)
+        self._events.call_soon_threadsafe(deliver, outbox)
 
     async def generate(self, http: HttpRequest) -> Response:
         request = decode(await http.body(), GenerateRequest)
@@ -187,7 +187,8 @@ class ModelServer:
         max_tokens = check_prompt(request, self.loop.model.vocabulary, self.loop.context)
         request_id = request.request_id or uuid4().hex
         mailboxes = [Mailbox() for _ in range(request.draw.n)]
-        matcher = await self._compiled(request.draw)
+        grammar = request.draw.structured_outputs
+        matcher = None if grammar is None else await asyncio.to_thread(self._grammars.compile, grammar.lark)
         choices = [
             SamplingRequest(
                 request_id,
@@ -202,12 +203,6 @@ class ModelServer:
         await asyncio.wrap_future(self.loop.submit(choices))
         include_usage = request.stream_options is not None and request.stream_options.include_usage
         return PendingReply(request_id, len(request.prompt_ids), mailboxes, request.stream, include_usage)
-
-    async def _compiled(self, draw: Draw) -> LLMatcher | None:
-        """The request's grammar, compiled in a thread."""
-        if draw.structured_outputs is None:
-            return None
-        return await asyncio.to_thread(self._grammars.compile, draw.structured_outputs.lark)
 
     def _grammar(self, matcher: LLMatcher, draw: Draw, prompt_ids: Sequence[int]) -> GrammarState:
         assert draw.structured_outputs is not None
@@ -279,11 +274,6 @@ def written_masks(delta: TokenDelta) -> dict[str, Any]:
     if len(delta.mask_rows) != len(delta.token_ids) or not delta.mask_rows:
         return {}
     return {"mask_rows": delta.mask_rows, "mask_table": npy(delta.mask_table) if len(delta.mask_table) else None}
-
-
-def _put_all(outbox: Outbox) -> None:
-    for sink, delta in outbox:
-        sink(delta)
 
 
 async def _pump(index: int, mailbox: Mailbox, queue: asyncio.Queue[tuple[int, TokenDelta]]) -> None:

@@ -28,17 +28,8 @@ from rolltap.protocols.conversation import (
     TokenLogprob,
 )
 from rolltap.protocols.hints import read_hints
+from rolltap.protocols.openai_chat import wire
 from rolltap.protocols.openai_chat.read import ChatReader
-from rolltap.protocols.openai_chat.wire import (
-    MAX_CHOICES,
-    MAX_STOPS,
-    Penalty,
-    StopText,
-    StreamOptions,
-    TokenLimit,
-    UsageOut,
-    token_limit,
-)
 from rolltap.protocols.openai_chat.write import DONE, usage_out
 from rolltap.protocols.replies import (
     COMMENT,
@@ -60,16 +51,16 @@ class Head(Struct, forbid_unknown_fields=True):
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: TokenLimit | None = None
+    stream_options: wire.StreamOptions | None = None
+    max_tokens: wire.TokenLimit | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    stop: StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] | None = None
+    stop: wire.StopText | Annotated[list[wire.StopText], Meta(max_length=wire.MAX_STOPS)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Meta(ge=1, le=wire.MAX_CHOICES)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
+    presence_penalty: wire.Penalty | None = None
+    frequency_penalty: wire.Penalty | None = None
     # accepted only with a value that requests nothing
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
@@ -99,7 +90,7 @@ class Completion(Struct):
     model: str
     choices: list[ChoiceOut]
     object: str = "text_completion"
-    usage: UsageOut | None = None
+    usage: wire.UsageOut | None = None
 
 
 class OpenAICompletions(Dialect):
@@ -132,7 +123,7 @@ class OpenAICompletions(Dialect):
                 top_p=head.top_p,
                 max_tokens=DEFAULT_MAX_TOKENS
                 if head.max_tokens is None
-                else token_limit(head.max_tokens, "max_tokens"),
+                else wire.token_limit(head.max_tokens, "max_tokens"),
                 stop=stop,
                 seed=head.seed,
                 n=head.n or 1,
@@ -217,5 +208,5 @@ class CompletionsWriter:
     def keep_alive(self) -> bytes:
         return COMMENT
 
-    def _chunk(self, choices: list[ChoiceOut], usage: UsageOut | None = None) -> bytes:
+    def _chunk(self, choices: list[ChoiceOut], usage: wire.UsageOut | None = None) -> bytes:
         return unnamed_event(msgspec.structs.replace(self._base, choices=choices, usage=usage))

@@ -353,7 +353,10 @@ class RecordReader(ReadPlane):
         details = await self._rollouts([rollout.id for rollout in row.group.rollouts])
         rollouts = [replace(each, reward=row.group.reward_of(each.rollout)) for each in details]
         rollouts.sort(key=lambda each: (each.reward is None, -(each.reward or 0.0), each.rollout.index))
-        trajectories = await self._trajectories([each.session.id for each in rollouts if each.session is not None])
+        stored = await self.log.calls([each.session.id for each in rollouts if each.session is not None])
+        trajectories = await asyncio.to_thread(
+            lambda: [reconstruct(calls, rules=self.rules(session)) for session, calls in stored.values()]
+        )
         (line,) = await self._group_lines([row])
         return GroupDetail(line, task, tuple(rollouts), common_tokens(trajectories))
 
@@ -384,12 +387,6 @@ class RecordReader(ReadPlane):
             )
             for origin in origins.values()
         ]
-
-    async def _trajectories(self, session_ids: Sequence[str]) -> list[Trajectory]:
-        stored = await self.log.calls(session_ids)
-        return await asyncio.to_thread(
-            lambda: [reconstruct(calls, rules=self.rules(session)) for session, calls in stored.values()]
-        )
 
     async def policies(self) -> tuple[PolicyLine, ...]:
         counts = await self._query(ledger.policy_counts)

@@ -33,11 +33,11 @@ class Control:
             Route("/v1/models", self.models),
             Route("/scripted/log", self.log),
         ]
-        kinds = {
+        kinds: dict[str, Callable[[str], list[Route]]] = {
             "vllm": self._vllm,
             "sglang": self._sglang,
-            "llamacpp": self._llamacpp,
-            "openai": self._openai,
+            "llamacpp": lambda _: [Route("/props", self.props)],
+            "openai": lambda _: [],
             "tinker": self._tinker,
         }
         return shared + kinds[wire.split("-")[0]](wire)
@@ -79,12 +79,6 @@ class Control:
             "/abort_request": self.abort_request,
         }
         return _routes({"/model_info": self.model_info, "/server_info": self.server_info}, posts)
-
-    def _llamacpp(self, wire: str) -> list[Route]:
-        return [Route("/props", self.props)]
-
-    def _openai(self, wire: str) -> list[Route]:
-        return []
 
     def _tinker(self, wire: str) -> list[Route]:
         posts: dict[str, Endpoint] = {

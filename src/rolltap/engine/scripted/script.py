@@ -152,7 +152,11 @@ def say(*replies: ScriptedReply | str) -> Script:
 
 def load_script(path: Path) -> Script | ReplyFunction:
     """The script in a `.toml`, `.json` or `.py` file (which defines `SCRIPT`, or a function `reply`)."""
-    readers: dict[str, Callable[[Path], Any]] = {".toml": _toml, ".json": _json, ".py": _python}
+    readers: dict[str, Callable[[Path], Any]] = {
+        ".toml": lambda path: tomllib.loads(path.read_text(encoding="utf-8")),
+        ".json": lambda path: json.loads(path.read_text(encoding="utf-8")),
+        ".py": _python,
+    }
     if path.suffix not in readers:
         raise ConfigError(f"{path}: a script is one of {', '.join(readers)}")
     try:
@@ -170,14 +174,6 @@ def load_script(path: Path) -> Script | ReplyFunction:
         return convert(loaded, Script)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {value_problem(str(error))}") from error
-
-
-def _toml(path: Path) -> Any:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def _json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _python(path: Path) -> Any:
