@@ -1,8 +1,8 @@
 """What every start makes alike, made once a process. A process of a user's has one server and one client; ours many.
 
 FastAPI makes the validator of each parameter anew for each route of each application, each server audits its model's
-template, each new SQLite store is given the same 30 tables, one statement after another, and each client of a vendor's
-reads the certificates of some 150 authorities, most of them three times.
+template, each new SQLite store is given the same 30 tables, one statement after another, each command line is made of
+all its options, and each client of a vendor's reads the certificates of some 150 authorities, most of them three times.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from threading import Thread
 from typing import Any
 
 import certifi
+import typer.testing
 from fastapi._compat import v2
 
 from rolltap.calllog.database import Database
@@ -36,6 +37,7 @@ def keep_starts() -> None:
     keep_validators()
     keep_fittings()
     keep_tables()
+    keep_commands()
     keep_authorities()
 
 
@@ -110,6 +112,11 @@ def _begin_file(path: Path) -> None:
         file.write_bytes(_file_with(frozenset(metadata.tables)))
         with suppress(FileExistsError):  # another process was faster
             os.link(file, path)
+
+
+def keep_commands() -> None:
+    """What typer's `CliRunner` runs. A command has no state between two runs."""
+    setattr(typer.testing, "_get_command", cache(typer.testing._get_command))  # noqa: B010
 
 
 def keep_authorities() -> None:
