@@ -18,6 +18,7 @@ from threading import Thread
 from typing import Any
 
 import certifi
+import typer.main
 import typer.testing
 from fastapi._compat import v2
 
@@ -116,7 +117,7 @@ def _begin_file(path: Path) -> None:
 
 def keep_commands() -> None:
     """What typer's `CliRunner` runs. A command has no state between two runs."""
-    setattr(typer.testing, "_get_command", cache(typer.testing._get_command))  # noqa: B010
+    setattr(typer.testing, "_get_command", cache(typer.main.get_command))  # noqa: B010
 
 
 def keep_authorities() -> None:
