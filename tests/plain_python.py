@@ -12,6 +12,7 @@ import platform
 import shutil
 import tempfile
 import venv
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
@@ -21,9 +22,11 @@ DISTRIBUTIONS = ("pytest", "pluggy", "iniconfig", "packaging", "pygments")
 
 
 @cache
-def plain_python() -> str:
-    """Its path. All runs share it: it is made once for each set of versions."""
-    versions = [f"{name}{distribution(name).version}" for name in DISTRIBUTIONS]
+def plain_python(*plugins: str) -> str:
+    """Its path. `plugins` are distributions that it has, too. All runs share it: it is made once for each set of
+    versions."""
+    names = (*DISTRIBUTIONS, *plugins)
+    versions = [f"{name}{distribution(name).version}" for name in names]
     every = CACHE.resolve() / "plain-python"
     place = every / "-".join([f"python{platform.python_version()}", *versions])
     every.mkdir(parents=True, exist_ok=True)
@@ -31,15 +34,15 @@ def plain_python() -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / "bin" / "python").exists():  # or a link to an interpreter that has gone
             shutil.rmtree(place, ignore_errors=True)
-            _make(Path(made, "venv"))
+            _make(Path(made, "venv"), names)
             os.rename(Path(made, "venv"), place)
     return str(place / "bin" / "python")
 
 
-def _make(place: Path) -> None:
+def _make(place: Path, names: Sequence[str]) -> None:
     venv.create(place, symlinks=True)
     site = next(place.glob("lib/python3*/site-packages"))
-    for name in DISTRIBUTIONS:
+    for name in names:
         for file in distribution(name).files or ():
             source = Path(str(file.locate()))
             if source.suffix == ".py" or source.parent.name.endswith(".dist-info"):

@@ -16,6 +16,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
@@ -77,42 +78,47 @@ class AuditResult:
     reason: str = ""
 
 
+@lru_cache(maxsize=128)
+def _compiled(source: str) -> tuple[Any, type[Exception]]:
+    """The template and the error of templates. Each effort level renders the same one, and compiling takes longest."""
+    try:
+        from jinja2 import TemplateError, nodes
+        from jinja2.ext import Extension
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise ConfigError(f"token mode needs {error.name}: {install_line('tokens')}") from error
+
+    class Generation(Extension):
+        """`{% generation %}` marks sampled text for trainers. It does not change the rendering."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body).set_lineno(line)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    try:
+        return environment.from_string(source), TemplateError
+    except (TemplateError, *FAULTS) as error:
+        raise ConfigError(f"the chat template does not compile: {error}") from error
+
+
 class ChatTemplate:
     """A compiled chat template with the functions that Hugging Face provides."""
 
     def __init__(self, source: str, special: dict[str, Any]) -> None:
-        try:
-            from jinja2 import TemplateError, nodes
-            from jinja2.ext import Extension
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ImportError as error:
-            raise ConfigError(f"token mode needs {error.name}: {install_line('tokens')}") from error
-
-        class Generation(Extension):
-            """`{% generation %}` marks sampled text for trainers. It does not change the rendering."""
-
-            tags = {"generation"}  # noqa: RUF012
-
-            def parse(self, parser: Any) -> Any:
-                line = next(parser.stream).lineno
-                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-                return nodes.Scope(body).set_lineno(line)
-
-        def raise_exception(message: str) -> None:
-            raise TemplateError(message)
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = raise_exception
-        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-        self.error = TemplateError
+        self._template, self.error = _compiled(source)
         self._special = special
-        try:
-            self._template = environment.from_string(source)
-        except (TemplateError, *FAULTS) as error:
-            raise ConfigError(f"the chat template does not compile: {error}") from error
 
     def __call__(
         self, rows: list[Any], tools: list[Any] | None, *, prompt: bool, thinking: bool, effort: str = ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,7 @@ from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.tokenizer import HubTokenizer
 
 from .families import FAMILIES, TRAINING, Family
-from .vocabularies import harmony_folder, model_folder
+from .vocabularies import model_folder, prepare_harmony
 
 PAGE = Path(__file__).with_name("fitting.md")
 TABLE = re.compile(r"(?<=<!-- fitting:begin -->\n).*(?=\n<!-- fitting:end -->)", re.DOTALL)
@@ -23,7 +22,7 @@ TABLE = re.compile(r"(?<=<!-- fitting:begin -->\n).*(?=\n<!-- fitting:end -->)",
 def renderer_of(family: Family) -> TokenRenderer:
     """The family's renderer over the tiny vocabulary; Harmony's encoder needs its own."""
     if family.renderer == "gpt-oss":
-        os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(harmony_folder())
+        prepare_harmony()
     tokenizer = HubTokenizer(model_folder(family, "" if family.renderer == "gpt-oss" else "tiny"))
     return FamilyRenderer(family.renderer, tokenizer) if family.renderer else TemplateRenderer(tokenizer)
 

@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from rolltap.protocols.conversation import Message, Text, Tool
-from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
-from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.tokenizer import HubTokenizer
 
-from .families import FAMILIES, HARMONY, Family
+from .families import FAMILIES, HARMONY
+from .fitting_table import renderer_of
 from .vocabularies import model_folder
 
 TEXT = {"type": "string"}
@@ -45,11 +44,6 @@ def tool(schema: Any) -> Tool:
     return Tool(
         "look", "Looks something up.", {"$schema": "https://json-schema.org/draft/2020-12/schema", **parameters}
     )
-
-
-def renderer_of(family: Family) -> TokenRenderer:
-    tokenizer = HubTokenizer(model_folder(family, "tiny"))
-    return FamilyRenderer(family.renderer, tokenizer) if family.renderer else TemplateRenderer(tokenizer)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ rendering of the text.
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import string
@@ -22,7 +21,7 @@ from rolltap.engine.scripted.writing import ScriptedReplyWriter, ScriptTokenizer
 from rolltap.proxy.continuation.template import ChatTemplate
 
 from .families import HARMONY, Family
-from .vocabularies import harmony_folder
+from .vocabularies import prepare_harmony
 
 Row = Mapping[str, Any]
 USER: Row = {"role": "user", "content": "."}
@@ -146,7 +145,7 @@ class FamilyReplyWriter(ScriptedReplyWriter):
 
 def _package(family: Family, tokenizer: ScriptTokenizer) -> tuple[ConversationText, frozenset[int]]:
     if family.markup is HARMONY:
-        os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(harmony_folder())
+        prepare_harmony()
     import renderers
 
     config: Any = renderers.config_from_name(family.renderer)

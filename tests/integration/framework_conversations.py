@@ -1,24 +1,26 @@
-"""The same conversation through LiteLLM and LangChain, which stand between many agents and a vendor."""
+"""The same conversation through LiteLLM and LangChain, which stand between many agents and a vendor.
+
+They are imported when they are used: every worker imports this module, which would take four CPU seconds.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import openai
+from pydantic import SecretStr
 
 from .sdk_conversations import CHAT_TOOLS, FUNCTION, MAX_TOKENS, Conversation, Said, Use, chat_said
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it asks the network otherwise
+if TYPE_CHECKING:
+    from langchain_core.messages import AIMessage
+    from langchain_openai import ChatOpenAI
 
-import httpx
-import litellm
-import openai
-from langchain_anthropic import ChatAnthropic
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
-from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
-from pydantic import SecretStr
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it asks the network otherwise
 
 
 class LiteLLM(Conversation):
@@ -28,6 +30,8 @@ class LiteLLM(Conversation):
     path = "/v1"
 
     def connect(self, closing: AsyncExitStack) -> None:
+        import litellm
+
         litellm.disable_aiohttp_transport = True
         self.client = self.http_client()
         closing.push_async_callback(self.client.close)
@@ -39,6 +43,8 @@ class LiteLLM(Conversation):
         )
 
     async def ask(self) -> Said:
+        import litellm
+
         common: Any = {
             "model": f"{self.provider}/{self.endpoint.model}",
             "api_base": f"{self.endpoint.base_url}{self.path}",
@@ -67,6 +73,8 @@ class LiteLLMAnthropic(LiteLLM):
     path = ""
 
     def http_client(self) -> Any:
+        from litellm.llms.custom_httpx.http_handler import AsyncHTTPHandler
+
         return AsyncHTTPHandler()
 
 
@@ -78,15 +86,14 @@ class LangChainChat(Conversation):
     def connect(self, closing: AsyncExitStack) -> None:
         self.http = httpx.AsyncClient()
         closing.push_async_callback(self.http.aclose)
-        model = self.chat_model()
-        if isinstance(model, ChatAnthropic):
-            closing.push_async_callback(model._async_client.close)
-        self.model = model.bind_tools([{"type": "function", "function": FUNCTION}])
+        self.model = self.chat_model(closing).bind_tools([{"type": "function", "function": FUNCTION}])
 
-    def chat_model(self) -> Any:
+    def chat_model(self, closing: AsyncExitStack) -> Any:
         return self.openai()
 
     def openai(self, **options: Any) -> ChatOpenAI:
+        from langchain_openai import ChatOpenAI
+
         return ChatOpenAI(
             model=self.endpoint.model,
             base_url=f"{self.endpoint.base_url}/v1",
@@ -98,11 +105,15 @@ class LangChainChat(Conversation):
         )
 
     async def say(self, text: str) -> Said:
+        from langchain_core.messages import HumanMessage
+
         self.history.append(HumanMessage(text))
         self.last = await self.ask()
         return self.last
 
     async def ask(self) -> Said:
+        from langchain_core.messages import AIMessageChunk
+
         reply: AIMessage
         if self.stream:
             whole: AIMessageChunk | None = None
@@ -127,6 +138,8 @@ class LangChainChat(Conversation):
         )
 
     def tell(self, results: Sequence[tuple[Use, str]]) -> None:
+        from langchain_core.messages import ToolMessage
+
         self.history += [ToolMessage(text, tool_call_id=use.id) for use, text in results]
 
 
@@ -135,7 +148,7 @@ class LangChainResponses(LangChainChat):
 
     shows_reasoning = True
 
-    def chat_model(self) -> Any:
+    def chat_model(self, closing: AsyncExitStack) -> Any:
         return self.openai(use_responses_api=True, store=False, include=["reasoning.encrypted_content"])
 
 
@@ -144,8 +157,10 @@ class LangChainAnthropic(LangChainChat):
 
     shows_reasoning = True
 
-    def chat_model(self) -> Any:
-        return ChatAnthropic(
+    def chat_model(self, closing: AsyncExitStack) -> Any:
+        from langchain_anthropic import ChatAnthropic
+
+        model = ChatAnthropic(
             model_name=self.endpoint.model,
             base_url=self.endpoint.base_url,
             api_key=SecretStr(self.endpoint.key),
@@ -154,3 +169,5 @@ class LangChainAnthropic(LangChainChat):
             timeout=None,
             stop=None,
         )
+        closing.push_async_callback(model._async_client.close)
+        return model

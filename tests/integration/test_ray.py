@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from rolltap.contract.admin import SubmitTasks
 from rolltap.types import Task
@@ -200,6 +199,8 @@ async def test_nodes_that_die_cost_no_rollout(home: Service) -> None:
 @pytest.mark.timeout(1800)
 async def test_a_thousand_rollouts_while_nodes_die(home: Service) -> None:
     found = await run_and_kill(home, 1000, kills=12, every=3.0)
+    import ray
+
     machine = {"ray": ray.__version__, "python": platform.python_version(), "cores": os.cpu_count()}
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps({**found, **machine, "time": datetime.now(UTC).isoformat()}, indent=1))

@@ -380,9 +380,22 @@ def _sql(part: Expression) -> tuple[str, list[Any]]:
         clause, values = _sql(part.part)
         return f"(NOT {clause})", values
     if isinstance(part, Joined):
+        if part.word == "or" and (alike := _alike(part.parts)):
+            return _clause(alike[0], [each.value for each in alike])
         clauses = [_sql(each) for each in part.parts]
         return _joined([clause for clause, _ in clauses], part.word), [each for _, more in clauses for each in more]
-    return _clause(part)
+    return _clause(part, [part.value])
+
+
+def _alike(parts: Sequence[Expression]) -> list[FieldCondition]:
+    """The parts, if each is whether the same field has some value, as `in` asks: SQLite takes seconds for thousands of
+    ORs. Otherwise none."""
+    alike = [part for part in parts if isinstance(part, FieldCondition) and part.op == "=" and not _is_day(part)]
+    return alike if len(alike) == len(parts) and len({part.field for part in alike}) == 1 else []
+
+
+def _is_day(condition: FieldCondition) -> bool:
+    return condition.kind == "date" and isinstance(condition.value, str)
 
 
 def _joined(clauses: Sequence[str], word: str) -> str:
@@ -393,23 +406,25 @@ def _joined(clauses: Sequence[str], word: str) -> str:
     return f"({_joined(clauses[:middle], word)} {word.upper()} {_joined(clauses[middle:], word)})"
 
 
-def _clause(condition: FieldCondition) -> tuple[str, list[Any]]:
-    """Returns a condition as SQL with its values. A field without a value satisfies only `!=`."""
+def _clause(condition: FieldCondition, wanted: Sequence[Any]) -> tuple[str, list[Any]]:
+    """Returns a condition as SQL with its values: for `=`, any of `wanted`. A field without a value satisfies only
+    `!=`."""
     name, _, key = condition.field.partition(".")
     negated = condition.op == "!="
     op = "=" if negated else condition.op
+    test = f"{op} ?" if len(wanted) == 1 else f"IN ({', '.join('?' * len(wanted))})"
     if condition.kind in ("tags", "list"):
         source = f"json_each({_LISTS.get(name, 'group_tags')})"
-        test = "shell_match(value, ?)" if op == "~" else "value = ?"
+        within = "shell_match(value, ?)" if op == "~" else f"value {test}"
         if key:
-            source, test = "json_each(tags)", f"key = ? AND {test}"
-        exists = f"EXISTS (SELECT 1 FROM {source} WHERE {test})"
-        return f"{'NOT ' if negated else ''}{exists}", [*([key] if key else []), condition.value]
+            source, within = "json_each(tags)", f"key = ? AND {within}"
+        exists = f"EXISTS (SELECT 1 FROM {source} WHERE {within})"
+        return f"{'NOT ' if negated else ''}{exists}", [*([key] if key else []), *wanted]
     column = "nullif(harness, '')" if name == "harness" else _COLUMNS.get(name, name)
-    test, values = f"{column} {op} ?", [condition.value]
+    values, test = list(wanted), f"{column} {test}"
     if op == "~":
         test = f"shell_match({column}, ?)"
-    if condition.kind == "date" and isinstance(condition.value, str):
+    if _is_day(condition):
         test, values = _day(op, condition.value)
     return f"({column} IS NULL OR NOT {test})" if negated else f"({column} IS NOT NULL AND {test})", values
 

@@ -5,7 +5,6 @@ A family is bridged by its `renderers` name, or by its chat template where it ha
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from rolltap.images import PLACEHOLDER, ImageReader, ImageRule
@@ -14,7 +13,7 @@ from rolltap.proxy.continuation.rendering import FamilyRenderer, TokenRenderer
 from rolltap.proxy.continuation.template import TemplateRenderer
 from rolltap.tokenizer import HubTokenizer
 from tests.families.families import FAMILIES as MATRIX
-from tests.families.vocabularies import harmony_folder, is_own, model_folder
+from tests.families.vocabularies import is_own, model_folder, prepare_harmony
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,6 @@ def images_of(renderer: TokenRenderer) -> PromptImages:
 def renderer(family: Family) -> TokenRenderer:
     """The family's renderer over its tokenizer and template."""
     if family.renderer == "gpt-oss":
-        os.environ["TIKTOKEN_ENCODINGS_BASE"] = str(harmony_folder())
+        prepare_harmony()
     tokenizer = HubTokenizer(model_folder(MATRIX[family.matrix]))
     return FamilyRenderer(family.renderer, tokenizer) if family.renderer else TemplateRenderer(tokenizer)

@@ -51,11 +51,13 @@ VALUES = st.recursive(
 )
 
 
+COMMANDS = typer.Typer()
+COMMANDS.command("import")(import_traces)
+COMMANDS.command("export")(export)
+
+
 def run(*args: str) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command("import")(import_traces)
-    app.command("export")(export)
-    result = CliRunner().invoke(app, list(args))
+    result = CliRunner().invoke(COMMANDS, list(args))
     return result.exit_code, result.output
 
 

@@ -147,10 +147,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     return url
 
 
+EXPORT = typer.Typer()
+EXPORT.command()(export)
+
+
 def run(store: str, out: Path, *args: str) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command()(export)
-    result = CliRunner().invoke(app, [str(out), "--store", store, *args])
+    result = CliRunner().invoke(EXPORT, [str(out), "--store", store, *args])
     return result.exit_code, result.output
 
 
@@ -356,14 +358,12 @@ def test_an_export_of_no_session_says_so_and_leaves_its_folder_free(
 
 def test_a_dry_run_needs_no_folder(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    app = typer.Typer()
-    app.command()(export)
     dry = CliRunner().invoke(
-        app, ["--store", store, "-f", "sft", "--option", "arguments=object", "--dry-run", "--where", "reward>=0"]
+        EXPORT, ["--store", store, "-f", "sft", "--option", "arguments=object", "--dry-run", "--where", "reward>=0"]
     )
     assert (dry.exit_code, list(tmp_path.iterdir())) == (0, [])
     assert "2 rows of sft would be written (train 2)" in dry.output
-    missing = CliRunner().invoke(app, ["--store", store])
+    missing = CliRunner().invoke(EXPORT, ["--store", store])
     assert missing.exit_code == 1
     assert "name a folder to write, or ask for --dry-run" in missing.output
 

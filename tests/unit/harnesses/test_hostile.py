@@ -175,8 +175,8 @@ PLANTED = {
 
 @pytest.mark.parametrize("planted", PLANTED)
 async def test_what_an_agent_plants_in_its_copy_forges_no_test(planted: str, tmp_path: Path) -> None:
-    python = sys.executable if planted == "a plugin's name" else plain_python()  # which has no plug-in
-    check = PytestCheck(("tests/test_calc.py",), python=python)
+    named = ("pytest-asyncio", "typing-extensions", "pytest-xdist", "execnet") if planted == "a plugin's name" else ()
+    check = PytestCheck(("tests/test_calc.py",), python=plain_python(*named))
     runtime = ProcessRuntime(tmp_path / "workspaces")
     value, dropped = await reward(check, runtime, PLANTED[planted], HOMES["usercustomize"])
     assert value == 0.0

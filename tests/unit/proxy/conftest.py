@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from rolltap.proxy.call.queries import Queries
 from rolltap.proxy.call.recorder import Recorder
 from rolltap.proxy.call.sources.tokens import TokenSource
 from rolltap.proxy.call.versions import LedgerVersions, LocalVersions, ReadPolicies
+from rolltap.proxy.continuation.fit import Fitting, find_fitting
 from rolltap.proxy.continuation.plan import Continuation
 from rolltap.proxy.continuation.rendering import FamilyRenderer
 from rolltap.proxy.engines.base import EngineFacts, PauseMode, SampleChunk, SampleRequest, Take
@@ -245,6 +247,12 @@ async def brisk(tokenizer: HubTokenizer) -> Plane:
     return await make_plane(tokenizer, LimitSettings(keep_alive_s=0.02))
 
 
+@cache
+def fitting_of(tokenizer: HubTokenizer) -> Fitting:
+    """The audit of our own model's template, which takes longer than most cases."""
+    return find_fitting(FamilyRenderer("qwen3", tokenizer))
+
+
 async def make_plane(tokenizer: HubTokenizer, limits: LimitSettings) -> Plane:
     log, engine = GatedLog(), ToldEngine(tokenizer)
     now = time.time()
@@ -263,7 +271,8 @@ def serve(
 ) -> Plane:
     """A proxy process on `log`; several may share it, and ask `ledger` which weights are served. `keys` are minted."""
     handles = Handles(SECRET)
-    continuation = Continuation("tiny", FamilyRenderer("qwen3", engine.tokenizer), handles, "tool_cycle")
+    renderer = FamilyRenderer("qwen3", engine.tokenizer)
+    continuation = Continuation("tiny", renderer, handles, "tool_cycle", fitting_of(engine.tokenizer))
     settings = PolicySettings(engine="told")
     policy = Policy("tiny", settings, engine, TokenSource("tiny", settings, engine, continuation, max_context=2048))
     policies, live, recorder = Policies({"tiny": policy}), SessionCache(log), Recorder(log)
