@@ -117,12 +117,12 @@ class ContainerWorkspace(FolderWorkspace):
         )
         share = Share(limits, (self.folder, self.home_folder))
         await in_thread(remove, self.tmp_folder / BEGAN)  # of an earlier run
-        started, before = time.monotonic(), self._state_of_tmp()
+        out, started, before = await self.new_output(), time.monotonic(), self._state_of_tmp()
         try:
-            code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
+            code, ending, excess = await run_tree(command, share, out=out, timeout=timeout)
         finally:
             await self.remove_container()
-        output = self._folders.output()
+        output = out.text()
         if code in ENGINE_FAILURES and self._state_of_tmp() == before:  # no command of ours began in a container
             raise RuntimeFailed(f"{self.client} could not run {self.image}: {output.strip()[-300:]}")
         return Exit(ending or launch.ending(code), time.monotonic() - started, code, output, excess)
