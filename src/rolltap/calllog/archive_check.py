@@ -12,10 +12,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-from rolltap.calllog.codec import read_completion, read_session, unpack_arrays
+from rolltap.calllog.codec import StoredRequest, read_completion, read_session, unpack_arrays, unpack_bytes
 from rolltap.calllog.notes import check_note_row
 from rolltap.calllog.schema import (
     TENANT_IN_TAGS,
@@ -27,8 +28,10 @@ from rolltap.calllog.schema import (
     prunings,
     sessions,
 )
+from rolltap.contract.base import MAX_DEPTH
 from rolltap.contract.rules import rules_of
 from rolltap.contract.tags import MAX_TAGS, check_sizes
+from rolltap.decoding import any_json, from_msgpack
 from rolltap.errors import InvalidRequest, RecordCorrupt
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME, tenant_of
 from rolltap.wording import is_moment
@@ -40,6 +43,8 @@ MOST_TAGS = MAX_TAGS + 8
 """Those of a caller, and the server's own."""
 TEXT_CHARS = 8192
 """The most characters of a column of text: a harness's name is a tag's value."""
+DEEPEST = 2 * MAX_DEPTH
+"""Levels of recorded JSON: what the API checks, and the lists and objects around it."""
 JSON_COLUMNS = {"tags", "log_check", "detail", "value"}
 STREAMS = {"logprobs": np.dtype(np.float32), "entropy": np.dtype(np.float32), "clipped": np.dtype(np.int8)}
 """The streams of an annotation, one value for each sampled token."""
@@ -56,6 +61,7 @@ def check_block(block: Block) -> None:
             check_note_row(row)
         _check_owners(block)
         _check_annotations(block)
+        _check_contents(block)
     except (
         ArithmeticError,
         InvalidRequest,
@@ -164,6 +170,36 @@ def _check_annotations(block: Block) -> None:
         sums = [values[name] for name in ("mismatch_sum", "mismatch_max", "fresh_sum", "kept", "clipped", "fresh")]
         if min(sums) < 0 or not fresh <= compared <= size or seen > size:
             raise InvalidRequest(f"annotations {row[0]}: counts that {size} tokens can't have")
+
+
+def _check_contents(block: Block) -> None:
+    """Raises for JSON that is nested too deep, and for arrays of a call that are no numbers."""
+    for call_id, _presumed, *_, message, extras in block.completions:
+        _check_depth(unpack_bytes(message), call_id)
+        if any(each.dtype.kind not in "biuf" for each in unpack_arrays(extras).values()):
+            raise InvalidRequest(f"call {call_id}: an array that holds no numbers")
+    for row in block.intents:
+        request = from_msgpack(unpack_bytes(row[-1]), StoredRequest)
+        for json_text in (request.head, *request.items, *request.fixed.values()):
+            _check_depth(json_text, row[0])
+    for digest, data in block.parts:
+        _check_depth(unpack_bytes(data), digest.hex())
+
+
+def _check_depth(text: bytes, owner: str) -> None:
+    if text.count(b"[") + text.count(b"{") <= DEEPEST:
+        return
+    try:
+        level = [any_json(text)]
+    except msgspec.MsgspecError as error:
+        if isinstance(error.__context__, RecursionError):
+            raise InvalidRequest(f"{owner}: nested deeper than {DEEPEST} levels") from None
+        return  # an image is a part, too
+    for _ in range(DEEPEST):
+        lists = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [inner for each in lists for inner in each]
+    if level:
+        raise InvalidRequest(f"{owner}: nested deeper than {DEEPEST} levels")
 
 
 def _is_stream(name: str, values: np.ndarray[Any, Any], size: int) -> bool:

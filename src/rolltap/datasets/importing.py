@@ -97,7 +97,8 @@ def _content(trace: Trace, *beside: str | int) -> str:
 
 def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
     """The session of a trace. `id` is the trace's own, or the number of traces of the file with its content so far."""
-    digest = hashlib.sha256(_content(trace, id).encode()).hexdigest()
+    owner = tenant_tags()  # two tenants may import the same file, and neither learns of the other
+    digest = hashlib.sha256((_content(trace, id) + "".join(owner.values())).encode()).hexdigest()
     turns = tuple(_turns(trace))
     if not turns:
         raise DatasetError(f"{trace.place}: no assistant message")
@@ -112,7 +113,7 @@ def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
         key_hash=key_hash(secrets.token_urlsafe(32)),  # of a key that nobody has
         created_at=created_at,
         expires_at=min(created_at, time.time()),
-        tags={**trace.tags, TAG: trace.name, **tenant_tags()},
+        tags={**trace.tags, TAG: trace.name, **owner},
     )
     lost = {"what follows the last reply"} if trace.messages[-1]["role"] != "assistant" else ()
     return Imported(session, turns, trace.unread.union(lost))

@@ -15,11 +15,11 @@ import zstandard
 
 from rolltap.calllog.archive import MAGIC, ArchiveWriter, Block, export_sessions, import_sessions, read_archive
 from rolltap.calllog.archive_check import check_block
-from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, session_row
+from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, session_row
 from rolltap.calllog.facts import RequestParts, same_fact
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.outlines import fetch_summarized
+from rolltap.calllog.outlines import call_words, fetch_summarized, openings, outlines
 from rolltap.calllog.schema import (
     annotations,
     call_completions,
@@ -304,6 +304,32 @@ def test_annotations_of_an_archive_count_what_their_call_has() -> None:
             check_block(block)
 
 
+DEEP = b'{"role":"assistant","content":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+
+
+@pytest.mark.parametrize("place", ["message", "item", "large item", "head", "tools", "array"])
+def test_no_call_of_an_archive_holds_what_readers_can_not_read(place: str) -> None:
+    """The index of all sessions reads it, so that one call would keep every page from being shown."""
+    deep = DEEP if place != "item" else b"[" * 500 + b"]" * 500
+    request = {
+        "item": RequestParts(b"{}", (deep,)),
+        "large item": RequestParts(b"{}", (deep,)),
+        "head": RequestParts(deep),
+        "tools": RequestParts(b"{}", (), 0, {"tools": deep}),
+    }
+    session = a_session()
+    intent = an_intent(session, request=request.get(place, RequestParts(b"{}")))
+    texts = {"top_ids": np.array([["a"], ["b"]])}
+    done = a_completion(
+        intent.id, message=deep if place == "message" else b"", extras=texts if place == "array" else {}
+    )
+    row, large = intent_row(intent)
+    stored = [(digest, pack_bytes(part)) for digest, part in large.items()]
+    block = Block(list(session_row(session)), stored, [list(row)], [list(completion_row(done))], [], None)
+    with pytest.raises(RecordCorrupt, match=r"nested deeper than|holds no numbers"):
+        check_block(block)
+
+
 async def test_no_key_opens_a_session_of_an_archive(sql_log: SqlCallLog, tmp_path: Path) -> None:
     """Who wrote the file may know the key. One that was open here before stays open."""
     source, here, strange = await opened(f"sqlite:///{tmp_path / 'source.db'}"), a_session(), a_session()
@@ -388,3 +414,24 @@ async def test_a_list_shows_the_other_rows_when_one_can_not_be_read(sql_log: Sql
     read = await sql_log.database.query(lambda connection: fetch_summarized(connection, ids_))
     assert [session.id for session, _ in read] == [good.id]
     assert await sql_log.database.query(lambda connection: notes_of(connection, ids_)) == {good.id: []}
+
+
+async def test_a_list_shows_the_other_calls_when_one_can_not_be_read(sql_log: SqlCallLog) -> None:
+    """What was taken with much of the stack left is read with less."""
+    session = a_session()
+    await sql_log.open_session(session)
+    good = await append(sql_log, session, request=RequestParts(b"{}", (b'{"role":"user","content":"zebra"}',)))
+    deep = an_intent(session, request=RequestParts(DEEP, (DEEP,)))
+    await sql_log.append_intent(deep)
+    await sql_log.append_completion(a_completion(deep.id, message=DEEP))
+    spoiled = await append(sql_log, session)
+    spoil = (
+        sa.update(call_intents).where(call_intents.c.id == spoiled.id).values(request=b"\1no frame", detail="[" * 5000)
+    )
+    await sql_log.database.transact(lambda connection: connection.execute(spoil))
+    query = sql_log.database.query
+    calls = await query(lambda connection: outlines(connection, [session.id]))
+    assert [call.id for call in calls[session.id]] == [good.id, deep.id]
+    assert await query(lambda connection: openings(connection, calls)) == {session.id: "zebra"}
+    words = await query(lambda connection: call_words(connection, [good.id, deep.id, spoiled.id]))
+    assert {each.call_id: each.text for each in words} == {good.id: "user\nzebra", deep.id: ""}

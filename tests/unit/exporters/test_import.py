@@ -30,6 +30,7 @@ from rolltap.datasets.importing import read_file
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.importers import ATIF_USAGE, GROUP_TAG, SIDES, read_traces
+from rolltap.tenants import DEFAULT_TENANT, acting_for, tenant_of
 from rolltap.types import Flaw, Session
 
 from .world import TOOLS, World, lines, rows_of, says, system, tool, user
@@ -720,6 +721,17 @@ def test_no_key_opens_an_imported_session(store: str, tmp_path: Path) -> None:
     assert first.session.id == second.session.id
     assert first.session.key_hash != second.session.key_hash
     assert first.session.expires_at <= time.time()
+
+
+def test_tenants_import_the_same_file(tmp_path: Path) -> None:
+    path = Path(traced(tmp_path / "log.jsonl", [{"messages": CONVERSATION, "tools": TOOLS}]))
+    ids = set()
+    for tenant in (DEFAULT_TENANT, "acme", "globex", "acme"):
+        with acting_for(tenant):
+            (imported,) = read_file(path, "messages")
+        ids.add(imported.session.id)
+        assert tenant_of(imported.session.tags) == tenant
+    assert len(ids) == 3
 
 
 def test_an_imports_time_grows_with_the_conversations_length(tmp_path: Path) -> None:
