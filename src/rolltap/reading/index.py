@@ -340,7 +340,7 @@ def _share(done: int, missing: int) -> float:
 def match_words(search: str) -> str:
     """Converts a search to FTS5's syntax: every word must occur; a word that ends with * is a prefix."""
     words = []
-    for word in search.split():
+    for word in search.replace("\0", " ").split():
         bare = word.rstrip("*").replace('"', '""')
         if bare:
             words.append(f'"{bare}"' + ("*" if word.endswith("*") else ""))
@@ -358,7 +358,7 @@ def _conditions(query: SessionQuery) -> tuple[str, list[Any]]:
         clauses.append(f"(id IN ({hits}) OR id = ? OR rollout_id = ? OR task_id = ?)")
         word = query.search.strip()
         values += [match_words(query.search), word, word, word]
-    return " AND ".join(clauses), values
+    return _joined(clauses, "and"), values
 
 
 def session_value(summary: SessionSummary, group_tags: Sequence[str] = ()) -> ValueOf:
@@ -386,7 +386,7 @@ def _sql(part: Expression) -> tuple[str, list[Any]]:
 
 
 def _joined(clauses: Sequence[str], word: str) -> str:
-    """Joins by halves: SQLite limits the depth of an expression, and a list may have thousands of values."""
+    """Joins by halves: SQLite limits the depth of an expression, and there may be thousands of values or conditions."""
     if len(clauses) == 1:
         return clauses[0]
     middle = len(clauses) // 2
