@@ -2,8 +2,7 @@
 
 A session is read in one snapshot and written in one transaction, which also checks the stored result as `rolltap log
 verify` does. So an import adds complete, valid sessions or raises. Existing rows are kept, new rows of an existing
-session are added, and conflicting rows raise `RecordCorrupt`.
-Sessions that are new to the store come in closed.
+session are added, and conflicting rows raise `RecordCorrupt`. Sessions that are new to the store come in closed.
 
 The file is a magic line, then one zstd frame of records: a length (8 bytes, little endian) and that many bytes of
 msgpack. A `Block` is a session with its rows exactly as stored, including notes and annotations, so nothing is lost or

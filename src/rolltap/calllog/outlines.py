@@ -281,7 +281,7 @@ def call_words(connection: sa.Connection, call_ids: Sequence[str]) -> list[CallW
     words: list[CallWords] = []
     for some in _chunks(call_ids):
         rows = connection.execute(query.where(columns.id.in_(some))).all()
-        requests: list[tuple[sa.Row[Any], StoredRequest, bytes]] = []
+        requests: list[tuple[Any, StoredRequest, bytes]] = []
         for row in rows:
             with _left_out_if_unreadable(row.id):
                 message = unpack_bytes(row.message) if row.message else b""
