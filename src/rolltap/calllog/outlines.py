@@ -33,7 +33,7 @@ from rolltap.calllog.schema import call_completions, call_intents, notes, sessio
 from rolltap.calllog.sessions import CHUNK, fetch_parts, model_of
 from rolltap.decoding import any_json, json_decoder, msgpack_decoder
 from rolltap.errors import RecordCorrupt
-from rolltap.ids import first_id_at
+from rolltap.ids import end_of_ids, first_id_at
 from rolltap.types import NO_VERSION, Session
 
 HEAD_BYTES = 32
@@ -333,7 +333,7 @@ class ReaderPosition:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Ids of new and of changed sessions. `missing`: the reader lacks some older sessions too.
+    """Ids of new and of changed sessions. `missing`: the reader lacks some older or imported sessions too.
 
     `calls` maps the ids of recent calls to their sessions; the reader may have some of them. `ended`: open calls that
     have ended.
@@ -347,15 +347,18 @@ class Changes:
 
 
 def changes_since(connection: sa.Connection, position: ReaderPosition) -> Changes:
-    columns = call_intents.c
+    columns, end = call_intents.c, end_of_ids()
     count = connection.scalar(sa.select(sa.func.count()).select_from(sessions)) or 0
-    newer = sa.select(sessions.c.id).where(sessions.c.id > position.last_session).order_by(sessions.c.id)
+    is_newer = sessions.c.id > position.last_session, sessions.c.id < end
+    newer = sa.select(sessions.c.id).where(*is_newer).order_by(sessions.c.id)
     new = [row[0] for row in connection.execute(newer)] if position.sessions else []
-    recent = sa.select(columns.id, columns.session_id).where(columns.id >= first_id_at(position.at - MARGIN_S))
+    is_recent = columns.id >= first_id_at(position.at - MARGIN_S), columns.id < end
+    recent = sa.select(columns.id, columns.session_id).where(*is_recent)
     closed = sa.select(sessions.c.id).where(sessions.c.closed_at >= position.at - MARGIN_S)
     changed = [row[0] for row in connection.execute(closed)]
     if sa.inspect(connection).has_table(notes.name):
-        with_notes = sa.select(notes.c.session_id).where(notes.c.id >= first_id_at(position.at - MARGIN_S)).distinct()
+        is_recent = notes.c.id >= first_id_at(position.at - MARGIN_S), notes.c.id < end
+        with_notes = sa.select(notes.c.session_id).where(*is_recent).distinct()
         changed += [row[0] for row in connection.execute(with_notes)]
     call_ids = list(position.open_calls)
     ended: list[str] = []

@@ -23,6 +23,7 @@ from typing import Any
 
 from rolltap.calllog.outlines import CallWords
 from rolltap.errors import StoreUnavailable
+from rolltap.ids import end_of_ids
 from rolltap.reading.types import Facet, FacetValue, GroupEffort, SessionQuery, SessionSummary
 from rolltap.reconstructor.exporters.where import (
     Expression,
@@ -147,12 +148,14 @@ class SessionIndex:
             return dict(connection.execute("SELECT name, value FROM meta").fetchall())
 
     def newest(self) -> tuple[int, str]:
-        """Returns how many sessions are known or waiting, and the greatest id among them."""
+        """Returns how many sessions are known or waiting, and the greatest id among them that we made."""
         with closing(self._connect()) as connection:
             count, *last = connection.execute(
                 "SELECT (SELECT count(*) FROM sessions)"
                 " + (SELECT count(*) FROM stale WHERE session_id NOT IN (SELECT id FROM sessions)),"
-                " (SELECT max(id) FROM sessions), (SELECT max(session_id) FROM stale)"
+                " (SELECT max(id) FROM sessions WHERE id < :end),"
+                " (SELECT max(session_id) FROM stale WHERE session_id < :end)",
+                {"end": end_of_ids()},
             ).fetchone()
             return count, max(id or "" for id in last)
 

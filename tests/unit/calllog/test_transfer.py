@@ -19,7 +19,14 @@ from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_
 from rolltap.calllog.facts import RequestParts, same_fact
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.outlines import call_words, fetch_summarized, openings, outlines
+from rolltap.calllog.outlines import (
+    ReaderPosition,
+    call_words,
+    changes_since,
+    fetch_summarized,
+    openings,
+    outlines,
+)
 from rolltap.calllog.schema import (
     annotations,
     call_completions,
@@ -33,6 +40,7 @@ from rolltap.calllog.schema import (
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.contract.rules import MaskRule, MessageRule, SessionRules
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt
+from rolltap.reading.index import SessionIndex
 from rolltap.types import Break, BreakReason, Flaw, InjectedMessage, LogCheck, LogVerdict, Session, VersionSpan
 
 from .facts import a_completion, a_session, an_intent, append, ids
@@ -435,3 +443,26 @@ async def test_a_list_shows_the_other_calls_when_one_can_not_be_read(sql_log: Sq
     assert await query(lambda connection: openings(connection, calls)) == {session.id: "zebra"}
     words = await query(lambda connection: call_words(connection, [good.id, deep.id, spoiled.id]))
     assert {each.call_id: each.text for each in words} == {good.id: "user\nzebra", deep.id: ""}
+
+
+async def test_imported_names_are_not_new_for_ever(sql_log: SqlCallLog, tmp_path: Path) -> None:
+    """Ours are greater than all before. A name that is greater than those made later would hide what is new."""
+    imported, live = a_session(id="imported-x", closed_at=5.0), a_session()
+    await sql_log.open_session(imported)
+    await append(sql_log, imported, id="imported-x-00000")
+    note = {"id": "zz", "session_id": imported.id, "kind": "label", "name": "x", "author": "", "created_at": 1.0}
+    await sql_log.database.transact(
+        lambda connection: connection.execute(sa.insert(notes).values(**note, value="null"))
+    )
+    index = SessionIndex(tmp_path / "index.db")
+    index.open()
+    index.mark({imported.id})
+    count, last = index.newest()
+    await sql_log.open_session(live)
+    call = await append(sql_log, live)
+    position = ReaderPosition(time.time(), count, last)
+    changes = await sql_log.database.query(lambda connection: changes_since(connection, position))
+    assert (changes.new_sessions, changes.missing, changes.changed_sessions) == ([live.id], False, [])
+    assert changes.calls == {call.id: live.id}
+    index.mark({live.id})
+    assert index.newest() == (2, live.id)
