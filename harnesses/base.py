@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -32,20 +34,30 @@ KEPT_BYTES = 1 << 20
 """The most bytes kept of one run's output."""
 
 
-def read_output(path: Path, limit: int = KEPT_BYTES) -> str:
-    """The file's text. If it has more than `limit` bytes: the first and the last half of them. "" without a file."""
-    if not path.exists():
-        return ""
-    with path.open("rb") as file:
-        left_out = file.seek(0, 2) - limit
-        file.seek(0)
+class RunOutput:
+    """A new file at `path` for a run's output.
+
+    It is read by its descriptor alone: what lies at `path` after the run may be anything, such as a pipe. Reading moves
+    no offset, which the run's processes share.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.close = weakref.finalize(self, os.close, self.descriptor)
+
+    def append(self, line: str) -> None:
+        os.pwrite(self.descriptor, line.encode(), os.fstat(self.descriptor).st_size)
+
+    def text(self, limit: int = KEPT_BYTES) -> str:
+        """Of more than `limit` bytes the first and the last half."""
+        left_out = os.fstat(self.descriptor).st_size - limit
         if left_out <= 0:
-            return file.read().decode("utf-8", errors="replace")
-        head = file.read(limit // 2)
-        file.seek(left_out, 1)
-        tail = file.read(limit - len(head))
-    marker = f"\n[... {left_out:,} bytes are left out ...]\n".encode()
-    return (head + marker + tail).decode("utf-8", errors="replace")
+            return os.pread(self.descriptor, limit, 0).decode("utf-8", errors="replace")
+        half = limit // 2
+        head, tail = os.pread(self.descriptor, half, 0), os.pread(self.descriptor, limit - half, half + left_out)
+        marker = f"\n[... {left_out:,} bytes are left out ...]\n".encode()
+        return (head + marker + tail).decode("utf-8", errors="replace")
 
 
 def last_line(output: str) -> str:

@@ -265,6 +265,8 @@ def read_traces(format: str, text: str, name: str) -> Iterator[Trace]:
             yield from (replace(trace, place=place) for trace in READERS[format](document, place))
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise DatasetError(f"{place}: not a trace of format {format}: {error!r}") from error
+        except RecursionError:
+            raise DatasetError(f"{place}: the JSON is nested too deeply") from None
 
 
 def _number(value: Any) -> str:

@@ -186,7 +186,6 @@ CONTROLS = (
         ("unit/exporters/test_import.py::test_a_trace_that_cannot_be_read_is_named_and_nothing_is_written",
          "unit/exporters/test_import.py::test_no_key_opens_an_imported_session",
          "unit/calllog/test_transfer.py::test_an_archive_brings_nothing_that_the_api_would_refuse"),
-        "`rolltap log import` keeps open sessions open, with their keys",
     ),
     Control(
         "all that a connection sends is counted: heads, bodies, framing",
@@ -375,6 +374,40 @@ CONTROLS = (
         "a removed folder stays removed, also if work on it goes on",
         ("security/test_removed_folders.py::test_work_that_goes_on_brings_no_removed_folder_back",
          "security/test_removed_folders.py::test_a_folder_is_removed_while_files_come_in"),
+    ),
+    Control(
+        "an archive has in each column what the column is for, and JSON and arrays that readers can read",
+        ("unit/calllog/test_transfer.py::test_an_archive_has_in_each_column_what_the_column_is_for",
+         "unit/calllog/test_transfer.py::test_annotations_of_an_archive_count_what_their_call_has",
+         "unit/calllog/test_transfer.py::test_no_call_of_an_archive_holds_what_readers_can_not_read",
+         "unit/calllog/test_transfer.py::test_a_record_that_no_writer_makes_is_refused"),
+        "a record of up to 4 GiB is read whole, by the command that imports it",
+    ),
+    Control(
+        "no key opens a session that an archive brings",
+        ("unit/calllog/test_transfer.py::test_no_key_opens_a_session_of_an_archive",),
+    ),
+    Control(
+        "the proxy and the database read the same tenant in a session's tags",
+        ("unit/calllog/test_transfer.py::test_an_archive_brings_nothing_that_the_api_would_refuse",),
+    ),
+    Control(
+        "a call that can't be read keeps no list and no page from the others",
+        ("unit/calllog/test_transfer.py::test_a_list_shows_the_other_calls_when_one_can_not_be_read",
+         "unit/reading/test_unreadable.py::test_a_reply_that_can_not_be_read_is_text",
+         "unit/reading/test_unreadable.py::test_a_request_that_can_not_be_read_has_no_messages"),
+    ),
+    Control(
+        "an agent that ran in a container does not end as the engine does that couldn't run it",
+        ("unit/harnesses/test_containers.py::test_an_agent_that_ran_is_no_failure_of_the_engine",),
+    ),
+    Control(
+        "a run's output is read by its descriptor, whatever the run put in its place",
+        ("unit/harnesses/test_runner.py::test_what_an_agent_leaves_changes_no_verdict_and_stays_nowhere",),
+    ),
+    Control(
+        "tenants import the same file, and neither learns of the other",
+        ("unit/exporters/test_import.py::test_tenants_import_the_same_file",),
     ),
 )  # fmt: skip
 

@@ -33,7 +33,16 @@ from pathlib import Path
 from typing import IO, ClassVar, Self
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
-from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source, refuse_image
+from rolltap.harnesses.base import (
+    Command,
+    Endpoint,
+    Exit,
+    Launch,
+    Limits,
+    RuntimeOptions,
+    Source,
+    refuse_image,
+)
 from rolltap.harnesses.runtimes.cgroup import task_limit
 from rolltap.harnesses.runtimes.code_sandbox import Pipes
 from rolltap.harnesses.runtimes.disk import is_full, limited_disk
@@ -123,7 +132,7 @@ class BubblewrapWorkspace(FolderWorkspace):
             MARK: self._mark,
         }
         inner = limited(launch.argv, limits, task_limit(limits))
-        started = time.monotonic()
+        out, started = await self.new_output(), time.monotonic()
         async with AsyncExitStack() as stack:
             descriptors: tuple[int, ...] = ()
             if reach:
@@ -153,13 +162,13 @@ class BubblewrapWorkspace(FolderWorkspace):
             share = Share(limits, (self.folder, self._folders.home, *launch.mounts.values()))
             stack.callback(remove_places, self.folder, self.read_only)
             with limited_disk(self._folders.root, limits.disk_mb):
-                code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
+                code, ending, excess = await run_tree(command, share, out=out, timeout=timeout)
                 if not excess and is_full(self._folders.root):
                     excess = f"over {limits.disk_mb} MB of disk"
             status.seek(0)
             began = STATUS_AT_END in status.read()
         seconds = time.monotonic() - started
-        output = self._folders.output()
+        output = out.text()
         if ending is None and not excess and code == 1 and not began:
             raise RuntimeFailed(
                 f"bubblewrap could not make the sandbox: {output.strip()[:300]}; allow user namespaces on this machine "

@@ -18,9 +18,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source
+from rolltap.harnesses.left_files import remove
 from rolltap.harnesses.runtimes.code_sandbox import Pipes
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.process import MARK, Share, TreeCommand, clean_environment, limited, run_tree
+from rolltap.harnesses.threads import in_thread
 
 WORKDIR = Path("/workspace")
 HOME = Path("/home/agent")
@@ -32,8 +34,10 @@ ENGINE_FAILURES = frozenset({125, 255})
 """Exit codes of docker (125) and apptainer (255) if the container itself could not be run."""
 
 OWN_CODES = "case $code in 125|255) code=1;; esac"
-RUN = f'"$@"; code=$?; {OWN_CODES}; exit $code'
-"""The first command in a container: those codes are the engine's alone, whatever the agent's command returns."""
+BEGAN = ".rolltap-began"
+RUN = f'{{ true > /tmp/{BEGAN}; }} 2>/dev/null; "$@"; code=$?; {OWN_CODES}; exit $code'
+"""The first command in a container: those codes are the engine's alone, whatever the agent's command returns. An agent
+that traces this shell can end it with any code; what it can't take back is that a file was made in the folder."""
 
 
 def require_image(name: str, image: str) -> None:
@@ -112,15 +116,20 @@ class ContainerWorkspace(FolderWorkspace):
             pipes=self.pipes,
         )
         share = Share(limits, (self.folder, self.home_folder))
-        started = time.monotonic()
+        await in_thread(remove, self.tmp_folder / BEGAN)  # of an earlier run
+        out, started, before = await self.new_output(), time.monotonic(), self._state_of_tmp()
         try:
-            code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
+            code, ending, excess = await run_tree(command, share, out=out, timeout=timeout)
         finally:
             await self.remove_container()
-        output = self._folders.output()
-        if code in ENGINE_FAILURES:
+        output = out.text()
+        if code in ENGINE_FAILURES and self._state_of_tmp() == before:  # no command of ours began in a container
             raise RuntimeFailed(f"{self.client} could not run {self.image}: {output.strip()[-300:]}")
         return Exit(ending or launch.ending(code), time.monotonic() - started, code, output, excess)
+
+    def _state_of_tmp(self) -> tuple[int, bool]:
+        """Differs once `RUN` has begun: nobody in a container can set the time at which a folder changed."""
+        return self.tmp_folder.stat().st_ctime_ns, (self.tmp_folder / BEGAN).exists()
 
 
 def require_client(client: str) -> None:

@@ -28,9 +28,9 @@ from rolltap.harnesses.base import (
     Command,
     Endpoint,
     Limits,
+    RunOutput,
     Source,
     Workspace,
-    read_output,
 )
 from rolltap.harnesses.left_files import LeftFiles, remove
 from rolltap.harnesses.runtimes.code_sandbox import CodeRequest, CodeSandbox, DirectHelper, Pipes, folder_inside
@@ -82,10 +82,6 @@ class Folders:
         for path in (self.home, self.tmp):
             empty_folder(path)
 
-    def output(self) -> str:
-        """The output of the last run, within the limit of `read_output`."""
-        return read_output(self.out)
-
 
 class FolderWorkspace:
     """The base of all workspaces: folders of this machine, which the agent sees at `workdir` and `home`."""
@@ -100,13 +96,23 @@ class FolderWorkspace:
         self.home_folder = folders.home
         self.workdir = workdir or folders.work
         self.home = home or folders.home
+        self._output: RunOutput | None = None
 
     def endpoint(self, endpoint: Endpoint) -> Endpoint:
         return endpoint
 
     def output(self) -> str:
         """The output of the last run; of a stopped run, the output until then."""
-        return self._folders.output()
+        return self._output.text() if self._output else ""
+
+    async def new_output(self) -> RunOutput:
+        """The file for the output of the next run."""
+        try:
+            self._folders.out.unlink(missing_ok=True)
+        except OSError:  # an earlier run left a folder there
+            await in_thread(remove, self._folders.out)
+        self._output = RunOutput(self._folders.out)
+        return self._output
 
     @property
     def places(self) -> Mapping[Path, Path]:
@@ -176,6 +182,9 @@ class FolderWorkspace:
 
     async def close(self) -> None:
         """Removes everything, including folders that the agent made unwritable."""
+        if self._output is not None:
+            self._output.close()  # no disk is unmounted with an open file
+            self._output = None
         await in_thread(_remove, self._folders.root)
 
 

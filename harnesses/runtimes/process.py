@@ -27,7 +27,17 @@ from pathlib import Path
 from typing import IO, ClassVar, NamedTuple, Self
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
-from rolltap.harnesses.base import Command, Ending, Exit, Launch, Limits, RuntimeOptions, Source, refuse_image
+from rolltap.harnesses.base import (
+    Command,
+    Ending,
+    Exit,
+    Launch,
+    Limits,
+    RunOutput,
+    RuntimeOptions,
+    Source,
+    refuse_image,
+)
 from rolltap.harnesses.runtimes.cgroup import RunGroup, run_group
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
 from rolltap.harnesses.runtimes.watchdog import WATCHDOG, WatchedRun
@@ -105,10 +115,10 @@ class ProcessWorkspace(FolderWorkspace):
         argv = limited(launch.argv, limits, locks=locks_of(f"{MARK}={self._mark}".encode()))
         command = TreeCommand(argv, env, self.folder, launch.stdin, terminal=launch.terminal)
         share = Share(limits, (self.folder, self.home_folder, self._folders.tmp))
-        started = time.monotonic()
-        code, ending, excess = await run_tree(command, share, out=self._folders.out, timeout=timeout)
+        out, started = await self.new_output(), time.monotonic()
+        code, ending, excess = await run_tree(command, share, out=out, timeout=timeout)
         seconds = time.monotonic() - started
-        return Exit(ending or launch.ending(code), seconds, code, self._folders.output(), excess)
+        return Exit(ending or launch.ending(code), seconds, code, out.text(), excess)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +177,7 @@ class TreeEnd(NamedTuple):
     excess: str
 
 
-async def run_tree(command: TreeCommand, share: Share, *, out: Path, timeout: float) -> TreeEnd:
+async def run_tree(command: TreeCommand, share: Share, *, out: RunOutput, timeout: float) -> TreeEnd:
     """Runs `command`. `out` gets its output, and a line of ours if it exceeded a limit.
 
     No process of the run is alive when this returns or raises. Raises `RuntimeFailed` if the command can't start.
@@ -175,8 +185,8 @@ async def run_tree(command: TreeCommand, share: Share, *, out: Path, timeout: fl
     mark = f"{MARK}={command.env[MARK]}".encode()
     group = run_group(share.limits)
     try:
-        with out.open("wb") as output, _readable(command.stdin) as standard_input:
-            streams = (standard_input, output, output) if command.pipes is None else command.pipes
+        with _readable(command.stdin) as standard_input:
+            streams = (standard_input, out.descriptor, out.descriptor) if command.pipes is None else command.pipes
             stdin, stdout, stderr = (None, None, None) if command.terminal else streams
             process = await asyncio.create_subprocess_exec(
                 *(group.enter(command.argv) if group else command.argv),
@@ -193,7 +203,7 @@ async def run_tree(command: TreeCommand, share: Share, *, out: Path, timeout: fl
         if isinstance(error, FileNotFoundError):
             raise RuntimeFailed(f"no command {error.filename!r}; install it or add it to PATH") from error
         raise RuntimeFailed(f"can't start {command.argv[0]!r}: {error}") from error
-    run = WatchedRun(process.pid, share.limits, (*share.folders, out), lambda: kill_group(process.pid))
+    run = WatchedRun(process.pid, share.limits, (*share.folders, out.path), lambda: kill_group(process.pid))
     WATCHDOG.watch(run)
     code, ending = None, None
     try:
@@ -208,8 +218,8 @@ async def run_tree(command: TreeCommand, share: Share, *, out: Path, timeout: fl
         await asyncio.shield(asyncio.to_thread(end_tree, mark, group))
         await process.wait()
         if excess:
-            with suppress(OSError), out.open("ab") as output:  # the run's disk may be full
-                output.write(f"\nrolltap: this run took more than its share: {excess}\n".encode())
+            with suppress(OSError):  # the run's disk may be full
+                out.append(f"\nrolltap: this run took more than its share: {excess}\n")
     return TreeEnd(code, ending, excess)
 
 

@@ -60,6 +60,16 @@ def from_msgpack(data: bytes, kind: type[T]) -> T:
     return msgpack_decoder(kind).decode(data)
 
 
+def any_json(data: bytes) -> Any:
+    """Parsed JSON of any shape. Raises `msgspec.MsgspecError`, also for what is no UTF-8, and for a nesting that this
+    thread's stack has no room for: what was taken at one depth of the stack is read at another.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.DecodeError(str(error)) from None
+
+
 def parse_json(data: bytes) -> Any:
     """Parsed JSON, as fast for every number: msgspec reads one like 2e-308 in 24 µs. Raises `ValueError`.
 

@@ -166,6 +166,20 @@ MUTANTS = (
            "security/test_documented_judges.py::test_who_prints_every_answer_gets_nothing"),
     Mutant(63, "harnesses/left_files.py", "_make_folder(destination.parent, target)", "destination.parent.mkdir(parents=True, exist_ok=True)",
            "security/test_removed_folders.py::test_work_that_goes_on_brings_no_removed_folder_back"),
+    Mutant(64, "src/rolltap/calllog/archive_check.py", "if problem := _problem(column, value):", "if (problem := _problem(column, value)) and False:",
+           "unit/calllog/test_transfer.py::test_an_archive_has_in_each_column_what_the_column_is_for[annotations]"),
+    Mutant(65, "src/rolltap/calllog/archive.py", "is_open = row[closed_at] is None and row[expires_at] > now", "is_open = False",
+           "unit/calllog/test_transfer.py::test_no_key_opens_a_session_of_an_archive"),
+    Mutant(66, "src/rolltap/calllog/archive_check.py", "if tenant != (named[1] if named else DEFAULT_TENANT):", "if False and named:",
+           "unit/calllog/test_transfer.py::test_an_archive_brings_nothing_that_the_api_would_refuse"),
+    Mutant(67, "src/rolltap/calllog/outlines.py", "    except (RecordCorrupt, msgspec.MsgspecError, LookupError, RecursionError, TypeError, ValueError) as error:", "    except ZeroDivisionError as error:",
+           "unit/calllog/test_transfer.py::test_a_list_shows_the_other_calls_when_one_can_not_be_read"),
+    Mutant(68, "harnesses/runtimes/containers.py", "if code in ENGINE_FAILURES and self._state_of_tmp() == before:", "if code in ENGINE_FAILURES:",
+           "unit/harnesses/test_containers.py::test_an_agent_that_ran_is_no_failure_of_the_engine"),
+    Mutant(69, "harnesses/base.py", "        left_out = os.fstat(self.descriptor).st_size - limit", "        left_out = len(self.path.read_bytes()) - limit",
+           "unit/harnesses/test_runner.py::test_what_an_agent_leaves_changes_no_verdict_and_stays_nowhere[a folder where its output was]"),
+    Mutant(70, "src/rolltap/datasets/importing.py", 'digest = hashlib.sha256((_content(trace, id) + "".join(owner.values())).encode()).hexdigest()', "digest = hashlib.sha256(_content(trace, id).encode()).hexdigest()",
+           "unit/exporters/test_import.py::test_tenants_import_the_same_file"),
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 A session is read in one snapshot and written in one transaction, which also checks the stored result as `rolltap log
 verify` does. So an import adds complete, valid sessions or raises. Existing rows are kept, new rows of an existing
-session are added, and conflicting rows raise `RecordCorrupt`.
+session are added, and conflicting rows raise `RecordCorrupt`. Sessions that are new to the store come in closed.
 
 The file is a magic line, then one zstd frame of records: a length (8 bytes, little endian) and that many bytes of
 msgpack. A `Block` is a session with its rows exactly as stored, including notes and annotations, so nothing is lost or
@@ -25,10 +25,10 @@ import msgspec
 import sqlalchemy as sa
 import zstandard
 
+from rolltap.calllog.archive_check import check_block
 from rolltap.calllog.backend import Insert
-from rolltap.calllog.codec import INTENT_HASHES, NO_ORIGIN, read_session, same_row, split_hashes
+from rolltap.calllog.codec import INTENT_HASHES, NO_ORIGIN, same_row, split_hashes
 from rolltap.calllog.database import Database, in_thread
-from rolltap.calllog.notes import check_note_row
 from rolltap.calllog.schema import (
     annotations,
     call_completions,
@@ -41,16 +41,11 @@ from rolltap.calllog.schema import (
 )
 from rolltap.calllog.sessions import ancestry, fetch_calls, in_order
 from rolltap.calllog.verify import check_calls, origin_problems, part_problems
-from rolltap.contract.rules import rules_of
-from rolltap.contract.tags import MAX_TAGS, check_sizes
 from rolltap.decoding import msgpack_decoder
-from rolltap.errors import ConfigError, InvalidRequest, NotFound, RecordCorrupt, StoreUnavailable
-from rolltap.tenants import EVERY_TENANT, TENANT_NAME, acting_for, tenant_of
-from rolltap.wording import is_moment
+from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailable
+from rolltap.tenants import EVERY_TENANT, acting_for
 
 PAGE = 500
-MOST_TAGS = MAX_TAGS + 8
-"""Those of a caller, and the server's own."""
 Show = Callable[[int, int], None]
 
 
@@ -152,15 +147,14 @@ class _Loader:
 
     def write(self, connection: sa.Connection, block: Block) -> bool:
         """Writes a block; True if it changed the store."""
+        check_block(block)
         session_id, now = block.session[0], time.time()
-        _check_owners(block)
-        _check_values(block)
         for digest, data in block.parts:
             for problem in part_problems(digest, data):
                 raise RecordCorrupt(problem)
         if block.parts:
             self._parts.run(connection, [(digest, now, data) for digest, data in block.parts])
-        changed = self._add(connection, sessions, [block.session])
+        changed = self._add(connection, sessions, [_ended(block.session, now)])
         changed += self._complete(connection, block.session)
         changed += self._add(connection, call_intents, block.intents)
         changed += self._add(connection, call_completions, block.completions)
@@ -208,42 +202,12 @@ class _Loader:
         return changed
 
 
-def _check_values(block: Block) -> None:
-    """Raises `RecordCorrupt` for values that the API would refuse: tags, a tenant's name, notes, times."""
-    session_id = block.session[0]
-    try:
-        session = read_session(tuple(block.session))
-        check_sizes(session.tags, MOST_TAGS)
-        rules_of(session)
-        if not TENANT_NAME.fullmatch(tenant_of(session.tags)):
-            raise InvalidRequest("tags: no tenant has such a name")
-        for table, rows in (
-            (sessions, [block.session]),
-            (call_intents, block.intents),
-            (call_completions, block.completions),
-            (notes, block.notes),
-            (annotations, block.annotations),
-        ):
-            times = [index for index, name in enumerate(table.c.keys()) if name.endswith("_at")]
-            for row, index in ((row, index) for row in rows for index in times if row[index] is not None):
-                if not is_moment(row[index]):
-                    raise InvalidRequest(f"{table.name} {row[0]}: {list(table.c.keys())[index]}: no possible time")
-        for row in block.notes:
-            check_note_row(row)
-    except (InvalidRequest, RecordCorrupt, TypeError, ValueError, RecursionError) as error:
-        raise RecordCorrupt(f"cannot import session {session_id}: {error}") from error
-
-
-def _check_owners(block: Block) -> None:
-    """Raises `RecordCorrupt` for a row of another session: an archive adds to its own sessions only."""
-    session_id, calls = block.session[0], {row[0] for row in block.intents}
-    strays: list[Sequence[Any]] = []
-    for table, rows in ((call_intents, block.intents), (notes, block.notes), (annotations, block.annotations)):
-        owner = list(table.c.keys()).index("session_id")
-        strays += [row for row in rows if row[owner] != session_id]
-    strays += [row for row in (*block.completions, *block.deliveries, *block.annotations) if row[0] not in calls]
-    if strays:
-        raise RecordCorrupt(f"cannot import session {session_id}: {strays[0][0]} belongs to another session")
+def _ended(row: Sequence[Any], now: float) -> list[Any]:
+    """The row of a session that is new here, closed: who wrote the file knows its key, and would make calls with it."""
+    columns = list(sessions.columns.keys())
+    expires_at, closed_at = columns.index("expires_at"), columns.index("closed_at")
+    is_open = row[closed_at] is None and row[expires_at] > now
+    return [*row[:closed_at], now if is_open else row[closed_at], *row[closed_at + 1 :]]
 
 
 MAGIC = b"rolltap call log 1\n"
@@ -384,7 +348,7 @@ def _records(path: Path, file: BinaryIO) -> Iterator[tuple[bytes, Block | End]]:
             if len(data) < size:
                 return
             yield data, _decoder.decode(data)
-    except (zstandard.ZstdError, msgspec.MsgspecError) as error:
+    except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordCorrupt(f"{path} is damaged: {error}") from error
 
 

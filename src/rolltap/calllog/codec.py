@@ -388,7 +388,7 @@ def check(what: str, row: Row, crc_at: int) -> None:
 def _decode(text: str, kind: type[Any], what: str, row_id: str) -> Any:
     try:
         return from_json(text, kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise RecordCorrupt(f"{what} {row_id}: {error}") from error
 
 

@@ -9,8 +9,10 @@ and `calls_by_session` finds what was still missed.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +31,9 @@ from rolltap.calllog.codec import (
 from rolltap.calllog.facts import token_counts
 from rolltap.calllog.schema import call_completions, call_intents, notes, sessions
 from rolltap.calllog.sessions import CHUNK, fetch_parts, model_of
-from rolltap.decoding import json_decoder, msgpack_decoder
-from rolltap.ids import first_id_at
+from rolltap.decoding import any_json, json_decoder, msgpack_decoder
+from rolltap.errors import RecordCorrupt
+from rolltap.ids import end_of_ids, first_id_at
 from rolltap.types import NO_VERSION, Session
 
 HEAD_BYTES = 32
@@ -81,6 +84,8 @@ class CallOutline:
     versions: tuple[int, int] | None
 
 
+log = logging.getLogger("rolltap.calllog")
+
 _intent_detail = json_decoder(IntentDetail)
 
 _completion_detail = json_decoder(CompletionDetail)
@@ -103,9 +108,18 @@ def outlines(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str,
     query = sa.select(*columns).outerjoin(call_completions, intents.id == ended.call_id).order_by(intents.id)
     for some in _chunks(session_ids):
         for row in connection.execute(query.where(intents.session_id.in_(some))):
-            outline = _outline(tuple(row))
-            by_session[outline.session_id].append(outline)
+            with _left_out_if_unreadable(row.id):
+                by_session[row.session_id].append(_outline(tuple(row)))
     return by_session
+
+
+@contextmanager
+def _left_out_if_unreadable(call_id: str) -> Iterator[None]:
+    """For the row of one call: an error in it is logged, as it must not keep a list from the others."""
+    try:
+        yield
+    except (RecordCorrupt, msgspec.MsgspecError, LookupError, RecursionError, TypeError, ValueError) as error:
+        log.warning("a list leaves out the call %s: %s", call_id, error)
 
 
 def _outline(row: tuple[Any, ...]) -> CallOutline:
@@ -169,10 +183,11 @@ def openings(connection: sa.Connection, calls: Mapping[str, Sequence[CallOutline
     for some in _chunks(list(chosen)):
         requests: dict[str, tuple[list[bytes], dict[int, bytes]]] = {}
         for row in connection.execute(query.where(columns.id.in_(some))):
-            stored = _stored_request.decode(unpack_bytes(row.request))
-            hashes = dict(zip(stored.item_refs, split_hashes(row.part_hashes), strict=False))
-            large = {at: digest for at, digest in hashes.items() if at < OPENING_ITEMS}
-            requests[row.id] = (stored.items[:OPENING_ITEMS], large)
+            with _left_out_if_unreadable(row.id):
+                stored = _stored_request.decode(unpack_bytes(row.request))
+                hashes = dict(zip(stored.item_refs, split_hashes(row.part_hashes), strict=False))
+                large = {at: digest for at, digest in hashes.items() if at < OPENING_ITEMS}
+                requests[row.id] = (stored.items[:OPENING_ITEMS], large)
         parts = fetch_parts(connection, {digest for _, large in requests.values() for digest in large.values()})
         for call_id, (items, large) in requests.items():
             whole = [parts.get(large[at], b"") if at in large else item for at, item in enumerate(items)]
@@ -202,8 +217,8 @@ def _user_texts(items: Iterable[bytes]) -> Iterator[str]:
     """The texts of the user's messages before the first reply, in any dialect."""
     for item in items:
         try:
-            value = msgspec.json.decode(item) if item else None
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+            value = any_json(item) if item else None
+        except msgspec.MsgspecError:
             continue
         if isinstance(value, str):  # a prompt that is no list of messages
             yield value
@@ -241,9 +256,9 @@ def sampled_versions(connection: sa.Connection, session_ids: Sequence[str]) -> d
     seen: dict[str, list[int]] = {}
     for some in _chunks(session_ids):
         for row in connection.execute(query.where(call_intents.c.session_id.in_(some))):
-            seen.setdefault(row.session_id, []).extend(
-                version_bounds(_completion_detail.decode(row.detail).versions) or ()
-            )
+            with _left_out_if_unreadable(row.session_id):
+                bounds = version_bounds(_completion_detail.decode(row.detail).versions)
+                seen.setdefault(row.session_id, []).extend(bounds or ())
     return {session_id: (min(versions), max(versions)) for session_id, versions in seen.items() if versions}
 
 
@@ -266,12 +281,15 @@ def call_words(connection: sa.Connection, call_ids: Sequence[str]) -> list[CallW
     words: list[CallWords] = []
     for some in _chunks(call_ids):
         rows = connection.execute(query.where(columns.id.in_(some))).all()
-        requests = [_stored_request.decode(unpack_bytes(row.request)) for row in rows]
-        hashes = [split_hashes(row.part_hashes)[: len(r.item_refs)] for row, r in zip(rows, requests, strict=True)]
+        requests: list[tuple[Any, StoredRequest, bytes]] = []
+        for row in rows:
+            with _left_out_if_unreadable(row.id):
+                message = unpack_bytes(row.message) if row.message else b""
+                requests.append((row, _stored_request.decode(unpack_bytes(row.request)), message))
+        hashes = [split_hashes(row.part_hashes)[: len(request.item_refs)] for row, request, _ in requests]
         parts = fetch_parts(connection, {digest for of_call in hashes for digest in of_call})
-        for row, request, digests in zip(rows, requests, hashes, strict=True):
+        for (row, request, message), digests in zip(requests, hashes, strict=True):
             items = [item for item in request.items if item] + [parts.get(digest, b"") for digest in digests]
-            message = unpack_bytes(row.message) if row.message else b""
             text = "\n".join(text for item in [*items, message] for text in _texts(item))
             words.append(CallWords(row.id, row.session_id, text[:MAX_CALL_WORDS], row.message is not None))
     return words
@@ -282,8 +300,8 @@ def _texts(item: bytes) -> Iterator[str]:
     if not item:
         return
     try:
-        waiting = [msgspec.json.decode(item)]
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        waiting = [any_json(item)]
+    except msgspec.MsgspecError:
         return
     while waiting:
         value = waiting.pop()
@@ -315,7 +333,7 @@ class ReaderPosition:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Ids of new and of changed sessions. `missing`: the reader lacks some older sessions too.
+    """Ids of new and of changed sessions. `missing`: the reader lacks some older or imported sessions too.
 
     `calls` maps the ids of recent calls to their sessions; the reader may have some of them. `ended`: open calls that
     have ended.
@@ -329,15 +347,18 @@ class Changes:
 
 
 def changes_since(connection: sa.Connection, position: ReaderPosition) -> Changes:
-    columns = call_intents.c
+    columns, end = call_intents.c, end_of_ids()
     count = connection.scalar(sa.select(sa.func.count()).select_from(sessions)) or 0
-    newer = sa.select(sessions.c.id).where(sessions.c.id > position.last_session).order_by(sessions.c.id)
+    is_newer = sessions.c.id > position.last_session, sessions.c.id < end
+    newer = sa.select(sessions.c.id).where(*is_newer).order_by(sessions.c.id)
     new = [row[0] for row in connection.execute(newer)] if position.sessions else []
-    recent = sa.select(columns.id, columns.session_id).where(columns.id >= first_id_at(position.at - MARGIN_S))
+    is_recent = columns.id >= first_id_at(position.at - MARGIN_S), columns.id < end
+    recent = sa.select(columns.id, columns.session_id).where(*is_recent)
     closed = sa.select(sessions.c.id).where(sessions.c.closed_at >= position.at - MARGIN_S)
     changed = [row[0] for row in connection.execute(closed)]
     if sa.inspect(connection).has_table(notes.name):
-        with_notes = sa.select(notes.c.session_id).where(notes.c.id >= first_id_at(position.at - MARGIN_S)).distinct()
+        is_recent = notes.c.id >= first_id_at(position.at - MARGIN_S), notes.c.id < end
+        with_notes = sa.select(notes.c.session_id).where(*is_recent).distinct()
         changed += [row[0] for row in connection.execute(with_notes)]
     call_ids = list(position.open_calls)
     ended: list[str] = []

@@ -296,10 +296,13 @@ def separate(connection: sa.Connection, tables: Sequence[sa.Table]) -> None:
         connection.exec_driver_sql(statement)
 
 
+TENANT_IN_TAGS = '[{{,] ?"{}": ?"([^"]*)"'.format(TENANT_TAG.replace(".", "[.]"))
+"""How Postgres finds a session's tenant in the text of its tags. A regular expression, as a cast to json fails on NUL
+in any tag. JSON escapes every quote inside a string."""
+
+
 def _session_column() -> list[str]:
-    # A regular expression, as a cast to json fails on NUL in any tag. JSON escapes every quote inside a string.
-    member = TENANT_TAG.replace(".", "[.]")
-    tenant = f"""coalesce(substring(tags from '[{{,] ?"{member}": ?"([^"]*)"'), '{DEFAULT_TENANT}')"""
+    tenant = f"coalesce(substring(tags from '{TENANT_IN_TAGS}'), '{DEFAULT_TENANT}')"
     return [
         f"ALTER TABLE sessions ADD COLUMN tenant text NOT NULL GENERATED ALWAYS AS ({tenant}) STORED",
         "CREATE INDEX sessions_by_tenant ON sessions (tenant, id)",

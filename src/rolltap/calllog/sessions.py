@@ -453,5 +453,5 @@ def model_of(head: bytes) -> str:
     """The requested model of a recorded request; empty if its head has none."""
     try:
         return _head.decode(head).model or ""
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""

@@ -58,6 +58,7 @@ def view(
         files = metrics_files(metrics or (), settings)
         url_of_store = store_url(store) if store else settings.store_url
         page = asyncio.run(_page(url_of_store, tokenizer or (), settings, what, files))
+        html.touch(mode=0o600)  # it holds what is on record
         html.write_text(page, encoding="utf-8")
         say(f"{html} ({html.stat().st_size / 1e6:.1f} MB)")
     elif what is not None:

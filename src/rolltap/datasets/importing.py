@@ -41,9 +41,10 @@ TAG = "imported"
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A parsed request, its assistant message as JSON, why that is not trained by token, and what the trace says."""
+    """A request without the items of the turn before, its assistant message as JSON, why that is not trained by token,
+    and what the trace says."""
 
-    request: ChatRequest
+    request: RequestParts
     reply: bytes
     flaw: Flaw
     facts: ReplyFacts
@@ -74,6 +75,8 @@ def read_file(path: Path, format: str) -> Iterator[Imported]:
             yield _imported(trace, changed, trace.id or seen[content])
         except RecursionError:
             raise DatasetError(f"{trace.place}: the JSON is nested too deeply") from None
+        except UnicodeEncodeError:
+            raise DatasetError(f"{trace.place}: the text has half of a surrogate pair") from None
 
 
 async def write(store: str, imports: list[Imported]) -> int:
@@ -94,7 +97,8 @@ def _content(trace: Trace, *beside: str | int) -> str:
 
 def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
     """The session of a trace. `id` is the trace's own, or the number of traces of the file with its content so far."""
-    digest = hashlib.sha256(_content(trace, id).encode()).hexdigest()
+    owner = tenant_tags()  # two tenants may import the same file, and neither learns of the other
+    digest = hashlib.sha256((_content(trace, id) + "".join(owner.values())).encode()).hexdigest()
     turns = tuple(_turns(trace))
     if not turns:
         raise DatasetError(f"{trace.place}: no assistant message")
@@ -109,25 +113,36 @@ def _imported(trace: Trace, changed: float, id: str | int) -> Imported:
         key_hash=key_hash(secrets.token_urlsafe(32)),  # of a key that nobody has
         created_at=created_at,
         expires_at=min(created_at, time.time()),
-        tags={**trace.tags, TAG: trace.name, **tenant_tags()},
+        tags={**trace.tags, TAG: trace.name, **owner},
     )
     lost = {"what follows the last reply"} if trace.messages[-1]["role"] != "assistant" else ()
     return Imported(session, turns, trace.unread.union(lost))
 
 
 def _turns(trace: Trace) -> Iterator[Turn]:
-    """A request and its reply for each sampled assistant message; the first message can't be one."""
-    dialect = OpenAIChat(CacheSpace())
-    for index, message in enumerate(trace.messages):
-        if message["role"] != "assistant" or index < max(trace.opening, 1):
-            continue
+    """A request and its reply for each sampled assistant message; the first message can't be one.
+
+    The conversation is parsed once: parsed again for each reply, a long one would take hours.
+    """
+    replies = [
+        index
+        for index, message in enumerate(trace.messages)
+        if message["role"] == "assistant" and index >= max(trace.opening, 1)
+    ]
+    if not replies:
+        return
+    body: dict[str, Any] = {"model": POLICY, "messages": list(trace.messages[: replies[-1] + 1])}
+    if trace.tools:
+        body["tools"] = list(trace.tools)
+    chat = _parsed(OpenAIChat(CacheSpace()), body, trace.place)
+    shared = 0
+    for index in replies:
         facts = trace.facts.get(index, ReplyFacts())
-        body: dict[str, Any] = {"model": facts.model or POLICY, "messages": list(trace.messages[:index])}
-        if trace.tools:
-            body["tools"] = list(trace.tools)
-        reply = _parsed(dialect, {**body, "messages": list(trace.messages[: index + 1])}, trace.place).messages[-1]
+        head = msgspec.json.encode({"model": facts.model or POLICY})
         flaw = Flaw.WEIGHT_ZERO if index in trace.context else Flaw.TOKENS_MISSING
-        yield Turn(_parsed(dialect, body, trace.place), msgspec.json.encode(reply), flaw, facts)
+        request = RequestParts(head, chat.items[shared:index], shared, chat.fixed)
+        yield Turn(request, msgspec.json.encode(chat.messages[index]), flaw, facts)
+        shared = index
 
 
 def _parsed(dialect: OpenAIChat, body: dict[str, Any], name: str) -> ChatRequest:
@@ -135,8 +150,6 @@ def _parsed(dialect: OpenAIChat, body: dict[str, Any], name: str) -> ChatRequest
         return dialect.parse(WireRequest("", {}, {}, {}, json.dumps(body, ensure_ascii=False).encode()))
     except RequestError as error:
         raise DatasetError(f"{name}: {error.message}") from None
-    except UnicodeEncodeError:
-        raise DatasetError(f"{name}: the text has half of a surrogate pair") from None
 
 
 async def _write(call_log: CallLog, imported: Imported) -> bool:
@@ -146,17 +159,24 @@ async def _write(call_log: CallLog, imported: Imported) -> bool:
         return False
     empty = np.empty(0, np.int32)
     parent: str | None = None
-    item_count = 0
     await call_log.open_session(session)
     for number, turn in enumerate(imported.turns):
-        chat, facts = turn.request, turn.facts
+        facts = turn.facts
         call_id = f"{session.id}-{number:05d}"
-        request = RequestParts(chat.head, chat.items[item_count:], item_count, chat.fixed)
         at = session.created_at + number / 1000 if facts.created_at is None else facts.created_at
         sent = {"model": facts.model} if facts.model else {}
         await call_log.append_intent(
             CallIntent(
-                call_id, session.id, PROCESS, at, POLICY, DIALECT, empty, request, parent_id=parent, sampling_sent=sent
+                call_id,
+                session.id,
+                PROCESS,
+                at,
+                POLICY,
+                DIALECT,
+                empty,
+                turn.request,
+                parent_id=parent,
+                sampling_sent=sent,
             )
         )
         await call_log.append_completion(
@@ -172,6 +192,6 @@ async def _write(call_log: CallLog, imported: Imported) -> bool:
                 usage=facts.usage,
             )
         )
-        parent, item_count = call_id, len(chat.items)
+        parent = call_id
     await call_log.close_session(session.id, time.time())
     return True

@@ -11,11 +11,11 @@ import msgspec
 
 from rolltap.calllog.facts import CallIntent, CallRow, RequestParts, extend_items
 from rolltap.calllog.sessions import StoredSessions, decode_session
-from rolltap.decoding import from_json
+from rolltap.decoding import any_json, from_json
 from rolltap.errors import RequestError
 from rolltap.protocols.base import Dialect, FindCall
 from rolltap.protocols.cache_space import CacheSpace
-from rolltap.protocols.conversation import ChatRequest, Image, Message, Reasoning
+from rolltap.protocols.conversation import ChatRequest, Image, Message, Reasoning, Text
 from rolltap.protocols.dialects import open_dialects
 from rolltap.protocols.handles import recorded_name
 from rolltap.reading.tokens import Context
@@ -165,7 +165,7 @@ def parse_request(dialect: str, request: RequestParts) -> ChatRequest | None:
         return None
     try:
         return known.parse_recorded(request.head, request.items, request.fixed)
-    except RequestError:
+    except (RequestError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -224,14 +224,22 @@ def injected_view(message: InjectedMessage) -> MessageView:
 
 def reply_view(packed: bytes) -> MessageView | None:
     """Returns a completion's message; None if the call has none."""
-    return view(from_json(packed, Message)) if packed else None
+    return view(_message(packed)) if packed else None
+
+
+def _message(packed: bytes) -> Message:
+    """A completion's message; of one that can't be read, its bytes as text: a page shows the others, too."""
+    try:
+        return from_json(packed, Message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return Message("assistant", (Text(packed.decode("utf-8", "replace")),))
 
 
 def refused_view(request: RequestParts) -> MessageView | None:
     """Returns the recorded body of a refused request; None if there is none."""
     try:
-        head = msgspec.json.decode(request.head)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+        head = any_json(request.head)
+    except msgspec.MsgspecError:
         return None
     body = head.get("refused") if isinstance(head, dict) else None
     return MessageView("user", (PartView("text", body),)) if isinstance(body, str) else None
@@ -300,7 +308,7 @@ def preview(packed: bytes, characters: int = 200) -> tuple[str, tuple[str, ...]]
     """Returns the beginning of a reply's text, and the names of the tools that it calls."""
     if not packed:
         return "", ()
-    message = from_json(packed, Message)
+    message = _message(packed)
     return message.text[:characters], tuple(call.name for call in message.tool_calls)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from rolltap.calllog.outlines import CallWords
 from rolltap.errors import StoreUnavailable
+from rolltap.ids import end_of_ids
 from rolltap.reading.types import Facet, FacetValue, GroupEffort, SessionQuery, SessionSummary
 from rolltap.reconstructor.exporters.where import (
     Expression,
@@ -147,12 +148,14 @@ class SessionIndex:
             return dict(connection.execute("SELECT name, value FROM meta").fetchall())
 
     def newest(self) -> tuple[int, str]:
-        """Returns how many sessions are known or waiting, and the greatest id among them."""
+        """Returns how many sessions are known or waiting, and the greatest id among them that we made."""
         with closing(self._connect()) as connection:
             count, *last = connection.execute(
                 "SELECT (SELECT count(*) FROM sessions)"
                 " + (SELECT count(*) FROM stale WHERE session_id NOT IN (SELECT id FROM sessions)),"
-                " (SELECT max(id) FROM sessions), (SELECT max(session_id) FROM stale)"
+                " (SELECT max(id) FROM sessions WHERE id < :end),"
+                " (SELECT max(session_id) FROM stale WHERE session_id < :end)",
+                {"end": end_of_ids()},
             ).fetchone()
             return count, max(id or "" for id in last)
 
@@ -340,7 +343,7 @@ def _share(done: int, missing: int) -> float:
 def match_words(search: str) -> str:
     """Converts a search to FTS5's syntax: every word must occur; a word that ends with * is a prefix."""
     words = []
-    for word in search.split():
+    for word in search.replace("\0", " ").split():
         bare = word.rstrip("*").replace('"', '""')
         if bare:
             words.append(f'"{bare}"' + ("*" if word.endswith("*") else ""))
@@ -358,7 +361,7 @@ def _conditions(query: SessionQuery) -> tuple[str, list[Any]]:
         clauses.append(f"(id IN ({hits}) OR id = ? OR rollout_id = ? OR task_id = ?)")
         word = query.search.strip()
         values += [match_words(query.search), word, word, word]
-    return " AND ".join(clauses), values
+    return _joined(clauses, "and"), values
 
 
 def session_value(summary: SessionSummary, group_tags: Sequence[str] = ()) -> ValueOf:
@@ -399,7 +402,7 @@ def _is_day(condition: FieldCondition) -> bool:
 
 
 def _joined(clauses: Sequence[str], word: str) -> str:
-    """Joins by halves: SQLite limits the depth of an expression, and a list may have thousands of values."""
+    """Joins by halves: SQLite limits the depth of an expression, and there may be thousands of values or conditions."""
     if len(clauses) == 1:
         return clauses[0]
     middle = len(clauses) // 2

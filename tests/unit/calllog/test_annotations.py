@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from rolltap.calllog.annotations import NO_SUMS, PolicySums, annotations_of, streams_of, updated_sums
 from rolltap.calllog.archive import ArchiveWriter, export_sessions, import_sessions, read_archive
+from rolltap.calllog.codec import pack_arrays
 from rolltap.calllog.database import Database
 from rolltap.calllog.notes import append_note
 from rolltap.calllog.open import open_call_log
@@ -252,7 +253,8 @@ async def test_annotations_of_other_calls_or_with_other_values_are_refused(train
     await export_sessions(database, tmp_path / "good.rtlog")
     before = await contents(database)
     streams = list(annotations.c.keys()).index("streams")
-    for column, value, reason in ((0, "another call", "another call"), (streams, b"other", "with other values")):
+    other = pack_arrays({"logprobs": np.full(4, -0.2, np.float32)})
+    for column, value, reason in ((0, "another call", "another call"), (streams, other, "with other values")):
         (block,) = read_archive(tmp_path / "good.rtlog")
         block.annotations[0][column] = value
         path = tmp_path / f"bad{column}.rtlog"

@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import sqlalchemy as sa
+import zstandard
 
-from rolltap.calllog.archive import ArchiveWriter, export_sessions, import_sessions, read_archive
-from rolltap.calllog.codec import completion_row, intent_row
+from rolltap.calllog.archive import MAGIC, ArchiveWriter, Block, export_sessions, import_sessions, read_archive
+from rolltap.calllog.archive_check import check_block
+from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, session_row
 from rolltap.calllog.facts import RequestParts, same_fact
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.open import open_call_log
-from rolltap.calllog.outlines import fetch_summarized
-from rolltap.calllog.schema import call_completions, call_intents, deliveries, notes, parts, prunings, sessions
+from rolltap.calllog.outlines import (
+    ReaderPosition,
+    call_words,
+    changes_since,
+    fetch_summarized,
+    openings,
+    outlines,
+)
+from rolltap.calllog.schema import (
+    annotations,
+    call_completions,
+    call_intents,
+    deliveries,
+    notes,
+    parts,
+    prunings,
+    sessions,
+)
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.contract.rules import MaskRule, MessageRule, SessionRules
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt
-from rolltap.types import Break, BreakReason, Flaw, InjectedMessage, LogCheck, LogVerdict, VersionSpan
+from rolltap.reading.index import SessionIndex
+from rolltap.types import Break, BreakReason, Flaw, InjectedMessage, LogCheck, LogVerdict, Session, VersionSpan
 
 from .facts import a_completion, a_session, an_intent, append, ids
 
@@ -139,7 +161,7 @@ async def test_rows_that_clash_or_fail_their_checks_are_refused_whole(sql_log: S
     assert intent.id in str(before)
 
 
-@pytest.mark.parametrize("planted", ["call", "completion", "delivery"])
+@pytest.mark.parametrize("planted", ["call", "completion", "delivery", "note", "pruning"])
 async def test_an_archive_changes_no_other_session(sql_log: SqlCallLog, tmp_path: Path, planted: str):
     """A crafted archive: its hash is right, but a row belongs to a session of the store that is still to be trained."""
     victim, own = a_session(), a_session()
@@ -158,6 +180,10 @@ async def test_an_archive_changes_no_other_session(sql_log: SqlCallLog, tmp_path
         block.intents.append(list(intent_row(an_intent(victim))[0]))
     elif planted == "completion":
         block.completions.append(list(completion_row(a_completion(crashed.id, output_ids=ids(66, 66)))))
+    elif planted == "note":
+        block.notes.append(["n1", own.id, crashed.id, "label", "bad", '"yes"', "me", 5.0])
+    elif planted == "pruning":  # of a session whose calls are here: it would count as pruned
+        block = Block(block.session, [], [], [], [], [victim.id, 5.0, 1, "exported"])
     else:
         block.deliveries.append([crashed.id, True])
     with ArchiveWriter(tmp_path / "crafted.rtlog") as archive:
@@ -172,7 +198,10 @@ CRAFTED = {
     "tags of another shape": ("session", 7, '{"a": {"b": "c"}}'),
     "deep tags": ("session", 7, "[" * 100_000),
     "a long tag": ("session", 7, '{"a": "%s"}' % ("x" * 10_000)),
-    "a tenant's name": ("session", 7, '{"rolltap.tenant": "../x"}'),
+    "a tenant's name": ("session", 7, '{"rolltap.tenant":"../x"}'),
+    "a tenant that only the proxy reads": ("session", 7, '{"rolltap\\u002etenant":"acme"}'),
+    "a tenant that only the proxy reads, with a blank": ("session", 7, '{"rolltap.tenant" :"acme"}'),
+    "two tenants": ("session", 7, '{"rolltap.tenant":"acme","rolltap.tenant":"globex"}'),
     "a date": ("session", 3, 1e18),
     "no date": ("session", 4, float("nan")),
     "a call's date": ("intents", 3, -1e12),
@@ -202,6 +231,153 @@ async def test_an_archive_brings_nothing_that_the_api_would_refuse(sql_log: SqlC
     with pytest.raises(RecordCorrupt, match=f"cannot import session {own.id}"):
         await import_sessions(sql_log.database, tmp_path / "crafted.rtlog")
     assert await contents(sql_log) == before
+
+
+def crafted_block(session: Session) -> Block:
+    """A session with a row in every table."""
+    intent = an_intent(session)
+    done, streams = a_completion(intent.id), pack_arrays({"logprobs": np.array([-0.5, -0.25], np.float32)})
+    annotation = [intent.id, 3, session.id, "g", "policy", "codex", "w", 1, 0, 5.0, 2, 0.5, 0.4, 2, 0.5, 0, 0, streams]
+    return Block(
+        list(session_row(session)),
+        [],
+        [list(intent_row(intent)[0])],
+        [list(completion_row(done))],
+        [[intent.id, True]],
+        None,
+        [["n1", session.id, None, "label", "good", '"yes"', "me", 5.0]],
+        [annotation],
+    )
+
+
+def rows_by_table(block: Block) -> dict[sa.Table, list[Any]]:
+    """The first row of each table."""
+    parts_of = (block.intents, block.completions, block.deliveries, block.notes, block.annotations)
+    tables = (call_intents, call_completions, deliveries, notes, annotations)
+    return {sessions: block.session, **{table: rows[0] for table, rows in zip(tables, parts_of, strict=True)}}
+
+
+def wrong_values(column: sa.Column[Any]) -> Iterator[Any]:
+    """Values that the column's type does not have, though SQLite would take them."""
+    if not column.nullable:
+        yield None
+    yield [[]]
+    kind = column.type
+    if isinstance(kind, sa.LargeBinary):
+        yield from ("text", 7, 1.5)
+    elif isinstance(kind, sa.Text):
+        yield from (b"\xff", 7, 1.5, True, "a\0b")
+        if column.name not in ("tags", "log_check", "detail", "value"):
+            yield "x" * 100_000
+    elif isinstance(kind, sa.Boolean):
+        yield from ("x", b"x", 2, 1.5)
+    else:
+        yield from (
+            "x",
+            b"x",
+            "7",
+            True,
+            float("nan"),
+            float("inf"),
+            2**64 if isinstance(kind, sa.BigInteger) else 2e308,
+        )
+        if isinstance(kind, sa.Integer):
+            yield from (1.5, 2**63)
+
+
+@pytest.mark.parametrize("table", rows_by_table(crafted_block(a_session())), ids=lambda table: table.name)
+def test_an_archive_has_in_each_column_what_the_column_is_for(table: sa.Table) -> None:
+    """A row that is in a store can't be removed again, and breaks every page that reads its column."""
+    check_block(crafted_block(a_session()))
+    for index, column in enumerate(table.columns):
+        for value in wrong_values(column):
+            block = crafted_block(a_session())
+            rows_by_table(block)[table][index] = value
+            with pytest.raises(RecordCorrupt, match="cannot import session"):
+                check_block(block)
+
+
+def test_annotations_of_an_archive_count_what_their_call_has() -> None:
+    columns = {name: place for place, name in enumerate(annotations.c.keys())}
+    short = pack_arrays({"logprobs": np.array([-0.5], np.float32)})
+    doubles = pack_arrays({"logprobs": np.array([-0.5, -0.25])})
+    other = pack_arrays({"reward": np.array([-0.5, -0.25], np.float32)})
+    for name, value in (
+        *(("streams", streams) for streams in (short, doubles, other, b"\1\xff")),
+        *(("compared", 3), ("fresh", 3), ("kept", 3), ("clipped", -1), ("mismatch_sum", -1.0)),
+    ):
+        block = crafted_block(a_session())
+        block.annotations[0][columns[name]] = value
+        with pytest.raises(RecordCorrupt, match="cannot import session"):
+            check_block(block)
+
+
+DEEP = b'{"role":"assistant","content":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+
+
+@pytest.mark.parametrize("place", ["message", "item", "large item", "head", "tools", "array"])
+def test_no_call_of_an_archive_holds_what_readers_can_not_read(place: str) -> None:
+    """The index of all sessions reads it, so that one call would keep every page from being shown."""
+    deep = DEEP if place != "item" else b"[" * 500 + b"]" * 500
+    request = {
+        "item": RequestParts(b"{}", (deep,)),
+        "large item": RequestParts(b"{}", (deep,)),
+        "head": RequestParts(deep),
+        "tools": RequestParts(b"{}", (), 0, {"tools": deep}),
+    }
+    session = a_session()
+    intent = an_intent(session, request=request.get(place, RequestParts(b"{}")))
+    texts = {"top_ids": np.array([["a"], ["b"]])}
+    done = a_completion(
+        intent.id, message=deep if place == "message" else b"", extras=texts if place == "array" else {}
+    )
+    row, large = intent_row(intent)
+    stored = [(digest, pack_bytes(part)) for digest, part in large.items()]
+    block = Block(list(session_row(session)), stored, [list(row)], [list(completion_row(done))], [], None)
+    with pytest.raises(RecordCorrupt, match=r"nested deeper than|holds no numbers"):
+        check_block(block)
+
+
+async def test_no_key_opens_a_session_of_an_archive(sql_log: SqlCallLog, tmp_path: Path) -> None:
+    """Who wrote the file may know the key. One that was open here before stays open."""
+    source, here, strange = await opened(f"sqlite:///{tmp_path / 'source.db'}"), a_session(), a_session()
+    here, strange = (replace(each, expires_at=time.time() + 600) for each in (here, strange))
+    await sql_log.open_session(here)
+    for session in (here, strange):
+        await source.open_session(session)
+        await append(source, session)
+    await export_sessions(source.database, tmp_path / "a.rtlog")
+    await source.close()
+    for _ in range(2):
+        await import_sessions(sql_log.database, tmp_path / "a.rtlog")
+    known, imported = await sql_log.session_by_key(here.key_hash), await sql_log.session_by_key(strange.key_hash)
+    assert known is not None
+    assert known.closed_at is None
+    assert imported is not None
+    assert imported.closed_at is not None
+
+
+def nested(depth: int) -> bytes:
+    return b"\x91" * depth + b"\xc0"
+
+
+@pytest.mark.parametrize(
+    "record",
+    {
+        "deep": b"\x97\xa7session\x91" + nested(1_000_000) + b"\x90\x90\x90\x90\xc0",
+        "no columns": b"\x97\xa7session\x90\x90\x90\x90\x90\xc0",
+        "an id that is a list": b"\x97\xa7session\x9c" + b"\x91\xc0" * 12 + b"\x90\x90\x90\x90\xc0",
+        "no UTF-8": b"\x97\xa7session\x91\xa1\xff\x90\x90\x90\x90\xc0",
+    }.items(),
+    ids=lambda record: record[0],
+)
+async def test_a_record_that_no_writer_makes_is_refused(
+    sql_log: SqlCallLog, tmp_path: Path, record: tuple[str, bytes]
+) -> None:
+    framed = len(record[1]).to_bytes(8, "little") + record[1]
+    (tmp_path / "crafted.rtlog").write_bytes(MAGIC + zstandard.ZstdCompressor().compress(framed))
+    with pytest.raises(RecordCorrupt):
+        await import_sessions(sql_log.database, tmp_path / "crafted.rtlog")
 
 
 async def test_a_damaged_file_is_told_from_a_whole_one(sql_log: SqlCallLog, tmp_path: Path):
@@ -246,3 +422,47 @@ async def test_a_list_shows_the_other_rows_when_one_can_not_be_read(sql_log: Sql
     read = await sql_log.database.query(lambda connection: fetch_summarized(connection, ids_))
     assert [session.id for session, _ in read] == [good.id]
     assert await sql_log.database.query(lambda connection: notes_of(connection, ids_)) == {good.id: []}
+
+
+async def test_a_list_shows_the_other_calls_when_one_can_not_be_read(sql_log: SqlCallLog) -> None:
+    """What was taken with much of the stack left is read with less."""
+    session = a_session()
+    await sql_log.open_session(session)
+    good = await append(sql_log, session, request=RequestParts(b"{}", (b'{"role":"user","content":"zebra"}',)))
+    deep = an_intent(session, request=RequestParts(DEEP, (DEEP,)))
+    await sql_log.append_intent(deep)
+    await sql_log.append_completion(a_completion(deep.id, message=DEEP))
+    spoiled = await append(sql_log, session)
+    spoil = (
+        sa.update(call_intents).where(call_intents.c.id == spoiled.id).values(request=b"\1no frame", detail="[" * 5000)
+    )
+    await sql_log.database.transact(lambda connection: connection.execute(spoil))
+    query = sql_log.database.query
+    calls = await query(lambda connection: outlines(connection, [session.id]))
+    assert [call.id for call in calls[session.id]] == [good.id, deep.id]
+    assert await query(lambda connection: openings(connection, calls)) == {session.id: "zebra"}
+    words = await query(lambda connection: call_words(connection, [good.id, deep.id, spoiled.id]))
+    assert {each.call_id: each.text for each in words} == {good.id: "user\nzebra", deep.id: ""}
+
+
+async def test_imported_names_are_not_new_for_ever(sql_log: SqlCallLog, tmp_path: Path) -> None:
+    """Ours are greater than all before. A name that is greater than those made later would hide what is new."""
+    imported, live = a_session(id="imported-x", closed_at=5.0), a_session()
+    await sql_log.open_session(imported)
+    await append(sql_log, imported, id="imported-x-00000")
+    note = {"id": "zz", "session_id": imported.id, "kind": "label", "name": "x", "author": "", "created_at": 1.0}
+    await sql_log.database.transact(
+        lambda connection: connection.execute(sa.insert(notes).values(**note, value="null"))
+    )
+    index = SessionIndex(tmp_path / "index.db")
+    index.open()
+    index.mark({imported.id})
+    count, last = index.newest()
+    await sql_log.open_session(live)
+    call = await append(sql_log, live)
+    position = ReaderPosition(time.time(), count, last)
+    changes = await sql_log.database.query(lambda connection: changes_since(connection, position))
+    assert (changes.new_sessions, changes.missing, changes.changed_sessions) == ([live.id], False, [])
+    assert changes.calls == {call.id: live.id}
+    index.mark({live.id})
+    assert index.newest() == (2, live.id)

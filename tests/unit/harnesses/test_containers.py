@@ -14,7 +14,7 @@ import pytest
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import CodeWork, Command, Ending, Endpoint, Limits
-from rolltap.harnesses.runtimes.containers import RUN, ApptainerRuntime, DockerRuntime
+from rolltap.harnesses.runtimes.containers import BEGAN, RUN, ApptainerRuntime, DockerRuntime
 from rolltap.harnesses.runtimes.sources import Files
 
 CLIENT = """#!{python}
@@ -93,6 +93,27 @@ async def test_docker_failures_are_the_places_and_the_agents_are_not(client: Cli
     assert (await workspace.run(LAUNCH, Limits(), 10)).ending is Ending.LIMIT
     client.set({"run": 1})
     assert (await workspace.run(LAUNCH, Limits(), 10)).ending is Ending.CRASHED
+    await workspace.close()
+
+
+@pytest.mark.parametrize("client", ["docker", "apptainer"], indirect=True)
+@pytest.mark.parametrize("covers", ["", f"rm -f {BEGAN}; ", f"rm -f {BEGAN}; touch -d @0 .; "])
+async def test_an_agent_that_ran_is_no_failure_of_the_engine(client: Client, tmp_path: Path, covers: str) -> None:
+    """It traces the first command of its container and lets it end as the engine itself does."""
+    image = tmp_path / "image.sif"
+    image.touch()
+    made = DockerRuntime("i") if client.path.name == "docker" else ApptainerRuntime(str(image))
+    workspace = await replace(made, base=tmp_path / "workspaces").prepare(Files({}))
+    code = {"docker": 125, "apptainer": 255}[client.path.name]
+    marked = f"{{ true > {BEGAN}; }}"
+    assert RUN.startswith(marked.replace(BEGAN, f"/tmp/{BEGAN}"))
+    client.path.write_text(f"#!/bin/sh\ncd {workspace.tmp_folder}\n{marked}; {covers}exit {code}\n")
+    for _ in range(2):
+        exit_ = await workspace.run(LAUNCH, Limits(), 10)
+        assert (exit_.ending, exit_.code) == (Ending.CRASHED, code)
+    client.path.write_text(f"#!/bin/sh\nexit {code}\n")
+    with pytest.raises(RuntimeFailed, match="could not run"):
+        await workspace.run(LAUNCH, Limits(), 10)
     await workspace.close()
 
 

@@ -21,12 +21,12 @@ from rolltap.harnesses.base import (
     Evidence,
     Exit,
     Limits,
+    RunOutput,
     Runtime,
     Source,
     Transcript,
     Verdict,
     Workspace,
-    read_output,
     storable_detail,
 )
 from rolltap.harnesses.client import AdminClient
@@ -259,12 +259,13 @@ async def test_all_that_a_failed_evaluation_printed_is_seen(runtime: Runtime, en
 
 
 def test_of_very_long_output_the_middle_is_left_out_and_that_is_said(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    path.write_bytes(b"first" + b"." * 2 * KEPT_BYTES + b"last")
-    kept = read_output(path)
+    output = RunOutput(tmp_path / "out")
+    output.path.write_bytes(b"first" + b"." * 2 * KEPT_BYTES + b"last")
+    kept = output.text()
     assert (kept[:5], kept[-4:]) == ("first", "last")
     assert f"[... {KEPT_BYTES + 9:,} bytes are left out ...]" in kept
     assert len(kept) < KEPT_BYTES + 100
+    output.close()
 
 
 async def test_links_that_an_agent_left_lead_no_evaluator_out(runtime: Runtime, tmp_path: Path) -> None:

@@ -310,6 +310,8 @@ LEFT = {
     "a deep tree": 'python3 -c \'import os\nfor _ in range(3000):\n os.mkdir("d"); os.chdir("d")\'',
     "folders without rights": "mkdir -p a/b/c && touch a/b/c/f && chmod 0 a/b/c a/b a",
     "odd kinds": "mkfifo pipe; ln -s / everything; python3 -c 'import socket; socket.socket(1).bind(\"s\")'",
+    "a pipe where its output was": 'rm -f "$HOME/../out"; mkfifo "$HOME/../out"',
+    "a folder where its output was": 'rm -f "$HOME/../out"; mkdir "$HOME/../out"',
     "names": "touch -- '-rf' \"$(printf 'a\\nb')\"; mkdir -p -- '--' ' '",
 }
 

@@ -10,6 +10,7 @@ import pytest
 
 from rolltap.errors import StoreUnavailable
 from rolltap.reading.index import SessionIndex
+from rolltap.reading.types import SessionQuery
 
 
 def mode(path: Path) -> int:
@@ -34,3 +35,20 @@ def test_a_place_that_takes_no_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cache" / "record.index"
     with pytest.raises(StoreUnavailable, match=r"record\.index can't be made"):
         SessionIndex(path).open()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        SessionQuery(where=(" and ".join(["calls>=0"] * 3000),)),
+        SessionQuery(where=("calls>=0",) * 3000),
+        SessionQuery(search="\0"),
+        SessionQuery(search='a\0b "'),
+    ],
+    ids=["one condition", "many conditions", "NUL", "NUL in words"],
+)
+def test_no_query_is_an_error_of_the_database(query: SessionQuery, tmp_path: Path) -> None:
+    index = SessionIndex(tmp_path / "index.db")
+    index.open()
+    assert index.page(query) == ([], 0)
+    assert index.facets(query) is not None

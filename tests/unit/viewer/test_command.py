@@ -83,6 +83,7 @@ async def test_a_session_is_written_beside_the_server_and_never_over_a_file(view
     command = ["view", "--html", str(out), talk.session_id, "--store", store, "--tokenizer", str(FOLDER)]
     result = await asyncio.to_thread(CliRunner().invoke, app, command)
     assert result.exit_code == 0, result.output
+    assert out.stat().st_mode & 0o777 == 0o600
     assert "Which files hold a zebra?" in out.read_text(encoding="utf-8")
     result = await asyncio.to_thread(CliRunner().invoke, app, command)
     assert result.exit_code == 1

@@ -1,0 +1,206 @@
+"""Checks that the rows of an archive are such as our own writers write, before any of them reaches a store.
+
+An archive may come from anybody, and some of its rows can never be changed or removed once they are in a store. SQLite
+takes a value of any type in any column, and a page that adds up a column fails on a text in one row.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import sqlalchemy as sa
+
+from rolltap.calllog.codec import StoredRequest, read_completion, read_session, unpack_arrays, unpack_bytes
+from rolltap.calllog.notes import check_note_row
+from rolltap.calllog.schema import (
+    TENANT_IN_TAGS,
+    annotations,
+    call_completions,
+    call_intents,
+    deliveries,
+    notes,
+    prunings,
+    sessions,
+)
+from rolltap.contract.base import MAX_DEPTH
+from rolltap.contract.rules import rules_of
+from rolltap.contract.tags import MAX_TAGS, check_sizes
+from rolltap.decoding import any_json, from_msgpack
+from rolltap.errors import InvalidRequest, RecordCorrupt
+from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME, tenant_of
+from rolltap.wording import is_moment
+
+if TYPE_CHECKING:
+    from rolltap.calllog.archive import Block
+
+MOST_TAGS = MAX_TAGS + 8
+"""Those of a caller, and the server's own."""
+TEXT_CHARS = 8192
+"""The most characters of a column of text: a harness's name is a tag's value."""
+DEEPEST = 2 * MAX_DEPTH
+"""Levels of recorded JSON: what the API checks, and the lists and objects around it."""
+JSON_COLUMNS = {"tags", "log_check", "detail", "value"}
+STREAMS = {"logprobs": np.dtype(np.float32), "entropy": np.dtype(np.float32), "clipped": np.dtype(np.int8)}
+"""The streams of an annotation, one value for each sampled token."""
+
+
+def check_block(block: Block) -> None:
+    """Raises `RecordCorrupt` for rows that the API would refuse, or that no writer of ours makes."""
+    session_id = block.session[0] if block.session else None
+    try:
+        for table, row in _rows(block):
+            _check_row(table, row)
+        _check_session(block.session)
+        for row in block.notes:
+            check_note_row(row)
+        _check_owners(block)
+        _check_annotations(block)
+        _check_contents(block)
+    except (
+        ArithmeticError,
+        InvalidRequest,
+        LookupError,
+        RecordCorrupt,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise RecordCorrupt(f"cannot import session {str(session_id)[:256]}: {error}") from error
+
+
+def _rows(block: Block) -> Iterator[tuple[sa.Table, Sequence[Any]]]:
+    yield sessions, block.session
+    if block.pruning is not None:
+        yield prunings, block.pruning
+    for table, rows in (
+        (call_intents, block.intents),
+        (call_completions, block.completions),
+        (deliveries, block.deliveries),
+        (notes, block.notes),
+        (annotations, block.annotations),
+    ):
+        yield from ((table, row) for row in rows)
+
+
+def _check_row(table: sa.Table, row: Sequence[Any]) -> None:
+    if len(row) != len(table.columns):
+        raise InvalidRequest(f"{table.name}: a row of {len(row)} columns")
+    for column, value in zip(table.columns, row, strict=True):
+        if problem := _problem(column, value):
+            raise InvalidRequest(f"{table.name} {str(row[0])[:80]}: {column.name}: {problem}")
+
+
+def _problem(column: sa.Column[Any], value: Any) -> str:
+    """What is wrong with a value of the column; "" if nothing is."""
+    if value is None:
+        return "" if column.nullable else "no value"
+    kind = column.type
+    if isinstance(kind, sa.Boolean):
+        return "" if value in (0, 1) and isinstance(value, int) else "neither true nor false"
+    if isinstance(kind, sa.LargeBinary):
+        return "" if isinstance(value, bytes) else "not bytes"
+    if isinstance(kind, sa.Text):
+        if not isinstance(value, str) or "\0" in value:
+            return "not a text"
+        return f"over {TEXT_CHARS} characters" if len(value) > TEXT_CHARS and column.name not in JSON_COLUMNS else ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "not a number"
+    if isinstance(kind, sa.Double):
+        if column.name == "at" or column.name.endswith("_at"):
+            return "" if is_moment(value) else "no possible time"
+        return "" if math.isfinite(value) else "not finite"
+    bits = 63 if isinstance(kind, sa.BigInteger) else 31
+    return "" if isinstance(value, int) and -1 << bits <= value < 1 << bits else f"not an integer of {bits + 1} bits"
+
+
+def _check_session(row: Sequence[Any]) -> None:
+    session = read_session(tuple(row))
+    pairs = json.loads(row[sessions.c.keys().index("tags")], object_pairs_hook=tuple)
+    if len(pairs) != len(session.tags):
+        raise InvalidRequest("tags: a name stands there twice")
+    check_sizes(session.tags, MOST_TAGS)
+    rules_of(session)
+    tenant = tenant_of(session.tags)
+    if not TENANT_NAME.fullmatch(tenant):
+        raise InvalidRequest("tags: no tenant has such a name")
+    named = re.search(TENANT_IN_TAGS, row[sessions.c.keys().index("tags")])
+    if tenant != (named[1] if named else DEFAULT_TENANT):  # as the database reads it
+        raise InvalidRequest("tags: the tenant's tag is not written as a server writes it")
+
+
+def _check_owners(block: Block) -> None:
+    """Raises for a row of another session: an archive adds to its own sessions only."""
+    session_id, calls = block.session[0], {row[0] for row in block.intents}
+    strays: list[Sequence[Any]] = []
+    owned: tuple[tuple[sa.Table, Sequence[Sequence[Any]]], ...] = (
+        (call_intents, block.intents),
+        (notes, block.notes),
+        (annotations, block.annotations),
+        (prunings, [block.pruning] if block.pruning is not None else []),
+    )
+    for table, rows in owned:
+        owner = list(table.c.keys()).index("session_id")
+        strays += [row for row in rows if row[owner] != session_id]
+    strays += [row for row in (*block.completions, *block.deliveries, *block.annotations) if row[0] not in calls]
+    if block.pruning is None:  # else its calls are gone, and notes on them stay
+        call = list(notes.c.keys()).index("call_id")
+        strays += [row for row in block.notes if row[call] is not None and row[call] not in calls]
+    if strays:
+        raise RecordCorrupt(f"{strays[0][0]} belongs to another session")
+
+
+def _check_annotations(block: Block) -> None:
+    """Raises unless an annotation's streams are those of its call, and its counts such as they can have."""
+    tokens = {row[0]: len(read_completion(tuple(row)).output_ids) for row in block.completions}
+    for row in block.annotations:
+        values: Mapping[str, Any] = dict(zip(annotations.c.keys(), row, strict=True))
+        size = tokens.get(row[0])
+        streams = unpack_arrays(values["streams"])
+        if size is None or any(
+            STREAMS.get(name) != each.dtype or each.shape != (size,) for name, each in streams.items()
+        ):
+            raise InvalidRequest(f"annotations {row[0]}: streams of another call")
+        compared, fresh, seen = values["compared"], values["fresh"], values["kept"] + values["clipped"]
+        sums = [values[name] for name in ("mismatch_sum", "mismatch_max", "fresh_sum", "kept", "clipped", "fresh")]
+        if min(sums) < 0 or not fresh <= compared <= size or seen > size:
+            raise InvalidRequest(f"annotations {row[0]}: counts that {size} tokens can't have")
+
+
+def _check_contents(block: Block) -> None:
+    """Raises for JSON that is nested too deep, and for arrays of a call that are no numbers."""
+    for call_id, _presumed, *_, message, extras in block.completions:
+        _check_depth(unpack_bytes(message), call_id)
+        if any(each.dtype.kind not in "biuf" for each in unpack_arrays(extras).values()):
+            raise InvalidRequest(f"call {call_id}: an array that holds no numbers")
+    for row in block.intents:
+        request = from_msgpack(unpack_bytes(row[-1]), StoredRequest)
+        for json_text in (request.head, *request.items, *request.fixed.values()):
+            _check_depth(json_text, row[0])
+    for digest, data in block.parts:
+        _check_depth(unpack_bytes(data), digest.hex())
+
+
+def _check_depth(text: bytes, owner: str) -> None:
+    if text.count(b"[") + text.count(b"{") <= DEEPEST:
+        return
+    try:
+        level = [any_json(text)]
+    except msgspec.MsgspecError as error:
+        if isinstance(error.__context__, RecursionError):
+            raise InvalidRequest(f"{owner}: nested deeper than {DEEPEST} levels") from None
+        return  # an image is a part, too
+    for _ in range(DEEPEST):
+        lists = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [inner for each in lists for inner in each]
+    if level:
+        raise InvalidRequest(f"{owner}: nested deeper than {DEEPEST} levels")
+
+
+def _is_stream(name: str, values: np.ndarray[Any, Any], size: int) -> bool:
+    return STREAMS.get(name) == values.dtype and values.shape == (size,)
