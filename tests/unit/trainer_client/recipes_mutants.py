@@ -6,7 +6,8 @@ figures in `mutants.json`, of which `scripts/mutants_page.py` makes docs/notes/m
 
 Tests are collected once, and run once to see which reach which line. A change is then made in a fork of this process,
 in the code of the functions themselves, so that whoever holds one has it; there only the tests that reach its line run,
-the fastest first, until one fails. A change that takes `LIMIT_S` of CPU time is noticed.
+the fastest first, until one fails. A change that takes `LIMIT_S` of CPU time is noticed, and one after which the child
+waits.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import tempfile
@@ -48,7 +50,8 @@ MODULES = {
     "estimators": "recipes.estimators", "critic": "recipes.critic", "hinted_teacher": "recipes.hinted_teacher",
     "loss": "model.loss", "tinker_losses": "endpoint.losses", "scoring": "data.scoring", "step": "data.step",
 }  # fmt: skip
-LIMIT_S = 30
+LIMIT_S, IDLE_S, BUSY = 30, 10.0, 0.02
+"""A child that uses less than this share of a core for `IDLE_S` waits for what never comes."""
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Pow: ast.Mult,
@@ -316,10 +319,27 @@ class Trial:
                 status = int(bool(self.failed))
             finally:
                 os._exit(status)
+        while waits(child):
+            os.kill(child, signal.SIGXCPU)
         status = os.waitpid(child, 0)[1]
         if os.WIFSIGNALED(status):
             return "limit" if os.WTERMSIG(status) == signal.SIGXCPU else "noticed"
         return "noticed" if status else "alive"
+
+
+def waits(child: int) -> bool:
+    """Whether the child has stopped to work; False when it has ended."""
+    ended, before = os.pidfd_open(child), -1.0
+    clock = ~child << 3 | 2  # Linux's clock of a process's CPU time
+    try:
+        while not select.select([ended], [], [], IDLE_S)[0]:
+            seconds = time.clock_gettime(clock)
+            if before >= 0 and seconds < before + BUSY * IDLE_S:
+                return True
+            before = seconds
+        return False
+    finally:
+        os.close(ended)
 
 
 def modules(names: Sequence[str] = ()) -> dict[str, ModuleType]:

@@ -72,7 +72,7 @@ def test_two_ranks_learn_as_one_process_does(recipe: str, tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_recipe_has_the_same_gradient_on_two_ranks(tmp_path: Path) -> None:
-    """One start of torchrun for all of them, with all weights and with adapters."""
+    """60 CPU seconds: one start of torchrun for all of them, with all weights and with adapters."""
     model = tagged_model(tmp_path / "model")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", f"{__package__}.ranked_recipes", str(model), str(tmp_path), *recipe_names()]
