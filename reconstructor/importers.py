@@ -122,8 +122,8 @@ def read_messages(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
             "prompt": shared,
             "completion": completion,
             "reward": earned if reward is None else reward,
-            "group_id": document.get("group_id") or digest,
-            "id": f"{document['id']}-{side}" if document.get("id") else None,
+            "group_id": _name(document.get("group_id")) or digest,
+            "id": f"{own}-{side}" if (own := _name(document.get("id"))) else None,
         }
         yield _conversation(row, name, unread)
 
@@ -142,9 +142,9 @@ def _conversation(document: Mapping[str, Any], name: str, unread: frozenset[str]
         tags["reward"] = _number(document["reward"])
     elif document.get("label") is not None:
         tags["reward"] = str(_flag(document["label"], "label"))
-    if document.get("group_id"):
-        tags[GROUP_TAG] = str(document["group_id"])
-    own = str(document.get("id") or "")
+    if group := _name(document.get("group_id")):
+        tags[GROUP_TAG] = group
+    own = _name(document.get("id"))
     plain = [_message(message, name) for message in messages]
     return Trace(
         own or name,
@@ -224,9 +224,9 @@ def read_atif(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
     extra = document.get("extra") or {}
     if extra.get("reward") is not None:
         tags["reward"] = _number(extra["reward"])
-    if extra.get("group_id"):
-        tags[GROUP_TAG] = str(extra["group_id"])
-    own = str(document.get("trajectory_id") or document.get("session_id") or "")
+    if group := _name(extra.get("group_id")):
+        tags[GROUP_TAG] = group
+    own = _name(document.get("trajectory_id")) or _name(document.get("session_id"))
     yield Trace(
         own or name,
         messages,
@@ -272,6 +272,11 @@ def _number(value: Any) -> str:
     if isinstance(value, bool) or not math.isfinite(number := float(value)):
         raise ValueError(f"reward: {value!r} is not a finite number")
     return repr(number).removesuffix(".0")
+
+
+def _name(value: Any) -> str:
+    """An id as text: also 0, the first one of many files. "" without one."""
+    return "" if value is None else str(value)
 
 
 def _count(value: Any, key: str) -> int:

@@ -43,7 +43,7 @@ from rolltap.harnesses.runner.attempts import (
     unanswered,
 )
 from rolltap.harnesses.runner.tampering import WorkspaceSnapshot, acts_since, take_snapshot
-from rolltap.harnesses.threads import named
+from rolltap.harnesses.threads import contained, named
 from rolltap.tampering import MOST_ACTS, TamperingAct, TamperingKind
 from rolltap.types import RolloutStatus, Task
 
@@ -145,7 +145,7 @@ class RolloutRunner(AttemptRunner[Assignment]):
         endpoint = workspace.endpoint(session.endpoint)
         limits = replace(assignment.limits, turns=session.turns)
         job = Job(endpoint, assignment.task.instruction, workspace.workdir, workspace.home, limits)
-        launch = assignment.harness.launch(job)
+        launch = contained(assignment.harness.launch, job)
         return await workspace.run(launch, limits, limits.agent_s, reach=session.endpoint.base_url)
 
     async def _judge(self, state: RolloutState[Assignment], workspaces: Workspaces, exit_: Exit) -> Verdict:

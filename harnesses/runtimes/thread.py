@@ -36,7 +36,7 @@ class ThreadWorkspace(FolderWorkspace):
             raise TaskInvalid("the runtime 'thread' runs Python calls only; use 'process' or 'bubblewrap'")
         stop = threading.Event()
         started = time.monotonic()
-        call = asyncio.get_running_loop().run_in_executor(self._threads, contained, launch.run, stop)
+        call = asyncio.get_running_loop().run_in_executor(self._threads, lambda: contained(launch.run, stop))
         try:
             done, _ = await asyncio.wait({call}, timeout=timeout)
             if not done:

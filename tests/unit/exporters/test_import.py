@@ -159,6 +159,19 @@ def test_every_text_of_an_atif_document_comes_back(
     assert trace.messages == expected
 
 
+@pytest.mark.parametrize("zero", [0, "0", 0.0, False])
+def test_an_id_that_is_0_is_one(zero: Any) -> None:
+    """The first group of a file that counts them was without a group: its pairs were lost."""
+    sides = {"prompt": [user("q")], "chosen": [says("r")], "rejected": [says("s")]}
+    steps = [{"source": "user", "message": "x"}, {"source": "agent", "message": "y"}]
+    atif = {"schema_version": "ATIF-v1.7", "steps": steps, "session_id": zero, "extra": {"group_id": zero}}
+    rows = ("messages", {"messages": [user("q"), says("r")]}), ("messages", sides), ("atif", atif)
+    for format, row in rows:
+        traces = read_traces(format, json.dumps({**row, "id": zero, "group_id": zero}), "file")
+        for trace, side in zip(traces, ("-chosen", "-rejected") if row is sides else ("",), strict=True):
+            assert (trace.id, trace.tags[GROUP_TAG]) == (f"{zero}{side}", str(zero))
+
+
 @pytest.mark.parametrize("count", [2, 5])
 def test_a_reply_that_several_atif_documents_hold_is_a_target_once(
     count: int, world: World, store: str, tmp_path: Path

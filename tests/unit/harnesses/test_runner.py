@@ -232,10 +232,12 @@ async def test_an_evaluator_that_ends_its_process_fails_its_rollout_alone(
     assert re.search("raised .*(SystemExit|Failed|CancelledError)", ended.reason)
 
 
-async def test_an_agent_that_ends_its_process_fails_its_rollout_alone(server: Stub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["it is launched", "it runs"])
+async def test_an_agent_that_ends_its_process_fails_its_rollout_alone(server: Stub, tmp_path: Path, when: str) -> None:
+    agent = Leaver("true", at_once=when == "it is launched")
     jobs = [
         assignment(harness, runtime, SessionCompleted())
-        for harness, runtime in ((Leaver("true"), ThreadRuntime(tmp_path)), (Shell("true"), ProcessRuntime(tmp_path)))
+        for harness, runtime in ((agent, ThreadRuntime(tmp_path)), (Shell("true"), ProcessRuntime(tmp_path)))
     ]
     async with AdminClient(server.url, "admin") as client:
         broken, sound = await run_groups(RolloutRunner(client), jobs, policy="p", n=1)
@@ -248,8 +250,12 @@ async def test_an_agent_that_ends_its_process_fails_its_rollout_alone(server: St
 class Leaver(Shell):
     """An agent in the runner's process that ends it."""
 
+    def __init__(self, command: str, *, at_once: bool) -> None:
+        super().__init__(command)
+        self._at_once = at_once
+
     def launch(self, job: Job) -> Launch:
-        return PythonCall(lambda stop: sys.exit(0))
+        return sys.exit(0) if self._at_once else PythonCall(lambda stop: sys.exit(0))
 
 
 class Flaky(ProcessRuntime):
