@@ -93,6 +93,9 @@ ATIF_CALL_KEYS = {"tool_call_id", "function_name", "arguments", "extra"}
 ATIF_RESULT_KEYS = {"source_call_id", "content", "extra"}
 """The keys of an ATIF document, its steps, calls and results that are read, or that say nothing of the conversation."""
 
+UNKNOWN_CALL = "tool_call_id"
+"""The key in the `extra` of an ATIF result of ours, with the id of a call that its step did not make."""
+
 ATIF_USAGE = {"prompt_tokens": "prompt", "completion_tokens": "output", "cached_tokens": "cached"}
 """The counts in an ATIF step's metrics, and their names in the record."""
 
@@ -318,11 +321,20 @@ def _is_json(text: str) -> bool:
 
 def _json(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_each_once)
     except ValueError as error:
         raise DatasetError(f"{where}: not valid JSON: {error}") from None
     except RecursionError:
         raise DatasetError(f"{where}: the JSON is nested too deeply") from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Of a name that is there twice, one value would be lost without a word: it is refused."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
+        raise ValueError(f"{twice[:80]!r} is there twice in an object")
+    return found
 
 
 def _message(message: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -367,6 +379,9 @@ def _atif_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The messages of a step: its message, then the results of its tool calls."""
     results = (step.get("observation") or {}).get("results") or []
     if step["source"] != "agent":
+        if not step.get("message") and results and all(map(_unknown_call, results)):
+            yield from (_tool_message(_unknown_call(result), result) for result in results)
+            return
         texts = [_atif_text(step.get("message")), *(_atif_text(result.get("content")) for result in results)]
         yield {"role": "system" if step["source"] == "system" else "user", "content": "\n".join(filter(None, texts))}
         return
@@ -382,11 +397,20 @@ def _atif_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield message
     called = {call["id"] for call in calls}
     for result in results:
-        text = _atif_text(result.get("content"))
-        if result.get("source_call_id") in called:
-            yield {"role": "tool", "tool_call_id": result["source_call_id"], "content": text}
+        source = result.get("source_call_id")
+        if call_id := source if source in called else _unknown_call(result):
+            yield _tool_message(call_id, result)
         else:
-            yield {"role": "user", "content": text}
+            yield {"role": "user", "content": _atif_text(result.get("content"))}
+
+
+def _unknown_call(result: Mapping[str, Any]) -> str:
+    """The id of a call that the result's step did not make, as our exports have it; "" without one."""
+    return str((result.get("extra") or {}).get(UNKNOWN_CALL) or "")
+
+
+def _tool_message(call_id: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": _atif_text(result.get("content"))}
 
 
 def _atif_text(content: Any) -> str:
