@@ -24,3 +24,19 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     """`asyncio.to_thread`, in these threads."""
     call = partial(copy_context().run, function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(_THREADS, call)
+
+
+def contained(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`function(*args)`, code of others. What it raises that is no `Exception`, as `sys.exit` and `pytest.fail` do, is
+    a `RuntimeError`: as itself it would end the runner, and every rollout with it."""
+    try:
+        return function(*args, **kwargs)
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise RuntimeError(named(error)) from error
+
+
+def named(error: BaseException) -> str:
+    """An exception in one line: its type and what it says."""
+    return f"{type(error).__name__}: {error}"

@@ -93,6 +93,9 @@ ATIF_CALL_KEYS = {"tool_call_id", "function_name", "arguments", "extra"}
 ATIF_RESULT_KEYS = {"source_call_id", "content", "extra"}
 """The keys of an ATIF document, its steps, calls and results that are read, or that say nothing of the conversation."""
 
+UNKNOWN_CALL = "tool_call_id"
+"""The key in the `extra` of an ATIF result of ours, with the id of a call that its step did not make."""
+
 ATIF_USAGE = {"prompt_tokens": "prompt", "completion_tokens": "output", "cached_tokens": "cached"}
 """The counts in an ATIF step's metrics, and their names in the record."""
 
@@ -122,8 +125,8 @@ def read_messages(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
             "prompt": shared,
             "completion": completion,
             "reward": earned if reward is None else reward,
-            "group_id": document.get("group_id") or digest,
-            "id": f"{document['id']}-{side}" if document.get("id") else None,
+            "group_id": _name(document.get("group_id")) or digest,
+            "id": f"{own}-{side}" if (own := _name(document.get("id"))) else None,
         }
         yield _conversation(row, name, unread)
 
@@ -142,9 +145,9 @@ def _conversation(document: Mapping[str, Any], name: str, unread: frozenset[str]
         tags["reward"] = _number(document["reward"])
     elif document.get("label") is not None:
         tags["reward"] = str(_flag(document["label"], "label"))
-    if document.get("group_id"):
-        tags[GROUP_TAG] = str(document["group_id"])
-    own = str(document.get("id") or "")
+    if group := _name(document.get("group_id")):
+        tags[GROUP_TAG] = group
+    own = _name(document.get("id"))
     plain = [_message(message, name) for message in messages]
     return Trace(
         own or name,
@@ -224,9 +227,9 @@ def read_atif(document: Mapping[str, Any], name: str) -> Iterator[Trace]:
     extra = document.get("extra") or {}
     if extra.get("reward") is not None:
         tags["reward"] = _number(extra["reward"])
-    if extra.get("group_id"):
-        tags[GROUP_TAG] = str(extra["group_id"])
-    own = str(document.get("trajectory_id") or document.get("session_id") or "")
+    if group := _name(extra.get("group_id")):
+        tags[GROUP_TAG] = group
+    own = _name(document.get("trajectory_id")) or _name(document.get("session_id"))
     yield Trace(
         own or name,
         messages,
@@ -276,6 +279,11 @@ def _number(value: Any) -> str:
     return repr(number).removesuffix(".0")
 
 
+def _name(value: Any) -> str:
+    """An id as text: also 0, the first one of many files. "" without one."""
+    return "" if value is None else str(value)
+
+
 def _count(value: Any, key: str) -> int:
     if isinstance(value, bool | str) or not 0 <= value < 2**53 or value != int(value):
         raise ValueError(f"{key}: {value!r} is not a number of tokens")
@@ -315,11 +323,20 @@ def _is_json(text: str) -> bool:
 
 def _json(text: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_each_once)
     except ValueError as error:
         raise DatasetError(f"{where}: not valid JSON: {error}") from None
     except RecursionError:
         raise DatasetError(f"{where}: the JSON is nested too deeply") from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object. Of a name that is there twice, one value would be lost without a word: it is refused."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
+        raise ValueError(f"{twice[:80]!r} is there twice in an object")
+    return found
 
 
 def _message(message: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -364,6 +381,9 @@ def _atif_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The messages of a step: its message, then the results of its tool calls."""
     results = (step.get("observation") or {}).get("results") or []
     if step["source"] != "agent":
+        if not step.get("message") and results and all(map(_unknown_call, results)):
+            yield from (_tool_message(_unknown_call(result), result) for result in results)
+            return
         texts = [_atif_text(step.get("message")), *(_atif_text(result.get("content")) for result in results)]
         yield {"role": "system" if step["source"] == "system" else "user", "content": "\n".join(filter(None, texts))}
         return
@@ -379,11 +399,20 @@ def _atif_step(step: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield message
     called = {call["id"] for call in calls}
     for result in results:
-        text = _atif_text(result.get("content"))
-        if result.get("source_call_id") in called:
-            yield {"role": "tool", "tool_call_id": result["source_call_id"], "content": text}
+        source = result.get("source_call_id")
+        if call_id := source if source in called else _unknown_call(result):
+            yield _tool_message(call_id, result)
         else:
-            yield {"role": "user", "content": text}
+            yield {"role": "user", "content": _atif_text(result.get("content"))}
+
+
+def _unknown_call(result: Mapping[str, Any]) -> str:
+    """The id of a call that the result's step did not make, as our exports have it; "" without one."""
+    return str((result.get("extra") or {}).get(UNKNOWN_CALL) or "")
+
+
+def _tool_message(call_id: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": _atif_text(result.get("content"))}
 
 
 def _atif_text(content: Any) -> str:

@@ -22,9 +22,11 @@ RUN = 'bash -n -c "$1" || exit 126; exec bash -o pipefail -c "$1$2"'
 """Runs the command `$1`, then `$2`. One that bash can't parse exits with 126: bash's own status for that may also be a
 test's."""
 PIPES = """
+
 ended=$? parts="${PIPESTATUS[*]}"; [[ $ended = 141 && $parts =~ ^((0|141)' ')+0$ ]] && ended=0; exit $ended"""
 """Ends with 0 after a pipeline whose last part succeeded, and stopped reading before the others had written all: with
-`pipefail` their signal, SIGPIPE, would be its status. Behind `&&`, that status has skipped a part of the command."""
+`pipefail` their signal, SIGPIPE, would be its status. Behind `&&`, that status has skipped a part of the command. It
+begins with an empty line, as the command may end with a backslash."""
 
 REWARD_BYTES = 1 << 16
 
@@ -51,6 +53,8 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         return bool(self.takes) or (VARIABLE in self.command and not self.reads_only)
 
     def __post_init__(self) -> None:
+        if not any(line.strip() and not line.lstrip().startswith("#") for line in self.command.split("\n")):
+            raise ValueError("`command` runs nothing, so every run would be rewarded")
         if self.reward_file:
             inside(self.reward_file)
 
@@ -89,7 +93,8 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
 
 
 def read_reward(folder: Path, path: str) -> str | None:
-    """The beginning of the regular file `path` below `folder`; None if there is none, or a link in its path."""
+    """The regular file `path` below `folder`; None if there is none, or a link in its path. Raises `NoReward` if it is
+    too long for a reward."""
     try:
         file = LeftFiles(folder).open(path)
     except OSError:
@@ -97,7 +102,10 @@ def read_reward(folder: Path, path: str) -> str | None:
     if file is None:
         return None
     with file:
-        return file.read(REWARD_BYTES).decode("utf-8", errors="replace")
+        data = file.read(REWARD_BYTES + 1)
+    if len(data) > REWARD_BYTES:
+        raise NoReward(f"{path} has more than {REWARD_BYTES} bytes")  # its beginning may be another number
+    return data.decode("utf-8", errors="replace")
 
 
 def _clear(workspace: Workspace, path: str) -> list[str]:

@@ -4,9 +4,9 @@ The task's test patch is applied to a clean workspace, and then the agent's chan
 (to tests, files of the patch and configuration) are dropped and named. The reward is 1.0 if every named test passed,
 else 0.0; the detail lists the passed and the failed tests.
 
-A test passed if its call ran and passed, and no part of it failed. One that was skipped in its call, or was expected to
-fail, is left out if it ends so without the agent's changes, too; one that has a result only there did not pass. Our own
-plug-in counts; reports of other plug-ins are ignored.
+A test passed if its call ran and passed, no part of it failed, and it ended. One that was skipped in its call, or was
+expected to fail, is left out if it ends so without the agent's changes, too; one that has a result only there did not
+pass. Our own plug-in counts; reports of other plug-ins are ignored.
 
 The code under test shares pytest's process, so it can make up results. Before a reward of 1.0, therefore, decoys of the
 tests run in two other clean workspaces (`decoys.py`, `quiet_decoys.py`): one that passes with the agent's code, but not
@@ -434,8 +434,8 @@ def find_configuration(folder: Path, tests: Iterable[str]) -> str:
 
 
 def read_results(home: Path, output: str) -> Results:
-    """Node id → passed: its call ran and passed, and no part of it failed. None if it was skipped in its call, or was
-    expected to fail. One that is tried again counts at its end.
+    """Node id → passed: its call ran and passed, no part of it failed, and its tear-down ended: else pytest was killed
+    there. None if it was skipped in its call, or was expected to fail. One that is tried again counts at its end.
 
     Raises `EvaluatorFailed` if the file is missing, `Unreadable` if it isn't what our plug-in writes: then code of the
     working copy wrote it.
@@ -454,7 +454,7 @@ def read_results(home: Path, output: str) -> Results:
     with file:
         text = file.read().decode("utf-8", errors="replace")
     called: dict[str, bool | None] = {}
-    failed: set[str] = set()
+    failed, ended = set[str](), set[str]()
     try:
         for node, when, outcome, expected_to_fail in map(json.loads, text.splitlines()):
             if when == "call" and outcome != "rerun":
@@ -463,9 +463,11 @@ def read_results(home: Path, output: str) -> Results:
                 called[node] = min(before, ok, key=(False, None, True).index)
             elif outcome == "failed":
                 failed.add(node)
+            elif when == "teardown":
+                ended.add(node)
     except (ValueError, TypeError) as error:
         raise Unreadable(f"the results of the tests: {error}") from error
-    return {**called, **dict.fromkeys(failed, False)}
+    return {**called, **dict.fromkeys(failed | (called.keys() - ended), False)}
 
 
 def is_expected_to_fail(source: str, node: str) -> bool:

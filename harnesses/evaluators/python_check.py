@@ -22,7 +22,7 @@ from rolltap.harnesses.left_files import LeftFiles
 from rolltap.harnesses.runtimes.folders import remove_traps
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Empty, located
-from rolltap.harnesses.threads import in_thread
+from rolltap.harnesses.threads import contained, in_thread
 
 RUN = "import sys; from rolltap.harnesses.evaluators.python_child import run_check; run_check(*sys.argv[1:])"
 RESULT = "result.json"
@@ -57,7 +57,7 @@ class PythonTable(EvaluatorTable, tag="python", frozen=True):
 
     def build(self, client: AdminClient) -> PythonProgram:
         try:
-            load_check(self.callable)
+            contained(load_check, self.callable)
         except Exception as error:  # foreign code: its import may raise anything
             raise TaskInvalid(
                 f"no callable {self.callable!r} (module:function or FILE.py:function): {error}", param="evaluator"
@@ -80,7 +80,7 @@ class PythonCheck:
     async def evaluate(self, evidence: Evidence) -> Verdict:
         await _remove_traps(evidence)
         try:
-            values = values_of(await in_thread(self.check, evidence.workspace.folder))
+            values = values_of(await in_thread(contained, self.check, evidence.workspace.folder))
         except Exception as error:  # the task's own code may raise anything
             evidence.seen.add("the check", traceback.format_exc())
             raise NoReward(f"the check raised {type(error).__name__}: {error}") from error

@@ -42,6 +42,9 @@ def load_check(callable_: str) -> Check:
 
 
 def values_of(result: float | Mapping[str, float]) -> dict[str, float]:
-    """What a check returned, by scope."""
+    """What a check returned, by scope. A text is none: it may be what a program printed, not what it means."""
     scopes = result if isinstance(result, Mapping) else {"rollout": result}
+    for value in scopes.values():
+        if isinstance(value, str | bytes | bytearray):
+            raise ValueError(f"{value[:80]!r} is a text, not a finite number")
     return {scope: float(value) for scope, value in scopes.items()}

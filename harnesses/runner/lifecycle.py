@@ -43,6 +43,7 @@ from rolltap.harnesses.runner.attempts import (
     unanswered,
 )
 from rolltap.harnesses.runner.tampering import WorkspaceSnapshot, acts_since, take_snapshot
+from rolltap.harnesses.threads import contained, named
 from rolltap.tampering import MOST_ACTS, TamperingAct, TamperingKind
 from rolltap.types import RolloutStatus, Task
 
@@ -144,7 +145,7 @@ class RolloutRunner(AttemptRunner[Assignment]):
         endpoint = workspace.endpoint(session.endpoint)
         limits = replace(assignment.limits, turns=session.turns)
         job = Job(endpoint, assignment.task.instruction, workspace.workdir, workspace.home, limits)
-        launch = assignment.harness.launch(job)
+        launch = contained(assignment.harness.launch, job)
         return await workspace.run(launch, limits, limits.agent_s, reach=session.endpoint.base_url)
 
     async def _judge(self, state: RolloutState[Assignment], workspaces: Workspaces, exit_: Exit) -> Verdict:
@@ -218,6 +219,13 @@ class RolloutRunner(AttemptRunner[Assignment]):
                 return await assignment.evaluator.evaluate(replace(evidence, extend=extend))
         except TimeoutError:
             raise EvaluatorFailed(f"the evaluation ran past {limits.evaluate_s:g} s") from None
+        except (Exception, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # an evaluator's own `sys.exit` or cancelled future: neither is the runner's
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            raise EvaluatorFailed(f"the evaluator raised {named(error)}") from error
 
     async def _prepare_another(self, assignment: Assignment, workspaces: Workspaces) -> Workspace:
         workspaces.more.append(await self._prepare_clean(assignment))

@@ -18,6 +18,7 @@ from typing import ClassVar, Self
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.base import Ending, Exit, Launch, Limits, PythonCall, RuntimeOptions, Source, refuse_image
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
+from rolltap.harnesses.threads import contained
 
 GRACE_S = 5.0
 """Seconds that a call may take to stop."""
@@ -35,7 +36,7 @@ class ThreadWorkspace(FolderWorkspace):
             raise TaskInvalid("the runtime 'thread' runs Python calls only; use 'process' or 'bubblewrap'")
         stop = threading.Event()
         started = time.monotonic()
-        call = asyncio.get_running_loop().run_in_executor(self._threads, launch.run, stop)
+        call = asyncio.get_running_loop().run_in_executor(self._threads, lambda: contained(launch.run, stop))
         try:
             done, _ = await asyncio.wait({call}, timeout=timeout)
             if not done:

@@ -10,7 +10,7 @@ each document refers to the next one (`continued_trajectory_ref`). Steps that an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -32,7 +32,7 @@ from rolltap.reconstructor.exporters.conversation import (
     recorded_messages,
 )
 from rolltap.reconstructor.exporters.transitions import versions_of
-from rolltap.reconstructor.importers import ATIF_USAGE, VERSION_TAG
+from rolltap.reconstructor.importers import ATIF_USAGE, UNKNOWN_CALL, VERSION_TAG
 from rolltap.types import Call, CallKind
 
 SCHEMA_VERSION = "ATIF-v1.7"
@@ -147,8 +147,7 @@ def _message_step(message: Message) -> dict[str, Any]:
     if message["role"] == "assistant":
         return {"source": "agent", "is_copied_context": True, **_reply_fields(message)}
     if message["role"] == "tool":
-        result = {"content": _content(message)}
-        return {"source": "system", "message": "", "observation": {"results": [result]}}
+        return {"source": "system", "message": "", "observation": {"results": [_result(message, ())]}}
     return {"source": "system" if message["role"] == "system" else "user", "message": _content(message)}
 
 
@@ -207,10 +206,18 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
 def _observe(step: dict[str, Any], message: Message) -> None:
     """Adds a tool's result to the agent step that called it."""
     known = {call["tool_call_id"] for call in step.get("tool_calls", ())}
+    step.setdefault("observation", {"results": []})["results"].append(_result(message, known))
+
+
+def _result(message: Message, known: Collection[str]) -> dict[str, Any]:
+    """A tool's result. ATIF has no place for the id of a call that its step did not make: it is in `extra`."""
     result: dict[str, Any] = {"content": _content(message)}
-    if message.get("tool_call_id") in known:
-        result["source_call_id"] = message["tool_call_id"]
-    step.setdefault("observation", {"results": []})["results"].append(result)
+    call_id = message.get("tool_call_id")
+    if call_id in known:
+        result["source_call_id"] = call_id
+    elif call_id:
+        result["extra"] = {UNKNOWN_CALL: call_id}
+    return result
 
 
 def _content(message: Message) -> str | list[dict[str, Any]]:

@@ -11,6 +11,7 @@ session's score (`rolltap.open(...).score`) is its reward; a tag, or its convers
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -182,13 +183,13 @@ class Query:
     train: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.splits or min(self.splits.values()) <= 0 or abs(sum(self.splits.values()) - 1) > 1e-6:
+        if not all(share > 0 for share in self.splits.values()) or not abs(sum(self.splits.values()) - 1) <= 1e-6:
             raise DatasetError(f"--split: shares must be above 0 and add up to 1, not {dict(self.splits)}")
         if unknown := self.include - set(LEFT_OUT) | self.include & {"evaluation"}:
             known = ", ".join(reason for reason in LEFT_OUT if reason != "evaluation")
             raise DatasetError(f"--include: no {', '.join(sorted(unknown))}; known: {known}")
-        if self.shard_mb <= 0:
-            raise DatasetError("--shard-mb: must be above 0")
+        if not 0 < self.shard_mb < math.inf:
+            raise DatasetError("--shard-mb: must be a finite number above 0")
 
     def split_of(self, task_id: str) -> str:
         """The split of a task. A split is a share of the hash space, so it does not depend on other tasks."""

@@ -15,11 +15,13 @@ rollouts label differently: a flaky reward. Of groups that label it differently,
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.base import LABEL_TYPES, Container, ExportItem, Row, SkippedItem
 from rolltap.reconstructor.exporters.conversation import (
     Conversation,
@@ -40,6 +42,11 @@ class Preference(MessageForm):
     containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
     faithful: ClassVar[bool] = False
     for_training: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        MessageForm.__post_init__(self)
+        if not 0 <= self.margin < math.inf:  # below 0, or as NaN, pairs of equal rewards would be preferences
+            raise DatasetError(f"--option margin: expected a finite number, 0 or more, not {self.margin}")
 
     def schema(self) -> Mapping[str, str]:
         return {
@@ -121,6 +128,11 @@ class Kto(MessageForm):
     containers: ClassVar[tuple[Container, ...]] = ("jsonl", "parquet")
     faithful: ClassVar[bool] = False
     for_training: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        MessageForm.__post_init__(self)
+        if not math.isfinite(self.threshold):
+            raise DatasetError(f"--option threshold: expected a finite number, not {self.threshold}")
 
     def schema(self) -> Mapping[str, str]:
         return {

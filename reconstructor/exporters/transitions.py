@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters.base import Container, ExportItem, Row, SkippedItem, texts_behind, trained_spans
 from rolltap.types import NO_VERSION, Call, CallSpan, Int32, Segment, call_order
 
@@ -28,6 +29,10 @@ class Transitions:
     containers: ClassVar[tuple[Container, ...]] = ("parquet", "jsonl")
     faithful: ClassVar[bool] = True
     for_training: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gamma <= 1:
+            raise DatasetError(f"--option gamma: expected a number from 0 to 1, not {self.gamma}")
 
     def schema(self) -> Mapping[str, str]:
         return {

@@ -76,7 +76,7 @@ STYLES: Mapping[str, str] = {
 }
 ANY = tuple(STYLES)
 EQUATIONS = ("equation", "equation, turned", "conjunction")
-ROWS = "'\\n'.join(json.dumps([n, 'call', 'passed', False]) for n in NODES) + '\\n'"
+ROWS = "'\\n'.join(json.dumps([n, w, 'passed', False]) for n in NODES for w in ('call', 'teardown')) + '\\n'"
 
 ATTACKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "the report": (
@@ -563,7 +563,10 @@ async def test_code_leaves_no_test_out(name: str, needs_the_work: bool, tmp_path
     assert (verdict.scores[0].value, verdict.detail["failed"]) == (0.0, ["tests/test_calc.py"]), seen
 
 
-MADE_UP = 'import os, sys\nopen(sys.argv[1], \'w\').write(\'["{}", "call", "passed", false]\\n\')\nos._exit(0)\n'
+MADE_UP = (
+    "import json, os, sys\nrows = [['{}', when, 'passed', False] for when in ('call', 'teardown')]\n"
+    "open(sys.argv[1], 'w').write(''.join(json.dumps(row) + '\\n' for row in rows))\nos._exit(0)\n"
+)
 LOSES = {
     "a made-up test": MADE_UP.format("tests/test_calc.py::test_x"),
     "a made-up method": MADE_UP.format("tests/test_calc.py::TestX::test_x[y]"),

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import hashlib
 import importlib.util
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -108,6 +109,15 @@ RECIPES: dict[str, type[Recipe]] = {
 }
 
 
+SHARE, COUNT, DIVISOR = (0.0, 1.0), (1.0, 1e9), (1e-6, 1e6)
+RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(("gamma", "lam", "lam_segment", "decay", "tau", "share", "likeness", "rate"), SHARE),
+    **dict.fromkeys(("steps", "explore", "every"), COUNT),
+    **dict.fromkeys(("spread", "temperature", "scale"), DIVISOR),
+    "value_clip": (0.0, math.inf),
+}
+"""The least and the greatest value of our recipes' options by name. A recipe of another package means its own."""
+
 ENTRY_POINTS = "rolltap.recipes"
 
 
@@ -129,9 +139,22 @@ def make_recipe(name: str, options: Mapping[str, Any]) -> Recipe:
             has = f"its options: {', '.join(names)}" if names else "it has none"
             raise ConfigError(f"trainer.options.{option}: recipe {name!r} has no such option; {has}")
     try:
-        return TypeAdapter(recipe).validate_python(dict(options))
+        made = TypeAdapter(recipe).validate_python(dict(options))
     except ValidationError as error:
         raise ConfigError(setting_problem(error.errors()[0], "trainer", "options")) from error
+    for option in options:
+        _check_number(option, getattr(made, option), RANGES if recipe in RECIPES.values() else {})
+    return made
+
+
+def _check_number(option: str, value: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """`ConfigError` if an option's value is no number of its range: a run would lease groups and then fail by it."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    least, most = ranges.get(option, (-math.inf, math.inf))
+    if not least <= value <= most:  # nor is NaN
+        has_to = f"from {least:g} to {most:g}" if option in ranges else "a number"
+        raise ConfigError(f"trainer.options.{option}: has to be {has_to}, not {value}")
 
 
 def fingerprint(name: str, recipe: Recipe) -> dict[str, Any]:

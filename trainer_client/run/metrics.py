@@ -33,7 +33,7 @@ from rolltap.trainer_client.model.loss import Terms
 from rolltap.trainer_client.model.network import Predictions
 from rolltap.types import NO_VERSION, Float32, Scoring
 
-SUMS = ("tokens", "entropy", "kl", "correction", "mismatch_over", "clipped", "updates_tokens")
+SUMS = ("tokens", "entropy", "kl", "kl_tokens", "correction", "mismatch_over", "clipped", "updates_tokens")
 PEAKS = ("log_ratio_max", "mismatch_max")
 AGES = 9
 """The number of age classes of tokens: versions behind. The last class holds all older tokens."""
@@ -69,23 +69,23 @@ class StepReport:
     groups_replayed: int
     groups_dropped: int
     rollouts_unanswered: int
-    advantage_abs: float
+    advantage_abs: float | None
     rows: int
     tokens: int
     shared_tokens: int
     trained_tokens: int
     unrouted_tokens: int
-    loss: float
-    entropy: float
-    kl: float
-    clip_fraction: float
-    correction: float
-    log_ratio_max: float
+    loss: float | None
+    entropy: float | None
+    kl: float | None
+    clip_fraction: float | None
+    correction: float | None
+    log_ratio_max: float | None
     mismatch_mean: float | None
     mismatch_max: float | None
     mismatch_share: float | None
-    grad_norm: float
-    lr: float
+    grad_norm: float | None
+    lr: float | None
     updates: int
     updates_skipped: int
     tokens_per_second: float
@@ -145,7 +145,7 @@ class StepMetrics:
         }
         peaks = [terms.log_ratio_M.abs().max()]
         if terms.kl_M is not None:
-            sums["kl"] = terms.kl_M.sum()
+            sums |= {"kl": terms.kl_M.sum(), "kl_tokens": float(batch.trained_tokens)}
         if first:
             drift_M = (predicted.logprobs_M - batch.logprobs_M).abs()
             ages_M = (self._version - batch.versions_M).clamp(max=AGES - 1)
@@ -167,18 +167,21 @@ class StepMetrics:
 
     def read(self) -> dict[str, Any]:
         """Means and shares by the names of `StepReport`."""
-        sums = dict(zip(SUMS, self.sums.tolist(), strict=True))
+        sums = dict[str, float](zip(SUMS, self.sums.tolist(), strict=True))
         peaks = dict(zip(PEAKS, self.peaks.tolist(), strict=True))
-        tokens, updates = (max(sums[name], 1.0) for name in ("tokens", "updates_tokens"))
         means = {age: drift / count for age, (drift, count) in enumerate(self.drift.T.tolist()) if count}
         fresh = float(self.drift[1, 0])
+
+        def mean(name: str, over: str) -> float | None:
+            return sums[name] / sums[over] if sums[over] else None
+
         return {
-            "loss": float(self.loss),
-            "entropy": sums["entropy"] / tokens,
-            "kl": sums["kl"] / updates,
-            "clip_fraction": sums["clipped"] / updates,
-            "correction": sums["correction"] / updates if sums["updates_tokens"] else 1.0,
-            "log_ratio_max": peaks["log_ratio_max"],
+            "loss": float(self.loss) if sums["tokens"] else None,
+            "entropy": mean("entropy", "tokens"),
+            "kl": mean("kl", "kl_tokens"),
+            "clip_fraction": mean("clipped", "updates_tokens"),
+            "correction": mean("correction", "updates_tokens"),
+            "log_ratio_max": peaks["log_ratio_max"] if sums["updates_tokens"] else None,
             "mismatch": means,
             "mismatch_mean": means.get(0),
             "mismatch_max": peaks["mismatch_max"] if fresh else None,
@@ -211,7 +214,7 @@ def describe_rows(rows: Sequence[PackedRow], experts: ExpertShape | None = None)
     weighed = [np.abs(row.advantages[row.segment.loss_mask & (row.weights > 0)]) for row in rows]
     tokens = sum(map(len, weighed))
     return {
-        "advantage_abs": float(sum(one.sum() for one in weighed)) / max(1, tokens),
+        "advantage_abs": float(sum(one.sum() for one in weighed)) / tokens if tokens else None,
         "trained_tokens": tokens,
         "unrouted_tokens": sum(experts.unrouted(row.segment) for row in rows) if experts and replays else 0,
         "rows": len(rows),

@@ -107,11 +107,13 @@ class Terminal(Sink):
         without_loss = f", {report.groups_without_loss} without loss" if report.groups_without_loss else ""
         reward = "none" if report.reward is None else f"{report.reward:.3f}"
         replayed = f", {report.groups_replayed} replayed" if report.groups_replayed else ""
+        entropy, clip = report.entropy, report.clip_fraction
+        trained = "nothing trained" if entropy is None or clip is None else f"entropy {entropy:.3f}  clip {clip:.1%}"
         time = " ".join(f"{part} {value:.2f}" for part, value in report.seconds.items())
         self._console.print(
             f"[bold]step {report.step}[/]  reward {reward} ({report.rollouts} rollouts, "
             f"{report.groups_without_variance}/{report.groups} groups without variance{without_loss}{replayed})  "
-            f"entropy {report.entropy:.3f}  clip {report.clip_fraction:.1%}  mismatch {mismatch}  "
+            f"{trained}  mismatch {mismatch}  "
             f"{report.tokens_per_second:,.0f} tok/s  [dim]s: {time}[/]",
             soft_wrap=True,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -215,6 +216,12 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(many: list[ExportItem
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("odd", [{"splits": {"train": math.nan, "test": 0.5}}, {"splits": {}}, {"shard_mb": math.inf}])
+def test_a_query_has_finite_numbers(odd: dict[str, Any]) -> None:
+    with pytest.raises(DatasetError, match="above 0"):
+        Query(**odd)
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
@@ -222,6 +229,9 @@ def test_a_full_disk_is_one_clear_error_and_leaves_nothing(many: list[ExportItem
         ("sft", {"colour": "red"}, "sft has no option 'colour'; known: arguments, images, mark, reasoning"),
         ("sft", {"reasoning": "some"}, "expected keep or drop"),
         ("preference", {"margin": "wide"}, "expected a float"),
+        *(("preference", {"margin": odd}, "0 or more") for odd in ("nan", "inf", "-0.5")),  # of equal rewards
+        *(("kto", {"threshold": odd}, "a finite number") for odd in ("nan", "-inf", "1e999")),
+        *(("transitions", {"gamma": odd}, "from 0 to 1") for odd in ("nan", "inf", "-1", "1.01")),
     ],
 )
 def test_unknown_formats_and_options_list_the_known_ones(name: str, options: dict[str, str], message: str):

@@ -27,6 +27,7 @@ from rolltap.calllog.sql import SqlCallLog
 from rolltap.cli.export import export
 from rolltap.cli.log import import_traces
 from rolltap.datasets.importing import read_file
+from rolltap.errors import DatasetError
 from rolltap.reconstructor.exporters import exporter_named
 from rolltap.reconstructor.exporters.dataset import DatasetWriter, Query
 from rolltap.reconstructor.importers import ATIF_USAGE, GROUP_TAG, SIDES, read_traces
@@ -160,6 +161,40 @@ def test_every_text_of_an_atif_document_comes_back(
     calls[0]["function"]["arguments"] = json.dumps(calls[0]["function"]["arguments"], ensure_ascii=False)
     expected[2]["tool_calls"] = calls
     assert trace.messages == expected
+
+
+@pytest.mark.parametrize(
+    "line", ['{"reward": 1, "messages": [], "reward": 0}', '{"messages": [{"role": 1, "role": 2}]}']
+)
+def test_a_key_that_is_there_twice_is_refused(line: str) -> None:
+    with pytest.raises(DatasetError, match=r"file:2: not valid JSON: '(reward|role)' is there twice in an object"):
+        list(read_traces("messages", f"{json.dumps({'messages': [user('q'), says('r')]})}\n{line}", "file"))
+
+
+def test_a_result_of_a_call_that_is_not_there_stays_a_tools(store: str, tmp_path: Path) -> None:
+    """An agent that cut its history may send one; ATIF names calls of the result's own step only."""
+    messages = [user("q"), says("", ("c1", "bash", {})), tool("gone", "x"), tool("c1", "y"), says("z")]
+    run("import", traced(tmp_path / "log.jsonl", [{"messages": messages, "tools": TOOLS}]), "--store", store)
+    run("export", str(tmp_path / "atif"), "--format", "atif", "--store", store)
+    (document,) = lines(tmp_path / "atif" / "train-00000-of-00001.jsonl")
+    atif.Trajectory.model_validate(document)
+    (trace,) = read_traces("atif", json.dumps(document), "file")
+    assert [(one["role"], one.get("tool_call_id")) for one in trace.messages] == [
+        ("user", None), ("assistant", None), ("tool", "gone"), ("tool", "c1"), ("assistant", None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("zero", [0, "0", 0.0, False])
+def test_an_id_that_is_0_is_one(zero: Any) -> None:
+    """The first group of a file that counts them was without a group: its pairs were lost."""
+    sides = {"prompt": [user("q")], "chosen": [says("r")], "rejected": [says("s")]}
+    steps = [{"source": "user", "message": "x"}, {"source": "agent", "message": "y"}]
+    atif = {"schema_version": "ATIF-v1.7", "steps": steps, "session_id": zero, "extra": {"group_id": zero}}
+    rows = ("messages", {"messages": [user("q"), says("r")]}), ("messages", sides), ("atif", atif)
+    for format, row in rows:
+        traces = read_traces(format, json.dumps({**row, "id": zero, "group_id": zero}), "file")
+        for trace, side in zip(traces, ("-chosen", "-rejected") if row is sides else ("",), strict=True):
+            assert (trace.id, trace.tags[GROUP_TAG]) == (f"{zero}{side}", str(zero))
 
 
 @pytest.mark.parametrize("count", [2, 5])

@@ -179,6 +179,25 @@ def test_the_tasks_own_settings_are_found_as_pytest_finds_them(tmp_path: Path) -
     assert find_configuration(tmp_path / "a" / "none", ["test_x.py"]) == ""
 
 
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)", "pytest.exit('x')"])
+async def test_a_test_that_is_killed_in_its_tear_down_has_not_passed(runtime: Runtime, end: str) -> None:
+    test = f"""\
+import os, pytest, signal
+from calc import add
+
+@pytest.fixture
+def server():
+    yield
+    {end}
+
+def test_add(server):
+    assert add(1, 1) == 2
+"""
+    check = PytestCheck(("tests/test_it.py",), python="python")
+    verdict = await judged(check, runtime, FIXED, {**PROJECT, "tests/test_it.py": test})
+    assert (verdict.scores[0].value, verdict.detail["failed"]) == (0.0, ["tests/test_it.py"])
+
+
 def test_a_test_whose_set_up_alone_ran_has_not_passed(tmp_path: Path) -> None:
     rows = [["t.py::a", "setup", "passed", False], ["t.py::a", "teardown", "passed", False]]
     rows += [["t.py::b", when, "passed", False] for when in ("setup", "call", "teardown")]
@@ -189,8 +208,10 @@ def test_a_test_whose_set_up_alone_ran_has_not_passed(tmp_path: Path) -> None:
     rows += [["t.py::h", "call", "skipped", False], ["t.py::h", "call", "passed", False]]
     rows += [["t.py::i", "call", "skipped", True], ["t.py::i", "call", "failed", False]]
     rows += [["t.py::j", "setup", "skipped", False]]
+    rows += [[f"t.py::{name}", "teardown", "passed", False] for name in "defhi"]
+    rows += [["t.py::k", "setup", "passed", False], ["t.py::k", "call", "passed", False]]  # killed in its tear-down
     (tmp_path / "results.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    passed = {name: name in "bd" for name in "bcdefghi"} | dict.fromkeys("fh")
+    passed = {name: name in "bd" for name in "bcdefghik"} | dict.fromkeys("fh")
     assert read_results(tmp_path, "") == {f"t.py::{name}": ok for name, ok in passed.items()}
 
 
@@ -419,7 +440,8 @@ def take_time(path: str) -> None:
 
 async def test_the_results_of_tests_wait_for_no_agents_workspace(tmp_path: Path) -> None:
     """Whose scan may take minutes of each reader."""
-    (tmp_path / "results.jsonl").write_text('["a.py::test_a", "call", "passed", false]\n')
+    rows = [f'["a.py::test_a", "{when}", "passed", false]\n' for when in ("call", "teardown")]
+    (tmp_path / "results.jsonl").write_text("".join(rows))
     scans = [asyncio.create_task(read_untrusted(take_time, "")) for _ in range(3 * AT_ONCE)]
     try:
         await asyncio.sleep(1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
+import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgentInProcess
 from rolltap.harnesses.base import (
     Command,
     Ending,
+    Evaluator,
     Evidence,
     Exit,
     Job,
@@ -163,9 +166,9 @@ async def test_a_crash_is_a_failed_rollout_with_its_reason_and_its_reward(server
     [
         *(
             (value, "finite")
-            for value in (float("nan"), float("inf"), {"rollout": float("-inf")}, {"role:a": 1, "b": "nan"})
+            for value in (float("nan"), float("inf"), {"rollout": float("-inf")}, {"role:a": 1, "b": float("nan")})
         ),
-        *((value, "ValueError") for value in ("x", "", {"rollout": "0,5"})),
+        *((value, "ValueError") for value in ("x", "", "1", b"1", {"rollout": "0,5"}, {"role:a": 1, "b": "nan"})),
         *((value, "TypeError") for value in (None, [], [1.0], {"rollout": None}, 1j)),
         ({}, "no reward"),
     ],
@@ -189,6 +192,70 @@ async def test_a_reward_of_an_unknown_scope_fails_the_rollout(server: Stub, tmp_
     (body,) = server.finished.values()
     assert (body["status"], body["cause"]) == ("failed", "evaluation")
     assert "no reward scope 'nowhere'" in body["reason"]
+
+
+def leaves(folder: Path) -> float:
+    sys.exit(0)
+
+
+def fails_as_a_test(folder: Path) -> float:
+    pytest.fail("no")
+
+
+def is_cancelled(folder: Path) -> float:
+    raise asyncio.CancelledError
+
+
+class OwnEvaluator:
+    """An evaluator of another package, in the runner's process."""
+
+    name, needs_clean_workspace, reward_files = "own", False, ()
+
+    def __init__(self, check: Callable[[Path], float]) -> None:
+        self._check = check
+
+    async def evaluate(self, evidence: Evidence) -> Verdict:
+        return Verdict((Score(self._check(evidence.workspace.folder)),))
+
+
+@pytest.mark.parametrize("evaluator", [PythonCheck, OwnEvaluator])
+@pytest.mark.parametrize("check", [leaves, fails_as_a_test, is_cancelled])
+async def test_an_evaluator_that_ends_its_process_fails_its_rollout_alone(
+    server: Stub, tmp_path: Path, evaluator: Callable[..., Evaluator], check: Callable[[Path], float]
+) -> None:
+    jobs = [assignment(Shell("true"), ProcessRuntime(tmp_path), one) for one in (evaluator(check), SessionCompleted())]
+    async with AdminClient(server.url, "admin") as client:
+        broken, sound = await run_groups(RolloutRunner(client), jobs, policy="p", n=1)
+    assert [rollout.status for rollout in sound.rollouts] == ["succeeded"]
+    (ended,) = broken.rollouts
+    assert ended.status == "failed"
+    assert re.search("raised .*(SystemExit|Failed|CancelledError)", ended.reason)
+
+
+@pytest.mark.parametrize("when", ["it is launched", "it runs"])
+async def test_an_agent_that_ends_its_process_fails_its_rollout_alone(server: Stub, tmp_path: Path, when: str) -> None:
+    agent = Leaver("true", at_once=when == "it is launched")
+    jobs = [
+        assignment(harness, runtime, SessionCompleted())
+        for harness, runtime in ((agent, ThreadRuntime(tmp_path)), (Shell("true"), ProcessRuntime(tmp_path)))
+    ]
+    async with AdminClient(server.url, "admin") as client:
+        broken, sound = await run_groups(RolloutRunner(client), jobs, policy="p", n=1)
+    assert [rollout.status for rollout in sound.rollouts] == ["succeeded"]
+    assert [(one.status, one.reason) for one in broken.rollouts] == [
+        ("failed", "internal_error: RuntimeError: SystemExit: 0")
+    ]
+
+
+class Leaver(Shell):
+    """An agent in the runner's process that ends it."""
+
+    def __init__(self, command: str, *, at_once: bool) -> None:
+        super().__init__(command)
+        self._at_once = at_once
+
+    def launch(self, job: Job) -> Launch:
+        return sys.exit(0) if self._at_once else PythonCall(lambda stop: sys.exit(0))
 
 
 class Flaky(ProcessRuntime):

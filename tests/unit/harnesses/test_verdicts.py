@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rolltap.errors import EvaluatorFailed, NoReward, RolloutError
+from rolltap.errors import EvaluatorFailed, NoReward, RolloutError, TaskInvalid
 from rolltap.harnesses.base import Ending, Exit, Runtime
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.command import CommandCheck
@@ -55,6 +55,7 @@ async def value(command: str, runtime: Runtime, reward_file: str = "", **limits:
         ("false | true | tee log", 0.0),
         ("x=$(false | cat); test -z $x && false | cat", 0.0),
         ("true # done", 1.0),
+        ("true \\", 1.0),
         ("true", 1.0),
     ],
 )
@@ -206,13 +207,44 @@ async def test_a_python_check_that_crashes_after_its_answer_gives_no_reward(
 
 @pytest.mark.parametrize(
     "answer",
-    ["1.0, nan", "float('nan')", "float('inf')", "10**400", "None", "[1.0]", "{}", "{'rollout': None}", "'1 0'"],
+    [
+        "1.0, nan",
+        "float('nan')",
+        "float('inf')",
+        "10**400",
+        "None",
+        "[1.0]",
+        "{}",
+        "{'rollout': None}",
+        "'1 0'",
+        "'1'",
+        "b'1'",
+    ],
 )
 async def test_a_python_check_answers_with_finite_numbers(answer: str, runtime: Runtime, tmp_path: Path) -> None:
     (tmp_path / "checks.py").write_text(CHECKS.format(answer))
     check = PythonTable(f"{tmp_path}/checks.py:answers").build(AdminClient("http://127.0.0.1:1", "k"))
     with pytest.raises(NoReward):
         await judged(check, runtime, {})
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(0)", "import pytest; pytest.fail('no')", "raise SystemExit"])
+def test_a_python_check_whose_file_ends_its_process_ends_no_node(ends: str, tmp_path: Path) -> None:
+    (tmp_path / "checks.py").write_text(f"import sys\n{ends}\n")
+    with pytest.raises(TaskInvalid, match=r"no callable .*(SystemExit|Failed): "):
+        PythonTable(f"{tmp_path}/checks.py:answers").build(AdminClient("http://127.0.0.1:1", "k"))
+
+
+@pytest.mark.parametrize("command", ["", " \n", "# nothing yet", "\n  # a\n# b"])
+def test_a_command_that_runs_nothing_is_refused(command: str) -> None:
+    with pytest.raises(ValueError, match="runs nothing"):
+        CommandCheck(command)
+
+
+async def test_a_reward_file_counts_whole(runtime: Runtime) -> None:
+    """What lies behind the longest reward is read, too: `0.5`, 70,000 line breaks, and a line of an error."""
+    with pytest.raises(NoReward, match="more than"):
+        await value("{ echo 0.5; yes '' | head -c 70000; echo failed; } > out; true", runtime, "out")
 
 
 @pytest.mark.parametrize("gone", ["interpreter", "file"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import runpy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from hypothesis import strategies as st
 from rolltap.errors import CheckpointMismatch, ConfigError
 from rolltap.trainer_client.data.step import Step, view
 from rolltap.trainer_client.model.ranks import Ranks
-from rolltap.trainer_client.recipes import ENTRY_POINTS, RECIPES, fingerprint, make_recipe, restore
+from rolltap.trainer_client.recipes import ENTRY_POINTS, RANGES, RECIPES, fingerprint, make_recipe, restore
 from rolltap.trainer_client.recipes.base import Recipe
 from rolltap.trainer_client.recipes.papers.slea_rl import SLEARL
 from rolltap.trainer_client.run.worker import RankWorker
@@ -157,6 +160,24 @@ def test_a_file_is_a_recipe_with_options_and_settings_of_its_own(file: Path) -> 
     given = {"key": "k", "policy": "p", "model": Path("m"), "out": Path("o"), "recipe": str(file)}
     settings = load_trainer_settings(None, **given, optimiser={"epochs": 2})
     assert (settings.loss.clip_high, settings.optimiser.epochs) == (0.5, 2)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_option_has_no_value_by_which_a_run_would_fail_later(name: str) -> None:
+    """NaN in any option; a discount or a share outside 0 to 1; 0 where it divides."""
+    numbers: dict[str, Any] = {
+        field.name: type(field.default)
+        for field in dataclasses.fields(RECIPES[name])
+        if field.init and type(field.default) in (int, float)
+    }
+    odd = [(option, math.nan) for option, kind in numbers.items() if kind is float]
+    for option, (least, most) in RANGES.items():
+        if kind := numbers.get(option):
+            odd += [(option, kind(least) - 1), *([(option, kind(most) + 1)] if most < math.inf else [])]
+            make_recipe(name, {option: kind(max(least, 1e-6))})
+    for option, value in odd:
+        with pytest.raises(ConfigError, match=rf"trainer\.options\.{option}: has to be .*, not"):
+            make_recipe(name, {option: value})
 
 
 @pytest.mark.parametrize(

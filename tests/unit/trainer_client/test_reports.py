@@ -226,6 +226,18 @@ def test_an_unknown_sink_lists_the_known_ones(tmp_path: Path) -> None:
     assert set(SINKS) == {"jsonl", "tensorboard", "wandb", "mlflow"}
 
 
-def test_no_trained_token_is_no_division_by_zero() -> None:
-    found = StepMetrics(torch.device("cpu"), 0, 0.2).read()
-    assert (found["entropy"], found["clip_fraction"], found["correction"]) == (0, 0, 1)
+def test_what_no_trained_token_measured_is_none() -> None:
+    """An entropy of 0 would be drawn as a collapse, in the step of a group whose rewards are all equal."""
+    found = StepMetrics(torch.device("cpu"), 0, 0.2).read() | describe_rows(())
+    del found["mismatch"]
+    counts = {name: found.pop(name) for name in ("trained_tokens", "unrouted_tokens", "rows")}
+    assert set(counts.values()) == {0}
+    assert found == dict.fromkeys(found)
+    assert set(found) == {
+        *("loss", "entropy", "kl", "clip_fraction", "correction", "log_ratio_max", "advantage_abs"),
+        *("mismatch_mean", "mismatch_max", "mismatch_share"),
+    }
+    out = StringIO()
+    Terminal(Console(file=out, width=40)).write(report(**found, grad_norm=None, lr=None))
+    assert "nothing trained  mismatch nothing measured" in out.getvalue()
+    assert not found.keys() & report(**found).flat().keys()
