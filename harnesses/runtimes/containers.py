@@ -129,7 +129,7 @@ class ContainerWorkspace(FolderWorkspace):
 
     def _state_of_tmp(self) -> tuple[int, bool]:
         """Differs once `RUN` has begun: nobody in a container can set the time at which a folder changed."""
-        return self.tmp_folder.stat().st_ctime_ns, (self.tmp_folder / BEGAN).exists()
+        return self.tmp_folder.stat().st_ctime_ns, os.path.lexists(self.tmp_folder / BEGAN)
 
 
 def require_client(client: str) -> None:

@@ -97,7 +97,11 @@ async def test_docker_failures_are_the_places_and_the_agents_are_not(client: Cli
 
 
 @pytest.mark.parametrize("client", ["docker", "apptainer"], indirect=True)
-@pytest.mark.parametrize("covers", ["", f"rm -f {BEGAN}; ", f"rm -f {BEGAN}; touch -d @0 .; "])
+@pytest.mark.parametrize(
+    "covers",
+    ["", f"rm -f {BEGAN}; ", f"rm -f {BEGAN}; touch -d @0 .; ", f"ln -sf {'a' * 300} {BEGAN}; "],
+    ids=["nothing", "removed", "time", "link that nobody can follow"],
+)
 async def test_an_agent_that_ran_is_no_failure_of_the_engine(client: Client, tmp_path: Path, covers: str) -> None:
     """It traces the first command of its container and lets it end as the engine itself does."""
     image = tmp_path / "image.sif"
