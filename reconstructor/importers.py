@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -334,7 +335,7 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object. Of a name that is there twice, one value would be lost without a word: it is refused."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"{twice[:80]!r} is there twice in an object")
     return found
 
