@@ -200,7 +200,3 @@ def _check_depth(text: bytes, owner: str) -> None:
         level = [inner for each in lists for inner in each]
     if level:
         raise InvalidRequest(f"{owner}: nested deeper than {DEEPEST} levels")
-
-
-def _is_stream(name: str, values: np.ndarray[Any, Any], size: int) -> bool:
-    return STREAMS.get(name) == values.dtype and values.shape == (size,)

@@ -30,7 +30,7 @@ from rolltap.calllog.codec import (
 )
 from rolltap.calllog.facts import token_counts
 from rolltap.calllog.schema import call_completions, call_intents, notes, sessions
-from rolltap.calllog.sessions import CHUNK, fetch_parts, model_of
+from rolltap.calllog.sessions import CHUNK, fetch_packed_parts, model_of
 from rolltap.decoding import any_json, json_decoder, msgpack_decoder
 from rolltap.errors import RecordCorrupt
 from rolltap.ids import end_of_ids, first_id_at
@@ -108,18 +108,27 @@ def outlines(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str,
     query = sa.select(*columns).outerjoin(call_completions, intents.id == ended.call_id).order_by(intents.id)
     for some in _chunks(session_ids):
         for row in connection.execute(query.where(intents.session_id.in_(some))):
-            with _left_out_if_unreadable(row.id):
+            with _left_out_if_unreadable("call", row.id):
                 by_session[row.session_id].append(_outline(tuple(row)))
     return by_session
 
 
 @contextmanager
-def _left_out_if_unreadable(call_id: str) -> Iterator[None]:
-    """For the row of one call: an error in it is logged, as it must not keep a list from the others."""
+def _left_out_if_unreadable(what: str, id: str) -> Iterator[None]:
+    """For the row of one call or part: an error in it is logged, as it must not keep a list from the others."""
     try:
         yield
     except (RecordCorrupt, msgspec.MsgspecError, LookupError, RecursionError, TypeError, ValueError) as error:
-        log.warning("a list leaves out the call %s: %s", call_id, error)
+        log.warning("a list leaves out the %s %s: %s", what, id, error)
+
+
+def _parts(connection: sa.Connection, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
+    """The large request parts by hash, as far as they exist and can be read."""
+    parts: dict[bytes, bytes] = {}
+    for digest, data in fetch_packed_parts(connection, hashes).items():
+        with _left_out_if_unreadable("request part", digest.hex()):
+            parts[digest] = unpack_bytes(data)
+    return parts
 
 
 def _outline(row: tuple[Any, ...]) -> CallOutline:
@@ -183,12 +192,12 @@ def openings(connection: sa.Connection, calls: Mapping[str, Sequence[CallOutline
     for some in _chunks(list(chosen)):
         requests: dict[str, tuple[list[bytes], dict[int, bytes]]] = {}
         for row in connection.execute(query.where(columns.id.in_(some))):
-            with _left_out_if_unreadable(row.id):
+            with _left_out_if_unreadable("call", row.id):
                 stored = _stored_request.decode(unpack_bytes(row.request))
                 hashes = dict(zip(stored.item_refs, split_hashes(row.part_hashes), strict=False))
                 large = {at: digest for at, digest in hashes.items() if at < OPENING_ITEMS}
                 requests[row.id] = (stored.items[:OPENING_ITEMS], large)
-        parts = fetch_parts(connection, {digest for _, large in requests.values() for digest in large.values()})
+        parts = _parts(connection, {digest for _, large in requests.values() for digest in large.values()})
         for call_id, (items, large) in requests.items():
             whole = [parts.get(large[at], b"") if at in large else item for at, item in enumerate(items)]
             if text := opening_of(whole):
@@ -250,13 +259,13 @@ def _own_words(text: str) -> str:
 
 def sampled_versions(connection: sa.Connection, session_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     """The lowest and highest weight version of each session's tokens. Sessions without known versions are left out."""
-    query = sa.select(call_intents.c.session_id, call_completions.c.detail).join(
+    query = sa.select(call_intents.c.id, call_intents.c.session_id, call_completions.c.detail).join(
         call_completions, call_completions.c.call_id == call_intents.c.id
     )
     seen: dict[str, list[int]] = {}
     for some in _chunks(session_ids):
         for row in connection.execute(query.where(call_intents.c.session_id.in_(some))):
-            with _left_out_if_unreadable(row.session_id):
+            with _left_out_if_unreadable("call", row.id):
                 bounds = version_bounds(_completion_detail.decode(row.detail).versions)
                 seen.setdefault(row.session_id, []).extend(bounds or ())
     return {session_id: (min(versions), max(versions)) for session_id, versions in seen.items() if versions}
@@ -283,11 +292,11 @@ def call_words(connection: sa.Connection, call_ids: Sequence[str]) -> list[CallW
         rows = connection.execute(query.where(columns.id.in_(some))).all()
         requests: list[tuple[Any, StoredRequest, bytes]] = []
         for row in rows:
-            with _left_out_if_unreadable(row.id):
+            with _left_out_if_unreadable("call", row.id):
                 message = unpack_bytes(row.message) if row.message else b""
                 requests.append((row, _stored_request.decode(unpack_bytes(row.request)), message))
         hashes = [split_hashes(row.part_hashes)[: len(request.item_refs)] for row, request, _ in requests]
-        parts = fetch_parts(connection, {digest for of_call in hashes for digest in of_call})
+        parts = _parts(connection, {digest for of_call in hashes for digest in of_call})
         for (row, request, message), digests in zip(requests, hashes, strict=True):
             items = [item for item in request.items if item] + [parts.get(digest, b"") for digest in digests]
             text = "\n".join(text for item in [*items, message] for text in _texts(item))

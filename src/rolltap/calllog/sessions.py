@@ -223,11 +223,16 @@ def _fetch_tokens(connection: sa.Connection, condition: sa.ColumnElement[bool]) 
 
 def fetch_parts(connection: sa.Connection, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
     """The large request parts by hash, as far as they exist."""
+    return {digest: unpack_bytes(data) for digest, data in fetch_packed_parts(connection, hashes).items()}
+
+
+def fetch_packed_parts(connection: sa.Connection, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
+    """The large request parts by hash as they are stored, as far as they exist."""
     data_by_hash: dict[bytes, bytes] = {}
     for some in _chunks(hashes):
         query = sa.select(parts.c.hash, parts.c.data).where(parts.c.hash.in_(some))
         with every_row(connection):  # tenants share parts; the hashes come from calls that the tenant may see
-            data_by_hash.update({digest: unpack_bytes(data) for digest, data in connection.execute(query)})
+            data_by_hash.update((row[0], row[1]) for row in connection.execute(query))
     return data_by_hash
 
 

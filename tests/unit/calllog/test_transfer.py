@@ -15,7 +15,7 @@ import zstandard
 
 from rolltap.calllog.archive import MAGIC, ArchiveWriter, Block, export_sessions, import_sessions, read_archive
 from rolltap.calllog.archive_check import check_block
-from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, session_row
+from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, part_hash, session_row
 from rolltap.calllog.facts import RequestParts, same_fact
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.open import open_call_log
@@ -443,6 +443,23 @@ async def test_a_list_shows_the_other_calls_when_one_can_not_be_read(sql_log: Sq
     assert await query(lambda connection: openings(connection, calls)) == {session.id: "zebra"}
     words = await query(lambda connection: call_words(connection, [good.id, deep.id, spoiled.id]))
     assert {each.call_id: each.text for each in words} == {good.id: "user\nzebra", deep.id: ""}
+
+
+async def test_a_list_shows_the_other_words_when_a_part_can_not_be_read(sql_log: SqlCallLog) -> None:
+    """A part is no call's own: one that is damaged is in many calls, and kept all of the list from being shown."""
+    session = a_session()
+    await sql_log.open_session(session)
+    first, last = (b'{"role":"user","content":"%s"}' % (word * 500) for word in (b"lost ", b"zebra "))
+    call = await append(sql_log, session, request=RequestParts(b"{}", (first, last)))
+    spoil = sa.update(parts).where(parts.c.hash == part_hash(first)).values(data=b"\1no frame")
+    await sql_log.database.transact(lambda connection: connection.execute(spoil))
+    query = sql_log.database.query
+    calls = await query(lambda connection: outlines(connection, [session.id]))
+    assert (await query(lambda connection: openings(connection, calls)))[session.id].startswith("zebra zebra")
+    (words,) = await query(lambda connection: call_words(connection, [call.id]))
+    assert words.text.count("zebra") == 500
+    with pytest.raises(RecordCorrupt, match="cannot decompress"):
+        await sql_log.rows(session.id)
 
 
 async def test_imported_names_are_not_new_for_ever(sql_log: SqlCallLog, tmp_path: Path) -> None:
