@@ -7,8 +7,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rolltap.calllog.facts import CallRow, RequestParts, all_injected, extend_items
+import msgspec
+
+from rolltap.calllog.facts import CallCompletion, CallRow, RequestParts, all_injected, extend_items
 from rolltap.decoding import from_json
+from rolltap.errors import RecordCorrupt
 from rolltap.protocols.base import RecordedCall
 from rolltap.protocols.conversation import ChatRequest, Image, Message, Text, Tool
 from rolltap.reading.decoded import parse_call, recalled
@@ -17,7 +20,7 @@ from rolltap.types import InjectedMessage
 
 
 async def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
-    """What each call of a session said, by its id. A request that can't be read has no text.
+    """What each call of a session said, by its id. A request that can't be read has no text, a reply is an error.
 
     Messages that calls share are the same objects, so a long session costs its messages once.
     """
@@ -40,7 +43,7 @@ async def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
         if chat is None:
             continue
         chat = await recalled(chat, find)
-        reply = from_json(done.message, Message) if done is not None and done.message else None
+        reply = _reply(done) if done is not None and done.message else None
         calls[intent.id] = (chat, reply)
         texts[intent.id] = CallText(
             messages=[plain.message(message) for message in chat.messages],
@@ -54,6 +57,14 @@ async def call_texts(rows: Sequence[CallRow]) -> dict[str, CallText]:
             injected=[(each.message_index, plain.injected(each)) for each in injected[intent.id]],
         )
     return texts
+
+
+def _reply(done: CallCompletion) -> Message:
+    """The call's reply. Raises `RecordCorrupt` if it can't be read: then its session is left out of a dataset."""
+    try:
+        return from_json(done.message, Message)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RecordCorrupt(f"call {done.call_id}: its reply can't be read: {error}") from error
 
 
 class _Plain:

@@ -224,10 +224,10 @@ def injected_view(message: InjectedMessage) -> MessageView:
 
 def reply_view(packed: bytes) -> MessageView | None:
     """Returns a completion's message; None if the call has none."""
-    return view(_message(packed)) if packed else None
+    return view(reply_of(packed)) if packed else None
 
 
-def _message(packed: bytes) -> Message:
+def reply_of(packed: bytes) -> Message:
     """A completion's message; of one that can't be read, its bytes as text: a page shows the others, too."""
     try:
         return from_json(packed, Message)
@@ -308,7 +308,7 @@ def preview(packed: bytes, characters: int = 200) -> tuple[str, tuple[str, ...]]
     """Returns the beginning of a reply's text, and the names of the tools that it calls."""
     if not packed:
         return "", ()
-    message = _message(packed)
+    message = reply_of(packed)
     return message.text[:characters], tuple(call.name for call in message.tool_calls)
 
 

@@ -27,12 +27,10 @@ from rolltap.calllog.outlines import fetch_summarized, openings, sampled_version
 from rolltap.calllog.sessions import Fingerprint, fetch_session, fingerprint, session_of_call
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.contract.admin import NewNote, Note
-from rolltap.decoding import from_json
 from rolltap.errors import InvalidRequest, NotFound
 from rolltap.ledger import views as ledger
 from rolltap.ledger.views import ALL_GROUPS, GroupQuery, RunState, run_state
 from rolltap.protocols.base import RecordedCall
-from rolltap.protocols.conversation import Message
 from rolltap.reading.decoded import (
     DecodedSession,
     common_prefix,
@@ -41,6 +39,7 @@ from rolltap.reading.decoded import (
     plain,
     recalled,
     refused_view,
+    reply_of,
     turns,
     view,
 )
@@ -274,7 +273,7 @@ class RecordReader(ReadPlane):
             if row is None or row.completion is None or not row.completion.message:
                 return None
             earlier = parse_call(row.intent, await self.log.request(named), decoded.rows)
-            reply = from_json(row.completion.message, Message)
+            reply = reply_of(row.completion.message)
             return RecordedCall(earlier, reply) if earlier is not None else None
 
         messages = [view(message) for message in (await recalled(chat, find)).messages]

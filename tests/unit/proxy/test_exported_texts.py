@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from rolltap.datasets.texts import call_texts
+from rolltap.errors import RecordCorrupt
 from rolltap.ids import new_id
 
 TOOLS = [{"type": "function", "name": "bash", "description": "Runs.", "parameters": {"type": "object"}}]
@@ -77,3 +80,13 @@ async def test_a_vendors_own_id_stands_for_the_parent_without_its_instructions(p
     intent = replace(rows[1].intent, request=theirs, parent_id=rows[0].intent.id)
     told = await last_text(plane, [rows[0], replace(rows[1], intent=intent)])
     assert told == [("system", "NEW"), ("user", "hi"), ("assistant", "hello"), ("user", "and?")]
+
+
+@pytest.mark.parametrize("packed", [b"null", b'{"role":5}', b"\xff\xfe", b"[" * 50_000])
+async def test_a_reply_that_can_not_be_read_leaves_its_session_out(plane: Any, packed: bytes) -> None:
+    """As any other error it ended the export of all sessions. An imported row can't be removed again."""
+    plane.engine.replies = ["hello<|im_end|>"]
+    await ask(plane, input="hi")
+    (row,) = await plane.rows()
+    with pytest.raises(RecordCorrupt, match=rf"call {row.intent.id}: its reply can't be read"):
+        await call_texts([replace(row, completion=replace(row.completion, message=packed))])

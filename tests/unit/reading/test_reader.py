@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from rolltap.calllog.backend import database_clock
+from rolltap.calllog.codec import completion_row
 from rolltap.calllog.facts import RequestParts
-from rolltap.calllog.schema import sessions
+from rolltap.calllog.schema import call_completions, sessions
 from rolltap.contract.admin import NewNote, NewReward
 from rolltap.errors import DatasetError, InvalidRequest, NotFound
 from rolltap.ledger.groups import GroupSpec
@@ -61,6 +63,25 @@ async def test_a_call_that_names_its_history_has_the_messages_that_the_engine_sa
     messages = (await read_by_all.reader.call(last.id)).messages
     assert [message.role for message in messages] == ["system", "user", "assistant", "user"]
     assert [texts(messages[place]) for place in (0, 1, 3)] == ["NEW", "hi", "and?"]
+
+
+async def test_a_call_that_names_a_reply_that_can_not_be_read_is_shown(read_by_all: ReadHouse):
+    talk = await read_by_all.talk()
+    headers = {"Authorization": f"Bearer {talk.key}"}
+    named: dict[str, Any] = {}
+    for question in ("hi", "and?"):
+        body = {"model": "tiny", "input": question, **named}
+        async with read_by_all.http.post(f"{talk.url}/v1/responses", json=body, headers=headers) as response:
+            named = {"previous_response_id": (await response.json())["id"]}
+    log = read_by_all.home.app.call_log
+    first, last = await log.rows(talk.session_id)
+    assert first.completion is not None
+    row = completion_row(replace(first.completion, message=b"null"))
+    values = dict(zip(call_completions.c.keys(), row, strict=True))
+    spoil = sa.update(call_completions).where(call_completions.c.call_id == first.intent.id).values(values)
+    await log.database.transact(lambda connection: connection.execute(spoil))
+    messages = (await read_by_all.reader.call(last.intent.id)).messages
+    assert [texts(message) for message in messages] == ["hi", "null", "and?"]
 
 
 async def test_a_transcript_says_everything_once(read_by_all: ReadHouse):
