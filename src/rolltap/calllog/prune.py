@@ -14,6 +14,7 @@ to them again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -23,11 +24,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from rolltap.calllog.archive import calls_digest, read_archive
+from rolltap.calllog.archive_check import check_block
 from rolltap.calllog.backend import Insert, database_clock
 from rolltap.calllog.codec import split_hashes
 from rolltap.calllog.database import Database
 from rolltap.calllog.schema import annotations, call_completions, call_intents, deliveries, parts, prunings, sessions
+from rolltap.errors import RecordCorrupt
 from rolltap.tenants import EVERY_TENANT, acting_for
+
+log = logging.getLogger("rolltap.calllog")
 
 PAGE = 200
 PART_SPARED_S = 86_400.0
@@ -80,8 +85,18 @@ class PruneDecision:
 
 
 def exported_in(archives: Iterable[Path]) -> dict[str, bytes]:
-    """The digest of every archived session's calls, by session id. Reads the archives completely."""
-    return {block.session[0]: block.digest() for path in archives for block in read_archive(path)}
+    """The digest of every archived session's calls, by session id, but of those that no import would bring back. Reads
+    the archives completely."""
+    digests: dict[str, bytes] = {}
+    for path in archives:
+        for block in read_archive(path):
+            try:
+                check_block(block)
+            except RecordCorrupt as error:
+                log.warning("%s keeps one session less: %s", path, error.message)
+            else:
+                digests[block.session[0]] = block.digest()
+    return digests
 
 
 async def plan_pruning(

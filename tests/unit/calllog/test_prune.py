@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from rolltap.calllog import prune as retention
-from rolltap.calllog.archive import export_sessions, import_sessions
+from rolltap.calllog.archive import ArchiveWriter, Block, export_sessions, import_sessions
 from rolltap.calllog.facts import RequestParts
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import PruneResult, Reason, exported_in, plan_pruning, prune
@@ -92,6 +92,23 @@ async def test_a_session_that_went_on_after_its_export_stays(sql_log: SqlCallLog
     exported = exported_in([tmp_path / "again.rtlog"])
     await sql_log.append_delivery(call, False)
     assert await reasons(sql_log, exported=exported) == {session.id: Reason.CHANGED}
+
+
+async def test_what_no_import_would_bring_back_is_not_exported(sql_log: SqlCallLog, tmp_path: Path):
+    """An archive has it, but it would be refused: its calls would be gone."""
+    sound, odd = await ended(sql_log), await ended(sql_log)
+    await append(sql_log, odd, agent="a" * 9000)
+    path = tmp_path / "keep.rtlog"
+    await export_sessions(sql_log.database, path)
+    exported = exported_in([path])
+    assert await reasons(sql_log, exported=exported) == {sound.id: Reason.EXPORTED, odd.id: Reason.NOT_EXPORTED}
+
+
+@pytest.mark.parametrize(("session", "intents"), [([], []), (["s"], [[]]), (["s"], [["c", "x"]]), ([["x"]], [])])
+def test_an_archive_of_odd_rows_keeps_nothing(session: list[Any], intents: list[list[Any]], tmp_path: Path):
+    with ArchiveWriter(tmp_path / "odd.rtlog") as archive:
+        archive.add(Block(session, [], intents, [], [], None))
+    assert exported_in([tmp_path / "odd.rtlog"]) == {}
 
 
 async def test_large_parts_go_with_their_last_call_but_not_while_a_writer_may_rely_on_them(
