@@ -52,14 +52,17 @@ class EPO(Recipe):
     """Of the turns of each index: the sum of their tokens' entropies, and how many tokens that were."""
 
     def credit(self, step: Step) -> Credit:
-        sums = [self.history.get(str(turn.index), (0.0, 0)) for turn in step.turns]
-        means = np.array([total / count if count else math.nan for total, count in sums])
+        means = np.array([self._mean(turn.index) for turn in step.turns])
         for turn, entropy in zip(step.turns, step.over_turns(step.readings[POLICY].entropy, np.sum), strict=True):
             total, count = self.history.get(str(turn.index), (0.0, 0))
             self.history[str(turn.index)] = [total + float(entropy), count + len(turn.places)]
         weights = np.where(np.isnan(means), 0.0, phase((step.number - 1) / self.steps))
         bounds = step.spread_turns(np.nan_to_num(means))
         return super().credit(step).carrying(usual=bounds, phase=step.spread_turns(weights))
+
+    def _mean(self, index: int) -> float:
+        total, count = self.history.get(str(index), (0.0, 0))
+        return total / count if count else math.nan
 
     def penalties(self, entropy_M: Tensor, usual_M: Tensor) -> Tensor:
         """P of each token; history .5, H [.1, .5, 1.2] → [.1, 0, .1]."""
