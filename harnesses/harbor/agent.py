@@ -171,7 +171,7 @@ class CapturedAgent(BaseAgent):
         note = {"session_id": self.session.session_id, "capped": self.capped}
         context.metadata = {**(context.metadata or {}), NOTE: note}
         path = self.logs_dir / "trajectory.json"
-        if path.is_file() and not path.is_symlink() and path.stat().st_size <= LARGEST_ATIF:
+        if not path.is_symlink() and path.is_file() and path.stat().st_size <= LARGEST_ATIF:
             try:
                 atif = with_tokens(path.read_text(encoding="utf-8"), self._turns, self._trajectory.segments)
             except ValueError as error:  # the agent may have written the file

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,9 @@ import msgspec
 import sqlalchemy as sa
 import zstandard
 
-from rolltap.calllog.archive_check import check_block
+from rolltap.calllog.archive_block import Block, check_block
 from rolltap.calllog.backend import Insert
-from rolltap.calllog.codec import INTENT_HASHES, NO_ORIGIN, same_row, split_hashes
+from rolltap.calllog.codec import INTENT_HASHES, same_row, split_hashes
 from rolltap.calllog.database import Database, in_thread
 from rolltap.calllog.schema import (
     annotations,
@@ -215,35 +215,6 @@ LEVEL = 6
 MAX_RECORD_BYTES = 4 << 30
 
 
-class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
-    """A session's rows, in the order of their tables' columns. `pruning`: the row about removed calls, if any.
-
-    In files of earlier versions a block ends with `pruning`, and its session with the log check: it is no fork.
-    """
-
-    session: list[Any]
-    parts: list[tuple[bytes, bytes]]
-    intents: list[list[Any]]
-    completions: list[list[Any]]
-    deliveries: list[list[Any]]
-    pruning: list[Any] | None
-    notes: list[list[Any]] = []
-    annotations: list[list[Any]] = []
-
-    def __post_init__(self) -> None:
-        if len(self.session) == len(sessions.columns) - len(NO_ORIGIN):
-            self.session.extend(NO_ORIGIN)
-
-    def digest(self) -> bytes:
-        """SHA-256 of the block's row ids and checksums: see `calls_digest`."""
-        return calls_digest(
-            ((row[0], row[_CRC_OF_INTENT]) for row in self.intents),
-            ((row[0], row[_CRC_OF_COMPLETION]) for row in self.completions),
-            ((row[0], row[1]) for row in self.deliveries),
-            ((row[0], row[1]) for row in self.annotations),
-        )
-
-
 class End(msgspec.Struct, array_like=True, frozen=True, tag="end"):
     """The last record."""
 
@@ -252,22 +223,8 @@ class End(msgspec.Struct, array_like=True, frozen=True, tag="end"):
     sha256: bytes
 
 
-_CRC_OF_INTENT, _CRC_OF_COMPLETION = 10, 6
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgpack_decoder(Block | End)
-
-
-def calls_digest(
-    intents: Iterable[tuple[str, int]],
-    completions: Iterable[tuple[str, int]],
-    deliveries: Iterable[tuple[str, bool]],
-    annotations: Iterable[tuple[str, int]],
-) -> bytes:
-    """SHA-256 of the rows that pruning removes: calls by id and row checksum, deliveries, and annotations by call and
-    fencing token (an annotation never changes)."""
-    tables = (intents, completions, deliveries, annotations)
-    lines = [sorted((key, int(value)) for key, value in rows) for rows in tables]
-    return hashlib.sha256(_encoder.encode(lines)).digest()
 
 
 class ArchiveWriter:

@@ -23,8 +23,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.calllog.archive import calls_digest, read_archive
-from rolltap.calllog.archive_check import check_block
+from rolltap.calllog.archive import read_archive
+from rolltap.calllog.archive_block import calls_digest, check_block
 from rolltap.calllog.backend import Insert, database_clock
 from rolltap.calllog.codec import split_hashes
 from rolltap.calllog.database import Database

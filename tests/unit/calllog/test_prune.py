@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from typer.testing import CliRunner
 
 from rolltap.calllog import prune as retention
-from rolltap.calllog.archive import ArchiveWriter, Block, export_sessions, import_sessions
+from rolltap.calllog.archive import ArchiveWriter, export_sessions, import_sessions
+from rolltap.calllog.archive_block import Block
 from rolltap.calllog.facts import RequestParts
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import PruneResult, Reason, exported_in, plan_pruning, prune

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 import zstandard
 
-from rolltap.calllog.archive import MAGIC, ArchiveWriter, Block, export_sessions, import_sessions, read_archive
-from rolltap.calllog.archive_check import check_block
+from rolltap.calllog.archive import MAGIC, ArchiveWriter, export_sessions, import_sessions, read_archive
+from rolltap.calllog.archive_block import Block, check_block
 from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, part_hash, session_row
 from rolltap.calllog.facts import RequestParts, same_fact
 from rolltap.calllog.notes import notes_of

@@ -1,4 +1,5 @@
-"""Checks that the rows of an archive are such as our own writers write, before any of them reaches a store.
+"""A session's rows in an archive, and the check that they are such as our own writers write, before any of them reaches
+a store.
 
 An archive may come from anybody, and some of its rows can never be changed or removed once they are in a store. SQLite
 takes a value of any type in any column, and a page that adds up a column fails on a text in one row.
@@ -6,17 +7,18 @@ takes a value of any type in any column, and a page that adds up a column fails 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-from rolltap.calllog.codec import StoredRequest, read_completion, read_session, unpack_arrays, unpack_bytes
+from rolltap.calllog.codec import NO_ORIGIN, StoredRequest, read_completion, read_session, unpack_arrays, unpack_bytes
 from rolltap.calllog.notes import check_note_row
 from rolltap.calllog.schema import (
     TENANT_IN_TAGS,
@@ -36,9 +38,6 @@ from rolltap.errors import InvalidRequest, RecordCorrupt
 from rolltap.tenants import DEFAULT_TENANT, TENANT_NAME, tenant_of
 from rolltap.wording import is_moment
 
-if TYPE_CHECKING:
-    from rolltap.calllog.archive import Block
-
 MOST_TAGS = MAX_TAGS + 8
 """Those of a caller, and the server's own."""
 TEXT_CHARS = 8192
@@ -48,6 +47,51 @@ DEEPEST = 2 * MAX_DEPTH
 JSON_COLUMNS = {"tags", "log_check", "detail", "value"}
 STREAMS = {"logprobs": np.dtype(np.float32), "entropy": np.dtype(np.float32), "clipped": np.dtype(np.int8)}
 """The streams of an annotation, one value for each sampled token."""
+
+
+_CRC_OF_INTENT, _CRC_OF_COMPLETION = 10, 6
+
+
+class Block(msgspec.Struct, array_like=True, frozen=True, tag="session"):
+    """A session's rows, in the order of their tables' columns. `pruning`: the row about removed calls, if any.
+
+    In files of earlier versions a block ends with `pruning`, and its session with the log check: it is no fork.
+    """
+
+    session: list[Any]
+    parts: list[tuple[bytes, bytes]]
+    intents: list[list[Any]]
+    completions: list[list[Any]]
+    deliveries: list[list[Any]]
+    pruning: list[Any] | None
+    notes: list[list[Any]] = []
+    annotations: list[list[Any]] = []
+
+    def __post_init__(self) -> None:
+        if len(self.session) == len(sessions.columns) - len(NO_ORIGIN):
+            self.session.extend(NO_ORIGIN)
+
+    def digest(self) -> bytes:
+        """SHA-256 of the block's row ids and checksums: see `calls_digest`."""
+        return calls_digest(
+            ((row[0], row[_CRC_OF_INTENT]) for row in self.intents),
+            ((row[0], row[_CRC_OF_COMPLETION]) for row in self.completions),
+            ((row[0], row[1]) for row in self.deliveries),
+            ((row[0], row[1]) for row in self.annotations),
+        )
+
+
+def calls_digest(
+    intents: Iterable[tuple[str, int]],
+    completions: Iterable[tuple[str, int]],
+    deliveries: Iterable[tuple[str, bool]],
+    annotations: Iterable[tuple[str, int]],
+) -> bytes:
+    """SHA-256 of the rows that pruning removes: calls by id and row checksum, deliveries, and annotations by call and
+    fencing token (an annotation never changes)."""
+    tables = (intents, completions, deliveries, annotations)
+    lines = [sorted((key, int(value)) for key, value in rows) for rows in tables]
+    return hashlib.sha256(msgspec.msgpack.encode(lines)).digest()
 
 
 def check_block(block: Block) -> None:
