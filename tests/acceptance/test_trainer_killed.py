@@ -43,7 +43,8 @@ def metrics(out: Path) -> list[dict[str, Any]]:
 
 
 def wait_for_steps(trainer: Process, out: Path, steps: int) -> None:
-    while len(metrics(out)) < steps:
+    """Until the steps are made, and a checkpoint is there to go on from: it is written after its step's line."""
+    while len(metrics(out)) < steps or not any((out / "checkpoints").glob("step-*")):
         assert trainer.child.poll() is None, trainer.log.read_text()
         time.sleep(0.05)
 
