@@ -8,6 +8,7 @@ what has an end in any case, such as ending processes, may run there.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -28,12 +29,15 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 def contained(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """`function(*args)`, code of others. What it raises that is no `Exception`, as `sys.exit` and `pytest.fail` do, is
-    a `RuntimeError`: as itself it would end the runner, and every rollout with it."""
+    a `RuntimeError`: as itself it would end the runner, and every rollout with it. Ctrl-C reaches the main thread
+    alone: elsewhere a `KeyboardInterrupt` is the function's own."""
     try:
         return function(*args, **kwargs)
-    except (Exception, KeyboardInterrupt):
+    except Exception:
         raise
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
         raise RuntimeError(named(error)) from error
 
 

@@ -33,16 +33,7 @@ from pathlib import Path
 from typing import IO, ClassVar, Self
 
 from rolltap.errors import RuntimeFailed, TaskInvalid
-from rolltap.harnesses.base import (
-    Command,
-    Endpoint,
-    Exit,
-    Launch,
-    Limits,
-    RuntimeOptions,
-    Source,
-    refuse_image,
-)
+from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, RuntimeOptions, Source, refuse_image
 from rolltap.harnesses.runtimes.cgroup import task_limit
 from rolltap.harnesses.runtimes.code_sandbox import Pipes
 from rolltap.harnesses.runtimes.disk import is_full, limited_disk

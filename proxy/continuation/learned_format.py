@@ -229,7 +229,7 @@ class CallSyntax:
         return None
 
     def _may_begin(self, text: str, at: int) -> bool:
-        """Whether a call stands behind the opening at `at`, be it broken."""
+        """Whether a call, perhaps a broken one, stands behind the opening at `at`."""
         place = _after(text, at, self.opening)
         place = None if place is None else _after(text, place, self.lead)
         return place is not None and self.notation.may_begin(text, place)

@@ -139,12 +139,12 @@ def make_recipe(name: str, options: Mapping[str, Any]) -> Recipe:
             has = f"its options: {', '.join(names)}" if names else "it has none"
             raise ConfigError(f"trainer.options.{option}: recipe {name!r} has no such option; {has}")
     try:
-        made = TypeAdapter(recipe).validate_python(dict(options))
+        instance = TypeAdapter(recipe).validate_python(dict(options))
     except ValidationError as error:
         raise ConfigError(setting_problem(error.errors()[0], "trainer", "options")) from error
     for option in options:
-        _check_number(option, getattr(made, option), RANGES if recipe in RECIPES.values() else {})
-    return made
+        _check_number(option, getattr(instance, option), RANGES if recipe in RECIPES.values() else {})
+    return instance
 
 
 def _check_number(option: str, value: Any, ranges: Mapping[str, tuple[float, float]]) -> None:

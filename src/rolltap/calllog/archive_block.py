@@ -48,7 +48,6 @@ JSON_COLUMNS = {"tags", "log_check", "detail", "value"}
 STREAMS = {"logprobs": np.dtype(np.float32), "entropy": np.dtype(np.float32), "clipped": np.dtype(np.int8)}
 """The streams of an annotation, one value for each sampled token."""
 
-
 _CRC_OF_INTENT, _CRC_OF_COMPLETION = 10, 6
 
 

@@ -206,6 +206,10 @@ def is_cancelled(folder: Path) -> float:
     raise asyncio.CancelledError
 
 
+def interrupts(folder: Path) -> float:
+    raise KeyboardInterrupt
+
+
 class OwnEvaluator:
     """An evaluator of another package, in the runner's process."""
 
@@ -218,8 +222,13 @@ class OwnEvaluator:
         return Verdict((Score(self._check(evidence.workspace.folder)),))
 
 
-@pytest.mark.parametrize("evaluator", [PythonCheck, OwnEvaluator])
-@pytest.mark.parametrize("check", [leaves, fails_as_a_test, is_cancelled])
+@pytest.mark.parametrize(
+    ("evaluator", "check"),
+    [
+        *itertools.product((PythonCheck, OwnEvaluator), (leaves, fails_as_a_test, is_cancelled)),
+        (PythonCheck, interrupts),  # in a thread; in the main one it may be Ctrl-C
+    ],
+)
 async def test_an_evaluator_that_ends_its_process_fails_its_rollout_alone(
     server: Stub, tmp_path: Path, evaluator: Callable[..., Evaluator], check: Callable[[Path], float]
 ) -> None:
@@ -229,7 +238,7 @@ async def test_an_evaluator_that_ends_its_process_fails_its_rollout_alone(
     assert [rollout.status for rollout in sound.rollouts] == ["succeeded"]
     (ended,) = broken.rollouts
     assert ended.status == "failed"
-    assert re.search("raised .*(SystemExit|Failed|CancelledError)", ended.reason)
+    assert re.search("raised .*(SystemExit|Failed|CancelledError|KeyboardInterrupt)", ended.reason)
 
 
 @pytest.mark.parametrize("when", ["it is launched", "it runs"])

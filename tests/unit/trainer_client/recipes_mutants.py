@@ -329,17 +329,17 @@ class Trial:
 
 def waits(child: int) -> bool:
     """Whether the child has stopped to work; False when it has ended."""
-    ended, before = os.pidfd_open(child), -1.0
+    descriptor, before = os.pidfd_open(child), -1.0
     clock = ~child << 3 | 2  # Linux's clock of a process's CPU time
     try:
-        while not select.select([ended], [], [], IDLE_S)[0]:
+        while not select.select([descriptor], [], [], IDLE_S)[0]:
             seconds = time.clock_gettime(clock)
             if before >= 0 and seconds < before + BUSY * IDLE_S:
                 return True
             before = seconds
         return False
     finally:
-        os.close(ended)
+        os.close(descriptor)
 
 
 def modules(names: Sequence[str] = ()) -> dict[str, ModuleType]:
