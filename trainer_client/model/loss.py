@@ -86,7 +86,7 @@ def sequence_ratio(logprobs_M: Tensor, old_M: Tensor, rollouts_M: Tensor) -> Ten
     members, index_M = rollouts_M.unique(return_inverse=True)
     sums = torch.zeros(len(members), dtype=difference_M.dtype, device=difference_M.device)
     sums = sums.index_add(0, index_M, difference_M)
-    mean_M = (sums / torch.bincount(index_M, minlength=len(members)))[index_M]
+    mean_M = (sums / torch.bincount(index_M))[index_M]
     return mean_M.clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO) + logprobs_M - logprobs_M.detach()
 
 
@@ -138,7 +138,7 @@ class PolicyLoss:
         return Terms(
             loss=(loss_M * batch.weights_M).sum(),
             log_ratio_M=log_ratio_M.detach(),
-            clipped_M=(gain_M != free_M).detach(),
-            correction_M=correction_M.detach(),
+            clipped_M=gain_M != free_M,
+            correction_M=correction_M,
             kl_M=None if kl_M is None else kl_M.detach(),
         )

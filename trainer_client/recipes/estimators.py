@@ -26,8 +26,6 @@ def keyed(*columns: Iterable[Hashable]) -> NDArray[np.int64]:
 
 def mean(values: Numbers, keys: NDArray[np.int64]) -> Numbers:
     """Each key's mean, at its members: [1, 0, 4] by [0, 0, 1] → [.5, .5, 4]."""
-    if not len(values):
-        return np.zeros(0)
     return (np.bincount(keys, values) / np.maximum(np.bincount(keys), 1))[keys]
 
 
@@ -41,8 +39,6 @@ def centre(values: Numbers, keys: NDArray[np.int64]) -> Numbers:
 
 def spread(values: Numbers, keys: NDArray[np.int64], ddof: int = 1) -> Numbers:
     """Each key's standard deviation, at its members: [1, 0, 0, 1] of one key → .5774."""
-    if not len(values):
-        return np.zeros(0)
     squares = np.bincount(keys, centre(values, keys) ** 2) / np.maximum(np.bincount(keys) - ddof, 1)
     return np.sqrt(squares)[keys]
 

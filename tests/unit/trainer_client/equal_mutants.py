@@ -4,6 +4,18 @@ from __future__ import annotations
 
 EQUAL: dict[tuple[str, str, str, int], str] = {
     (
+        "estimators",
+        "np.abs(values - average) <= EQUAL_WITHIN * np.maximum(np.abs(average), LEAST_SIZE), 0.0, values - average",
+        "LtE to Lt",
+        0,
+    ): "which side of the bound is equal is a matter of rounding",
+    (
+        "loss",
+        "sums = torch.zeros(len(members), dtype=difference_M.dtype, device=difference_M.device)",
+        "without device",
+        0,
+    ): "on a CPU the default is the tensor's",
+    (
         "loss",
         "floor_M = torch.where(batch.advantages_M < 0, self.clip_dual * batch.advantages_M, -math.inf)",
         "Lt to LtE",
@@ -13,6 +25,12 @@ EQUAL: dict[tuple[str, str, str, int], str] = {
         "scoring",
         "return not all_equal([record.reward for record in baseline(group) if record.reward is not None])",
         "without the filter",
+        0,
+    ): "all rollouts of a baseline have a reward",
+    (
+        "step",
+        "(record.reward or 0.0) if reward is None else reward(record),",
+        "without operand 1",
         0,
     ): "all rollouts of a baseline have a reward",
     ("step", "np.concatenate([none > 0, segment.loss_mask]),", "0 to 1", 0): "zeros are above neither",

@@ -262,7 +262,7 @@ def _by_row(packs: Sequence[Pack], predictions: Sequence[Predictions]) -> list[t
 def test_log_probs_are_at_the_temperature_that_a_segment_carries() -> None:
     """At temperature 2 they are those of halved logits; a call of the segment that says none was sampled at 1."""
     policy = network()
-    rows = rows_of(GROUPS[:1])
+    rows = rows_of([random_group("own", [1.0, 0.0, 0.25, 0.5])])  # changed below
     (pack,) = Packer(10_000)(rows)
     batch = collate(pack)
     assert batch.temperatures_M is None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rolltap.errors import ConfigError
 from rolltap.trainer_client.data.collate import Batch
-from rolltap.trainer_client.model.loss import Correction, PolicyLoss, Terms
+from rolltap.trainer_client.model.loss import MOST_LOG_RATIO, Correction, PolicyLoss, Terms, sequence_ratio
 from rolltap.trainer_client.model.network import Predictions
 
 
@@ -120,6 +120,30 @@ def test_extreme_ratios_stay_finite() -> None:
     terms, gradient = run(PolicyLoss(), [-500.0, 0.0], batch_of([0.0, -500.0], [-1.0, -1.0]))
     assert math.isfinite(float(terms.loss.detach()))
     assert torch.isfinite(gradient).all()
+
+
+def test_a_rollouts_mean_ratio_is_bounded_and_keeps_each_tokens_gradient() -> None:
+    for far in (-1000.0, 1000.0):
+        logprobs = torch.zeros(2, requires_grad=True)
+        ratio = sequence_ratio(logprobs, torch.full((2,), -far), torch.tensor([7, 7]))
+        assert ratio.tolist() == [math.copysign(MOST_LOG_RATIO, far)] * 2
+        assert torch.autograd.grad(ratio.sum(), logprobs)[0].tolist() == [1, 1]
+
+
+def test_what_a_loss_reports_has_no_gradient() -> None:
+    current = torch.tensor([-1.0], requires_grad=True)
+    loss = PolicyLoss(kl=0.1, correction=Correction("truncated"))
+    terms = loss(Predictions(current, torch.zeros(1)), batch_of([-1.1], [1.0], reference_M=torch.tensor([-1.2])))
+    assert terms.loss.requires_grad
+    reported = (terms.log_ratio_M, terms.clipped_M, terms.correction_M, terms.kl_M)
+    assert not any(one is None or one.requires_grad for one in reported)
+
+
+def test_a_dual_clip_is_over_1_or_none() -> None:
+    PolicyLoss(clip_dual=1.5)
+    for bad in (1.0, 0.5, -1.0):
+        with pytest.raises(ConfigError, match="it must be over 1, or 0 for none"):
+            PolicyLoss(clip_dual=bad)
 
 
 def test_an_unknown_ratio_lists_the_known_ones() -> None:

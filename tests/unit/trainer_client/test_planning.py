@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +12,14 @@ import pytest
 
 from rolltap.contract.trainer import LeasedGroup
 from rolltap.errors import AlignmentError
-from rolltap.trainer_client.data.step import Credit, Step, StepRollout, StepRow
+from rolltap.trainer_client.data.step import Credit, Step, StepRollout, StepRow, check_credit, view
 from rolltap.trainer_client.recipes import make_recipe
 from rolltap.trainer_client.run import planning
 from rolltap.trainer_client.run.planning import Planner
 from rolltap.trainer_client.settings import LossSettings, TrainerSettings
 
-from .making import random_group, segment
+from .acting import spoken
+from .making import group, random_group, record, segment
 
 
 def weight_of(groups: list[LeasedGroup], loss: LossSettings) -> float:
@@ -63,3 +67,38 @@ def test_a_number_for_each_rollout_or_turn_is_asked_for_by_name() -> None:
     turns = len(step.turns)
     with pytest.raises(AlignmentError, match=rf"broadcast_turns takes {turns} numbers, .* turns; it got {turns + 1}"):
         step.broadcast_turns(np.zeros(turns + 1))
+
+
+@pytest.mark.parametrize("name", ["advantages", "weights", "extra['teacher']"])
+def test_an_array_that_fits_no_row_or_is_not_finite_is_named(name: str) -> None:
+    step = view([group("g", [record("g", 0, [spoken("a", [([5], [8, 9], "")])], 1.0)])])
+
+    def credit_of(*arrays: list[float]) -> Credit:
+        made, fine = tuple(np.array(one, np.float32) for one in arrays), (np.ones(3, np.float32),)
+        match name:
+            case "advantages":
+                return Credit(made)
+            case "weights":
+                return Credit(fine, weights=made)
+        return Credit(fine, extra={"teacher": made})
+
+    check_credit(credit_of([math.nan, 1, 1]), step)  # nothing is trained at the first token
+    of_it = re.escape(f"the recipe's {name}")
+    with pytest.raises(AlignmentError, match=of_it + " has 2 arrays for the step's 1 rows"):
+        check_credit(credit_of([1, 1, 1], [1, 1, 1]), step)
+    with pytest.raises(AlignmentError, match="rollout g-r0: " + of_it + " has 2 of 3 tokens"):
+        check_credit(credit_of([1, 1]), step)
+    for bad in (math.nan, math.inf):
+        with pytest.raises(AlignmentError, match=rf"rollout g-r0, turn 0 \(call a-00\): {of_it} is {bad}"):
+            check_credit(credit_of([1, 1, bad]), step)
+
+
+def test_a_step_knows_its_images_who_has_loss_and_whether_groups_share_rollouts() -> None:
+    alone = random_group("g", [1.0])
+    assert not view([alone]).shared
+    shares = replace(alone, group=replace(alone.group, trains={"other": "group"}))
+    assert view([alone, shares]).shared
+    pictures = [replace(alone, images={name: Path(name)}) for name in "ab"]
+    assert view(pictures).images == {"a": Path("a"), "b": Path("b")}
+    silent = record("g", 1, [segment(range(5), [])], 0.0)
+    assert [one.trained for one in view([group("g", [*alone.rollouts, silent])]).rollouts] == [True, False]

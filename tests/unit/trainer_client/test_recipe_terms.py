@@ -24,7 +24,7 @@ from tokenizers.processors import TemplateProcessing
 
 from rolltap.contract.trainer import Replay
 from rolltap.errors import ConfigError
-from rolltap.trainer_client.data.readings import POLICY, PolicyReading, ReadNetwork
+from rolltap.trainer_client.data.readings import POLICY, Pass, PolicyReading, ReadNetwork
 from rolltap.trainer_client.data.recorded import ExpertShape
 from rolltap.trainer_client.data.scoring import trainable
 from rolltap.trainer_client.data.step import Step, StepRollout, view
@@ -33,12 +33,14 @@ from rolltap.trainer_client.model.network import Predictions
 from rolltap.trainer_client.recipes import RECIPES, make_recipe
 from rolltap.trainer_client.recipes.base import Recipe, ReplayedGroups
 from rolltap.trainer_client.recipes.hinted_teacher import HintedTeacher, distance
+from rolltap.trainer_client.recipes.papers.aepo import AEPO
 from rolltap.trainer_client.recipes.papers.archer import ArCHer
 from rolltap.trainer_client.recipes.papers.hiper import HiPER, Reply
 from rolltap.trainer_client.recipes.papers.infopo import InfoPO
 from rolltap.trainer_client.recipes.papers.seeupo import SeeUPO
 from rolltap.trainer_client.recipes.papers.skill_sd import SkillSD
 from rolltap.trainer_client.recipes.papers.spear import SPEAR
+from rolltap.trainer_client.recipes.papers.tt_opd import TTOPD
 from rolltap.types import ROUTED_EXPERTS, PromptImage, Reward, Scoring
 
 from .acting import hinted, rewarded, scripted, spoken
@@ -346,6 +348,30 @@ def test_a_hint_before_a_row_moves_its_images_and_lengthens_its_arrays() -> None
     assert {name: array.tolist() for name, array in shown.segment.extras.items()} == {
         "top_ids": [[0, 0], [0, 0], [0, 1], [2, 3], [4, 5], [6, 7]]
     }
+
+
+def test_a_hinted_teacher_reads_the_rows_behind_their_hints() -> None:
+    hints = hinted(record("g", 0, [segment(range(4), [3])], 1.0), [7, 8]), record("g", 1, [segment([1, 2], [1])], 0.0)
+    step = view([group("g", hints)])
+    for recipe, network in ((SkillSD(), POLICY), (TTOPD(), "teacher")):
+        (made,) = recipe.passes(step).values()
+        assert isinstance(made, Pass)
+        assert made.network == network
+        assert [(shown.row, shown.segment.token_ids.tolist()) for shown in made.views or ()] == [
+            (0, [7, 8, 0, 1, 2, 3])
+        ]
+
+
+def test_a_recipe_that_reads_the_policy_reads_the_rows_as_they_are_and_another_reads_nothing() -> None:
+    step = view([group("g", [record("g", 0, [segment([1, 2], [1])], 1.0)])])
+    assert Recipe().passes(step) == {}
+    ((name, made),) = AEPO().passes(step).items()
+    assert isinstance(made, Pass)
+    assert (name, made.network, made.views) == (POLICY, POLICY, None)
+
+
+def test_aepos_loss_trains_no_row_without_an_advantage() -> None:
+    assert not AEPO().trains_zero_rows
 
 
 def test_a_reward_counts_for_the_call_the_span_or_the_role_that_its_scope_names() -> None:

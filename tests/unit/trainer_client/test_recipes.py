@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import runpy
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -209,6 +210,8 @@ def test_a_bad_file_says_what_is_wrong(tmp_path: Path, text: str | None, message
 
 def test_a_module_beside_the_recipe_is_part_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
+    for name in ("deeper", "beside"):  # of an earlier run in this process
+        monkeypatch.delitem(sys.modules, f"{name}_of_test", raising=False)
     deeper, beside, file = (tmp_path / f"{name}_of_test.py" for name in ("deeper", "beside", "recipe"))
     deeper.write_text("FACTOR = 1.0")
     beside.write_text("from deeper_of_test import FACTOR")

@@ -12,7 +12,7 @@ from rolltap.contract.trainer import LeasedGroup, all_equal
 from rolltap.errors import AlignmentError
 from rolltap.ledger.completion import zero_variance
 from rolltap.trainer_client.data.packing import PackedRow
-from rolltap.trainer_client.data.scoring import Normalise, Overlong, informative, trainable
+from rolltap.trainer_client.data.scoring import Normalise, Overlong, has_loss, informative, token_weights, trainable
 from rolltap.trainer_client.recipes import estimators
 from rolltap.types import Scoring, Segment
 
@@ -20,6 +20,7 @@ from .making import VOCABULARY, group, random_group, record, rows_of, segment
 
 TEN = segment(range(12), range(2, 12))
 FIVE = segment(range(12), range(7, 12))
+EMPTY = segment(range(12), [])
 
 
 def advantage(row: PackedRow) -> float:
@@ -55,6 +56,12 @@ def test_what_a_rollout_weighs_does_not_depend_on_its_rows(normalise: Normalise,
     assert found == pytest.approx(shares)
 
 
+@pytest.mark.parametrize("normalise", ["token", "rollout"])
+def test_one_rollout_of_one_token_weighs_1(normalise: Normalise) -> None:
+    assert token_weights(np.array([1]), np.array([True]), normalise, 20).tolist() == [1.0]
+    assert token_weights(np.array([3]), np.array([False]), normalise, 20).tolist() == [0.0]
+
+
 def test_overlong_rollouts_lose_reward_gradually() -> None:
     overlong = Overlong(limit=20, buffer=4)
     assert [overlong.penalty(tokens) for tokens in (0, 16, 18, 20, 30)] == [0, 0, -0.5, -1, -1]
@@ -67,6 +74,24 @@ def test_rollouts_without_trained_tokens_only_count_in_the_baseline() -> None:
     records = [record("g", 0, [TEN], 1.0), record("g", 1, [segment(range(5), [])], 0.0)]
     (only,) = rows_of([group("g", records)], "dr_grpo")
     assert advantage(only) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "loss"),
+    [
+        ([], False),
+        ([(TEN, Scoring.SCORED)], True),
+        ([(TEN, Scoring.MASKED)], False),
+        ([(EMPTY, Scoring.SCORED)], False),
+        ([(EMPTY, Scoring.SCORED), (TEN, Scoring.MASKED)], False),
+        ([(TEN, Scoring.MASKED), (EMPTY, Scoring.SCORED), (TEN, Scoring.SCORED)], True),
+    ],
+)
+def test_a_group_has_loss_if_one_of_its_scored_rollouts_trains_a_token(
+    rollouts: list[tuple[Segment, Scoring]], loss: bool
+) -> None:
+    records = [record("g", at, [part], float(at), scoring) for at, (part, scoring) in enumerate(rollouts)]
+    assert has_loss(group("g", records)) is loss
 
 
 def test_groups_whose_rewards_are_equal_are_not_informative() -> None:
