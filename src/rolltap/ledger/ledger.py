@@ -29,6 +29,7 @@ import sqlalchemy as sa
 from rolltap.calllog.backend import database_clock
 from rolltap.calllog.database import Database
 from rolltap.errors import StoreError
+from rolltap.ledger.counts import Counts
 from rolltap.ledger.groups import Groups
 from rolltap.ledger.keys import Audit, Keys
 from rolltap.ledger.leases import Trainers, expire
@@ -87,18 +88,20 @@ class Ledger:
         self.trainers = Trainers(self._uow, rebuilder)
         self.policies = PolicyVersions(self._uow)
         self.events = Events(self._uow)
+        self._counts = Counts(self._uow)
         self.keys = Keys(self._uow)
         self.audit = Audit(self._uow)
         self.tampering = Tampering(self._uow)
 
     async def sweep(self) -> None:
-        """Ends expired leases and claims and settles groups after their deadline, for each tenant."""
+        """Ends expired leases and claims, settles groups after their deadline and folds counts, for each tenant."""
         for tenant in self._tenants:
             with acting_for(tenant):
                 await self._uow.transact(expire, within_s=BULK_WITHIN_S)
                 await self.nodes.expire()
                 while await self.groups.settle_late():
                     pass
+                await self._counts.fold()
 
     async def counts(self) -> LedgerCounts:
         """The current counts of queued tasks, leases and nodes."""
