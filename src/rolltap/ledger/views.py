@@ -79,11 +79,13 @@ def origins(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class LedgerChanges:
-    """Changed rollouts and groups (`subjects`), the time of the last event, and the numbers of the events read."""
+    """Changed rollouts and groups (`subjects`), the time of the last event, and the numbers of the events read.
+    `misses_some`: there may have been others, which are forgotten."""
 
     subjects: frozenset[str]
     at: float
     seen: frozenset[int]
+    misses_some: bool = False
 
 
 def ledger_changes_since(connection: sa.Connection, at: float, seen: Collection[int] = ()) -> LedgerChanges:
@@ -106,7 +108,8 @@ def ledger_changes_since(connection: sa.Connection, at: float, seen: Collection[
         subjects.add(row.subject)
         if isinstance(group_id := row.data.get("group_id"), str):
             subjects.add(group_id)
-    return LedgerChanges(frozenset(subjects), last, frozenset(numbers))
+    oldest = connection.scalar(sa.select(sa.func.min(events.c.at)))
+    return LedgerChanges(frozenset(subjects), last, frozenset(numbers), oldest is not None and oldest > at)
 
 
 def last_event(connection: sa.Connection) -> tuple[int, float]:
