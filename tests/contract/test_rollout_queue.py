@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -30,11 +30,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def world(database: Database) -> World:
+async def world(database: Database) -> AsyncIterator[World]:
     await empty(database)
     world = World(database, infra_retries=1)
     await world.ledger.policies.register("policy")
-    return world
+    yield world
+    await world.check_counts()
 
 
 def spec(tasks: int = 2, n: int = 2, **more: object) -> SubmissionSpec:
