@@ -55,7 +55,7 @@ def serve(config: Path, workers: int = 1) -> None:
     from rolltap.cli.serve import serve_all
     from rolltap.settings import load_settings
 
-    serve_all(load_settings(config), workers, capture=False)
+    serve_all(load_settings(config), str(workers), capture=False)
 
 
 def serve_unlogged(config: Path) -> None:

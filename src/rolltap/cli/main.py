@@ -140,7 +140,9 @@ def serve(
     capture: Annotated[
         bool, typer.Option(help="print the exports for capture; without an engine, calls are relayed to their vendor")
     ] = False,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="processes that share the ports; needs Postgres")] = 1,
+    workers: Annotated[
+        str, typer.Option(help="processes that share the ports: a number, on Postgres; auto: one a core where it can")
+    ] = "1",
     log_level: Annotated[
         LogLevel, typer.Option(help="minimum level of events on stderr", envvar="ROLLTAP_LOG_LEVEL")
     ] = LogLevel.INFO,

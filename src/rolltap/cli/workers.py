@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,24 +34,50 @@ STORE_AWAY = 75
 RETRY_S = 1.0
 PARENT_EVERY_S = 1.0
 
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
 Serve = Callable[[Settings, int], None]
 """Serves as the worker with this number until it is told to stop."""
 
 
-def check_store(settings: Settings) -> None:
-    """Raises `ConfigError` for a store that takes one process only."""
-    if not settings.store_url.startswith("postgres"):
+MOST = 64
+LAST_SPOOL = 1024
+
+
+def worker_count(given: str, settings: Settings) -> int:
+    """How many workers `--workers` asks for. `auto`: one a core, and at least those whose spool holds calls; where the
+    store takes one process, one. Raises `ConfigError` for another text, and for several on such a store."""
+    takes_several = settings.store_url.startswith("postgres")
+    if given == "auto":
+        if not takes_several:
+            log.info("one worker: SQLite takes one writing process")
+            return 1
+        last = max(_with_calls(settings.data, 1), default=0)
+        return max(min(usable_cores(), MOST), last + 1)
+    if not given.isdecimal() or not 1 <= int(given) <= MOST:
+        raise ConfigError(f"--workers {given}: give a number from 1 to {MOST}, or auto")
+    if int(given) > 1 and not takes_several:
         raise ConfigError(
             "--workers needs Postgres: SQLite takes one writing process; set store.url to postgresql://..."
         )
+    return int(given)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use at once, by its affinity and by its control group's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # of another system, or `max`: no quota
+        quota, period = CPU_QUOTA.read_text(encoding="ascii").split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
 
 
 def serve_with_workers(settings: Settings, count: int, serve: Serve) -> int:
     """Runs `count` workers until a signal; returns the exit code. A worker that dies is replaced."""
     settings = with_keys(settings)
-    for number in range(count, 1024):
-        if (spool := spool_of(settings.data, number)).exists() and _holds_facts(spool):
-            raise ConfigError(f"{spool} holds calls of worker {number}; start once with --workers {number + 1}")
+    for number in _with_calls(settings.data, count):
+        spool = spool_of(settings.data, number)
+        raise ConfigError(f"{spool} holds calls of worker {number}; start once with --workers {number + 1}")
     listen = settings.listen
     reserved = [
         reserve(listen.host_of("agent"), listen.agent_port),
@@ -77,13 +103,17 @@ def spools_beside(data: Path, worker: int, workers: int) -> tuple[Path, ...]:
     return tuple(spool_of(data, number) for number in range(workers) if number != worker)
 
 
-def _holds_facts(path: Path) -> bool:
-    spool = Spool(path, 0)
-    spool.open()
-    try:
-        return spool.count > 0
-    finally:
-        spool.close()
+def _with_calls(data: Path, first: int) -> Iterator[int]:
+    """The workers from `first` whose spool holds calls."""
+    for number in range(first, LAST_SPOOL):
+        if (path := spool_of(data, number)).exists():
+            spool = Spool(path, 0)
+            spool.open()
+            try:
+                if spool.count:
+                    yield number
+            finally:
+                spool.close()
 
 
 def reserve(host: str, port: int) -> socket.socket:
