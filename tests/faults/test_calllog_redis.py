@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvloop
 from redis.asyncio import Redis
 
 from rolltap.calllog.codec import EncodedFact, encode_fact
@@ -468,3 +469,28 @@ async def test_a_redis_that_can_not_be_reached_stops_the_start(postgres_url: str
 def test_an_ingest_that_makes_no_sense_is_refused(url: str, ingest: str, words: str):
     with pytest.raises(ConfigError, match=words):
         open_call_log(url, ingest=ingest)
+
+
+def test_a_write_to_a_connection_that_has_ended_is_an_outage(
+    postgres_url: str, private_redis: Any, caplog: pytest.LogCaptureFixture
+):
+    """Where a peer has ended a connection, uvloop answers the next write with a `RuntimeError`, no `OSError`."""
+
+    async def read_behind_the_end() -> None:
+        log = open_call_log(postgres_url, ingest=private_redis.url)
+        await log.start()
+        session = a_session()
+        await log.open_session(session)
+        await log.rows(session.id)
+        writer: Any = log
+        while not isinstance(writer, IngestWriter):
+            writer = writer._writer if writer is log else writer._store
+        connections: Any = writer._redis.connection_pool._available_connections
+        assert connections
+        for connection in connections:
+            connection._writer.transport.abort()
+        await log.rows(session.id)
+        await log.close()
+
+    uvloop.run(read_behind_the_end())
+    assert "the handler is closed" in caplog.text

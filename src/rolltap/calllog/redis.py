@@ -38,6 +38,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 
 from rolltap.calllog.codec import EncodedFact, pack_fact, unpack_fact
@@ -126,6 +127,8 @@ class IngestWriter:
         self._redis: Redis = Redis.from_url(
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
         )
+        pool = self._redis.connection_pool
+        pool.connection_class = type("Connection", (EndIsAnOutage, pool.connection_class), {})
         # The oldest first. No dict by id: Redis reuses ids after it has lost its data.
         self._held: deque[_Entry] = deque()
         self._held_bytes = 0
@@ -407,6 +410,17 @@ class IngestWriter:
             if time.monotonic() >= sweep_at:
                 await self._sweep(last)
             await asyncio.sleep(POLL_S)
+
+
+class EndIsAnOutage:
+    """Over a connection of redis: what is written to one that has ended is a `RuntimeError` of uvloop's."""
+
+    async def send_packed_command(self, *arguments: Any, **more: Any) -> None:
+        try:
+            await super().send_packed_command(*arguments, **more)  # type: ignore[misc]
+        except RuntimeError as error:  # "unable to perform operation on <TCPTransport closed=True>"
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]
+            raise RedisConnectionError(str(error)) from error
 
 
 def _groups(records: Sequence[bytes]) -> list[slice]:
