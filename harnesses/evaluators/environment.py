@@ -26,8 +26,8 @@ from rolltap.harnesses.agents.environments import (
 from rolltap.harnesses.base import Evidence, Score, Verdict, last_line
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import EvaluatorTable
-from rolltap.harnesses.evaluators.command import parse_reward
 from rolltap.harnesses.evaluators.harbor import chosen_reward
+from rolltap.harnesses.evaluators.rewards import parse_reward
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Empty, located
 
