@@ -269,7 +269,10 @@ class AttemptRunner(ABC, Generic[W]):
         """Posts the rewards, then the terminal state."""
         try:
             try:
+                check_scopes(state.session, result.verdict)
                 await self._reward(state, result.verdict)
+            except EvaluatorFailed as error:
+                result = Result.by(error)
             except InvalidRequest as error:  # an unknown scope
                 result = Result.by(EvaluatorFailed(error.message))
             current = await self._report_end(state, result)
@@ -376,6 +379,19 @@ class Result:
         cause = Cause.EVALUATION if is_evaluations else Cause.INFRASTRUCTURE
         nothing = Verdict((Score(0.0),), {"no_reward": error.message}, Scoring.MASKED)
         return cls(status, f"{error.code}: {error.message}", nothing if isinstance(error, NoReward) else None, cause)
+
+
+def check_scopes(session: OpenedSession | None, verdict: Verdict | None) -> None:
+    """Raises `EvaluatorFailed` for a verdict without a reward that the group waits for: it would wait for ever."""
+    given = {score.scope for score in verdict.scores} if verdict else set[str]()
+    if not given or session is None:
+        return
+    for scopes in session.reward_scopes:
+        if given.isdisjoint(scopes):
+            raise EvaluatorFailed(
+                f"the evaluator gave no reward of scope {' or '.join(scopes)}, for which the group waits, only of "
+                f"{', '.join(sorted(given))}: return one, or leave `rollout` out of the `scopes` of the group's rule"
+            )
 
 
 def unanswered(exit_: Exit) -> Result:
