@@ -10,7 +10,7 @@ from rolltap.errors import NoReward
 from rolltap.harnesses.base import Command, Evidence, Exit, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.programs import place_of, run_program
-from rolltap.harnesses.evaluators.rewards import parse_reward, read_reward
+from rolltap.harnesses.evaluators.rewards import check_reward, parse_reward, read_reward
 from rolltap.harnesses.left_files import LeftFiles, remove
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.runtimes.folders import remove_links_to
@@ -87,7 +87,7 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         if text is None:
             raise NoReward(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
         evidence.seen.add(self.reward_file, text)
-        return parse_reward(text)
+        return check_reward(parse_reward(text))
 
 
 def _clear(workspace: Workspace, path: str) -> list[str]:

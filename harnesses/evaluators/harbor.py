@@ -107,7 +107,7 @@ def chosen_reward(rewards: Mapping[str, float], key: str = "") -> float:
     """The reward that counts: that of `key` if it is set, else `reward`, else the only one.
 
     Raises `EvaluatorFailed` if several are left: a mean of different rewards would train an unintended objective.
-    `NoReward` if it is not finite.
+    `NoReward` if it is too large.
     """
     known = ", ".join(sorted(rewards)) or "none"
     if key:

@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+from rolltap.contract.admin import LARGEST_REWARD
 from rolltap.errors import NoReward
 from rolltap.harnesses.left_files import LeftFiles
 
@@ -41,11 +42,14 @@ def parse_reward(text: str) -> float:
     number = text.strip(BLANKS)
     if not NUMBER.fullmatch(number):
         raise NoReward(f"the reward {number[:80]!r} is not a number")
-    return check_reward(float(number))
+    if not math.isfinite(value := float(number)):
+        raise NoReward(f"the reward {number[:80]!r} is not finite")
+    return value
 
 
 def check_reward(value: float) -> float:
-    """`value`. Raises `NoReward` unless it is finite."""
-    if not math.isfinite(value):
-        raise NoReward(f"the reward is {value}; a reward is a finite number")
+    """The reward that counts. Raises `NoReward` for one that no server takes, so that the agent's work is judged as for
+    any other text: what it prints may be its reward."""
+    if not math.isfinite(value) or abs(value) > LARGEST_REWARD:
+        raise NoReward(f"the reward is {value}; a reward is a finite number up to {LARGEST_REWARD:g}")
     return value

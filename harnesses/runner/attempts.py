@@ -23,6 +23,7 @@ import msgspec
 from rolltap.contract.admin import NOTHING_SAMPLED, FinishRollout, NewReward, PolicyOrRoles
 from rolltap.contract.rules import SessionRules
 from rolltap.errors import (
+    BodyTooLarge,
     EvaluatorFailed,
     InvalidRequest,
     LedgerError,
@@ -273,7 +274,7 @@ class AttemptRunner(ABC, Generic[W]):
                 await self._reward(state, result.verdict)
             except EvaluatorFailed as error:
                 result = Result.by(error)
-            except InvalidRequest as error:  # an unknown scope
+            except REFUSED as error:  # an unknown scope
                 result = Result.by(EvaluatorFailed(error.message))
             current = await self._report_end(state, result)
         except LedgerError as error:
@@ -299,7 +300,7 @@ class AttemptRunner(ABC, Generic[W]):
         )
         try:
             return await self.client.finish_rollout(state.claim.rollout_id, end)
-        except InvalidRequest as error:
+        except REFUSED as error:
             log.warning("rollout %s: its report was refused: %s", state.claim.rollout_id, error.message)
             reason = f"the report was refused: {storable(error.message)}"
             alone = msgspec.structs.replace(end, reason=reason, evaluation="", tampering=())
@@ -355,6 +356,7 @@ STATUSES = {
 """The status by ending. A rollout whose harness crashed or timed out is still evaluated."""
 
 AWAY = (ServerUnreachable, StoreUnavailable)
+REFUSED = (InvalidRequest, BodyTooLarge)
 
 CAUSES = {Ending.CRASHED: Cause.AGENT, Ending.TIMED_OUT: Cause.AGENT}
 

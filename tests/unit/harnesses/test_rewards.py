@@ -56,11 +56,12 @@ def test_a_reward_is_what_json_calls_a_number(text: str) -> None:
     assert json.loads(f"{plain}0" if plain.endswith(".") else plain) == value
 
 
-@pytest.mark.parametrize("text", ["1_0", "\u0661", "0x1", "nan", "1e400"])
+@pytest.mark.parametrize("text", ["1_0", "\u0661", "0x1", "nan", "1e400", "1e10"])
 async def test_no_reward_file_has_another_number(text: str, runtime: Runtime, tmp_path: Path) -> None:
     with pytest.raises(NoReward):
         await judged(CommandCheck(f"printf %s '{text}' > out", "out"), runtime, {})
-    for file, content in (("txt", text), ("json", json.dumps({"reward": text}))):
+    others = "time_ns", "1700000000000000000"
+    for file, content in (("txt", text), ("json", json.dumps({"reward": text, others[0]: others[1]}))):
         tests = harbor_tests(tmp_path / file, f"printf %s '{content}' > /logs/verifier/reward.{file}")
         with pytest.raises(NoReward):
             await judged(HarborCheck(str(tests)), runtime, {})
