@@ -13,7 +13,6 @@ SHA-256 of the blocks: a file without it was cut off. Importing also checks the 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -50,6 +49,8 @@ from rolltap.tenants import EVERY_TENANT, acting_for
 PAGE = 500
 SESSION_MB = 512
 """The largest session that an import reads, in MB, unless it is told another: a small file may hold any size."""
+OWN_SESSION_MB = 4096
+"""The same, where the file is said to be this store's own."""
 MOST_VALUES = 8_000_000
 """The most values of a session in an archive. A call has some 60."""
 Show = Callable[[int, int], None]
@@ -280,7 +281,7 @@ class ArchiveWriter:
             self._partial.unlink(missing_ok=True)
 
 
-def read_archive(path: Path, session_mb: float = math.inf) -> Iterator[Block]:
+def read_archive(path: Path, session_mb: float = OWN_SESSION_MB) -> Iterator[Block]:
     """Yields the sessions of a file. Raises `RecordCorrupt` for one of over `session_mb`, and at the end if the file is
     cut off or damaged."""
     with _file_errors(path), path.open("rb") as file:
