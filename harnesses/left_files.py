@@ -128,6 +128,18 @@ class LeftFiles:
         finally:
             os.close(folder)
 
+    def remove_empty(self, path: str) -> None:
+        """Removes the empty file or folder `path`; a link is neither. Raises `OSError`, also for a link on the way."""
+        folder, name = self._folder(path.rpartition("/")[0]), path.rpartition("/")[2]
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                os.rmdir(name, dir_fd=folder)
+            elif stat.S_ISREG(status.st_mode) and status.st_size == 0:
+                os.unlink(name, dir_fd=folder)
+        finally:
+            os.close(folder)
+
     def json(self, path: str) -> Any:
         """The file's JSON object. Raises `LogUnreadable` if it is none."""
         return _object(self.read(path), path)
