@@ -16,6 +16,7 @@ import os
 import secrets
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -104,6 +105,35 @@ class LeftFiles:
             return file
         file.close()
         return None
+
+    def read_up_to(self, path: str, most: int) -> bytes | None:
+        """The bytes of the regular file `path`; None if there is none, or of more than `most` bytes."""
+        try:
+            file = self.open(path)
+        except OSError:
+            return None
+        if file is None:
+            return None
+        with file:
+            data = file.read(most + 1)
+        return data if len(data) <= most else None
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Puts a new file in the place of the file or link `name` of the root itself. Raises `OSError`, also for a
+        folder there. The file is made beside the root, where no process of the agent's is."""
+        descriptor, new = tempfile.mkstemp(dir=self.root.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                os.fchmod(file.fileno(), 0o644)
+            folder = self._folder("")
+            try:
+                os.replace(new, name, dst_dir_fd=folder)
+            finally:
+                os.close(folder)
+        except OSError:
+            os.unlink(new)
+            raise
 
     def is_link(self, path: str) -> bool:
         """Whether `path` is a link. One that is gone, or reached by a link, is none."""

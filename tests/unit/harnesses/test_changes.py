@@ -20,7 +20,7 @@ from rolltap.errors import Unreadable
 from rolltap.harnesses import left_files
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.programs import listed
-from rolltap.harnesses.left_files import Change, ChangeKind, apply_changes, changes, file_states
+from rolltap.harnesses.left_files import Change, ChangeKind, LeftFiles, apply_changes, changes, file_states
 
 NAMES = st.sampled_from(["a.py", "b.py", "src/a.py", "src/deep/c.txt", "tests/test_a.py", "conftest.py", "x.pth"])
 TREES = st.dictionaries(NAMES, st.text("ab\n", max_size=5), max_size=7)
@@ -209,3 +209,25 @@ def test_others_run_while_very_many_paths_are_put_in_order() -> None:
     beating.join()
     assert [each.path for each in found] == left_files.in_order(paths, str) == sorted(paths)
     assert during > 5
+
+
+def test_a_file_that_is_replaced_is_the_agents_own(tmp_path: Path) -> None:
+    """Not what a link in its place leads to; a pipe, a folder or a large file there is none."""
+    root, other = tmp_path / "root", tmp_path / "other"
+    root.mkdir()
+    other.write_text("private")
+    left = LeftFiles(root)
+    (root / "link").symlink_to(other)
+    os.mkfifo(root / "pipe")
+    (root / "folder").mkdir()
+    (root / "file").write_text("12345")
+    assert [left.read_up_to(name, 5) for name in ("link", "pipe", "folder", "none", "file")] == [None] * 4 + [b"12345"]
+    assert left.read_up_to("file", 4) is None
+    for name in ("link", "pipe", "file"):
+        left.replace(name, b"new")
+        assert (root / name).read_text() == "new"
+        assert not (root / name).is_symlink()
+    with pytest.raises(OSError, match="directory"):
+        left.replace("folder", b"new")
+    assert other.read_text() == "private"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "root"]

@@ -13,6 +13,7 @@ PLACES = (
     *sorted((HARNESSES / "logs").glob("*.py")),
     *(HARNESSES / "runner" / name for name in ("attempts.py", "lifecycle.py", "tampering.py")),
     *(HARNESSES / "runtimes" / name for name in ("folders.py", "code_sandbox.py")),
+    HARNESSES / "harbor" / "agent.py",
     HARNESSES / "left_files.py",
 )
 """The modules that get a working copy or HOME after an agent ran."""
