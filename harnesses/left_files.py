@@ -297,6 +297,24 @@ UNSEEN = {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"}
 """Folders that are not compared: those of builds and tools."""
 
 
+def copy_out(left: LeftFiles, target: Path, budget: CopyBudget) -> None:
+    """Copies the regular files and folders of the root into the folder `target`, over files that are there; nothing
+    that is more than `DEEPEST` deep. Raises `Unreadable` if the budget is used up."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        budget.files -= 1
+        if budget.files < 0:
+            raise Unreadable("the agent left more folders than may be copied")
+        (target / folder[1:]).mkdir(parents=True, exist_ok=True)
+        for path, status in left.entries(folder):
+            if stat.S_ISDIR(status.st_mode) and path.count("/") <= DEEPEST:
+                waiting.append(path)
+            elif stat.S_ISREG(status.st_mode):
+                (target / path[1:]).unlink(missing_ok=True)
+                budget.copy(left, path, target / path[1:])
+
+
 class ChangeKind(StrEnum):
     ADDED = "added"
     MODIFIED = "modified"
