@@ -30,6 +30,9 @@ from rolltap.wording import did_you_mean
 
 LARGEST_INTEGER = 2**63
 
+REPORTED_BYTES = 6 << 20
+"""The most bytes of an evaluation as JSON, which has 6 for some characters: the server refuses larger reports."""
+
 KEPT_BYTES = 1 << 20
 """The most bytes kept of one run's output."""
 
@@ -120,7 +123,10 @@ class Transcript:
         self._parts.append(f"=== {step} ===\n{shortened(storable(output).rstrip(), KEPT_BYTES)}\n")
 
     def __str__(self) -> str:
-        return shortened("\n".join(self._parts), EVALUATION_CHARS)
+        text = shortened("\n".join(self._parts), EVALUATION_CHARS)
+        while (size := len(json.dumps(text))) > REPORTED_BYTES:
+            text = shortened(text, len(text) * REPORTED_BYTES // (size + 1) - 1)
+        return text
 
 
 Source = Callable[[Path], None]

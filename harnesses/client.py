@@ -29,12 +29,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OpenedSession:
-    """A new session with its key and URL. `attempt` is 0 without a rollout, `turns` is 0 without a cap."""
+    """A new session with its key and URL. `attempt` is 0 without a rollout, `turns` is 0 without a cap.
+    `reward_scopes` as in `admin.AttemptKey`."""
 
     session_id: str
     endpoint: Endpoint
     attempt: int = 0
     turns: int = 0
+    reward_scopes: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,8 @@ class AdminClient(AsyncHttpClient):
         body = admin.StartRollout(ttl, runner, claim.token, turns, rules)
         key = await self._post(f"/rollouts/{claim.rollout_id}/start", body, admin.AttemptKey)
         roles = {role: key.contexts.get(role, 0) for role in key.roles}
-        return OpenedSession(key.session_id, _endpoint(key, key.model, roles), key.attempt, key.turns)
+        endpoint = _endpoint(key, key.model, roles)
+        return OpenedSession(key.session_id, endpoint, key.attempt, key.turns, key.reward_scopes)
 
     async def fork_rollout(
         self, rollout_id: str, call: str, *, at: int | None = None, n: int = 1, id: str | None = None

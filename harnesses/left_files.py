@@ -16,6 +16,7 @@ import os
 import secrets
 import stat
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -105,6 +106,35 @@ class LeftFiles:
         file.close()
         return None
 
+    def read_up_to(self, path: str, most: int) -> bytes | None:
+        """The bytes of the regular file `path`; None if there is none, or of more than `most` bytes."""
+        try:
+            file = self.open(path)
+        except OSError:
+            return None
+        if file is None:
+            return None
+        with file:
+            data = file.read(most + 1)
+        return data if len(data) <= most else None
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Puts a new file in the place of the file or link `name` of the root itself. Raises `OSError`, also for a
+        folder there. The file is made beside the root, where no process of the agent's is."""
+        descriptor, new = tempfile.mkstemp(dir=self.root.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                os.fchmod(file.fileno(), 0o644)
+            folder = self._folder("")
+            try:
+                os.replace(new, name, dst_dir_fd=folder)
+            finally:
+                os.close(folder)
+        except OSError:
+            os.unlink(new)
+            raise
+
     def is_link(self, path: str) -> bool:
         """Whether `path` is a link. One that is gone, or reached by a link, is none."""
         try:
@@ -125,6 +155,18 @@ class LeftFiles:
         folder = self._folder(path.rpartition("/")[0])
         try:
             os.unlink(path.rpartition("/")[2], dir_fd=folder)
+        finally:
+            os.close(folder)
+
+    def remove_empty(self, path: str) -> None:
+        """Removes the empty file or folder `path`; a link is neither. Raises `OSError`, also for a link on the way."""
+        folder, name = self._folder(path.rpartition("/")[0]), path.rpartition("/")[2]
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                os.rmdir(name, dir_fd=folder)
+            elif stat.S_ISREG(status.st_mode) and status.st_size == 0:
+                os.unlink(name, dir_fd=folder)
         finally:
             os.close(folder)
 
@@ -253,6 +295,24 @@ depth."""
 
 UNSEEN = {".git", "__pycache__", ".pytest_cache", "node_modules", ".venv"}
 """Folders that are not compared: those of builds and tools."""
+
+
+def copy_out(left: LeftFiles, target: Path, budget: CopyBudget) -> None:
+    """Copies the regular files and folders of the root into the folder `target`, over files that are there; nothing
+    that is more than `DEEPEST` deep. Raises `Unreadable` if the budget is used up."""
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        budget.files -= 1
+        if budget.files < 0:
+            raise Unreadable("the agent left more folders than may be copied")
+        (target / folder[1:]).mkdir(parents=True, exist_ok=True)
+        for path, status in left.entries(folder):
+            if stat.S_ISDIR(status.st_mode) and path.count("/") <= DEEPEST:
+                waiting.append(path)
+            elif stat.S_ISREG(status.st_mode):
+                (target / path[1:]).unlink(missing_ok=True)
+                budget.copy(left, path, target / path[1:])
 
 
 class ChangeKind(StrEnum):

@@ -336,8 +336,10 @@ CONTROLS = (
     ),
     Control(
         "no daemon outlives its run, also one that emptied or overwrote its environment",
-        ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",),
-        "in `process`, one that changes its limits as well, which only root can raise",
+        ("unit/harnesses/test_hostile.py::test_no_daemon_of_a_run_outlives_it",
+         "unit/harnesses/test_containers.py::test_processes_of_a_killed_runner_are_ended_by_the_next",
+         "unit/harnesses/test_containers.py::test_containers_of_a_killed_runner_are_removed_by_the_next"),
+        "in `process`, one that changes its limits as well, which only root can raise again",
     ),
     Control(
         "slow work on an agent's files, however much, delays no heartbeat and takes no time of others' evaluations",
@@ -380,8 +382,9 @@ CONTROLS = (
         ("unit/calllog/test_transfer.py::test_an_archive_has_in_each_column_what_the_column_is_for",
          "unit/calllog/test_transfer.py::test_annotations_of_an_archive_count_what_their_call_has",
          "unit/calllog/test_transfer.py::test_no_call_of_an_archive_holds_what_readers_can_not_read",
-         "unit/calllog/test_transfer.py::test_a_record_that_no_writer_makes_is_refused"),
-        "a record of up to 4 GiB is read whole, by the command that imports it",
+         "unit/calllog/test_transfer.py::test_a_record_that_no_writer_makes_is_refused",
+         "unit/calllog/test_transfer.py::test_an_import_takes_no_more_memory_than_a_session_may"),
+        "a session of up to `--session-mb` is read whole, by the command that imports it",
     ),
     Control(
         "no key opens a session that an archive brings",
@@ -399,7 +402,8 @@ CONTROLS = (
     ),
     Control(
         "an agent that ran in a container does not end as the engine does that couldn't run it",
-        ("unit/harnesses/test_containers.py::test_an_agent_that_ran_is_no_failure_of_the_engine",),
+        ("unit/harnesses/test_containers.py::test_an_agent_that_ran_is_no_failure_of_the_engine",
+         "unit/harnesses/test_containers.py::test_an_engine_that_dies_under_an_agent_is_no_crash_of_the_agent"),
     ),
     Control(
         "a run's output is read by its descriptor, whatever the run put in its place",

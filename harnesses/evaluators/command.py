@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 from pathlib import Path
@@ -11,6 +10,7 @@ from rolltap.errors import NoReward
 from rolltap.harnesses.base import Command, Evidence, Exit, Score, Verdict, Workspace, last_line
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.programs import place_of, run_program
+from rolltap.harnesses.evaluators.rewards import check_reward, parse_reward, read_reward
 from rolltap.harnesses.left_files import LeftFiles, remove
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.runtimes.folders import remove_links_to
@@ -27,8 +27,6 @@ ended=$? parts="${PIPESTATUS[*]}"; [[ $ended = 141 && $parts =~ ^((0|141)' ')+0$
 """Ends with 0 after a pipeline whose last part succeeded, and stopped reading before the others had written all: with
 `pipefail` their signal, SIGPIPE, would be its status. Behind `&&`, that status has skipped a part of the command. It
 begins with an empty line, as the command may end with a backslash."""
-
-REWARD_BYTES = 1 << 16
 
 
 class CommandCheck(EvaluatorTable, tag="command", frozen=True):
@@ -89,23 +87,7 @@ class CommandCheck(EvaluatorTable, tag="command", frozen=True):
         if text is None:
             raise NoReward(f"the evaluator wrote no reward to {self.reward_file}: {last_line(exit_.output)}")
         evidence.seen.add(self.reward_file, text)
-        return parse_reward(text)
-
-
-def read_reward(folder: Path, path: str) -> str | None:
-    """The regular file `path` below `folder`; None if there is none, or a link in its path. Raises `NoReward` if it is
-    too long for a reward."""
-    try:
-        file = LeftFiles(folder).open(path)
-    except OSError:
-        return None
-    if file is None:
-        return None
-    with file:
-        data = file.read(REWARD_BYTES + 1)
-    if len(data) > REWARD_BYTES:
-        raise NoReward(f"{path} has more than {REWARD_BYTES} bytes")  # its beginning may be another number
-    return data.decode("utf-8", errors="replace")
+        return check_reward(parse_reward(text))
 
 
 def _clear(workspace: Workspace, path: str) -> list[str]:
@@ -121,14 +103,3 @@ def _clear(workspace: Workspace, path: str) -> list[str]:
             step.chmod(step.stat().st_mode | stat.S_IRWXU)
     remove(workspace.folder / path)
     return remove_links_to(LeftFiles(workspace.folder), workspace.workdir, str(inside(path)))
-
-
-def parse_reward(text: str) -> float:
-    """`text` as a number. Raises `NoReward` unless it is a finite number."""
-    try:
-        value = float(text.strip())
-    except ValueError:
-        raise NoReward(f"the reward {text.strip()[:80]!r} is not a number") from None
-    if not math.isfinite(value):
-        raise NoReward(f"the reward is {value}; a reward is a finite number")
-    return value

@@ -26,8 +26,8 @@ from rolltap.harnesses.agents.environments import (
 from rolltap.harnesses.base import Evidence, Score, Verdict, last_line
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import EvaluatorTable
-from rolltap.harnesses.evaluators.command import parse_reward
 from rolltap.harnesses.evaluators.harbor import chosen_reward
+from rolltap.harnesses.evaluators.rewards import check_reward, parse_reward
 from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Empty, located
 
@@ -109,7 +109,7 @@ class EnvironmentScorer:
         value = chosen_reward(parts, reward_key) if reward_key or "reward" not in result else result["reward"]
         role_rewards = {f"role:{name}": reward for name, reward in result.get("roles", {}).items()}
         rewards = {"rollout": value, **role_rewards}
-        scores = tuple(Score(parse_reward(str(value)), scope) for scope, value in rewards.items())
+        scores = tuple(Score(check_reward(parse_reward(str(value))), scope) for scope, value in rewards.items())
         return Verdict(scores, {"parts": parts, "metrics": result.get("metrics", {})})
 
     async def _score(self, evidence: Evidence) -> tuple[str, str]:

@@ -19,8 +19,8 @@ from rolltap.errors import EvaluatorFailed, NoReward, TaskInvalid
 from rolltap.harnesses.base import Command, Evidence, Score, Transcript, Verdict, last_line
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
-from rolltap.harnesses.evaluators.command import parse_reward, read_reward
 from rolltap.harnesses.evaluators.programs import place_of, run_program
+from rolltap.harnesses.evaluators.rewards import check_reward, parse_reward, read_reward
 from rolltap.harnesses.left_files import remove
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
 from rolltap.harnesses.runtimes.sources import located
@@ -107,14 +107,15 @@ def chosen_reward(rewards: Mapping[str, float], key: str = "") -> float:
     """The reward that counts: that of `key` if it is set, else `reward`, else the only one.
 
     Raises `EvaluatorFailed` if several are left: a mean of different rewards would train an unintended objective.
+    `NoReward` if it is too large.
     """
     known = ", ".join(sorted(rewards)) or "none"
     if key:
         if key not in rewards:
             raise EvaluatorFailed(f"there is no reward {key!r}; the rewards are {known}")
-        return rewards[key]
+        return check_reward(rewards[key])
     if "reward" in rewards:
-        return rewards["reward"]
+        return check_reward(rewards["reward"])
     if len(rewards) != 1:
         raise EvaluatorFailed(f"which reward counts? The rewards are {known}: name one (reward_key, --reward-key)")
-    return next(iter(rewards.values()))
+    return check_reward(next(iter(rewards.values())))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import traceback
@@ -18,6 +17,7 @@ from rolltap.harnesses.base import Command, Evidence, Score, Verdict, last_line
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.base import CodePlace, EvaluatorTable
 from rolltap.harnesses.evaluators.python_child import Check, load_check, values_of
+from rolltap.harnesses.evaluators.rewards import check_reward
 from rolltap.harnesses.left_files import LeftFiles
 from rolltap.harnesses.runtimes.folders import remove_traps
 from rolltap.harnesses.runtimes.process import ProcessRuntime
@@ -122,10 +122,7 @@ class PythonProgram:
 def _verdict(values: Mapping[str, float], check: str) -> Verdict:
     if not values:
         raise NoReward("the check returned no reward")
-    for value in values.values():
-        if not math.isfinite(value):
-            raise NoReward(f"the check returned {value}; a reward is a finite number")
-    return Verdict(tuple(Score(value, scope) for scope, value in values.items()), {"check": check})
+    return Verdict(tuple(Score(check_reward(value), scope) for scope, value in values.items()), {"check": check})
 
 
 async def _remove_traps(evidence: Evidence) -> None:

@@ -38,12 +38,14 @@ from rolltap.errors import ConfigError, RuntimeFailed
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.harbor.environment import BubblewrapEnvironment
 from rolltap.harnesses.harbor.names import connection_to, harness_of
+from rolltap.harnesses.left_files import LeftFiles
 from rolltap.reading.types import CallTurn
 from rolltap.reconstructor.exporters.base import trained_spans
 from rolltap.types import Segment, Trajectory
 
-LARGEST_ATIF = 64 << 20
-"""Size limit in bytes: a larger `trajectory.json` stays without tokens."""
+ATIF_NAME = "trajectory.json"
+LARGEST_ATIF = 16 << 20
+"""Size limit in bytes: a larger `trajectory.json` stays without tokens. It is read in the runner's process."""
 
 NOTE = "rolltap"
 """The key of our entry in `AgentContext.metadata`: the session's id, and whether its turn cap refused calls."""
@@ -170,14 +172,14 @@ class CapturedAgent(BaseAgent):
         context.rollout_details = rollout_details(self._trajectory.segments)
         note = {"session_id": self.session.session_id, "capped": self.capped}
         context.metadata = {**(context.metadata or {}), NOTE: note}
-        path = self.logs_dir / "trajectory.json"
-        if not path.is_symlink() and path.is_file() and path.stat().st_size <= LARGEST_ATIF:
-            try:
-                atif = with_tokens(path.read_text(encoding="utf-8"), self._turns, self._trajectory.segments)
-            except ValueError as error:  # the agent may have written the file
-                self.logger.warning("trajectory.json is not an ATIF trajectory: %s", error)
-                return
-            path.write_text(atif, encoding="utf-8")
+        left = LeftFiles(self.logs_dir)  # the agent may have written the file, and its processes may still run
+        if (data := left.read_up_to(ATIF_NAME, LARGEST_ATIF)) is None:
+            return
+        try:
+            atif = with_tokens(data.decode(), self._turns, self._trajectory.segments)
+            left.replace(ATIF_NAME, atif.encode())
+        except (ValueError, OSError) as error:
+            self.logger.warning("%s is not an ATIF trajectory: %s", ATIF_NAME, error)
 
     async def _open_own(self) -> OpenedSession:
         async with self._connected() as client:

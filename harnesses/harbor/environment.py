@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import stat
 import tempfile
@@ -41,6 +40,7 @@ from rolltap.harnesses.evaluators.judge_text import JudgeText
 from rolltap.harnesses.evaluators.programs import NOT_USED, JudgesPlace, place_of, run_program
 from rolltap.harnesses.harbor.dockerfile import BuildSteps, CopyStep, RunStep, read_build_steps
 from rolltap.harnesses.harbor.names import installation_of
+from rolltap.harnesses.left_files import MOST_BYTES, MOST_FILES, CopyBudget, LeftFiles, copy_out
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import BubblewrapRuntime, BubblewrapWorkspace
 from rolltap.harnesses.runtimes.code_sandbox import VARIABLE
@@ -274,7 +274,8 @@ class BubblewrapEnvironment(BaseEnvironment):
         """Copies regular files and folders out of the sandbox. Skips links: the agent's may point anywhere."""
         with tempfile.TemporaryDirectory(dir=self._state) as folder:
             await self._copy_inside(f"cp -a -- {quote(f'{source_dir}/.')} {TRANSFER}/", folder)
-            await in_thread(shutil.copytree, folder, target_dir, ignore=_irregular, dirs_exist_ok=True)
+            budget = CopyBudget(MOST_BYTES, MOST_FILES)
+            await in_thread(copy_out, LeftFiles(Path(folder)), Path(target_dir), budget)
 
     async def _put(self, step: CopyStep) -> None:
         """Copies a file or folder into the sandbox. Raises `TaskInvalid` if the target is not the task's."""
@@ -341,10 +342,5 @@ def _copy_regular(source: Path, target: Path) -> None:
     if not stat.S_ISREG(source.lstat().st_mode):
         raise RuntimeFailed(f"{target.name} is not a regular file in the sandbox")
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, target)
-
-
-def _irregular(folder: str, names: list[str]) -> set[str]:
-    """The names of entries that are neither regular files nor folders."""
-    modes = {name: os.lstat(os.path.join(folder, name)).st_mode for name in names}
-    return {name for name, mode in modes.items() if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))}
+    target.unlink(missing_ok=True)
+    CopyBudget(MOST_BYTES, 1).copy(LeftFiles(source.parent), source.name, target)

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from rolltap.contract.admin import ID_CHARS, MAX_ENTRIES, PROBLEM_CHARS, TOOL_CALLS, HarnessLog
-from rolltap.errors import InvalidRequest, LogUnreadable, TaskInvalid, Unreadable, capped
+from rolltap.errors import BodyTooLarge, InvalidRequest, LogUnreadable, TaskInvalid, Unreadable, capped
 from rolltap.extras import known_names, lookup
 from rolltap.harnesses.base import Ending, Exit, Harness, Workspace, storable
 from rolltap.harnesses.client import AdminClient, OpenedSession
@@ -58,7 +58,7 @@ async def check_log(
     complete = exit_.ending in (Ending.DONE, Ending.LIMIT)
     try:
         check = await client.check_log(session.session_id, HarnessLog(log.entries, log.problem, complete))
-    except InvalidRequest as error:  # an agent wrote what no harness writes
+    except (InvalidRequest, BodyTooLarge) as error:  # an agent wrote what no harness writes
         problem = capped(f"the log has values of another form than known: {error.message}", PROBLEM_CHARS)
         check = await client.check_log(session.session_id, HarnessLog(problem=problem, complete=complete))
     return f"{check['verdict']}: {check['text']}"

@@ -23,6 +23,7 @@ import msgspec
 from rolltap.contract.admin import NOTHING_SAMPLED, FinishRollout, NewReward, PolicyOrRoles
 from rolltap.contract.rules import SessionRules
 from rolltap.errors import (
+    BodyTooLarge,
     EvaluatorFailed,
     InvalidRequest,
     LedgerError,
@@ -269,8 +270,11 @@ class AttemptRunner(ABC, Generic[W]):
         """Posts the rewards, then the terminal state."""
         try:
             try:
+                check_scopes(state.session, result.verdict)
                 await self._reward(state, result.verdict)
-            except InvalidRequest as error:  # an unknown scope
+            except EvaluatorFailed as error:
+                result = Result.by(error)
+            except REFUSED as error:  # an unknown scope
                 result = Result.by(EvaluatorFailed(error.message))
             current = await self._report_end(state, result)
         except LedgerError as error:
@@ -296,7 +300,7 @@ class AttemptRunner(ABC, Generic[W]):
         )
         try:
             return await self.client.finish_rollout(state.claim.rollout_id, end)
-        except InvalidRequest as error:
+        except REFUSED as error:
             log.warning("rollout %s: its report was refused: %s", state.claim.rollout_id, error.message)
             reason = f"the report was refused: {storable(error.message)}"
             alone = msgspec.structs.replace(end, reason=reason, evaluation="", tampering=())
@@ -352,6 +356,7 @@ STATUSES = {
 """The status by ending. A rollout whose harness crashed or timed out is still evaluated."""
 
 AWAY = (ServerUnreachable, StoreUnavailable)
+REFUSED = (InvalidRequest, BodyTooLarge)
 
 CAUSES = {Ending.CRASHED: Cause.AGENT, Ending.TIMED_OUT: Cause.AGENT}
 
@@ -376,6 +381,19 @@ class Result:
         cause = Cause.EVALUATION if is_evaluations else Cause.INFRASTRUCTURE
         nothing = Verdict((Score(0.0),), {"no_reward": error.message}, Scoring.MASKED)
         return cls(status, f"{error.code}: {error.message}", nothing if isinstance(error, NoReward) else None, cause)
+
+
+def check_scopes(session: OpenedSession | None, verdict: Verdict | None) -> None:
+    """Raises `EvaluatorFailed` for a verdict without a reward that the group waits for: it would wait for ever."""
+    given = {score.scope for score in verdict.scores} if verdict else set[str]()
+    if not given or session is None:
+        return
+    for scopes in session.reward_scopes:
+        if given.isdisjoint(scopes):
+            raise EvaluatorFailed(
+                f"the evaluator gave no reward of scope {' or '.join(scopes)}, for which the group waits, only of "
+                f"{', '.join(sorted(given))}: return one, or leave `rollout` out of the `scopes` of the group's rule"
+            )
 
 
 def unanswered(exit_: Exit) -> Result:

@@ -21,7 +21,16 @@ from rolltap.harnesses.base import Command, Endpoint, Exit, Launch, Limits, Runt
 from rolltap.harnesses.left_files import remove
 from rolltap.harnesses.runtimes.code_sandbox import Pipes
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
-from rolltap.harnesses.runtimes.process import MARK, Share, TreeCommand, clean_environment, limited, run_tree
+from rolltap.harnesses.runtimes.left_runs import end_left_processes, is_left, runner_identity
+from rolltap.harnesses.runtimes.process import (
+    MARK,
+    Share,
+    TreeCommand,
+    clean_environment,
+    limited,
+    new_mark,
+    run_tree,
+)
 from rolltap.harnesses.threads import in_thread
 
 WORKDIR = Path("/workspace")
@@ -70,6 +79,11 @@ class ContainerWorkspace(FolderWorkspace):
         """Ends the last command line's container if it still runs."""
 
     @abstractmethod
+    async def has_lost_it(self) -> bool:
+        """Whether the engine, asked after a run that ended as its own failures do, is away or says that the container
+        runs. Nothing in a container can bring that about."""
+
+    @abstractmethod
     def client_environment(self, env: dict[str, str]) -> dict[str, str]:
         """The client's variables that pass `env` to the container."""
 
@@ -110,7 +124,7 @@ class ContainerWorkspace(FolderWorkspace):
         client_env = {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
         command = TreeCommand(
             self.command_line(launch, inside, limits),
-            env={**client_env, **self.client_environment(inside), MARK: self.container},
+            env={**client_env, **self.client_environment(inside), MARK: new_mark()},
             cwd=self._folders.root,
             stdin=launch.stdin,
             pipes=self.pipes,
@@ -120,9 +134,12 @@ class ContainerWorkspace(FolderWorkspace):
         out, started, before = await self.new_output(), time.monotonic(), self._state_of_tmp()
         try:
             code, ending, excess = await run_tree(command, share, out=out, timeout=timeout)
+            is_lost = code in ENGINE_FAILURES and await self.has_lost_it()
         finally:
             await self.remove_container()
         output = out.text()
+        if is_lost:
+            raise RuntimeFailed(f"{self.client} lost the container of {self.image}: {output.strip()[-300:]}")
         if code in ENGINE_FAILURES and self._state_of_tmp() == before:  # no command of ours began in a container
             raise RuntimeFailed(f"{self.client} could not run {self.image}: {output.strip()[-300:]}")
         return Exit(ending or launch.ending(code), time.monotonic() - started, code, output, excess)
@@ -138,6 +155,7 @@ def require_client(client: str) -> None:
 
 
 PULL_S = 1800.0
+LABEL = "rolltap.runner"
 
 
 class DockerWorkspace(ContainerWorkspace):
@@ -150,7 +168,7 @@ class DockerWorkspace(ContainerWorkspace):
 
     def command_line(self, launch: Command, env: dict[str, str], limits: Limits) -> list[str]:
         argv = ["docker", "run", "--rm", "--init", "--name", self.container, "--pull", "never"]
-        argv += ["--network", self.network]
+        argv += ["--label", f"{LABEL}={runner_identity()}", "--network", self.network]
         if self.network != "none":
             argv += ["--add-host", f"{self.loopback_host}:host-gateway"]
         argv += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", f"{os.getuid()}:{os.getgid()}"]
@@ -176,6 +194,12 @@ class DockerWorkspace(ContainerWorkspace):
     async def remove_container(self) -> None:
         await _docker("rm", "--force", self.container)
 
+    async def has_lost_it(self) -> bool:
+        if (await _docker("version"))[0]:
+            return True
+        inspect = ("container", "inspect", "--format", "{{.State.Running}}")
+        return await _docker(*inspect, self.container) == (0, "true\n")
+
 
 @dataclass(frozen=True, slots=True)
 class DockerRuntime:
@@ -196,11 +220,22 @@ class DockerRuntime:
 
     async def prepare(self, source: Source) -> DockerWorkspace:
         require_client("docker")
+        await _end_left_containers()
         if (await _docker("image", "inspect", self.image))[0]:
             code, output = await _docker("pull", "--quiet", self.image)
             if code:
                 raise RuntimeFailed(f"docker can't pull {self.image}: {output.strip()[-300:]}")
         return DockerWorkspace(await make_folders(self.base, source), self.image, self.network)
+
+
+async def _end_left_containers() -> None:
+    """Removes the containers of runners that have ended (`left_runs`)."""
+    columns = f'{{{{.ID}}}} {{{{.Label "{LABEL}"}}}}'
+    code, listed = await _docker("ps", "--all", "--no-trunc", "--filter", f"label={LABEL}", "--format", columns)
+    containers = [line.split(" ", 1) for line in listed.splitlines() if " " in line]
+    left = [container for container, identity in containers if code == 0 and is_left(identity)]
+    if left:
+        await _docker("rm", "--force", *left)
 
 
 async def _docker(*arguments: str) -> tuple[int, str]:
@@ -247,6 +282,9 @@ class ApptainerWorkspace(ContainerWorkspace):
     async def remove_container(self) -> None:
         """Does nothing: the container's processes have the run's mark and are killed with the client."""
 
+    async def has_lost_it(self) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class ApptainerRuntime:
@@ -271,4 +309,5 @@ class ApptainerRuntime:
 
     async def prepare(self, source: Source) -> ApptainerWorkspace:
         require_client("apptainer")
+        await in_thread(end_left_processes, MARK)
         return ApptainerWorkspace(await make_folders(self.base, source), self.image)

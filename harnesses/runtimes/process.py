@@ -40,7 +40,9 @@ from rolltap.harnesses.base import (
 )
 from rolltap.harnesses.runtimes.cgroup import RunGroup, run_group
 from rolltap.harnesses.runtimes.folders import Folders, FolderWorkspace, make_folders
+from rolltap.harnesses.runtimes.left_runs import end_left_processes, runner_identity
 from rolltap.harnesses.runtimes.watchdog import WATCHDOG, WatchedRun
+from rolltap.harnesses.threads import in_thread
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -94,7 +96,7 @@ class ProcessWorkspace(FolderWorkspace):
     def __init__(self, folders: Folders, path: str) -> None:
         super().__init__(folders)
         self._path = path
-        self._mark = secrets.token_hex(8)
+        self._mark = new_mark()
 
     async def run(self, launch: Launch, limits: Limits, timeout: float, *, reach: str = "") -> Exit:
         if not isinstance(launch, Command):
@@ -136,13 +138,19 @@ class ProcessRuntime:
         return cls(options.base, options.bins)
 
     async def prepare(self, source: Source) -> ProcessWorkspace:
+        await in_thread(end_left_processes, MARK)
         path = os.pathsep.join([*map(str, self.bins), SYSTEM_PATH])
         return ProcessWorkspace(await make_folders(self.base, source), path)
 
 
 MARK = "ROLLTAP_WORKSPACE"
+"""Variable of a run's processes: its runner's identity (`left_runs`), a dot, and what is the run's own."""
 RLIMIT_LOCKS = 10
 SWEEPS = 20
+
+
+def new_mark() -> str:
+    return f"{runner_identity()}.{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from itertools import islice
 from pathlib import Path
 
 from rolltap.errors import RuntimeFailed
+from rolltap.harnesses.left_files import LeftFiles
 from rolltap.settings import DATA
 
 SKIPPED = {".git", "node_modules", "__pycache__"}
@@ -348,13 +349,10 @@ def _odd_kinds(folder: str, names: list[str]) -> list[str]:
 
 
 def remove_places(folder: Path, mounts: Sequence[Mount]) -> None:
-    """Removes the empty files and folders that bwrap made to mount something there."""
+    """Removes the empty files and folders that bwrap made to mount something there. A link that the agent put in the
+    place of a folder on the way leads to others' files."""
+    left = LeftFiles(folder)
     for mount in reversed(mounts):
-        path = folder / mount.path
-        if mount.is_there or path.is_symlink():
-            continue
-        with suppress(OSError):
-            if path.is_dir():
-                path.rmdir()  # fails if it is not empty
-            elif path.stat().st_size == 0:
-                path.unlink()
+        if not mount.is_there:
+            with suppress(OSError):
+                left.remove_empty(str(mount.path))

@@ -158,6 +158,7 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
         contexts={role: services.policies[name].context for role, name in roles.items()},
         turns=turns,
         parent=parent,
+        reward_scopes=started.reward_scopes,
     )
 
 

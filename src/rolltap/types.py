@@ -599,6 +599,15 @@ class Group:
         return sum(own) if own else rollout.total_reward
 
 
+def reward_scopes(roles: Mapping[str, str], trained: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """For each trained policy the scopes of its reward in a rollout: that of the rollout, and where several are
+    trained, those of its roles (`Group.reward_of`)."""
+    if len(trained) < 2:
+        return (("rollout",),)
+    own = {name: [f"role:{role}" for role, policy in roles.items() if policy == name] for name in trained}
+    return tuple(("rollout", *own[name]) for name in trained)
+
+
 def common_length(first: Int32, second: Int32) -> int:
     """How many leading ids of both are equal."""
     length = min(len(first), len(second))

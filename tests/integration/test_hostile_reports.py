@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from rolltap.contract.admin import LogEntry
 from rolltap.engine.scripted import Script, ScriptedReply
 from rolltap.harnesses.agents.command import AnyCommand
-from rolltap.harnesses.base import Evaluator, Evidence, Score, Verdict
+from rolltap.harnesses.base import KEPT_BYTES, REPORTED_BYTES, Evaluator, Evidence, Score, Verdict
 from rolltap.harnesses.evaluators.command import CommandCheck
 from rolltap.harnesses.evaluators.pytest_check import PytestCheck
 from rolltap.harnesses.runner.attempts import run_groups
@@ -38,6 +39,21 @@ class Details:
 
     async def evaluate(self, evidence: Evidence) -> Verdict:
         return Verdict((Score(0.0, detail={"nul": "\0", "half": "\ud800", "huge": 2**70, "nan": float("nan")}),), {})
+
+
+@dataclass
+class Long:
+    """An evaluator of many steps, each with as much output as is kept."""
+
+    character: str
+    name, needs_clean_workspace, reward_files = "long", False, ()
+
+    async def evaluate(self, evidence: Evidence) -> Verdict:
+        for step in range(9):
+            evidence.seen.add(f"step {step}", self.character * KEPT_BYTES)
+        assert len(json.dumps(str(evidence.seen))) <= REPORTED_BYTES
+        assert "step 0" in str(evidence.seen)
+        return Verdict((Score(0.0),), {})
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -81,17 +97,27 @@ async def test_text_that_no_store_can_hold_does_not_save_a_failure(
     assert await rewarded(home, tmp_path, shell, evaluator) == [0.0]
 
 
-@pytest.mark.parametrize(
-    "entry", [LogEntry("assistant", "a\0b"), LogEntry("assistant", "\ud800"), LogEntry("assistant", "a", tokens=2**40)]
-)
-async def test_a_log_that_the_server_refuses_does_not_save_a_failure(
-    home: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: LogEntry
-) -> None:
-    def reader(_: object) -> Sequence[LogEntry]:
-        return [entry]
+CALLS = {
+    "a NUL": '[{"tool_call_id": "a\\0b"}]',
+    "half a pair": '[{"tool_call_id": "\\ud800"}]',
+    "another type": "[5, {}]",
+    "very many": "[{}] * 1000",
+    "long": '[{"tool_call_id": "x" * 257}]',
+}
+LOG = "import json; json.dump(dict(schema_version='ATIF-1', steps=[dict(source='agent', tool_calls={calls})] * 1200), open('trajectory.json', 'w'))"  # noqa: E501
 
-    monkeypatch.setattr("rolltap.harnesses.logs.check.log_reader", lambda harness: reader)
-    assert await rewarded(home, tmp_path, "true", FAILS) == [0.0]
+
+@pytest.mark.parametrize("calls", CALLS)
+async def test_a_log_that_the_server_refuses_does_not_save_a_failure(home: House, tmp_path: Path, calls: str) -> None:
+    script = tmp_path / "log.py"
+    script.write_text(LOG.format(calls=CALLS[calls]))
+    assert await rewarded(home, tmp_path, f"/usr/bin/python3 {script}", FAILS) == [0.0]
+
+
+@pytest.mark.parametrize("character", ["\1", "\ufffd", "\U0001f600", "x"])
+async def test_a_long_evaluation_does_not_save_a_failure(home: House, tmp_path: Path, character: str) -> None:
+    """Nor does it keep what was found out of the record."""
+    assert await rewarded(home, tmp_path, "true", Long(character)) == [0.0]
 
 
 async def test_a_report_that_is_refused_all_the_same_ends_its_rollout(

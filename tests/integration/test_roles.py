@@ -151,6 +151,41 @@ async def test_two_policies_are_trained_in_the_same_rollouts(home: tuple[Rolltap
         assert [item.group_id for item in exported] == [id for id in group["trains"].values() for _ in range(2)]
 
 
+@pytest.mark.parametrize(
+    ("check_name", "roles", "scopes", "rewards"),
+    [
+        ("of_roles_only", TWO_TRAINED, ("rollout",), {POLICY: 0.25, "other": 0.75}),
+        ("of_critic_only", TWO_TRAINED, ("rollout",), None),
+        ("of_roles_only", ROLES, ("rollout",), None),
+        ("of_critic_only", ROLES, ("role:critic",), {POLICY: None}),
+    ],
+    ids=["each policy", "one policy of two", "one policy", "a rule that says so"],
+)
+async def test_a_check_that_scores_roles_only_leaves_no_group_open(
+    home: tuple[Rolltap, AdminClient],
+    tmp_path: Path,
+    check_name: str,
+    roles: dict[str, str],
+    scopes: tuple[str, ...],
+    rewards: dict[str, float | None] | None,
+) -> None:
+    app, client = home
+    task = debate({"kind": "python", "callable": f"{CHECK}:{check_name}"})
+    await client.submit(SubmitTasks(roles, 1, [task], rule=GroupRule(scopes=scopes), id="s"))
+    settings, defaults = NodeSettings("n", wait=0.1), Defaults(runtime="process", workspaces=tmp_path / "workspaces")
+    await NodeAgent(client, settings, defaults).run(asyncio.Event(), until_idle=True)
+    (group,) = await client.submission_groups("s")
+    (rollout,) = group["rollouts"]
+    if rewards is None:
+        assert (group["status"], rollout["status"], rollout["cause"]) == ("dropped", "failed", "evaluation")
+        assert "no reward of scope rollout" in rollout["reason"]
+        return
+    assert (group["status"], rollout["status"]) == ("complete", "succeeded")
+    for policy, reward in rewards.items():
+        (leased,) = (await app.ledger.trainers.lease(LeaseRequest(policy, policy, 1))).groups
+        assert leased.rollouts[0].reward == reward
+
+
 async def test_a_control_of_each_trained_policy_holds_in_shared_rollouts(home: tuple[Rolltap, AdminClient]) -> None:
     app, client = home
     await app.ledger.controls.set(POLICY, RolloutControl(max_turns=5))

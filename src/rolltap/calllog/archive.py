@@ -29,6 +29,7 @@ from rolltap.calllog.archive_block import Block, check_block
 from rolltap.calllog.backend import Insert
 from rolltap.calllog.codec import INTENT_HASHES, same_row, split_hashes
 from rolltap.calllog.database import Database, in_thread
+from rolltap.calllog.msgpack_size import count_values
 from rolltap.calllog.schema import (
     annotations,
     call_completions,
@@ -46,6 +47,12 @@ from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailabl
 from rolltap.tenants import EVERY_TENANT, acting_for
 
 PAGE = 500
+SESSION_MB = 512
+"""The largest session that an import reads, in MB, unless it is told another: a small file may hold any size."""
+OWN_SESSION_MB = 4096
+"""The same, where the file is said to be this store's own."""
+MOST_VALUES = 8_000_000
+"""The most values of a session in an archive. A call has some 60."""
 Show = Callable[[int, int], None]
 
 
@@ -121,11 +128,11 @@ def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[list[Any]]:
 
 
 async def import_sessions(
-    database: Database, path: Path, *, show: Callable[[int], None] = lambda done: None
+    database: Database, path: Path, *, session_mb: float = SESSION_MB, show: Callable[[int], None] = lambda done: None
 ) -> TransferCounts:
-    """Writes the file's sessions to the store."""
+    """Writes the file's sessions to the store. Raises `RecordCorrupt` for one of over `session_mb`."""
     loader = _Loader(database)
-    blocks = read_archive(path)
+    blocks = read_archive(path, session_mb)
     done = calls = new = 0
     while (block := await in_thread(next, blocks, None)) is not None:
         with acting_for(EVERY_TENANT):  # the tenant is in the session's tags
@@ -212,7 +219,6 @@ def _ended(row: Sequence[Any], now: float) -> list[Any]:
 
 MAGIC = b"rolltap call log 1\n"
 LEVEL = 6
-MAX_RECORD_BYTES = 4 << 30
 
 
 class End(msgspec.Struct, array_like=True, frozen=True, tag="end"):
@@ -275,14 +281,15 @@ class ArchiveWriter:
             self._partial.unlink(missing_ok=True)
 
 
-def read_archive(path: Path) -> Iterator[Block]:
-    """Yields the sessions of a file. Raises `RecordCorrupt` at the end if it is cut off or damaged."""
+def read_archive(path: Path, session_mb: float = OWN_SESSION_MB) -> Iterator[Block]:
+    """Yields the sessions of a file. Raises `RecordCorrupt` for one of over `session_mb`, and at the end if the file is
+    cut off or damaged."""
     with _file_errors(path), path.open("rb") as file:
         if file.read(len(MAGIC)) != MAGIC:
             raise RecordCorrupt(f"{path} is not a file of `rolltap log export`")
         sessions = calls = 0
         sha256 = hashlib.sha256()
-        for data, record in _records(path, file):
+        for data, record in _records(path, file, session_mb):
             if isinstance(record, End):
                 if record != End(sessions, calls, sha256.digest()):
                     raise RecordCorrupt(f"{path} is damaged: its {sessions} sessions don't match its final checksum")
@@ -294,16 +301,21 @@ def read_archive(path: Path) -> Iterator[Block]:
     raise RecordCorrupt(f"{path} is cut off after {sessions} sessions")
 
 
-def _records(path: Path, file: BinaryIO) -> Iterator[tuple[bytes, Block | End]]:
+def _records(path: Path, file: BinaryIO, session_mb: float) -> Iterator[tuple[bytes, Block | End]]:
     stream = zstandard.ZstdDecompressor().stream_reader(file, closefd=False)
     try:
         while length := stream.read(8):
             size = int.from_bytes(length, "little")
-            if size > MAX_RECORD_BYTES:
-                raise RecordCorrupt(f"{path}: a record of {size} bytes")
+            if size > session_mb * 1e6:
+                raise RecordCorrupt(
+                    f"{path}: a session of {size / 1e6:,.0f} MB, over {session_mb:g} MB; if the file is from a store "
+                    "of yours, import it with a larger --session-mb"
+                )
             data = stream.read(size)
             if len(data) < size:
                 return
+            if len(data) > MOST_VALUES and count_values(data, MOST_VALUES) > MOST_VALUES:
+                raise RecordCorrupt(f"{path}: a session of more than {MOST_VALUES:,} values")
             yield data, _decoder.decode(data)
     except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RecordCorrupt(f"{path} is damaged: {error}") from error

@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from rolltap.calllog.archive import SESSION_MB
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.prune import PruneDecision
@@ -142,6 +143,7 @@ def backup(
 @one_line_errors
 def import_(
     files: Annotated[list[Path], typer.Argument(help="files of `rolltap log export`")],
+    session_mb: Annotated[float, typer.Option(help="the largest session that is read, in MB")] = SESSION_MB,
     store: StoreOption = "",
     config: ConfigOption = None,
 ) -> None:
@@ -155,7 +157,10 @@ def import_(
                 def show(path: Path) -> Callable[[int], None]:
                     return lambda done: status.update(f"{path}: {counted(done, 'session')}")
 
-                return [await archive.import_sessions(database, path, show=show(path)) for path in files]
+                return [
+                    await archive.import_sessions(database, path, session_mb=session_mb, show=show(path))
+                    for path in files
+                ]
 
     for path, moved in zip(files, asyncio.run(run()), strict=True):
         known = f", {moved.sessions - moved.new:,} of them there already" if moved.new < moved.sessions else ""

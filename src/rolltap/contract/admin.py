@@ -353,7 +353,8 @@ class AttemptKey(SessionKey):
     """A new attempt's session. `model` is the name that the harness asks for; `turns` is its cap of turns, 0 for none.
 
     `roles` maps each role to its policy where several play; `contexts` maps it to that policy's context length.
-    `parent`: the call of another rollout that the harness continues, whose history it sends again.
+    `parent`: the call of another rollout that the harness continues, whose history it sends again. The group waits for
+    a reward of one scope of each of `reward_scopes`.
     """
 
     attempt: int
@@ -362,6 +363,7 @@ class AttemptKey(SessionKey):
     contexts: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     turns: int
     parent: RolloutParent | None = field(default=None, kw_only=True)
+    reward_scopes: tuple[tuple[str, ...], ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

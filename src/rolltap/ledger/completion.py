@@ -37,6 +37,7 @@ from rolltap.types import (
     RolloutParent,
     RolloutStatus,
     Scoring,
+    reward_scopes,
 )
 
 
@@ -151,7 +152,10 @@ def settle(tx: Tx, group: Any, settings: LedgerSettings) -> None:
     if group.status != GroupStatus.OPEN:
         return
     rows_and_rollouts = rollout_rows(tx, [group.id])[group.id]
-    members = [member_of(row, rollout) for row, rollout in rows_and_rollouts]
+    trained = [group.policy, *(each.policy for each in _sharing(tx, group.id))] if group.roles else [group.policy]
+    members = [
+        _with_rollout_scope(member_of(row, rollout), group.roles or {}, trained) for row, rollout in rows_and_rollouts
+    ]
     late = group.deadline_at is not None and tx.now >= group.deadline_at
     match decide(rule_of(group), members, n=group.n, late=late):
         case Refill(count):
@@ -210,6 +214,13 @@ def _complete_one(tx: Tx, group: Any, members: Sequence[Member], left_out: Seque
     tx.note("group_complete", group.id, policy=group.policy, task_id=group.task_id, reward_mean=mean)
     tx.wake_trainers()
     return False
+
+
+def _with_rollout_scope(member: Member, roles: Mapping[str, str], trained: Sequence[str]) -> Member:
+    """The member, as rewarded as by a reward of the rollout if each trained policy has a reward of its roles."""
+    if any(member.scopes.isdisjoint(scopes) for scopes in reward_scopes(roles, trained)):
+        return member
+    return replace(member, scopes=member.scopes | {"rollout"})
 
 
 def _sharing(tx: Tx, group_id: str) -> Sequence[Any]:

@@ -23,11 +23,11 @@ from rolltap.contract.keys import SERVER, Caller
 from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, NotFound, RecordCorrupt
 from rolltap.ledger.completion import FREE, pending_again, settle
 from rolltap.ledger.rebuilding import Rebuilder, TrainedVersions
-from rolltap.ledger.rows import load_group, locked_group
+from rolltap.ledger.rows import load_group, locked_group, rule_of
 from rolltap.ledger.schema import attempts, evaluations, rollout_policies, rollouts, tampering
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 from rolltap.tampering import TamperingAct, TamperingKind, count_by_kind
-from rolltap.types import Cause, Group, GroupStatus, Rollout, RolloutStatus, Scoring
+from rolltap.types import Cause, Group, GroupStatus, Rollout, RolloutStatus, Scoring, reward_scopes
 
 log = logging.getLogger("rolltap.ledger")
 
@@ -42,10 +42,11 @@ async def no_late_peers() -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class StartedRollout:
-    """A rollout with a new attempt, and its policy."""
+    """A rollout with a new attempt, its policy, and the scopes of the rewards that its group waits for: one of each."""
 
     rollout: Rollout
     policy: str
+    reward_scopes: tuple[tuple[str, ...], ...] = ()
 
 
 class Rollouts:
@@ -103,8 +104,11 @@ class Rollouts:
             row = {"rollout_id": rollout_id, "attempt": attempt, "session_id": session_id, "runner": runner}
             tx.run(attempts.insert().values(**row, started_at=tx.now, key_id=by.id))
             tx.note("rollout_started", rollout_id, group_id=group.id, attempt=attempt, session_id=session_id)
-            started = next(item for item in load_group(tx, group.id).rollouts if item.id == rollout_id)
-            return StartedRollout(started, group.policy)
+            loaded = load_group(tx, group.id)
+            started = next(item for item in loaded.rollouts if item.id == rollout_id)
+            waits = "rollout" in rule_of(group).scopes
+            scopes = reward_scopes(loaded.roles, list(loaded.trains) or [group.policy]) if waits else ()
+            return StartedRollout(started, group.policy, scopes)
 
         return await self._uow.transact(work)
 

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import sqlalchemy as sa
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rolltap.calllog import archive
 from rolltap.calllog.archive import MAGIC, ArchiveWriter, export_sessions, import_sessions, read_archive
 from rolltap.calllog.archive_block import Block, check_block
 from rolltap.calllog.codec import completion_row, intent_row, pack_arrays, pack_bytes, part_hash, session_row
 from rolltap.calllog.facts import RequestParts, same_fact
+from rolltap.calllog.msgpack_size import count_values
 from rolltap.calllog.notes import notes_of
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.outlines import (
@@ -378,6 +384,59 @@ async def test_a_record_that_no_writer_makes_is_refused(
     (tmp_path / "crafted.rtlog").write_bytes(MAGIC + zstandard.ZstdCompressor().compress(framed))
     with pytest.raises(RecordCorrupt):
         await import_sessions(sql_log.database, tmp_path / "crafted.rtlog")
+
+
+@pytest.mark.parametrize(
+    ("what", "count", "declared", "message"),
+    [
+        (b"\0", 600 << 20, 600 << 20, "larger --session-mb"),
+        (b"\0", 1, 1 << 62, "larger --session-mb"),
+        (b"\x90", 200_000, 200_000, "more than 100,000 values"),
+    ],
+    ids=["sparse", "declared", "empty lists"],
+)
+async def test_an_import_takes_no_more_memory_than_a_session_may(
+    sql_log: SqlCallLog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    what: bytes,
+    count: int,
+    declared: int,
+    message: str,
+) -> None:
+    """A file of a few kB may hold, or declare, any size."""
+    monkeypatch.setattr(archive, "MOST_VALUES", 100_000)
+    path = tmp_path / "grown.rtlog"
+    with path.open("wb") as file:
+        file.write(MAGIC)
+        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as stream:
+            stream.write(declared.to_bytes(8, "little"))
+            for start in range(0, count, 1 << 20):
+                stream.write(what * min(count - start, 1 << 20))
+    assert path.stat().st_size < 100_000
+    tracemalloc.start()
+    with pytest.raises(RecordCorrupt, match=message):
+        await import_sessions(sql_log.database, path)
+    assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    tracemalloc.stop()
+
+
+async def test_a_larger_session_is_imported_when_that_is_said(sql_log: SqlCallLog, tmp_path: Path) -> None:
+    session = a_session()
+    await sql_log.open_session(session)
+    await append(sql_log, session, output_ids=np.random.default_rng(1).integers(0, 1 << 30, 50_000, np.int32))
+    await export_sessions(sql_log.database, tmp_path / "a.rtlog")
+    with pytest.raises(RecordCorrupt, match=r"over 0\.1 MB"):
+        await import_sessions(sql_log.database, tmp_path / "a.rtlog", session_mb=0.1)
+    assert (await import_sessions(sql_log.database, tmp_path / "a.rtlog", session_mb=1)).sessions == 1
+
+
+@given(st.recursive(st.none() | st.integers(-(2**63), 2**63) | st.floats() | st.binary() | st.text(), st.lists))
+def test_values_are_counted_as_they_are(value: Any) -> None:
+    def count(value: Any) -> int:
+        return 1 + sum(map(count, value)) if isinstance(value, list) else 1
+
+    assert count_values(msgspec.msgpack.encode(value), 1000) == count(value)
 
 
 async def test_a_damaged_file_is_told_from_a_whole_one(sql_log: SqlCallLog, tmp_path: Path):

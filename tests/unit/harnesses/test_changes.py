@@ -20,7 +20,16 @@ from rolltap.errors import Unreadable
 from rolltap.harnesses import left_files
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.programs import listed
-from rolltap.harnesses.left_files import Change, ChangeKind, apply_changes, changes, file_states
+from rolltap.harnesses.left_files import (
+    Change,
+    ChangeKind,
+    CopyBudget,
+    LeftFiles,
+    apply_changes,
+    changes,
+    copy_out,
+    file_states,
+)
 
 NAMES = st.sampled_from(["a.py", "b.py", "src/a.py", "src/deep/c.txt", "tests/test_a.py", "conftest.py", "x.pth"])
 TREES = st.dictionaries(NAMES, st.text("ab\n", max_size=5), max_size=7)
@@ -209,3 +218,51 @@ def test_others_run_while_very_many_paths_are_put_in_order() -> None:
     beating.join()
     assert [each.path for each in found] == left_files.in_order(paths, str) == sorted(paths)
     assert during > 5
+
+
+def test_a_file_that_is_replaced_is_the_agents_own(tmp_path: Path) -> None:
+    """Not what a link in its place leads to; a pipe, a folder or a large file there is none."""
+    root, other = tmp_path / "root", tmp_path / "other"
+    root.mkdir()
+    other.write_text("private")
+    left = LeftFiles(root)
+    (root / "link").symlink_to(other)
+    os.mkfifo(root / "pipe")
+    (root / "folder").mkdir()
+    (root / "file").write_text("12345")
+    assert [left.read_up_to(name, 5) for name in ("link", "pipe", "folder", "none", "file")] == [None] * 4 + [b"12345"]
+    assert left.read_up_to("file", 4) is None
+    for name in ("link", "pipe", "file"):
+        left.replace(name, b"new")
+        assert (root / name).read_text() == "new"
+        assert not (root / name).is_symlink()
+    with pytest.raises(OSError, match="directory"):
+        left.replace("folder", b"new")
+    assert other.read_text() == "private"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "root"]
+
+
+def test_what_is_copied_out_has_a_budget_and_keeps_its_holes(tmp_path: Path) -> None:
+    """Neither a sparse file nor very many folders fill the disk, and no depth is too deep."""
+    left, target = tmp_path / "left", tmp_path / "target"
+    (left / "a" / "b").mkdir(parents=True)
+    (left / "a" / "file").write_text("new")
+    (left / "a" / "link").symlink_to("/etc/passwd")
+    os.mkfifo(left / "pipe")
+    with (left / "sparse").open("wb") as file:
+        file.truncate(1 << 40)
+    (target / "a").mkdir(parents=True)
+    (target / "a" / "file").write_text("older")
+    copy_out(LeftFiles(left), target, CopyBudget(1 << 20, 10))
+    assert sorted(path.name for path in target.rglob("*")) == ["a", "b", "file", "sparse"]
+    assert (target / "a" / "file").read_text() == "new"
+    assert (target / "sparse").stat().st_blocks == 0
+    deep = left
+    for _ in range(300):
+        deep = deep / "d"
+        deep.mkdir()
+    copy_out(LeftFiles(left), target, CopyBudget(1 << 20, 1000))
+    with pytest.raises(Unreadable, match="folders"):
+        copy_out(LeftFiles(left), target, CopyBudget(1 << 20, 50))
+    with pytest.raises(Unreadable, match="data"):
+        copy_out(LeftFiles(left), target, CopyBudget(2, 1000))

@@ -15,27 +15,32 @@ import pytest
 from rolltap.errors import RuntimeFailed, TaskInvalid
 from rolltap.harnesses.base import CodeWork, Command, Ending, Endpoint, Limits
 from rolltap.harnesses.runtimes.containers import BEGAN, RUN, ApptainerRuntime, DockerRuntime
+from rolltap.harnesses.runtimes.left_runs import is_left, runner_identity
+from rolltap.harnesses.runtimes.process import ProcessRuntime
 from rolltap.harnesses.runtimes.sources import Files
 
 CLIENT = """#!{python}
 import json, os, sys
 with open({log!r}, "a") as log:
     log.write(json.dumps([sys.argv[1:], dict(os.environ)]) + "\\n")
+print({answers!r}.get(sys.argv[1], ""))
 sys.exit({codes!r}.get(sys.argv[1] if sys.argv[1] != "image" else sys.argv[2], 0))
 """
 
 
 class Client:
-    """A stand-in for a container engine's client. `codes` maps its sub-commands to exit codes."""
+    """A stand-in for a container engine's client. `codes` maps its sub-commands to exit codes, `answers` to what
+    they print."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / "bin" / name
         self.path.parent.mkdir()
         self.log = folder / "log"
+        self.answers: dict[str, str] = {}
         self.set({})
 
     def set(self, codes: dict[str, int]) -> None:
-        self.path.write_text(CLIENT.format(python=sys.executable, log=str(self.log), codes=codes))
+        self.path.write_text(CLIENT.format(python=sys.executable, log=str(self.log), codes=codes, answers=self.answers))
         self.path.chmod(0o755)
 
     def calls(self) -> list[tuple[list[str], dict[str, str]]]:
@@ -65,7 +70,7 @@ async def test_docker_runs_one_contained_container(client: Client, tmp_path: Pat
     await workspace.close()
     assert exit_.ending is Ending.DONE
     assert endpoint.base_url == "http://host.docker.internal:8710/s/x"
-    _inspect, (argv, env), (removal, _) = client.calls()
+    _left, _inspect, (argv, env), (removal, _) = client.calls()
     assert argv[:3] == ["run", "--rm", "--init"]
     assert argv[argv.index("debian:12") :] == ["debian:12", "/bin/sh", "-c", RUN, "sh", "agent", "do it"]
     assert options(argv, "--cap-drop") == ["ALL"]
@@ -111,11 +116,12 @@ async def test_an_agent_that_ran_is_no_failure_of_the_engine(client: Client, tmp
     code = {"docker": 125, "apptainer": 255}[client.path.name]
     marked = f"{{ true > {BEGAN}; }}"
     assert RUN.startswith(marked.replace(BEGAN, f"/tmp/{BEGAN}"))
-    client.path.write_text(f"#!/bin/sh\ncd {workspace.tmp_folder}\n{marked}; {covers}exit {code}\n")
+    answers = 'case "$1" in version|container|ps|image|rm) exit 0;; esac'
+    client.path.write_text(f"#!/bin/sh\n{answers}\ncd {workspace.tmp_folder}\n{marked}; {covers}exit {code}\n")
     for _ in range(2):
         exit_ = await workspace.run(LAUNCH, Limits(), 10)
         assert (exit_.ending, exit_.code) == (Ending.CRASHED, code)
-    client.path.write_text(f"#!/bin/sh\nexit {code}\n")
+    client.path.write_text(f"#!/bin/sh\n{answers}\nexit {code}\n")
     with pytest.raises(RuntimeFailed, match="could not run"):
         await workspace.run(LAUNCH, Limits(), 10)
     await workspace.close()
@@ -186,3 +192,79 @@ async def test_code_under_test_gets_a_container_beside_the_judges(client: Client
         assert "--interactive" in code
     assert code[-1] == "./solution"
     await workspace.close()
+
+
+@pytest.mark.parametrize("client", ["docker"], indirect=True)
+@pytest.mark.parametrize(
+    ("away", "runs", "lost"), [(1, "false", True), (0, "true", True), (0, "false", False), (0, "", False)]
+)
+async def test_an_engine_that_dies_under_an_agent_is_no_crash_of_the_agent(
+    client: Client, tmp_path: Path, away: int, runs: str, lost: bool
+) -> None:
+    workspace = await DockerRuntime("i", tmp_path / "workspaces").prepare(Files({}))
+    client.path.write_text(
+        f"#!/bin/sh\ncase $1 in run) touch {workspace.tmp_folder}/{BEGAN}; exit 125;; version) exit {away};;\n"
+        f"container) echo {runs};; rm) [ $2 = --force ] && touch {tmp_path}/removed;; esac\n"
+    )
+    if lost:
+        with pytest.raises(RuntimeFailed, match="lost the container"):
+            await workspace.run(LAUNCH, Limits(), 10)
+    else:
+        assert (await workspace.run(LAUNCH, Limits(), 10)).ending is Ending.CRASHED
+    assert (tmp_path / "removed").exists()
+    await workspace.close()
+
+
+def ended_identity() -> str:
+    """Of a runner that was killed."""
+    shown = "from rolltap.harnesses.runtimes.left_runs import runner_identity as i; print(i())"
+    return subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_runner_is_gone_once_its_process_is() -> None:
+    ended, own = ended_identity(), runner_identity()
+    place, pid, start = own.rsplit(".", 2)
+    assert is_left(ended)
+    assert is_left(f"{place}.{pid}.{int(start) - 1}")  # its number is another process's now
+    others = (own, f"x{ended}", f"{place}0.{ended.rsplit('.', 2)[1]}.1", "", "unknown", "a.b.c.d.e", f"{place}..1")
+    assert not [identity for identity in others if is_left(identity)]
+
+
+@pytest.mark.parametrize("client", ["docker"], indirect=True)
+async def test_containers_of_a_killed_runner_are_removed_by_the_next(client: Client, tmp_path: Path) -> None:
+    client.answers = {"ps": f"aaa {ended_identity()}\nbbb {runner_identity()}\nccc somebody\nddd {ended_identity()}"}
+    client.set({})
+    workspace = await DockerRuntime("i", tmp_path / "workspaces").prepare(Files({}))
+    await workspace.close()
+    assert [argv for argv, _ in client.calls() if argv[0] == "rm"] == [["rm", "--force", "aaa", "ddd"]]
+    client.set({"ps": 1})
+    await (await DockerRuntime("i", tmp_path / "workspaces").prepare(Files({}))).close()
+    assert len([argv for argv, _ in client.calls() if argv[0] == "rm"]) == 1
+
+
+RUNNER = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from rolltap.harnesses.base import Command, Limits
+from rolltap.harnesses.runtimes.process import ProcessRuntime
+from rolltap.harnesses.runtimes.sources import Files
+
+async def main():
+    workspace = await ProcessRuntime(Path(sys.argv[1])).prepare(Files({}))
+    asyncio.get_running_loop().call_later(1, os.kill, os.getpid(), signal.SIGKILL)
+    await workspace.run(Command(("/bin/sh", "-c", "echo $$ > pid; exec sleep 60")), Limits(), 50)
+
+asyncio.run(main())
+"""
+
+
+def test_processes_of_a_killed_runner_are_ended_by_the_next(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", RUNNER, str(tmp_path)], check=False)
+    (file,) = tmp_path.glob("*/work/pid")
+    process = Path(f"/proc/{int(file.read_text())}/stat")
+    assert process.exists()
+    asyncio.run(ProcessRuntime(tmp_path).prepare(Files({})))
+    deadline = time.monotonic() + 10
+    while process.exists() and process.read_text().split()[2] != "Z" and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert time.monotonic() < deadline

@@ -260,7 +260,7 @@ async def test_command_by_exit_code_and_by_reward_file(runtime: Runtime) -> None
         await judged(CommandCheck("true", "reward.txt"), runtime, {"reward.txt": "1.0"})
     with pytest.raises(EvaluatorFailed, match="'lots' is not a number"):
         await judged(CommandCheck("echo lots > reward.txt", "reward.txt"), runtime, {})
-    with pytest.raises(EvaluatorFailed, match="finite"):
+    with pytest.raises(EvaluatorFailed, match="'nan' is not a number"):
         await judged(CommandCheck("echo nan > reward.txt", "reward.txt"), runtime, {})
     with pytest.raises(EvaluatorFailed, match="ran past"):
         await judged(CommandCheck("sleep 30"), runtime, {}, evaluate_s=0.2)

@@ -15,7 +15,7 @@ from rolltap.harnesses.base import Command, Ending, Harness, Limits
 from rolltap.harnesses.runtimes import bubblewrap
 from rolltap.harnesses.runtimes.bubblewrap import INTERPRETER, BubblewrapRuntime
 from rolltap.harnesses.runtimes.here import CurrentFolderRuntime, acts_unasked, runtime_here
-from rolltap.harnesses.runtimes.shown import mounts_of
+from rolltap.harnesses.runtimes.shown import Mount, mounts_of, remove_places
 from rolltap.harnesses.runtimes.sources import Empty, Files
 
 RUNS_AS_THE_PERSON_DOES = {"command", "mini-swe-agent-inprocess"}
@@ -245,3 +245,18 @@ async def test_an_agent_writes_nowhere_where_a_persons_tools_run_programs(
         {path for path in here.rglob("*") if path.name != "made" and ".git/" not in str(path)} - set(before) - folders
     )
     assert left == set()
+
+
+def test_nothing_is_removed_behind_a_link_that_an_agent_left(tmp_path: Path) -> None:
+    """Where bwrap made empty places to mount something at, they are removed after the run."""
+    others, work = tmp_path / "others", tmp_path / "work"
+    places = [Mount(Path(".git/hooks"), is_folder=True, is_there=False), Mount(Path(".git/config"), is_there=False)]
+    for folder in (others, work / ".git"):
+        (folder / "hooks").mkdir(parents=True)
+        (folder / "config").touch()
+    remove_places(work, places)
+    assert list((work / ".git").iterdir()) == []
+    (work / ".git").rmdir()
+    (work / ".git").symlink_to(others)
+    remove_places(work, places)
+    assert sorted(path.name for path in others.iterdir()) == ["config", "hooks"]

@@ -13,6 +13,7 @@ PLACES = (
     *sorted((HARNESSES / "logs").glob("*.py")),
     *(HARNESSES / "runner" / name for name in ("attempts.py", "lifecycle.py", "tampering.py")),
     *(HARNESSES / "runtimes" / name for name in ("folders.py", "code_sandbox.py")),
+    HARNESSES / "harbor" / "agent.py",
     HARNESSES / "left_files.py",
 )
 """The modules that get a working copy or HOME after an agent ran."""
@@ -34,6 +35,7 @@ ALLOWED = {
     "intake.py:StartingState.of": "a clean workspace before the agent's changes",
     "left_files.py:CopyBudget.copy": "its target, new",
     "left_files.py:_same": "compares what is a regular file on both sides, once no process is left",
+    "left_files.py:copy_out": "its target, which no agent sees",
     "left_files.py:_make_folder": "makes folders in a clean workspace, not through links; copies by `LeftFiles`",
     "pytest_check.py:_identities": "a clean workspace before the agent's changes",
     "pytest_check.py:_is_python_prefix": "this machine's Python",
