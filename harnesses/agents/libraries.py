@@ -11,7 +11,7 @@ from importlib.resources import files
 from rolltap.harnesses.base import Command, Ending, Job
 
 TURN_LIMIT = 53
-"""The drivers' exit code at the turn cap."""
+"""The drivers' exit code at the turn cap, and where the library gives up on a reply of the model."""
 
 
 def driver(name: str, job: Job, env: Mapping[str, str]) -> Command:

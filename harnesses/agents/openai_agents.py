@@ -19,6 +19,7 @@ class OpenAIAgents:
     quirks: tuple[str, ...] = (
         "It leaves `store` and `stream` out of its requests.",
         "On Chat Completions it drops reasoning from history.",
+        "A reply that it can't use (no such tool, cut off) ends its run as the turn cap does.",
         "Tracing is switched off: it would call its vendor.",
     )
 

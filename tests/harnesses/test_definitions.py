@@ -44,6 +44,14 @@ SCRIPTS = {
 IN_PROCESS = "mini-swe-agent-inprocess"
 
 
+MISTAKES = {
+    "no such tool": ScriptedReply(call=(ToolUse(tool="no_such_tool", arguments={}),)),
+    "arguments that are no JSON": ScriptedReply(call=(ToolUse(tool="shell", arguments='{"command": '),)),
+    "other arguments": ScriptedReply(call=(ToolUse(tool="shell", arguments={"cmd": "ls"}),)),
+    "a reply that was cut off": ScriptedReply(say="It is " * 40),
+}
+
+
 def test_every_shipped_harness_runs_in_this_stage() -> None:
     assert sorted([*{name for name, _ in RUNS}, *SCRIPTS, IN_PROCESS]) == sorted(HARNESSES)
 
@@ -70,6 +78,22 @@ async def test_a_harness_makes_calls_that_are_answered(
     assert exit_.ending is Ending.DONE, exit_.output[-2000:]
     assert {call["outcome"] for call in run.calls} == {"completed"}, exit_.output[-2000:]
     assert run.report["trained_calls"] >= 1, run.report
+
+
+@pytest.mark.harness
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("mistake", MISTAKES)
+async def test_a_mistake_of_the_model_is_no_crash_of_the_openai_agents(
+    mistake: str, release: Callable[[str], Installation], tmp_path: Path
+) -> None:
+    """The library raises for some; a crashed rollout has no reward, from which the model would learn to avoid them."""
+    script = Script(otherwise=MISTAKES[mistake])
+    async with house(script, tmp_path, pin={"max_tokens": 40}) as home:
+        harness, session = get_harness("openai-agents"), await home.open()
+        async with home.workspace(release("openai-agents")) as workspace:
+            job = replace(home.job(workspace, session, PROMPT), limits=Limits(turns=3))
+            exit_ = await home.launch(workspace, harness, job, session, timeout=200)
+    assert exit_.ending in (Ending.DONE, Ending.LIMIT), exit_.output[-2000:]
 
 
 @pytest.mark.harness
