@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from rolltap.cli.demo import plot, share
@@ -256,12 +256,13 @@ def bench_scale(report: dict[str, Any]) -> str:
 
 
 def real_model(results: dict[str, Any]) -> str:
-    """What each of the models of examples/real-model can do, and the curves of GRPO and its control."""
-    sft, trained, n = (
-        results["sft"],
-        {name: results[name] for name in ("grpo", "control")},
-        results["sizes"]["held_out"],
-    )
+    """What each of the models of examples/real-model can do, and the curves of GRPO, its control and what was run beside."""
+    sft, n = results["sft"], results["sizes"]["held_out"]
+    names = {
+        "grpo": "GRPO", "seed-1": "GRPO, seed 1", "seed-2": "GRPO, seed 2", "control": "GRPO with shuffled rewards",
+        "rloo": "RLOO", "trl": "GRPO by TRL's `GRPOTrainer`",
+    }  # fmt: skip
+    trained = {name: results[name] for name in names if name in results}
     rows = [
         ("SmolLM2-135M-Instruct as it is", results["zero"]["success"], results["zero"]["kinds"]),
         (
@@ -269,39 +270,59 @@ def real_model(results: dict[str, Any]) -> str:
             sft["right"]["success"],
             sft["right"]["kinds"],
         ),
-        (
-            f"after TRL on {results['record']['errs']['tasks']} episodes of the erring teacher",
-            sft["errs"]["success"],
-            sft["errs"]["kinds"],
-        ),
-        *(
-            (text, trained[name]["success_after"], {kind: ends[1] for kind, ends in trained[name]["kinds"].items()})
-            for name, text in (("grpo", "then GRPO"), ("control", "then GRPO with shuffled rewards"))
-        ),
     ]
-    runs = {"GRPO": trained["grpo"], "shuffled rewards": trained["control"]}
+    if tools := results.get("tools"):
+        text = f"after TRL on {tools['record']['tasks']} right episodes of the second agent, as that agent"
+        rows.append((text, tools["success"], tools["kinds"]))
+    text = f"after TRL on {results['record']['errs']['tasks']} episodes of the erring teacher"
+    rows.append((text, sft["errs"]["success"], sft["errs"]["kinds"]))
+    rows += [
+        (f"then {names[name]}", run["success_after"], {kind: ends[1] for kind, ends in run["kinds"].items()})
+        for name, run in trained.items()
+    ]
+    labels = {name: text.removeprefix("GRPO with ").replace("`", "") for name, text in names.items()}
     means = {
-        label: [fmean(run["curve"][max(0, at - 3) : at + 1]) for at in range(len(run["curve"]))]
-        for label, run in runs.items()
+        labels[name]: [fmean(run["curve"][max(0, at - 3) : at + 1]) for at in range(len(run["curve"]))]
+        for name, run in trained.items()
     }
     title = "SmolLM2-135M: success on training tasks (mean of 4 steps); dots: held-out tasks"
-    plot(means, list(runs.values()), ROOT / "docs" / "images" / "real-model.png", title)
+    plot(means, list(trained.values()), ROOT / "docs" / "images" / "real-model.png", title)
     table = "".join(
         f"| {text} | {share(success, n)} | {', '.join(kind for kind, rate in sorted(kinds.items()) if rate >= 0.5) or 'none'} |\n"
         for text, success, kinds in rows
     )
     minutes = ", ".join(
         f"`{stage}` {results[stage]['stage_seconds'] / 60:.0f}"
-        for stage in ("zero", "record", "sft", "grpo", "control")
+        for stage in ("zero", "record", "sft", "tools", *names)
+        if stage in results
     )
     steps = trained["grpo"]["steps"]
     tokens = sum(step["trained_tokens"] for step in steps)
     return (
         f"| model | held-out success of {n} tasks (95% interval) | kinds with at least half right |\n|---|---|---|\n{table}\n"
+        f"{_over_seeds(trained)}"
         f"{len(steps)} steps trained {tokens:,} sampled tokens; the engine's and the trainer's log-probs differed by "
         f"{sum(step['mismatch_mean'] for step in steps) / len(steps):.3f} in the mean. Minutes: {minutes}. {results['machine']}\n\n"
         "![reward by training step, with GRPO and with shuffled rewards](../../docs/images/real-model.png)"
     )
+
+
+STUDENT = {2: 12.71, 3: 4.30}
+"""Quantile 0.975 of Student's t, by the number of seeds."""
+
+
+def _over_seeds(trained: dict[str, Any]) -> str:
+    """What GRPO gained on held-out tasks, if there is more than one seed."""
+    gains = [
+        trained[name]["success_after"] - trained[name]["success_before"]
+        for name in ("grpo", "seed-1", "seed-2")
+        if name in trained
+    ]
+    if len(gains) < 2:
+        return ""
+    half = STUDENT[len(gains)] * stdev(gains) / len(gains) ** 0.5
+    each = ", ".join(f"{gain:+.2f}" for gain in gains)
+    return f"GRPO gained {each} on held-out tasks: {fmean(gains):+.2f} over {len(gains)} seeds (95% interval {fmean(gains) - half:+.2f} to {fmean(gains) + half:+.2f}). "
 
 
 def _machine(report: dict[str, Any]) -> str:

@@ -2,13 +2,15 @@
 
     python world.py MODEL PORT      serves the teacher, as an engine of that model would be
 
-The agent is mini-swe-agent in its text mode, as the model knows no tools. The teacher reads the instruction in the
+The agent is mini-swe-agent in its text mode, as the model knows no tools; the second one is the OpenAI Agents SDK,
+whose shell is a native tool, for a model with the template `tools.jinja`. The teacher reads the instruction in the
 prompt. It errs in `TEACHER_ERRS` of the tasks (an environment variable, 0 by default): then it gives the command of
 another kind, always the same one for an instruction.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -18,10 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rolltap.demo.learn import AgentTasks
+from rolltap.demo.learn import LIMITS, AgentTasks
 from rolltap.engine.scripted import Prompt, ScriptedEngine, ScriptedReply
 from rolltap.engine.scripted.writing import ScriptedReplyWriter, ScriptTokenizer
 from rolltap.engine.tiny.tasks import KINDS, MINI_SWE_AGENT, SUBMIT, TaskKind, Tree
+from rolltap.harnesses.agents.install import install
+from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgentInProcess
+from rolltap.harnesses.agents.openai_agents import OpenAIAgents
+from rolltap.harnesses.runtimes.process import ProcessRuntime
 
 OTHER_WORDINGS = {
     "copy": "Make a copy of {a} that is named {b}.",
@@ -131,30 +137,47 @@ AGENT: dict[str, dict[str, Any]] = {
     "environment": MINI_SWE_AGENT["environment"],
 }
 
-TASKS = AgentTasks(KINDS_OF_16, AGENT)
+TASKS = AgentTasks(KINDS_OF_16, MiniSweAgentInProcess(AGENT))
+
+
+def tool_tasks(folder: Path) -> AgentTasks:
+    """The same tasks for the second agent, a process in `folder`; installs it in rolltap's cache."""
+    agent = OpenAIAgents()
+    runtime = ProcessRuntime(folder, install(agent.package).bins)
+    return AgentTasks(KINDS_OF_16, agent, runtime, replace(LIMITS, agent_s=240, turns=4))
 
 
 def block(command: str) -> str:
     return f"```bash\n{command}\n```"
 
 
+def tool_call(command: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'shell', 'arguments': {'command': command}})}\n</tool_call>"
+
+
 def reply(prompt: Prompt) -> str:
     """The task's command, then the submission."""
+    has_tools = "<tools>" in prompt.text
     if prompt.turn:
-        return block(SUBMIT)
+        return "Done." if has_tools else block(SUBMIT)
+    command = command_for(prompt.text)
+    return tool_call(command) if has_tools else block(command)
+
+
+def command_for(text: str) -> str:
     for kind in KINDS_OF_16:
         pattern = re.escape(kind.instruction).replace(r"\{a\}", r"(?P<a>[\w.]+?)").replace(r"\{b\}", r"(?P<b>[\w.]+?)")
-        if (match := re.search(rf"(?:^|\n){pattern}(?:<|\n|$)", prompt.text)) is not None:
+        if (match := re.search(rf"(?:^|\n){pattern}(?:<|\n|$)", text)) is not None:
             names = match.groupdict()
             chance = random.Random(match[0])
             if chance.random() < float(os.environ.get("TEACHER_ERRS", "0")):
                 kind = chance.choice([other for other in KINDS_OF_16 if other.arity == kind.arity])
-            return block(kind.command.format(**{"b": "", **names}))
-    return block("ls")
+            return kind.command.format(**{"b": "", **names})
+    return "ls"
 
 
 class TextWriter(ScriptedReplyWriter):
-    """Replies of a model without tools: their text, and the token that ends a turn."""
+    """Replies as their text, and the token that ends a turn."""
 
     def __init__(self, tokenizer: ScriptTokenizer) -> None:
         self.tokenizer = tokenizer

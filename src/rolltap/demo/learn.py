@@ -14,7 +14,7 @@ from typing import Any
 from rolltap.demo.stack import DemoFailed, Process, Stack
 from rolltap.engine.tiny.tasks import KINDS, MINI_SWE_AGENT, Split, TaskKind, TinyTask, make_tasks
 from rolltap.harnesses.agents.mini_swe_agent import MiniSweAgentInProcess
-from rolltap.harnesses.base import Ending, Evidence, Limits, Score, Verdict
+from rolltap.harnesses.base import Ending, Evidence, Harness, Limits, Runtime, Score, Verdict
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.evaluators.python_check import PythonCheck
 from rolltap.harnesses.runner.attempts import Progress, RolloutSummary, Slots, Stage, run_groups
@@ -70,10 +70,12 @@ class DemoRecipe:
 
 @dataclass(frozen=True, slots=True)
 class AgentTasks:
-    """What the agent is asked, and how it is configured (`MiniSweAgentInProcess.config`)."""
+    """Which agent is asked what, and where it runs."""
 
     kinds: Sequence[TaskKind] = KINDS
-    agent: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MINI_SWE_AGENT)
+    harness: Harness = field(default_factory=lambda: MiniSweAgentInProcess(MINI_SWE_AGENT))
+    runtime: Runtime = field(default_factory=ThreadRuntime)
+    limits: Limits = LIMITS
 
 
 class ShuffledRewards:
@@ -128,8 +130,42 @@ class SeedResult:
     cpu_seconds: float = 0.0
 
 
+StartTrainer = Callable[[Stack, DemoRecipe, int], Process]
+
+
+def start_trainer(stack: Stack, recipe: DemoRecipe, seed: int) -> Process:
+    """`rolltap train` on the stack's policy, with its folder `train`."""
+    options = {
+        "policy": POLICY,
+        "model": stack.model,
+        "out": stack.folder / "train",
+        "steps": recipe.steps,
+        "groups": recipe.groups,
+        "lr": recipe.lr,
+        "epochs": recipe.epochs,
+        "recipe": recipe.recipe,
+        "max-staleness": recipe.max_staleness,
+        "seed": seed,
+        "threads": 1,
+    }
+    return stack.start_trainer(
+        [text for name, value in options.items() for text in (f"--{name}", str(value))],
+        {
+            "ROLLTAP_TRAINER__LOSS__CLIP_HIGH": str(recipe.clip_high),
+            "ROLLTAP_TRAINER__LOSS__CLIP_DUAL": str(recipe.clip_dual),
+            "ROLLTAP_TRAINER__LOSS__KL": str(recipe.kl),
+            "ROLLTAP_TRAINER__OPTIMISER__LR_END": str(recipe.lr_end),
+            "ROLLTAP_TRAINER__OPTIMISER__WARMUP": str(recipe.warm_up),
+            "ROLLTAP_TRAINER__COMPUTE__DTYPE": recipe.dtype,
+        },
+    )
+
+
 class SeedRunner:
-    """Runs the agent on tasks while the trainer trains. `note` gets the progress: part, count, text."""
+    """Runs the agent on tasks while the trainer trains. `note` gets the progress: part, count, text.
+
+    `trainer` starts another trainer than ours; it writes the same `train/metrics.jsonl` in the stack's folder.
+    """
 
     def __init__(
         self,
@@ -139,6 +175,7 @@ class SeedRunner:
         shuffled: ShuffledRewards | None,
         note: Note,
         tasks: AgentTasks | None = None,
+        trainer: StartTrainer | None = None,
     ) -> None:
         self._tasks = tasks or AgentTasks()
         self._stack = stack
@@ -146,8 +183,7 @@ class SeedRunner:
         self._seed = seed
         self._shuffled = shuffled
         self._note = note
-        self._runtime = ThreadRuntime()
-        self._harness = MiniSweAgentInProcess(self._tasks.agent)
+        self._start_trainer = trainer or start_trainer
 
     async def run(self) -> SeedResult:
         started = time.monotonic()
@@ -207,7 +243,7 @@ class SeedRunner:
 
     async def _train(self, client: AdminClient) -> None:
         """Runs rollouts until the trainer has ended. The ledger delays new ones while the trainer has enough."""
-        trainer = self._start_trainer()
+        trainer = self._start_trainer(self._stack, self._recipe, self._seed)
         recent: deque[float] = deque(maxlen=128)
 
         def progress(event: Progress) -> None:
@@ -236,33 +272,6 @@ class SeedRunner:
             rollouts.cancel()
             await asyncio.gather(rollouts, return_exceptions=True)
 
-    def _start_trainer(self) -> Process:
-        recipe = self._recipe
-        options = {
-            "policy": POLICY,
-            "model": self._stack.model,
-            "out": self._stack.folder / "train",
-            "steps": recipe.steps,
-            "groups": recipe.groups,
-            "lr": recipe.lr,
-            "epochs": recipe.epochs,
-            "recipe": recipe.recipe,
-            "max-staleness": recipe.max_staleness,
-            "seed": self._seed,
-            "threads": 1,
-        }
-        return self._stack.start_trainer(
-            [text for name, value in options.items() for text in (f"--{name}", str(value))],
-            {
-                "ROLLTAP_TRAINER__LOSS__CLIP_HIGH": str(recipe.clip_high),
-                "ROLLTAP_TRAINER__LOSS__CLIP_DUAL": str(recipe.clip_dual),
-                "ROLLTAP_TRAINER__LOSS__KL": str(recipe.kl),
-                "ROLLTAP_TRAINER__OPTIMISER__LR_END": str(recipe.lr_end),
-                "ROLLTAP_TRAINER__OPTIMISER__WARMUP": str(recipe.warm_up),
-                "ROLLTAP_TRAINER__COMPUTE__DTYPE": recipe.dtype,
-            },
-        )
-
     def _training_tasks(self) -> Iterator[Assignment]:
         """New tasks, without end."""
         batch = 0
@@ -276,10 +285,10 @@ class SeedRunner:
         return Assignment(
             task=Task(task.id, task.instruction, {"kind": task.kind.name}),
             source=task.setup,
-            harness=self._harness,
-            runtime=self._runtime,
+            harness=self._tasks.harness,
+            runtime=self._tasks.runtime,
             evaluator=Success(task, shuffled),
-            limits=LIMITS,
+            limits=self._tasks.limits,
         )
 
     def _steps(self) -> list[dict[str, Any]]:

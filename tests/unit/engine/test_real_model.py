@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import openai
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rolltap.engine.model import CausalModel
-from rolltap.engine.scripted import Prompt
+from rolltap.engine.scripted import Prompt, ScriptedEngine
 from rolltap.engine.tiny.tasks import SUBMIT, TinyTask, make_tasks
 
 from ... import tiny_gguf
+from ...harnesses.house import POLICY, Run, opened
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "real-model"
 
@@ -60,6 +65,41 @@ def test_a_teacher_that_errs_errs_always_in_the_same_tasks(world: ModuleType, mo
     assert said == [told(world, task) for task in tasks]
     wrong = sum(one != other for one, other in zip(said, right, strict=True)) / len(tasks)
     assert 0.25 < wrong < 0.45
+
+
+async def test_its_second_agent_calls_a_native_tool(
+    world: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model whose own template knows no tools; the template beside the example writes and reads its calls."""
+    tiny_gguf.write(tmp_path / "tiny.gguf")
+    module("fetch", monkeypatch).convert(tmp_path / "tiny.gguf", tmp_path / "model")
+    shutil.copy(EXAMPLE / "tools.jinja", tmp_path / "model" / "chat_template.jinja")
+    (task,) = make_tasks(0, 1, "train", world.KINDS_OF_16)
+    function = {"name": "shell", "description": "Runs.", "parameters": {"type": "object", "properties": {}}}
+    conversation: list[dict[str, Any]] = [
+        {"role": "system", "content": "You work."},
+        {"role": "user", "content": task.instruction},
+    ]
+    writer = world.TextWriter(world.ScriptTokenizer(tmp_path / "model"))
+    async with (
+        ScriptedEngine(world.reply, tmp_path / "model", family=writer) as engine,
+        opened(engine, tmp_path, tokenizer=str(tmp_path / "model"), family="") as home,
+    ):
+        session = await home.open()
+        async with openai.AsyncOpenAI(base_url=session.endpoint.v1, api_key=session.endpoint.key) as client:
+            for _ in range(2):
+                reply = await client.chat.completions.create(
+                    model=POLICY, messages=conversation, tools=[{"type": "function", "function": function}]
+                )
+                message = reply.choices[0].message
+                conversation.append(message.model_dump(exclude_none=True))
+                for call in message.tool_calls or ():
+                    conversation.append({"role": "tool", "tool_call_id": call.id, "content": "exit code 0\n"})
+        run = await home.read(Run(session))
+    call, _, done = conversation[2:]
+    assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"command": task.fill(task.kind.command)}
+    assert done["content"] == "Done."
+    assert [one["break_"] for one in run.calls] == [None, None]
 
 
 def test_a_gguf_file_becomes_a_folder_that_trainers_and_engines_read(
