@@ -255,6 +255,21 @@ def bench_scale(report: dict[str, Any]) -> str:
     return f"{table}\n{_machine(report)}"
 
 
+def offline(report: dict[str, Any]) -> str:
+    found = report["recorded"]
+    files = ", ".join(
+        f"`{one['format']}` {one['rows']:,} ({one['megabytes']:.1f}; {one['seconds'] + max(0.0, one['load_seconds']):.1f})"
+        for one in report["exported"]
+    )
+    unequal = [one["format"] for one in report["exported"] if one["loaded"] not in (-1, one["rows"])]
+    return (
+        f"{found['attempts']:,} attempts, {found['right']:,} right, {found['calls']:,} calls, {found['tokens']:,} sampled tokens, a store of "
+        f"{found['megabytes']:.1f} MB, {found['cpu_seconds']:.0f} CPU seconds. Rows of the right attempts (`preference`, `kto`: of all), equal rows "
+        f"once (MB; seconds to export and to load by `datasets`): {files}. Loaded with another number of rows: {', '.join(unequal) or 'none'}. "
+        f"({report['cores']} cores, Python {report['python']}, {time.strftime('%Y-%m-%d', time.gmtime(report['time']))}.)"
+    )
+
+
 def real_model(results: dict[str, Any]) -> str:
     """What each of the models of examples/real-model can do, and the curves of GRPO, its control and what was run beside."""
     sft, n = results["sft"], results["sizes"]["held_out"]
@@ -386,6 +401,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "bench_scale": ("bench_scale", bench_scale),
     "trainers": ("trainers", trainers),
     "rollouts": ("rollouts", rollouts),
+    "offline": ("offline", offline),
     "real_model": ("../examples/real-model/results", real_model),
 }
 """Marker → the report it is made from, and how."""

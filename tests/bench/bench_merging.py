@@ -1,10 +1,13 @@
 """What merging calls into segments saves: `python -m tests.bench.bench_merging`. Writes reports/merging.json.
 
+    python -m tests.bench.bench_merging --model FOLDER --store run/data/rolltap.db --rollouts 8
+
 Polar (arXiv 2605.24220) trains on a row a request or on merged rows. Here both, and merged rows whose shared prefixes
 are computed once, on one recorded step of 8 groups of 8 rollouts of the demo's model, for a harness that only appends
-(mini-swe-agent) and one that shortens its history. Counted are CPU seconds of one thread: of the trainer's step
-(forward, backward, optimiser), and of the embedded engine when it samples the same calls again. `busy` follows from
-them: the share of time that an engine samples whose trainer has as much hardware, both at work at once.
+(mini-swe-agent) and one that shortens its history; or on the first rollouts of any record, with its model. Counted are
+CPU seconds of one thread: of the trainer's step (forward, backward, optimiser), and of the embedded engine when it
+samples the same calls again. `busy` follows from them: the share of time that an engine samples whose trainer has as
+much hardware, both at work at once.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -112,7 +115,9 @@ async def _read(store: str) -> list[list[Call]]:
         await log.close()
 
 
-def step_seconds(rollouts: Sequence[Sequence[Call]], strategy: str, share: bool, times: int) -> tuple[Any, float]:
+def step_seconds(
+    model: Path, rollouts: Sequence[Sequence[Call]], strategy: str, share: bool, times: int
+) -> tuple[Any, float]:
     """The packs of a step, and the CPU seconds of the fastest of some steps."""
     segments = [
         (number, segment)
@@ -126,24 +131,24 @@ def step_seconds(rollouts: Sequence[Sequence[Call]], strategy: str, share: bool,
     ]
     packs = Packer(BUDGET, share=share)(rows)
     settings = load_trainer_settings(
-        key="none", policy="bench", model=FOLDER, out=FOLDER, compute={"device": "cpu", "threads": 1}
+        key="none", policy="bench", model=model, out=model, compute={"device": "cpu", "threads": 1}
     )
-    learner, loss = Learner(FOLDER, settings, Ranks.of_environment("cpu")), PolicyLoss()
+    learner, loss = Learner(model, settings, Ranks.of_environment("cpu")), PolicyLoss()
     batches = [collate(pack) for pack in packs]
     seconds = []
-    for number in range(times + 1):
+    for number in range(times):
         started = time.process_time()
         for batch in batches:
             learner.backward(loss(learner.predict(batch), batch).loss)
         learner.clip()
         learner.apply(number + 1)
         seconds.append(time.process_time() - started)
-    return packs, min(seconds[1:])
+    return packs, min(seconds)
 
 
-def sampling_seconds(rollouts: Sequence[Sequence[Call]]) -> float:
+def sampling_seconds(model: Path, rollouts: Sequence[Sequence[Call]]) -> float:
     """CPU seconds in which the engine samples as many tokens behind the same prompts, each rollout in its turns."""
-    loop = EngineLoop(CausalModel.load(FOLDER), frozenset(), _deliver, slots=len(rollouts))
+    loop = EngineLoop(CausalModel.load(model), frozenset(), _deliver, slots=len(rollouts))
     loop.start()
     started = time.process_time()
     for turn in range(max(map(len, rollouts))):
@@ -173,15 +178,19 @@ def _deliver(outbox: Sequence[tuple[Any, TokenDelta]]) -> None:
         sink(delta)
 
 
-def measure(harnesses: Sequence[str], times: int) -> list[Result]:
-    torch.set_num_threads(1)
-    results = []
+def recorded(harnesses: Sequence[str]) -> Iterator[tuple[str, list[list[Call]]]]:
     for harness in harnesses:
         with tempfile.TemporaryDirectory() as name:
-            rollouts = record(harness, Path(name) / "stack")
-        sampling = sampling_seconds(rollouts)
+            yield harness, record(harness, Path(name) / "stack")
+
+
+def measure(model: Path, records: Iterable[tuple[str, list[list[Call]]]], times: int) -> list[Result]:
+    torch.set_num_threads(1)
+    results = []
+    for harness, rollouts in records:
+        sampling = sampling_seconds(model, rollouts)
         for way, (strategy, share) in WAYS.items():
-            packs, seconds = step_seconds(rollouts, strategy, share, times)
+            packs, seconds = step_seconds(model, rollouts, strategy, share, times)
             rows = [row for pack in packs for row in pack.rows]
             trained = sum(int(row.segment.loss_mask.sum()) for row in rows)
             results.append(Result(harness, way, len(rows), sum(map(len, packs)), trained, seconds, sampling))
@@ -192,8 +201,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=3, help="steps of which the fastest counts")
     parser.add_argument("--harnesses", nargs="+", choices=HARNESSES, default=HARNESSES)
+    parser.add_argument("--model", type=Path, default=FOLDER, help="that of --store")
+    parser.add_argument(
+        "--store", type=Path, nargs="*", default=(), help="records (SQLite) to take in place of our own"
+    )
+    parser.add_argument("--rollouts", type=int, default=GROUPS * ROLLOUTS, help="of each --store")
     given = parser.parse_args()
-    results = measure(given.harnesses, given.times)
+    stores = [(str(path), asyncio.run(_read(f"sqlite:///{path.absolute()}"))[: given.rollouts]) for path in given.store]
+    results = measure(given.model, stores or recorded(given.harnesses), given.times)
     table = Table("harness", "rows are", "rows", "tokens", "trainer CPU s", "times less", "engine CPU s", "busy")
     for one in results:
         first = next(other for other in results if other.harness == one.harness)

@@ -144,8 +144,21 @@ def run_all(commands: Mapping[str, Sequence[str]], seconds: float, out: Path) ->
             tail = log.read_text(errors="replace").splitlines()[-20:]
             _write(path, {**report, "complete": False, "failure": failure, "log": tail})
             failures[name] = failure
-        print(f"{name}: {failure or 'done'}", flush=True)
+        print(f"{name}: {failure or 'done'}", *told(out / f"{name}.json"), sep="\n  ", flush=True)
     return failures
+
+
+def told(path: Path) -> list[str]:
+    """The rows of a step's file, a line each; figures within figures are only there."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []
+    return [
+        ", ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in row.items()
+            if value not in (None, "", False) and not isinstance(value, (dict, list))
+        )
+        for row in rows
+    ]
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -176,6 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.within:
         run_step(STEPS[given.within], given.seconds, given.out / f"{given.within}.json")
         return 0
+    here = about()
+    print(f"{here['device']}; torch {here['torch']}; at most {given.minutes:g} minutes; all in {given.out}", flush=True)
     command = [sys.executable, "-m", "tests.gpu.run", "--out", str(given.out), "--within"]
     failures = run_all({name: [*command, name] for name in given.steps}, 60 * given.minutes, given.out)
     return 1 if failures else 0

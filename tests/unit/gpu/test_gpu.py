@@ -82,13 +82,14 @@ def test_the_demo_runs_and_pushes(tmp_path: Path) -> None:
     assert found["kept_tokens"] > 0
 
 
-def test_the_run_ends_in_time_whatever_a_step_does(tmp_path: Path) -> None:
+def test_the_run_ends_in_time_whatever_a_step_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A step that dies, one that hangs and one that does its work: what was measured before stays."""
 
     def python(text: str) -> list[str]:
         return [sys.executable, "-c", text]
 
-    (tmp_path / "dies.json").write_text('{"rows": [1]}')
+    row = {"model": "tiny", "tokens_per_s": 1234.5678, "mfu": None, "steps": 3, "effects": {"cap": 1}}
+    (tmp_path / "dies.json").write_text(json.dumps({"rows": [row]}))
     failures = run_all(
         {
             "dies": python("import sys; print('out of memory'); sys.exit(3)"),
@@ -101,8 +102,11 @@ def test_the_run_ends_in_time_whatever_a_step_does(tmp_path: Path) -> None:
     assert failures.keys() == {"dies", "hangs"}
     assert failures["dies"] == "ended with status 3"
     report = json.loads((tmp_path / "dies.json").read_text())
-    assert (report["rows"], report["log"], report["complete"]) == ([1], ["out of memory"], False)
+    assert (report["rows"], report["log"], report["complete"]) == ([row], ["out of memory"], False)
     assert "took over" in json.loads((tmp_path / "hangs.json").read_text())["failure"]
+    assert capsys.readouterr().out.startswith(
+        "dies: ended with status 3\n  model tiny, tokens_per_s 1235, steps 3\nhangs: took over"
+    )
 
 
 def test_rows_are_written_as_they_are_measured(tmp_path: Path) -> None:
