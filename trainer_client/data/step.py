@@ -46,6 +46,8 @@ class StepRollout:
     """Whether its group was trained before."""
     hint: Hint = ""
     """The `hint` in the detail of one of its rewards, else the one in the task's spec: text, or token ids."""
+    forked: bool = False
+    """Whether it continues another rollout of its group."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,6 +264,7 @@ def view(
     turns: list[StepTurn] = []
     rows: list[StepRow] = []
     for position, group in enumerate(groups):
+        own = {record.rollout.id for record in group.rollouts}
         for record in baseline(group):
             segments = trained_segments(record)
             hints = (reward.detail.get("hint") for reward in record.rollout.rewards)
@@ -276,6 +279,7 @@ def view(
                 group.task.tags,
                 group.replay,
                 next((hint for hint in hints if hint), group.task.spec.get("hint", "")),
+                record.rollout.parent is not None and record.rollout.parent.rollout_id in own,
             )
             turns += _turns(record, segments, len(rollouts), len(rows))
             rows += [StepRow(len(rollouts), segment) for segment in segments]
