@@ -26,7 +26,19 @@ LEARNING = re.compile(r"(?<=<!-- learning -->\n).*(?=<!-- /learning -->)", re.DO
 SYSTEMS = tomllib.loads((ROOT / "scripts" / "systems.toml").read_text(encoding="utf-8"))["system"]
 RESULTS = ROOT / "tests" / "learning" / "results.json"
 HEAD = ROOT / "scripts" / "recipes_head.md"
-HOOKS = ("credit", "loss", "updates", "admits", "admits_rollout", "replay", "passes", "networks", "heads", "shaped")
+HOOKS = (
+    "credit",
+    "loss",
+    "updates",
+    "admits",
+    "admits_rollout",
+    "replay",
+    "passes",
+    "networks",
+    "heads",
+    "shaped",
+    "estimated",
+)
 """What makes a recipe: another credit or loss."""
 
 SETTINGS_HEAD = """Settings of a paper over a recipe above; credit and loss are that recipe's:

@@ -58,6 +58,7 @@ from rolltap.trainer_client.recipes.papers.spiral import SPIRAL
 from rolltap.trainer_client.recipes.papers.ssp import SSP
 from rolltap.trainer_client.recipes.papers.steppo import StepPO
 from rolltap.trainer_client.recipes.papers.tcod import TCOD
+from rolltap.trainer_client.recipes.papers.tree_grpo import TreeGRPO
 from rolltap.trainer_client.recipes.papers.tt_opd import TTOPD
 from rolltap.trainer_client.recipes.papers.turn_grpo import TurnGRPO
 from rolltap.trainer_client.recipes.papers.webagent_r1 import WebAgentR1
@@ -107,6 +108,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "ssp": SSP,
     "steppo": StepPO,
     "tcod": TCOD,
+    "tree_grpo": TreeGRPO,
     "tt_opd": TTOPD,
     "turn_grpo": TurnGRPO,
     "webagent_r1": WebAgentR1,

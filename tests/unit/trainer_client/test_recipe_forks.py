@@ -97,9 +97,31 @@ def test_a_fork_of_a_rollout_that_is_not_in_the_step_has_its_own_advantage() -> 
     assert found(masked) == found(step)
 
 
-def test_a_fork_continues_a_rollout_of_its_own_group() -> None:
-    rollouts = [[("a", 1, "")], [("a", 1, "g-r0"), ("b", 1, "")], [("z", 1, "elsewhere"), ("c", 1, "")]]
-    assert [rollout.forked for rollout in a_step([1.0, 0.0, 0.0], rollouts).rollouts] == [False, True, False]
+TREES = [
+    [("a", 1, "")],
+    [("a", 1, "g-r0"), ("b", 1, "")],
+    [("z", 1, "elsewhere"), ("c", 1, "")],
+    [("a", 1, "g-r0"), ("b", 1, "g-r1"), ("d", 2, "")],
+]
+"""The last one is a fork of a fork of the first."""
+
+
+def test_a_forks_root_is_the_first_of_its_group_that_it_goes_back_to() -> None:
+    step = a_step([1.0, 0.0, 0.0, 0.0], TREES)
+    assert [rollout.root for rollout in step.rollouts] == ["", "g-r0", "", "g-r0"]
+
+
+def test_tree_grpo_compares_within_trees_and_over_them() -> None:
+    rewards = [1.0, 0.0, 0.4, 0.3]
+    step = a_step(rewards, TREES)
+    over = [(reward - np.mean(rewards)) / np.std(rewards, ddof=1) for reward in rewards]
+    tree = [rewards[0], rewards[1], rewards[3]]
+    own = [a + (r - np.mean(tree)) / np.std(tree, ddof=1) * (r != 0.4) for a, r in zip(over, rewards, strict=True)]
+    credit = make_recipe("tree_grpo", {}).credit(step)
+    found = [row[one.segment.loss_mask].tolist() for one, row in zip(step.rows, credit.advantages, strict=True)]
+    expected = [[(own[0] + own[1] + own[3]) / 3], [(own[1] + own[3]) / 2], [own[2]], [own[3]] * 2]
+    for mine, wanted in zip(found, expected, strict=True):
+        assert mine == pytest.approx(wanted, abs=1e-4)
 
 
 APPO = (

@@ -35,10 +35,10 @@ class APPO(Recipe):
     half_life: float = 64.0
 
     def admits_rollout(self, rollout: StepRollout) -> bool:
-        return not rollout.forked
+        return not rollout.root
 
     def credit(self, step: Step) -> Credit:
-        kinds = keyed(step.groups, [rollout.forked for rollout in step.rollouts])
+        kinds = keyed(step.groups, [bool(rollout.root) for rollout in step.rollouts])
         advantages = normalise(step.rewards, kinds, ddof=0)
         sums, counts = over_forks(step, advantages)
         own = step.broadcast(advantages).advantages

@@ -24,11 +24,15 @@ from rolltap.trainer_client.recipes.estimators import Numbers, normalise
 class ARPO(Recipe):
     def credit(self, step: Step) -> Credit:
         """A = [1, -1], a fork (-1) behind the first token of a reply of two: its tokens get [0, 1], weights [2, 1]."""
-        advantages = normalise(step.rewards, step.groups)
+        advantages = self.estimated(step)
         sums, weights = over_forks(step, advantages)
         own = step.broadcast(advantages).advantages
         shared = ((mine + total) / (count + 1) for mine, total, count in zip(own, sums, weights, strict=True))
         return Credit(tuple(np.float32(row) for row in shared)).weighted([count + 1 for count in weights])
+
+    def estimated(self, step: Step) -> Numbers:
+        """[R] What each rollout's own tokens are paid."""
+        return normalise(step.rewards, step.groups)
 
 
 def over_forks(step: Step, values: Numbers) -> tuple[list[Numbers], list[Numbers]]:
