@@ -205,6 +205,9 @@ async def test_user_dialogues_go_on_from_a_stored_state(home: Any, example: Any,
     found = await example.main(home, tmp_path / "out")
     assert found["first"] == pytest.approx(2 / 3)
     assert found["again"] == 1.0
+    again = await home.client.get(f"/read/rollouts/{found['goes on']}")
+    assert again["rollout"]["parent"]["call_id"]
+    assert again["rollout"]["group_id"]
     assert rows(tmp_path / "out")
 
 
@@ -215,6 +218,19 @@ async def test_arpo_forks_after_a_tools_answer(home: Any, example: Any) -> None:
     group = await home.client.get(f"/read/groups/{found['group']}")
     parents = [each["rollout"]["parent"] for each in group["rollouts"]]
     assert [parent["at"] for parent in parents if parent] == [0] * 4
+
+
+@of("tcod")
+async def test_tcod_goes_on_from_ever_fewer_of_an_experts_turns(home: Any, example: Any) -> None:
+    """What the expert said is context: only the student's own turns are trained."""
+    found = await example.main(home)
+    assert [one["kept"] for one in found] == [2, 1, 0, 0]
+    assert [one["rewards"] for one in found] == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+    leased = (await home.trainers.lease(LeaseRequest("t", "tiny", 99))).groups
+    turns = {each.task.id: len(view([each]).turns) for each in leased}
+    assert turns == {"lamp-0": 2, "lamp-5": 4, "lamp-10": 6, "lamp-15": 6}
+    recipe = make_recipe("tcod", {"teacher": "folder", "every": example.EVERY})
+    assert [recipe.after(step).max_turns for step in (0, 5, 10)] == [1, 2, 3]
 
 
 @of("appo")
@@ -244,7 +260,7 @@ async def test_appo_forks_inside_replies_and_their_beginnings_are_paid(home: Any
     assert [rollout.trained for rollout in recipe.filtered(step).rollouts] == [True, True, False, False]
     said = tuple(row.segment.logprobs for row in step.rows)
     credit = recipe.credit(replace(step, readings={POLICY: PolicyReading(said, said, {})}))
-    own = [turn for turn in step.turns if not step.rollouts[turn.rollout].forked]
+    own = [turn for turn in step.turns if not step.rollouts[turn.rollout].root]
     assert len(own) == 2
     assert max(len(set(credit.advantages[turn.row][turn.places].tolist())) for turn in own) > 1
 
@@ -261,7 +277,7 @@ async def test_trace_gives_attempts_to_what_may_go_either_way(home: Any, example
     leased = (await home.trainers.lease(LeaseRequest("t", "tiny", 99))).groups
     step = view([each for each in leased if each.group.id in found["groups"]])
     assert make_recipe("arpo", {}).credit(step).weights is not None
-    kinds = [rollout.forked for rollout in step.rollouts]
+    kinds = [bool(rollout.root) for rollout in step.rollouts]
     assert (kinds.count(True), kinds.count(False)) == (example.FORKS * example.ROUNDS, 4 * example.ROUNDS)
 
 
