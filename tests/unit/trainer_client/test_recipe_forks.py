@@ -125,10 +125,10 @@ def test_tree_grpo_compares_within_trees_and_over_them() -> None:
 
 
 APPO = (
-    (1.0, [("a", 1, ""), ("b", 3, "")], [0.1, 0.05, 2.0, 0.15]),
+    (1.0, [("a", 1, ""), ("b", 3, "")], [0.1, 0.05, 1.2, 0.15]),
     (0.0, [("x", 2, "")], [0.3, -0.4]),
     (0.3, [("y", 1, ""), ("z", 1, "")], [0.9, float(np.float32(math.log(3)))]),
-    (0.0, [("a", 1, "g-r0"), ("b", 2, "g-r0"), ("b'", 1, "")], [0.0]),
+    (0.2, [("a", 1, "g-r0"), ("b", 2, "g-r0"), ("b'", 1, "")], [0.0]),
     (1.0, [("a", 1, "g-r0"), ("c", 1, "")], [0.0]),
     (0.5, [("x", 1, "g-r1"), ("x'", 2, "")], [0.0, 0.0]),
 )
@@ -150,7 +150,7 @@ def test_appo_pays_a_beginning_by_its_forks_and_scales_it_by_what_the_policy_gai
     recipe = make_recipe("appo", {"weight": weight, "limit": limit, "half_life": half_life})
     assert [rollout.trained for rollout in recipe.filtered(step).rollouts] == [True] * 3 + [False] * 3
 
-    first, forked = ([(value - np.mean(of)) / np.std(of) for value in of] for of in ([1.0, 0.0, 0.3], [0.0, 1.0, 0.5]))
+    first, forked = ([(value - np.mean(of)) / np.std(of) for value in of] for of in ([1.0, 0.0, 0.3], [0.2, 1.0, 0.5]))
     branches = [[(forked[0] + forked[1]) / 2, forked[0], forked[0], 0], [forked[2], 0], [0, 0]]
     credit = recipe.credit(step)
     assert credit.weights is None
