@@ -384,8 +384,10 @@ async def test_a_connection_at_work_is_not_given_up(
     await watcher.close()
 
 
-async def test_lost_connections_hold_up_no_stop(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither those that wait in the pool nor those in use."""
+async def test_lost_connections_hold_up_no_stop(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither those that wait in the pool nor those in use, and the log has no exception of their ends."""
     monkeypatch.setattr(postgres, "CLOSED_WITHIN_S", 0.5)
     address = urlsplit(postgres_url)
     async with relayed(str(address.hostname), address.port or 5432) as link:
@@ -400,3 +402,4 @@ async def test_lost_connections_hold_up_no_stop(postgres_url: str, monkeypatch: 
             await database.close()
             with pytest.raises(StoreUnavailable):
                 await in_use
+    assert not [one for one in caplog.records if one.exc_info]

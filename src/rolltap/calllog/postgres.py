@@ -32,7 +32,7 @@ import importlib.util
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -263,13 +263,11 @@ class PostgresBackend:
         if self._inserter is not None:
             await greenlet_spawn(self._inserter.close)  # returns it to the pool, which closes it
             self._inserter = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSED_WITHIN_S):
-                for pool in (self._prober, self._singles, self._engine):
-                    await pool.dispose()
-        for driver in list(self._drivers):  # a graceful end waits for the server, which may be silent
-            if not driver.is_closed():
-                driver.terminate()
+        closing = asyncio.gather(*(pool.dispose() for pool in (self._prober, self._singles, self._engine)))
+        await asyncio.wait([closing], timeout=CLOSED_WITHIN_S)
+        for driver in list(self._drivers):  # in use, or waiting for a server that may be silent
+            driver.terminate()
+        await closing
 
     @asynccontextmanager
     async def write(self, durability: Durability) -> AsyncIterator[Connection]:

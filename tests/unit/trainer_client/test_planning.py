@@ -102,3 +102,11 @@ def test_a_step_knows_its_images_who_has_loss_and_whether_groups_share_rollouts(
     assert view(pictures).images == {"a": Path("a"), "b": Path("b")}
     silent = record("g", 1, [segment(range(5), [])], 0.0)
     assert [one.trained for one in view([group("g", [*alone.rollouts, silent])]).rollouts] == [True, False]
+
+
+def test_a_token_is_placed_by_its_rollout_and_turn() -> None:
+    silent = record("g", 0, [segment(range(6), [5])], 0.0)
+    both = record("g", 1, [spoken("a", [([5], [8, 9], ""), ([6], [7, 4], "")])], 1.0)
+    step = view([group("g", [silent, both])])
+    said = [step.where(row, place) for row, place in ((0, 5), (1, 1), (1, 5), (1, 0))]
+    assert said == ["rollout g-r0", *(f"rollout g-r1, turn {at} (call a-0{at})" for at in (0, 1)), "rollout g-r1"]
