@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from rolltap.cli.export import ExportJob, run_export
+from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.engine.scripted import Prompt, ScriptedEngine
 from rolltap.engine.tiny import FOLDER
@@ -230,7 +231,7 @@ async def test_tcod_goes_on_from_ever_fewer_of_an_experts_turns(home: Any, examp
     turns = {each.task.id: len(view([each]).turns) for each in leased}
     assert turns == {"lamp-0": 2, "lamp-5": 4, "lamp-10": 6, "lamp-15": 6}
     recipe = make_recipe("tcod", {"teacher": "folder", "every": example.EVERY})
-    assert [recipe.after(step).max_turns for step in (0, 5, 10)] == [1, 2, 3]
+    assert [recipe.after(step) for step in (0, 5, 10)] == [RolloutControl(max_turns=turns) for turns in (1, 2, 3)]
 
 
 @of("appo")

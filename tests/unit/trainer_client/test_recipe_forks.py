@@ -144,7 +144,7 @@ def test_appo_pays_a_beginning_by_its_forks_and_scales_it_by_what_the_policy_gai
     said = []
     for row, (_, _, gains) in zip(step.rows, APPO, strict=True):
         values = np.zeros(len(row.segment), np.float32)
-        values[row.segment.loss_mask] = np.float32(gains) - 1
+        values[row.segment.loss_mask] = np.array(gains, np.float32) - 1
         said.append(values)
     step = replace(step, readings={POLICY: PolicyReading(tuple(said), tuple(said), {})})
     recipe = make_recipe("appo", {"weight": weight, "limit": limit, "half_life": half_life})

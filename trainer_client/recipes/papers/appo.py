@@ -56,4 +56,4 @@ class APPO(Recipe):
             ends = np.cumsum([len(turn.places) for turn in turns])
             for turn, scale in zip(turns, np.split(scales, ends[:-1]), strict=True):
                 shared[turn.row][turn.places] *= scale
-        return Credit(tuple(np.float32(row) for row in shared))
+        return Credit(tuple(row.astype(np.float32) for row in shared))

@@ -28,7 +28,7 @@ class ARPO(Recipe):
         sums, weights = over_forks(step, advantages)
         own = step.broadcast(advantages).advantages
         shared = ((mine + total) / (count + 1) for mine, total, count in zip(own, sums, weights, strict=True))
-        return Credit(tuple(np.float32(row) for row in shared)).weighted([count + 1 for count in weights])
+        return Credit(tuple(row.astype(np.float32) for row in shared)).weighted([count + 1 for count in weights])
 
     def estimated(self, step: Step) -> Numbers:
         """[R] What each rollout's own tokens are paid."""
