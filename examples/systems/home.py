@@ -17,11 +17,13 @@ from typing import Any
 import aiohttp
 
 from rolltap.contract.admin import FinishRollout, NewReward
+from rolltap.contract.trainer import ScoredIds
 from rolltap.harnesses.base import Endpoint
 from rolltap.harnesses.client import AdminClient, ClaimedRollout
+from rolltap.trainer_client.lease.client import AsyncTrainerClient
 from rolltap.types import RolloutStatus, Task
 
-ADMIN = "http://127.0.0.1:8712"
+ADMIN, TRAINER = "http://127.0.0.1:8712", "http://127.0.0.1:8711"
 
 
 @dataclass
@@ -66,9 +68,9 @@ class Outcome:
     reward: float
 
 
-def kept_key(data: Path) -> str:
-    """The admin key that the server beside this keeps."""
-    return tomllib.loads((data / "keys.toml").read_text(encoding="utf-8"))["admin"]
+def kept_key(data: Path, plane: str = "admin") -> str:
+    """The key of a plane that the server beside this keeps."""
+    return tomllib.loads((data / "keys.toml").read_text(encoding="utf-8"))[plane]
 
 
 @dataclass
@@ -112,6 +114,13 @@ class Home:
         """A recorded session outside all groups: judges, simulators, evaluations. Nothing of it is trained."""
         opened = await self.client.open_session(policy=policy, ttl=600, tags=tags)
         return Session(self.http, opened.endpoint, opened.session_id)
+
+    async def score(self, policy: str, ids: Sequence[int], start: int) -> Sequence[float]:
+        """The log-probs of `ids` behind the first `start` by the weights that the policy's engine serves now."""
+        data = Path(os.environ.get("ROLLTAP_DATA", "rolltap-data"))
+        key = os.environ.get("ROLLTAP_TRAINER_KEY") or kept_key(data, "trainer")
+        async with AsyncTrainerClient(os.environ.get("ROLLTAP_TRAINER_URL", TRAINER), key, "example") as trainer:
+            return (await trainer.score(policy, [ScoredIds(tuple(ids), start)])).sequences[0].logprobs
 
     async def export(self, out: Path, form: str, where: str) -> Path:
         """`rolltap export` of the record that the settings here name, as JSON lines."""

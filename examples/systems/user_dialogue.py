@@ -1,8 +1,8 @@
 """User-oriented dialogues: a simulated user with several wishes, whose dialogues may go on from any stored state.
 
-One user asks for one thing after the other, so that dialogues grow long. Each turn's state is in the record: a further
-dialogue begins from the messages of any stored call, with another wish from there on. (It is a new session on the same
-messages; rolltap doesn't fork a session in place.) What satisfied the user leaves as an `sft` export.
+One user asks for one thing after the other, so that dialogues grow long. Each turn's state is in the record: a task
+with `fork` goes on behind any stored call, with another wish from there on; the tokens up to there are context. What
+satisfied the user leaves as an `sft` export.
 """
 
 from pathlib import Path
@@ -44,12 +44,14 @@ async def main(home: Home, out: Path = Path("out-user-dialogue")) -> dict[str, o
     stored = await home.client.get(f"/read/calls/{calls[1]['id']}")
 
     async def again(session: Session) -> float:
-        session.history = [{"role": one["role"], "content": text_of(one)} for one in stored["messages"]]
+        said = [*stored["messages"], stored["reply"]]
+        session.history = [{"role": one["role"], "content": text_of(one)} for one in said]
         return await serve(home, session, ["by the door"])
 
-    (other,) = await home.group(Task("evening", "Serve the guest.", tags=(f"from:{calls[1]['id']}",)), again, n=1)
+    spec = {"fork": {"rollout": one.rollout, "call": calls[1]["id"]}}
+    (other,) = await home.group(Task("evening", "Serve the guest.", spec), again, n=1)
     await home.export(out, "sft", "policy=tiny and reward>=1")
-    return {"first": one.reward, "again": other.reward, "messages taken over": len(stored["messages"])}
+    return {"first": one.reward, "again": other.reward, "goes on": other.rollout}
 
 
 if __name__ == "__main__":

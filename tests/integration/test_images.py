@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from rolltap import wire
 from rolltap.calllog.codec import part_hash
 from rolltap.contract.admin import FinishRollout, NewReward
-from rolltap.contract.trainer import Lease
+from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.engine.scripted import ScriptedEngine, ScriptedReply, ToolUse, say
 from rolltap.errors import ConfigError
 from rolltap.images import ImageRule
@@ -61,9 +62,15 @@ def expected(folder: Path, messages: Sequence[dict[str, Any]], files: Sequence[b
 
 @asynccontextmanager
 async def seeing(
-    folder: Path, family: str, *turns: ScriptedReply | str, wire: str = "vllm", **policy: Any
+    folder: Path, family: str, *turns: ScriptedReply | str, wire: str = "vllm", begins: str = "", **policy: Any
 ) -> AsyncIterator[House]:
+    """`begins`: what the chat template begins each reply with."""
     model = vision_folder(family, folder / family)
+    config = json.loads((model / "tokenizer_config.json").read_text(encoding="utf-8"))
+    opening = "{{- '<|im_start|>assistant\\n"
+    before, found, after = config["chat_template"].rpartition(opening)
+    config["chat_template"] = f"{before}{found}{begins}{after}"
+    (model / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     async with (
         ScriptedEngine(say(*turns), model, wire=wire) as engine,
         opened(engine, folder, **{"tokenizer": model, "family": "", **policy}) as home,
@@ -329,6 +336,49 @@ async def test_a_lease_has_the_files_and_adapters_and_exports_refuse_them(tmp_pa
         with DatasetWriter(tmp_path / "out", exporter_named("trl-grpo", {}), Query()) as writer:
             writer.add([ExportItem(session, leased.rollouts[0].trajectory, {}, {}, reward=1.0)])
             assert writer.finish()["skipped"] == {"its tokens stand for images": 1}
+
+
+@pytest.mark.parametrize("frames", [0, 3])
+async def test_frames_and_the_forced_beginning_of_replies_carry_no_loss(tmp_path: Path, frames: int):
+    """ParaVT: a template opens `<think>` for the model, which crops twice in one turn; a lease and an export."""
+    crops = tuple(ToolUse("crop_video", {"start": at, "end": at + 2}) for at in (0, 4))
+    tools = [{"type": "function", "function": {"name": "crop_video", "parameters": {"type": "object"}}}]
+    replies = (ScriptedReply(think="Look twice.", call=crops), ScriptedReply(think="Both red.", say="Red."))
+    async with seeing(tmp_path, "qwen3_vl", *replies, begins="<think>\\n") as home:
+        ledger, client = home.app.services.ledger, await talker(home)
+        begins = HubTokenizer(tmp_path / "qwen3_vl").encode("<think>\n")
+        group = await ledger.groups.open(GroupSpec("tiny", 1, Task("task", "look")))
+        rollout = (await ledger.rollouts.start(group.rollouts[0].id, client.session.session_id)).rollout
+        shown = [{"type": "image_url", "image_url": {"url": data_url(picture(40 + at, 40))}} for at in range(frames)]
+        history: list[Any] = [{"role": "user", "content": [*shown, {"type": "text", "text": WORDS}]}]
+        reply = await client.chat(history, tools=tools)
+        results = [{"role": "tool", "tool_call_id": each["id"], "content": "red"} for each in reply["tool_calls"]]
+        assert len(results) == 2
+        last = await client.chat([*history, reply, *results], tools=tools)
+        assert (last["content"], last["reasoning_content"].strip()) == ("Red.", "Both red.")
+        rows = await client.rows()
+        assert [row.intent.break_ for row in rows] == [None, None]
+        assert [row.prompt_ids[-len(begins) :].tolist() for row in rows] == [begins] * 2
+        await ledger.rewards.append(NewReward(rollout.id, 1.0))
+        await ledger.rollouts.finish(rollout.id, FinishRollout(RolloutStatus.SUCCEEDED, rollout.attempt))
+        (leased,) = (await ledger.trainers.lease(LeaseRequest("t", "tiny", 1))).groups
+        (segment,) = leased.rollouts[0].trajectory.segments
+        assert len(segment.images) == frames
+        trained = segment.token_ids[segment.loss_mask].tolist()
+        assert trained == [token for row in rows for token in row.completion.output_ids.tolist()]
+        for row, span in zip(rows, segment.turns, strict=True):
+            assert segment.token_ids[span.start - len(begins) : span.start].tolist() == begins
+            assert span.end - span.start == len(row.completion.output_ids)
+        session = await home.app.services.call_log.session(client.session.session_id)
+        assert session is not None
+        query = Query(container="jsonl")
+        with DatasetWriter(tmp_path / "out", exporter_named("sft-tokens", {}), query) as writer:
+            writer.add([ExportItem(session, leased.rollouts[0].trajectory, {}, {}, reward=1.0)])
+            writer.finish()
+    if not frames:
+        (file,) = (tmp_path / "out").glob("**/*.jsonl")
+        (line,) = file.read_text(encoding="utf-8").splitlines()
+        assert [label for label in json.loads(line)["labels"] if label != -100] == trained
 
 
 def of_user(image: bytes) -> list[dict[str, Any]]:

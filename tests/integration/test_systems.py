@@ -6,16 +6,20 @@ The model is the example's own stand-in; record, ledger and exporter are real.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
 from rolltap.cli.export import ExportJob, run_export
+from rolltap.contract.control import RolloutControl
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.engine.scripted import Prompt, ScriptedEngine
 from rolltap.engine.tiny import FOLDER
@@ -26,6 +30,7 @@ from rolltap.reconstructor.exporters.dataset import Query
 from rolltap.reconstructor.exporters.where import parse_where
 from rolltap.reconstructor.rules import session_rules
 from rolltap.settings import load_settings
+from rolltap.trainer_client.data.readings import POLICY, PolicyReading
 from rolltap.trainer_client.data.step import view
 from rolltap.trainer_client.recipes import make_recipe
 
@@ -42,7 +47,7 @@ def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-async def home(example: Any, tmp_path: Path) -> AsyncIterator[Any]:
+async def home(example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     def reply(prompt: Prompt) -> Any:
         return example.reply(prompt)
 
@@ -59,6 +64,8 @@ async def home(example: Any, tmp_path: Path) -> AsyncIterator[Any]:
         ):
             here = exporting_here(import_module("home").Home, f"sqlite:///{tmp_path}/data/rolltap.db")(client, http)
             here.trainers = app.ledger.trainers
+            monkeypatch.setenv("ROLLTAP_TRAINER_URL", urls["trainer"])
+            monkeypatch.setenv("ROLLTAP_TRAINER_KEY", app.settings.keys.trainer)
             yield here
 
 
@@ -199,6 +206,9 @@ async def test_user_dialogues_go_on_from_a_stored_state(home: Any, example: Any,
     found = await example.main(home, tmp_path / "out")
     assert found["first"] == pytest.approx(2 / 3)
     assert found["again"] == 1.0
+    again = await home.client.get(f"/read/rollouts/{found['goes on']}")
+    assert again["rollout"]["parent"]["call_id"]
+    assert again["rollout"]["group_id"]
     assert rows(tmp_path / "out")
 
 
@@ -209,6 +219,67 @@ async def test_arpo_forks_after_a_tools_answer(home: Any, example: Any) -> None:
     group = await home.client.get(f"/read/groups/{found['group']}")
     parents = [each["rollout"]["parent"] for each in group["rollouts"]]
     assert [parent["at"] for parent in parents if parent] == [0] * 4
+
+
+@of("tcod")
+async def test_tcod_goes_on_from_ever_fewer_of_an_experts_turns(home: Any, example: Any) -> None:
+    """What the expert said is context: only the student's own turns are trained."""
+    found = await example.main(home)
+    assert [one["kept"] for one in found] == [2, 1, 0, 0]
+    assert [one["rewards"] for one in found] == [[1.0, 1.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]]
+    leased = (await home.trainers.lease(LeaseRequest("t", "tiny", 99))).groups
+    turns = {each.task.id: len(view([each]).turns) for each in leased}
+    assert turns == {"lamp-0": 2, "lamp-5": 4, "lamp-10": 6, "lamp-15": 6}
+    recipe = make_recipe("tcod", {"teacher": "folder", "every": example.EVERY})
+    assert [recipe.after(step) for step in (0, 5, 10)] == [RolloutControl(max_turns=turns) for turns in (1, 2, 3)]
+
+
+@of("appo")
+def test_appo_scores_where_entropy_and_gain_are_both_over_their_mean(example: Any) -> None:
+    """Gains exp(.05), exp(-.1), exp(.3) past the clip, 1: with entropies 1, 2, 4, 1 the third place is the first."""
+    found = example.scores([1.0, 2.0, 4.0, 1.0], [0.15, -0.4, 0.3, 0.0])
+    gains = [math.exp(0.05), math.exp(-0.1), 1.2, 1.0]
+    factors = [[(value - np.mean(of)) / np.std(of) for value in of] for of in ([1.0, 2.0, 4.0, 1.0], gains)]
+    assert [score for _, score in found] == pytest.approx([a * b for a, b in zip(*factors, strict=True)], abs=1e-4)
+    assert [sure for sure, _ in found] == [False, False, True, False]
+    token = {"logprob": -3.0, "top": [{"logprob": math.log(0.5)}, {"logprob": math.log(0.25)}]}
+    assert example.entropy(token) == pytest.approx(math.log(2))
+    assert example.entropy({"logprob": -3.0, "top": []}) == 3.0
+
+
+@of("appo")
+async def test_appo_forks_inside_replies_and_their_beginnings_are_paid(home: Any, example: Any) -> None:
+    found = await example.main(home)
+    assert (found["rollouts"], found["forks"]) == (4, 2)
+    assert all(place.at > 0 for place in found["places"])
+    group = await home.client.get(f"/read/groups/{found['group']}")
+    parents = [each["rollout"]["parent"] for each in group["rollouts"]]
+    forks = sorted((parent["call_id"], parent["at"]) for parent in parents if parent)
+    assert forks == sorted((place.call, place.at) for place in found["places"])
+    leased = (await home.trainers.lease(LeaseRequest("t", "tiny", 1))).groups
+    recipe, step = make_recipe("appo", {}), view(leased)
+    assert [rollout.trained for rollout in recipe.filtered(step).rollouts] == [True, True, False, False]
+    said = tuple(row.segment.logprobs for row in step.rows)
+    credit = recipe.credit(replace(step, readings={POLICY: PolicyReading(said, said, {})}))
+    own = [turn for turn in step.turns if not step.rollouts[turn.rollout].root]
+    assert len(own) == 2
+    assert max(len(set(credit.advantages[turn.row][turn.places].tolist())) for turn in own) > 1
+
+
+@of("trace")
+async def test_trace_gives_attempts_to_what_may_go_either_way(home: Any, example: Any) -> None:
+    """Past its first round: fair riddles, and forks of their beginnings that found a clue."""
+    found = await example.main(home)
+    assert [sorted(roots) for roots in found["roots"]] == [["fair-1", "fair-2"]] * example.ROUNDS
+    assert set(found["forks"]) == {"fair, a clue"}
+    assert len(found["forks"]) == example.FORKS * example.ROUNDS
+    predicted = found["predicted"]
+    assert predicted["hard"] < 0.15 < predicted["fair"] < 0.6 < 0.85 < predicted["easy"]
+    leased = (await home.trainers.lease(LeaseRequest("t", "tiny", 99))).groups
+    step = view([each for each in leased if each.group.id in found["groups"]])
+    assert make_recipe("arpo", {}).credit(step).weights is not None
+    kinds = [bool(rollout.root) for rollout in step.rollouts]
+    assert (kinds.count(True), kinds.count(False)) == (example.FORKS * example.ROUNDS, 4 * example.ROUNDS)
 
 
 @of("unity_mas")

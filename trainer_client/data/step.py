@@ -46,6 +46,8 @@ class StepRollout:
     """Whether its group was trained before."""
     hint: Hint = ""
     """The `hint` in the detail of one of its rewards, else the one in the task's spec: text, or token ids."""
+    root: str = ""
+    """The rollout of its group whose call it continues, or which that one goes back to; "" if it continues none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -262,6 +264,7 @@ def view(
     turns: list[StepTurn] = []
     rows: list[StepRow] = []
     for position, group in enumerate(groups):
+        roots = _roots(group)
         for record in baseline(group):
             segments = trained_segments(record)
             hints = (reward.detail.get("hint") for reward in record.rollout.rewards)
@@ -276,6 +279,7 @@ def view(
                 group.task.tags,
                 group.replay,
                 next((hint for hint in hints if hint), group.task.spec.get("hint", "")),
+                roots.get(record.rollout.id, ""),
             )
             turns += _turns(record, segments, len(rollouts), len(rows))
             rows += [StepRow(len(rollouts), segment) for segment in segments]
@@ -283,6 +287,19 @@ def view(
     shared = any(group.group.trains for group in groups)
     images = {digest: file for group in groups for digest, file in group.images.items()}
     return Step(number, tuple(rollouts), tuple(turns), tuple(rows), images=images, shared=shared)
+
+
+def _roots(group: LeasedGroup) -> dict[str, str]:
+    """By rollout that continues another one of the group, the first of its chain."""
+    own = {record.rollout.id: record.rollout.parent for record in group.rollouts}
+    parents = {name: parent.rollout_id for name, parent in own.items() if parent and parent.rollout_id in own}
+    roots: dict[str, str] = {}
+    for name in parents:
+        root = name
+        while root in parents:
+            root = parents[root]
+        roots[name] = root
+    return roots
 
 
 def check_credit(credit: Credit, step: Step) -> None:

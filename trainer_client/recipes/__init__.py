@@ -27,6 +27,7 @@ from rolltap.trainer_client.recipes.papers.aem import AEM
 from rolltap.trainer_client.recipes.papers.aepo import AEPO
 from rolltap.trainer_client.recipes.papers.agentflow import AgentFlow
 from rolltap.trainer_client.recipes.papers.agentgym_rl import AgentGymRL
+from rolltap.trainer_client.recipes.papers.appo import APPO
 from rolltap.trainer_client.recipes.papers.archer import ArCHer
 from rolltap.trainer_client.recipes.papers.arpo import ARPO
 from rolltap.trainer_client.recipes.papers.astraflow import AstraFlow
@@ -39,6 +40,7 @@ from rolltap.trainer_client.recipes.papers.gigpo import GiGPO
 from rolltap.trainer_client.recipes.papers.hiper import HiPER
 from rolltap.trainer_client.recipes.papers.infopo import InfoPO
 from rolltap.trainer_client.recipes.papers.lite_ppo import LitePPO
+from rolltap.trainer_client.recipes.papers.marft import MARFT
 from rolltap.trainer_client.recipes.papers.mars import MARS
 from rolltap.trainer_client.recipes.papers.odysseus import Odysseus
 from rolltap.trainer_client.recipes.papers.opd import OPD
@@ -56,6 +58,7 @@ from rolltap.trainer_client.recipes.papers.spiral import SPIRAL
 from rolltap.trainer_client.recipes.papers.ssp import SSP
 from rolltap.trainer_client.recipes.papers.steppo import StepPO
 from rolltap.trainer_client.recipes.papers.tcod import TCOD
+from rolltap.trainer_client.recipes.papers.tree_grpo import TreeGRPO
 from rolltap.trainer_client.recipes.papers.tt_opd import TTOPD
 from rolltap.trainer_client.recipes.papers.turn_grpo import TurnGRPO
 from rolltap.trainer_client.recipes.papers.webagent_r1 import WebAgentR1
@@ -67,6 +70,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "agentflow": AgentFlow,
     "agentgym_rl": AgentGymRL,
     "ai_searchplanner": presets.AISearchPlanner,
+    "appo": APPO,
     "archer": ArCHer,
     "arpo": ARPO,
     "artist": presets.ARTIST,
@@ -85,6 +89,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "hiper": HiPER,
     "infopo": InfoPO,
     "lite_ppo": LitePPO,
+    "marft": MARFT,
     "mars": MARS,
     "mua_rl": presets.MUARL,
     "odysseus": Odysseus,
@@ -103,6 +108,7 @@ RECIPES: dict[str, type[Recipe]] = {
     "ssp": SSP,
     "steppo": StepPO,
     "tcod": TCOD,
+    "tree_grpo": TreeGRPO,
     "tt_opd": TTOPD,
     "turn_grpo": TurnGRPO,
     "webagent_r1": WebAgentR1,
@@ -112,7 +118,7 @@ RECIPES: dict[str, type[Recipe]] = {
 SHARE, COUNT, DIVISOR = (0.0, 1.0), (1.0, 1e9), (1e-6, 1e6)
 RANGES: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(("gamma", "lam", "lam_segment", "decay", "tau", "share", "likeness", "rate"), SHARE),
-    **dict.fromkeys(("steps", "explore", "every"), COUNT),
+    **dict.fromkeys(("steps", "explore", "every", "half_life"), COUNT),
     **dict.fromkeys(("spread", "temperature", "scale"), DIVISOR),
     "value_clip": (0.0, math.inf),
 }

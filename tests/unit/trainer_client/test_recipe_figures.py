@@ -229,6 +229,35 @@ def test_steppo_estimates_over_replies() -> None:
     assert np.count_nonzero(shares) == 3
 
 
+def test_marft_estimates_over_the_replies_of_all_agents() -> None:
+    """r [0, 0, 1] of two agents, V [.2, .5, .6], gamma .9: a reply bootstraps from the other agent's prompt."""
+    turns = [([5], [8, 9], ""), ([6], [9], "critic"), ([7], [9, 8, 10], "")]
+    step = view([group("g", [record("g", 0, [spoken("a", turns)], 1.0)])])
+    credit = make_recipe("marft", {"gamma": 0.9, "lam": 0.5}).credit(reading(step, value=[0.2, 0.5, 0.6]))
+    errors = [0.9 * 0.5 - 0.2, 0.9 * 0.6 - 0.5, 1 - 0.6]
+    raw = np.array([errors[0] + 0.45 * (errors[1] + 0.45 * errors[2]), errors[1] + 0.45 * errors[2], errors[2]])
+    assert by_turn(step, credit) == pytest.approx((raw - raw.mean()) / raw.std(ddof=1), abs=1e-4)
+    starts = [int(turn.places[0]) for turn in step.turns]
+    assert credit.extra["value_target"][0][starts] == pytest.approx(raw + [0.2, 0.5, 0.6], abs=1e-4)
+    assert [set(credit.extra["turn"][0][turn.places]) for turn in step.turns] == [{0}, {1}, {2}]
+    with pytest.raises(ConfigError, match="all calls are of one agent"):
+        make_recipe("marft", {}).check(view([scripted("g", [[0.0]], [1.0])]))
+
+
+def test_marft_has_one_clipped_ratio_a_reply() -> None:
+    """Log-ratios .1 and .3 of one reply, .5 of the next: ratios exp(.2), past the clip, for both, and exp(.5)."""
+    recipe = make_recipe("marft", {})
+    extra = {"turn": torch.tensor([4.0, 4.0, 5.0])}
+    extra |= {f"value_{name}": torch.zeros(3) for name in ("before", "target", "share")}
+    batch = replace(batch_of([-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]), extra=extra)
+    current = torch.tensor([-0.9, -0.7, -0.5], requires_grad=True)
+    predicted = Predictions(current, torch.zeros(3), {"value": torch.zeros(3)})
+    terms = recipe.loss(predicted, batch, PolicyLoss(clip_high=0.3))
+    assert terms.log_ratio_M.tolist() == pytest.approx([0.2, 0.2, 0.5])
+    (gradient,) = torch.autograd.grad(terms.loss, current)
+    assert gradient.tolist() == pytest.approx([-math.exp(0.2), -math.exp(0.2), 0])
+
+
 def test_odysseus_drops_turns_that_were_no_better_than_their_value() -> None:
     step = view([scripted("g", [[0.4, -0.2, 0.1]], [0.0])])
     credit = make_recipe("odysseus", {"gamma": 0.0}).credit(reading(step, value=[0.0, 0.0, 0.0]))

@@ -1,16 +1,22 @@
-"""ARPO's credit by hand: a shared beginning is paid by all its continuations, a fork's own tokens by its own reward."""
+"""Credit over forks by hand: a shared beginning is paid by all its continuations.
+
+With ARPO a fork's own tokens are paid by its own reward; with APPO a fork carries no loss.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from rolltap.contract.trainer import RolloutRecord
+from rolltap.trainer_client.data.readings import POLICY, PolicyReading
 from rolltap.trainer_client.data.step import Step, view
 from rolltap.trainer_client.recipes import make_recipe
-from rolltap.types import NO_VERSION, CallSpan, Segment
+from rolltap.types import NO_VERSION, CallSpan, RolloutParent, Segment
 
 from .making import group, record
 
@@ -35,10 +41,16 @@ def a_segment(calls: Sequence[tuple[str, int, str]]) -> Segment:
 
 def a_step(rewards: Sequence[float], rollouts: Sequence[Sequence[tuple[str, int, str]]]) -> Step:
     records = [
-        record("g", number, [a_segment(calls)], reward)
+        continuing(record("g", number, [a_segment(calls)], reward), calls)
         for number, (calls, reward) in enumerate(zip(rollouts, rewards, strict=True))
     ]
     return view([group("g", records)])
+
+
+def continuing(one: RolloutRecord, calls: Sequence[tuple[str, int, str]]) -> RolloutRecord:
+    """The record, whose rollout continues the last call that another one sampled."""
+    parents = [RolloutParent(by, call_id.rstrip("'")) for call_id, _, by in calls if by]
+    return replace(one, rollout=replace(one.rollout, parent=parents[-1] if parents else None))
 
 
 def found(step: Step) -> list[list[tuple[float, float]]]:
@@ -83,3 +95,73 @@ def test_a_fork_of_a_rollout_that_is_not_in_the_step_has_its_own_advantage() -> 
     assert np.array(found(step)[0]) == pytest.approx(np.array([(one, 1)] * 2), abs=1e-5)
     masked = replace(step, rollouts=(replace(step.rollouts[0], trained=False), step.rollouts[1]))
     assert found(masked) == found(step)
+
+
+TREES = [
+    [("a", 1, "")],
+    [("a", 1, "g-r0"), ("b", 1, "")],
+    [("z", 1, "elsewhere"), ("c", 1, "")],
+    [("a", 1, "g-r0"), ("b", 1, "g-r1"), ("d", 2, "")],
+]
+"""The last one is a fork of a fork of the first."""
+
+
+def test_a_forks_root_is_the_first_of_its_group_that_it_goes_back_to() -> None:
+    step = a_step([1.0, 0.0, 0.0, 0.0], TREES)
+    assert [rollout.root for rollout in step.rollouts] == ["", "g-r0", "", "g-r0"]
+
+
+def test_tree_grpo_compares_within_trees_and_over_them() -> None:
+    rewards = [1.0, 0.0, 0.4, 0.3]
+    step = a_step(rewards, TREES)
+    over = [(reward - np.mean(rewards)) / np.std(rewards, ddof=1) for reward in rewards]
+    tree = [rewards[0], rewards[1], rewards[3]]
+    own = [a + (r - np.mean(tree)) / np.std(tree, ddof=1) * (r != 0.4) for a, r in zip(over, rewards, strict=True)]
+    credit = make_recipe("tree_grpo", {}).credit(step)
+    found = [row[one.segment.loss_mask].tolist() for one, row in zip(step.rows, credit.advantages, strict=True)]
+    expected = [[(own[0] + own[1] + own[3]) / 3], [(own[1] + own[3]) / 2], [own[2]], [own[3]] * 2]
+    for mine, wanted in zip(found, expected, strict=True):
+        assert mine == pytest.approx(wanted, abs=1e-4)
+
+
+APPO = (
+    (1.0, [("a", 1, ""), ("b", 3, "")], [0.1, 0.05, 1.2, 0.15]),
+    (0.0, [("x", 2, "")], [0.3, -0.4]),
+    (0.3, [("y", 1, ""), ("z", 1, "")], [0.9, float(np.float32(math.log(3)))]),
+    (0.2, [("a", 1, "g-r0"), ("b", 2, "g-r0"), ("b'", 1, "")], [0.0]),
+    (1.0, [("a", 1, "g-r0"), ("c", 1, "")], [0.0]),
+    (0.5, [("x", 1, "g-r1"), ("x'", 2, "")], [0.0, 0.0]),
+)
+"""Rewards, calls, and by how much the policy's log-prob of each own token is over the engine's (-1)."""
+
+
+@pytest.mark.parametrize(("weight", "limit", "half_life"), [(1.0, 0.2, 64.0), (0.5, 3.0, 1.0)])
+def test_appo_pays_a_beginning_by_its_forks_and_scales_it_by_what_the_policy_gained_since(
+    weight: float, limit: float, half_life: float
+) -> None:
+    """A token past three times its probability adds no gain; first rollouts and forks have a baseline each."""
+    step = a_step([reward for reward, *_ in APPO], [calls for _, calls, _ in APPO])
+    said = []
+    for row, (_, _, gains) in zip(step.rows, APPO, strict=True):
+        values = np.zeros(len(row.segment), np.float32)
+        values[row.segment.loss_mask] = np.array(gains, np.float32) - 1
+        said.append(values)
+    step = replace(step, readings={POLICY: PolicyReading(tuple(said), tuple(said), {})})
+    recipe = make_recipe("appo", {"weight": weight, "limit": limit, "half_life": half_life})
+    assert [rollout.trained for rollout in recipe.filtered(step).rollouts] == [True] * 3 + [False] * 3
+
+    first, forked = ([(value - np.mean(of)) / np.std(of) for value in of] for of in ([1.0, 0.0, 0.3], [0.2, 1.0, 0.5]))
+    branches = [[(forked[0] + forked[1]) / 2, forked[0], forked[0], 0], [forked[2], 0], [0, 0]]
+    credit = recipe.credit(step)
+    assert credit.weights is None
+    for number, (_, _, gains) in enumerate(APPO[:3]):
+        counted = [0.0 if gain > np.float32(math.log(3)) else gain for gain in gains]
+        future = [
+            sum(0.5 ** ((k - t) / half_life) * counted[k] for k in range(t, len(counted))) for t in range(len(counted))
+        ]
+        expected = [
+            (first[number] + branch) * (1 + weight * min(max(math.exp(gain), 1), 1 + limit))
+            for branch, gain in zip(branches[number], future, strict=True)
+        ]
+        mine = credit.advantages[number][step.rows[number].segment.loss_mask]
+        assert mine.tolist() == pytest.approx(expected, abs=1e-4)

@@ -36,7 +36,7 @@ from rolltap.trainer_client.recipes.papers.seeupo import SeeUPO
 from rolltap.trainer_client.recipes.papers.spear import SPEAR
 from rolltap.trainer_client.run.planning import rows_to_train
 from rolltap.trainer_client.settings import LossSettings
-from rolltap.types import Scoring
+from rolltap.types import RolloutParent, Scoring
 
 from .acting import hinted, rewarded, spoken
 from .making import group, record
@@ -554,6 +554,13 @@ def loss_of(recipe: Recipe, step: Step, credit: Credit) -> float:
     return float(recipe.loss(Predictions(logprobs, entropy, values), batch, PolicyLoss()).loss)
 
 
+def forked(one: LeasedGroup) -> LeasedGroup:
+    """The group, whose second rollout continues the first."""
+    first, second, *rest = one.rollouts
+    second = replace(second, rollout=replace(second.rollout, parent=RolloutParent(first.rollout.id, "call")))
+    return replace(one, rollouts=(first, second, *rest))
+
+
 def test_a_recipe_of_the_page_differs_from_its_base_and_settings_do_not(tmp_path: Path) -> None:
     """By its credit or its loss on a step; a control by what it sets for rollouts to come."""
     Tokenizer(WordLevel({f"w{number}": number for number in range(64)}, unk_token="w1")).save(
@@ -562,6 +569,7 @@ def test_a_recipe_of_the_page_differs_from_its_base_and_settings_do_not(tmp_path
     page = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "recipes_page.py"))
     groups_ = leased((*GAMES, *SEATS, GAMES[1][:1]))  # the last is a group of one
     groups_ = [replace(one, rollouts=tuple(hinted(each, [5]) for each in one.rollouts)) for one in groups_]
+    groups_[0] = forked(groups_[0])
     step = replace(view(groups_, number=30), tokenizer=tmp_path)
     step = replace(step, readings=said_of(step, READINGS))
     found: dict[str, str] = {}

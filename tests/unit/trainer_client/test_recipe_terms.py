@@ -413,7 +413,7 @@ def test_an_outcome_is_added_to_given_values_and_sequences_are_a_rollouts_or_an_
     assert step.sequences(by_agent=True) == [[0, 2], [1], [3, 5], [4]]
 
 
-@pytest.mark.parametrize("name", ["ppo", "steppo", "odysseus"])
+@pytest.mark.parametrize("name", ["ppo", "steppo", "odysseus", "marft"])
 def test_gamma_discounts_rewards_and_lambda_only_the_later_errors(name: str) -> None:
     """Schulman et al. 2016, eq. 16, gamma .9 and lam .6: over tokens, or over turns of one token each."""
     turns = [([5], [8], "")] * 3

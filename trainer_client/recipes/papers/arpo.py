@@ -18,24 +18,34 @@ import numpy as np
 
 from rolltap.trainer_client.data.step import Credit, Step
 from rolltap.trainer_client.recipes.base import Recipe
-from rolltap.trainer_client.recipes.estimators import normalise
+from rolltap.trainer_client.recipes.estimators import Numbers, normalise
 
 
 class ARPO(Recipe):
     def credit(self, step: Step) -> Credit:
         """A = [1, -1], a fork (-1) behind the first token of a reply of two: its tokens get [0, 1], weights [2, 1]."""
-        advantages = normalise(step.rewards, step.groups)
-        own, counts = step.broadcast(advantages), step.broadcast(np.ones(len(advantages)))
-        sums, weights = [row.copy() for row in own.advantages], [row.copy() for row in counts.advantages]
-        forks = _forks(step)
-        for turn in step.turns:
-            start = next(span.start for span in step.rows[turn.row].segment.turns if span.call_id == turn.call_id)
-            for rollout, length in forks.get(turn.call_id, {}).items():
-                shared = turn.places[turn.places < start + length]
-                sums[turn.row][shared] += np.float32(advantages[rollout])
-                weights[turn.row][shared] += 1
-        means = [(total / np.maximum(count, 1)).astype(np.float32) for total, count in zip(sums, weights, strict=True)]
-        return Credit(tuple(means)).weighted(weights)
+        advantages = self.estimated(step)
+        sums, weights = over_forks(step, advantages)
+        own = step.broadcast(advantages).advantages
+        shared = ((mine + total) / (count + 1) for mine, total, count in zip(own, sums, weights, strict=True))
+        return Credit(tuple(row.astype(np.float32) for row in shared)).weighted([count + 1 for count in weights])
+
+    def estimated(self, step: Step) -> Numbers:
+        """[R] What each rollout's own tokens are paid."""
+        return normalise(step.rewards, step.groups)
+
+
+def over_forks(step: Step, values: Numbers) -> tuple[list[Numbers], list[Numbers]]:
+    """Of each token, the sum of `values` [R] of the other rollouts that contain it, and how many these are."""
+    sums, counts = ([np.zeros(len(row.segment)) for row in step.rows] for _ in range(2))
+    forks = _forks(step)
+    for turn in step.turns:
+        start = next(span.start for span in step.rows[turn.row].segment.turns if span.call_id == turn.call_id)
+        for rollout, length in forks.get(turn.call_id, {}).items():
+            shared = turn.places[turn.places < start + length]
+            sums[turn.row][shared] += values[rollout]
+            counts[turn.row][shared] += 1
+    return sums, counts
 
 
 def _forks(step: Step) -> dict[str, dict[int, int]]:

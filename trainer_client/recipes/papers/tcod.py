@@ -5,7 +5,7 @@
 
 Clipped as in PPO, mean over rollouts of their means; the released code's are means over turns. The teacher is the
 folder of option `teacher`, of the student's vocabulary. The cap is set on the policy: attempts that begin after a step
-have it. The backward variant, which replays an expert's first turns, needs sessions on a stored prefix and is not here.
+have it. The backward variant, in which the student goes on from an expert's turns, is examples/systems/tcod.py.
 """
 
 from __future__ import annotations
