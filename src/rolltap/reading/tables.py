@@ -150,7 +150,7 @@ def shown(progress: bool | None, what: str) -> Iterator[Show]:
     if progress is False or (progress is None and not sys.stderr.isatty()):
         yield lambda done, total: None
         return
-    from rich.console import Console  # noqa: TID251 - prints a type's name and numbers
+    from rich.console import Console  # it prints a type's name and numbers
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:

@@ -23,8 +23,8 @@ import rolltap
 from rolltap.engine.scripted import say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, DatasetError
-from rolltap.record import AsyncRecord, Record
 from rolltap.reading.types import SessionPage, SessionQuery
+from rolltap.record import AsyncRecord, Record
 
 from ...harnesses.house import House, house
 from .conftest import QUESTION, TURN, ReadHouse, Talk
