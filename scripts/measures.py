@@ -145,10 +145,11 @@ def way_of_a_lease(modules: Mapping[str, ast.Module]) -> list[str]:
     meaning: dict[Place, Place] = {}
     for name in (each for each in modules if each.startswith("rolltap.ledger.")):
         for node in modules[name].body:
-            inner = node.body if isinstance(node, ast.ClassDef) else ()
-            known |= {(name, f"{node.name}.{each.name}"): each for each in inner if isinstance(each, FUNCTION)}
-            known |= {(name, node.name): node} if isinstance(node, FUNCTION) else {}
-            if isinstance(node, ast.ImportFrom) and node.module:
+            if isinstance(node, ast.ClassDef):
+                known |= {(name, f"{node.name}.{each.name}"): each for each in node.body if isinstance(each, FUNCTION)}
+            elif isinstance(node, FUNCTION):
+                known[name, node.name] = node
+            elif isinstance(node, ast.ImportFrom) and node.module:
                 meaning |= {(name, alias.name): (node.module, alias.name) for alias in node.names}
     way: list[str] = []
 
