@@ -4,6 +4,8 @@ files, lines            of the product, without tests, examples and scripts
 imports                 their share of all lines
 small private helpers   private functions of at most six lines with one caller, as a share of all functions
 import circles          groups of files that import one another, imports for type checkers included
+arrows up               imports of a room above by one below, in the order of the layers in `pyproject.toml`
+way of a lease          files of the ledger that a reader of `Trainers.lease` passes, and returns to one of them
 words                   of docs/ and README.md
 """
 
@@ -12,14 +14,17 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "proxy", "reconstructor", "trainer_client", "harnesses")
 SMALL = 6
 LARGEST_FILE, LARGEST_FUNCTION, MOST_PARAMETERS = 800, 80, 8
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def product() -> dict[str, str]:
@@ -41,7 +46,7 @@ def is_command_line(name: str) -> bool:
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (node for node in ast.walk(tree) if isinstance(node, FUNCTION))
 
 
 def length(node: ast.stmt) -> int:
@@ -65,9 +70,9 @@ def small_helpers(tree: ast.Module) -> Iterator[str]:
             yield node.name
 
 
-def imports(name: str, tree: ast.Module, modules: Mapping[str, ast.Module]) -> set[str]:
-    """The product's modules that a module imports when it is loaded or checked; imports within functions left out."""
-    inside = {id(child) for node in functions(tree) for child in ast.walk(node)}
+def imports(name: str, tree: ast.Module, modules: Mapping[str, ast.Module], *, all_of: bool = False) -> set[str]:
+    """The product's modules that a module imports when it is loaded or checked; with `all_of`, in functions, too."""
+    inside = set() if all_of else {id(child) for node in functions(tree) for child in ast.walk(node)}
     found: set[str] = set()
     for node in ast.walk(tree):
         if id(node) in inside:
@@ -107,6 +112,70 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return [members for members in found if len(members) > 1]
 
 
+def layers() -> dict[str, int]:
+    """The height of each room, by the layers that import-linter checks."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    (lines,) = (each["layers"] for each in contracts if each["type"] == "layers" and "containers" not in each)
+    return {room: height for height, line in enumerate(reversed(lines)) for room in line.split(" | ")}
+
+
+def arrows_up(modules: Mapping[str, ast.Module]) -> set[tuple[str, str]]:
+    height = layers()
+    pairs = (
+        (".".join(name.split(".")[:2]), ".".join(other.split(".")[:2]))
+        for name, tree in modules.items()
+        for other in imports(name, tree, modules, all_of=True)
+    )
+    return {(room, other) for room, other in pairs if height.get(room, 99) < height.get(other, 0)}
+
+
+Place = tuple[str, str]
+"""A function: its module, and its name there."""
+
+LEASE: Place = ("rolltap.ledger.leases", "Trainers.lease")
+TRANSACTIONS: Place = ("rolltap.ledger.unit_of_work", "UnitOfWork")
+
+
+def way_of_a_lease(modules: Mapping[str, ast.Module]) -> list[str]:
+    """The ledger's modules in the order in which a reader enters them who begins at `LEASE` and looks up each function
+    that is named there, once. What `Trainers` is given is left out, but for its transactions."""
+    known: dict[Place, ast.stmt] = {}
+    meaning: dict[Place, Place] = {}
+    for name in (each for each in modules if each.startswith("rolltap.ledger.")):
+        for node in modules[name].body:
+            if isinstance(node, ast.ClassDef):
+                known |= {(name, f"{node.name}.{each.name}"): each for each in node.body if isinstance(each, FUNCTION)}
+            elif isinstance(node, FUNCTION):
+                known[name, node.name] = node
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                meaning |= {(name, alias.name): (node.module, alias.name) for alias in node.names}
+    way: list[str] = []
+
+    def read(place: Place) -> None:
+        module, function = place
+        node = known.pop(place)
+        way.append(module)
+        named = (each for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute))
+        for each in sorted(named, key=lambda one: (one.lineno, one.col_offset)):
+            match each:
+                case ast.Name(id=name):
+                    other = meaning.get((module, name), (module, name))
+                case ast.Attribute(value=ast.Name(id="self"), attr=name):
+                    other = module, f"{function.partition('.')[0]}.{name}"
+                case ast.Attribute(value=ast.Attribute(attr="_uow"), attr=name):
+                    other = TRANSACTIONS[0], f"{TRANSACTIONS[1]}.{name}"
+                case _:
+                    continue
+            if other in known:
+                read(other)
+                way.append(module)
+
+    read(LEASE)
+    return [module for module, _ in groupby(way)]
+
+
 def words() -> int:
     """Those with a letter or a digit: the frames of tables and lists are no words, so a table costs what it says."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
@@ -121,12 +190,15 @@ def main() -> None:
     counted = [node for tree in modules.values() for node in functions(tree)]
     helpers = sum(len(list(small_helpers(tree))) for tree in modules.values())
     found = circles({name: imports(name, tree, modules) for name, tree in modules.items()})
+    way = way_of_a_lease(modules)
     rows = {
         "product files / lines": f"{len(modules):,} / {total:,}",
         "imports, share of lines": f"{sum(map(import_lines, modules.values())) / total:.1%}",
         f"private helpers of at most {SMALL} lines with one caller": f"{helpers} of {len(counted):,} functions, "
         f"{helpers / len(counted):.1%}",
-        "import circles, type checking included": f"{len(found)}: {', '.join(str(len(one)) for one in found)} files",
+        "import circles, type checking included": "; ".join(map(", ".join, found)),
+        "arrows up between top rooms": "; ".join(map(" to ".join, sorted(arrows_up(modules)))),
+        "way of a lease": f"{len(set(way))} files, {len(way) - len(set(way))} returns",
         f"files over {LARGEST_FILE} lines": ", ".join(name for name, count in lines.items() if count > LARGEST_FILE),
         f"functions over {LARGEST_FUNCTION} lines": str(sum(length(node) > LARGEST_FUNCTION for node in counted)),
         f"functions with over {MOST_PARAMETERS} parameters, commands excepted": str(

@@ -30,7 +30,7 @@ EACH_HARNESS = "Each harness"
 ENDPOINT = Endpoint("http://127.0.0.1:8710/s/SESSION", "KEY", "my-model")
 LINK = re.compile(r"(?P<before>\]\()(?P<path>[^)#:\s]+)(?P<rest>(?:#[^)\s]*)?\))")
 PYTHON = {
-    "The record": ("rolltap.reading.record", "rolltap.reading.tables"),
+    "The record": ("rolltap.record", "rolltap.reading.tables"),
     "Leases": (
         "rolltap.trainer_client.lease.client",
         "rolltap.trainer_client.lease.protocol",

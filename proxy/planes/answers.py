@@ -10,7 +10,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from rolltap import wire
-from rolltap.contract.keys import KeyRecord
 from rolltap.ledger.groups import DeadLetter
 from rolltap.ledger.keys import AuditEntry
 from rolltap.ledger.submissions import Submission
@@ -102,27 +101,6 @@ class AuditPage:
     """Audit entries, newest first."""
 
     entries: Sequence[AuditEntry]
-
-
-@dataclass(frozen=True, slots=True)
-class KeyList:
-    """The minted keys, newest first."""
-
-    keys: Sequence[KeyRecord]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyWithSecret(KeyRecord):
-    """A key's record with its secret, `key`, which no other answer contains."""
-
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class RevokedKeys:
-    """The ids of the revoked keys."""
-
-    revoked: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from rolltap import __version__
 from rolltap.errors import RolltapError
 from rolltap.proxy.front import access
 from rolltap.proxy.front.access import guard
-from rolltap.proxy.front.policy_limits import limit_to_policies
 from rolltap.proxy.planes import health, keys, leases, policies, read, rollouts, sessions
 from rolltap.proxy.planes.answers import ErrorAnswer
 from rolltap.proxy.planes.bodies import check_parameters
 from rolltap.proxy.planes.health import diagnosis_router, metrics_router
 from rolltap.proxy.planes.keys import audit_router
 from rolltap.proxy.planes.policies import score_router, transfer_router
+from rolltap.proxy.planes.policy_limits import limit_to_policies
 from rolltap.proxy.planes.rollouts import event_router, node_router, task_router
 from rolltap.proxy.planes.router import PlaneRouter, answer, describe
 from rolltap.proxy.planes.services import Services

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from fastapi import Query
 
-from rolltap.contract.keys import MintKey, RotateKey
+from rolltap.contract.keys import KeyList, KeyWithSecret, MintKey, RevokedKeys, RotateKey
 from rolltap.proxy.front.access import By
-from rolltap.proxy.planes.answers import AuditPage, KeyList, KeyWithSecret, RevokedKeys, fields_of
+from rolltap.proxy.planes.answers import AuditPage, fields_of
 from rolltap.proxy.planes.bodies import Limit
 from rolltap.proxy.planes.policies import policy_of
 from rolltap.proxy.planes.router import PlaneRouter

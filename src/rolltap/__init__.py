@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rolltap.reading.record import AsyncRecord, Record, open, open_async
+    from rolltap.record import AsyncRecord, Record, open, open_async
 
 __version__ = "0.3.0"
 __all__ = ["AsyncRecord", "Record", "__version__", "open", "open_async"]
@@ -19,7 +19,7 @@ __all__ = ["AsyncRecord", "Record", "__version__", "open", "open_async"]
 def __getattr__(name: str) -> Any:
     """The record's Python interface, imported when it is first used: `import rolltap` alone loads nothing."""
     if name in __all__:
-        from rolltap.reading import record
+        from rolltap import record
 
         return getattr(record, name)
     raise AttributeError(f"module 'rolltap' has no attribute {name!r}")

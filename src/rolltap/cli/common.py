@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -24,6 +24,7 @@ from rolltap.settings import STORE_HELP, store_url
 
 if TYPE_CHECKING:
     from rolltap.cli.server_address import PlaneClient
+    from rolltap.contract.control import PolicyStatus
     from rolltap.settings import PlaneName, Settings
 
 
@@ -168,12 +169,12 @@ def interrupted_by_term() -> Iterator[None]:
         yield
 
 
-def refuse_relayed(served: Sequence[Mapping[str, Any]], policies: Collection[str]) -> None:
+def refuse_relayed(served: Sequence[PolicyStatus], policies: Collection[str]) -> None:
     """`ConfigError` if one of `policies` is relayed with the user's own key; without `policies`, if all policies are.
 
     `served` is the server's list of policies.
     """
-    relayed = [policy["name"] for policy in served if policy["relayed"]]
+    relayed = [policy.name for policy in served if policy.relayed]
     if refused := [name for name in relayed if name in policies or (not policies and len(relayed) == len(served))]:
         raise ConfigError(
             f"{', '.join(refused)}: calls are relayed to the vendor under your own key, which rolltap does not have; "
@@ -214,13 +215,13 @@ def complete_session(incomplete: str) -> list[str]:
 
 def complete_policy(incomplete: str) -> list[str]:
     """The policies of the settings here, else those of the running server."""
+    from rolltap.cli.server_address import POLICIES
     from rolltap.settings import load_settings
 
     try:
         names = list(load_settings(config_path(None)).policies)
         if not names:
-            rows = connect("admin", config_path(None)).call("GET", "/policies")["policies"]
-            names = [row["name"] for row in rows]
+            names = [policy.name for policy in connect("admin", config_path(None)).send(POLICIES).policies]
     except RolltapError:
         return []
     return [name for name in names if name.startswith(incomplete)]

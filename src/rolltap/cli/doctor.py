@@ -21,7 +21,6 @@ from rolltap.cli.harness import NOT_INSTALLED, TESTED_RELEASE, installed
 from rolltap.cli.screen import Screen
 from rolltap.cli.server_address import PlaneClient
 from rolltap.contract.admin import Diagnosis, Finding
-from rolltap.contract.request import Request, read_as
 from rolltap.errors import (
     ConfigError,
     DatabaseInUse,
@@ -362,7 +361,7 @@ def _processes(plane: PlaneClient) -> list[Diagnosis]:
     found: dict[tuple[str, int], Diagnosis] = {}
     known = 0
     for _ in range(MOST_ASKED):
-        answer = plane.send(Request("GET", "/diagnosis", parse=read_as(Diagnosis), once=True))
+        answer = plane.call("GET", "/diagnosis", Diagnosis)
         known = known + 1 if (answer.host, answer.process) in found else 0
         found.setdefault((answer.host, answer.process), answer)
         if known == KNOWN_IN_A_ROW:

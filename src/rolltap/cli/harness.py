@@ -28,6 +28,8 @@ from rolltap.cli.common import (
     refuse_relayed,
 )
 from rolltap.cli.screen import Screen, say, working
+from rolltap.cli.server_address import POLICIES
+from rolltap.contract.admin import SessionKey
 from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.harnesses.agents.install import find, install, on_path
 from rolltap.harnesses.agents.registry import get_harness, harness_names, release_results
@@ -154,19 +156,20 @@ def env(
     if launch_type(harness) is PythonCall:
         raise TaskInvalid(f"{name} runs inside the runner; there is nothing to export")
     server = connect("admin", config, url)
-    served = server.call("GET", "/policies")["policies"]
+    served = server.send(POLICIES).policies
     if session:
         of = server.ask(ReadPlane.session, session).summary.policy
         refuse_relayed(served, [of])
         base = agent_url or plane_url(load_settings(config_path(config)), "agent")
-        context = next((each.get("context", 0) for each in served if each["name"] == of), 0)
+        context = next((each.context for each in served if each.name == of), 0)
         endpoint = Endpoint(f"{base.rstrip('/')}/s/{session}", key, of, context)
     else:
         refuse_relayed(served, [policy] if policy else [])
-        opened = server.call("POST", "/sessions", {"policy": policy or None, "tags": {"harness": name}})
-        base = f"{agent_url.rstrip('/')}/s/{opened['session_id']}" if agent_url else opened["base_url"]
-        endpoint = Endpoint(base, opened["key"], opened["policy"], opened.get("context", 0))
-        say(comment(f"session {opened['session_id']}, model {opened['policy']}; the key is shown only now"))
+        body = {"policy": policy or None, "tags": {"harness": name}}
+        opened = server.call("POST", "/sessions", SessionKey, body)
+        base = f"{agent_url.rstrip('/')}/s/{opened.session_id}" if agent_url else opened.base_url
+        endpoint = Endpoint(base, opened.key, opened.policy, opened.context)
+        say(comment(f"session {opened.session_id}, model {opened.policy}; the key is shown only now"))
     job = Job(endpoint, PROMPT, Path.cwd(), SAMPLE_JOB.home, Limits())
     launch, by_hand = _launches(harness, job)
     if launch.files:  # those beside them answer the questions of a first start: your own installation has asked them

@@ -12,9 +12,9 @@ import typer
 from rich.table import Column, Table
 
 from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors, one_that_begins
-from rolltap.cli.screen import Screen, say
+from rolltap.cli.screen import Screen, json_text, say
 from rolltap.cli.server_address import PlaneClient
-from rolltap.contract.keys import ROLES
+from rolltap.contract.keys import ROLES, KeyList, KeyRecord, KeyWithSecret, RevokedKeys
 from rolltap.errors import ConfigError
 from rolltap.ids import ID_LENGTH
 
@@ -54,22 +54,21 @@ def mint(
     amounts = {"calls": calls, "tokens": tokens, "mb": mb, "per_minute": per_minute}
     budget = {name: amount for name, amount in amounts.items() if amount is not None}
     limits |= {"budget": budget} if budget else {}
-    _print(connect("admin", config, url).call("POST", "/keys", body | limits), as_json)
+    _print(connect("admin", config, url).call("POST", "/keys", KeyWithSecret, body | limits), as_json)
 
 
 @app.command("list")
 @one_line_errors
 def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOption = None) -> None:
     """Lists the minted keys, the newest first, without the settings' keys (keys.toml)."""
-    keys = connect("admin", config, url).call("GET", "/keys")["keys"]
+    keys = connect("admin", config, url).call("GET", "/keys", KeyList).keys
     if as_json:
-        say(json.dumps(keys))
+        say(json_text(keys))
         return
     table = Table(Column("key", no_wrap=True), "name", "role", "tenant", "policies", "used", "minted by", "state")
     for key in keys:
-        policies = "" if key["policies"] is None else " ".join(key["policies"])
-        row = (key["id"], key["name"], key["role"], key["tenant"], policies, _used(key), key["minted_by"], _state(key))
-        table.add_row(*row)
+        policies = " ".join(key.policies or ())
+        table.add_row(key.id, key.name, key.role, key.tenant, policies, _used(key), key.minted_by, _state(key))
     Screen().print(table)
 
 
@@ -86,7 +85,8 @@ def rotate(
     """Adds a new secret to a key and prints it. The previous one stays valid for a while."""
     body = {"overlap": seconds_of(overlap, "--overlap")} | ({"ttl": seconds_of(ttl, "--ttl")} if ttl else {})
     plane = connect("admin", config, url)
-    _print(plane.call("POST", f"/keys/{quote(_whole_id(plane, key), safe='')}/rotate", body), as_json)
+    path = f"/keys/{quote(_whole_id(plane, key), safe='')}/rotate"
+    _print(plane.call("POST", path, KeyWithSecret, body), as_json)
 
 
 @app.command()
@@ -95,7 +95,7 @@ def revoke(key: KeyArgument, url: UrlOption = None, config: ConfigOption = None)
     """Revokes a key and all keys that were minted with it."""
     plane = connect("admin", config, url)
     key = _whole_id(plane, key)
-    revoked = plane.call("POST", f"/keys/{quote(key, safe='')}/revoke")["revoked"]
+    revoked = plane.call("POST", f"/keys/{quote(key, safe='')}/revoke", RevokedKeys).revoked
     for id in revoked:
         say(f"key {id} is revoked")
     if not revoked:
@@ -106,7 +106,7 @@ def _whole_id(plane: PlaneClient, text: str) -> str:
     """The id of the one minted key that begins with `text`; ids of the settings' keys are their roles."""
     if len(text) >= ID_LENGTH or text in ROLES:
         return text
-    return one_that_begins(text, [key["id"] for key in plane.call("GET", "/keys")["keys"]], "keys")
+    return one_that_begins(text, [key.id for key in plane.call("GET", "/keys", KeyList).keys], "keys")
 
 
 def seconds_of(text: str, option: str) -> float:
@@ -117,39 +117,39 @@ def seconds_of(text: str, option: str) -> float:
     return float(matched[1]) * UNITS[matched[2]]
 
 
-def _print(minted: dict[str, Any], as_json: bool) -> None:
+def _print(minted: KeyWithSecret, as_json: bool) -> None:
     if as_json:
-        say(json.dumps(minted))
+        say(json_text(minted))
         return
-    say(f"# {minted['role']} key {minted['id']} ({minted['name']}), {_state(minted)}; it is shown only now")
-    say(f"export ROLLTAP_{minted['role'].upper()}_KEY={minted['key']}")
+    say(f"# {minted.role} key {minted.id} ({minted.name}), {_state(minted)}; it is shown only now")
+    say(f"export ROLLTAP_{minted.role.upper()}_KEY={minted.key}")
 
 
-def _used(key: dict[str, Any]) -> str:
+def _used(key: KeyRecord) -> str:
     """What a project's key has used, each beside its budget if it has one: `12/1,000 calls`."""
-    if key["role"] != "project":
+    if key.role != "project":
         return ""
-    budget, used = key["budget"], key["used"]
+    budget, used = key.budget, key.used
     amounts = [
-        (f"{used['calls']:,}", budget["calls"], "calls"),
-        (f"{used['tokens']:,}", budget["tokens"], "tokens"),
-        (f"{used['body_bytes'] / 1e6:,.1f}", budget["mb"], "MB"),
+        (f"{used.calls:,}", budget.calls, "calls"),
+        (f"{used.tokens:,}", budget.tokens, "tokens"),
+        (f"{used.body_bytes / 1e6:,.1f}", budget.mb, "MB"),
     ]
     texts = [f"{amount}{'' if most is None else f'/{most:,}'} {unit}" for amount, most, unit in amounts]
-    return "\n".join([*texts, *([] if budget["per_minute"] is None else [f"{budget['per_minute']:,}/min"])])
+    return "\n".join([*texts, *([] if budget.per_minute is None else [f"{budget.per_minute:,}/min"])])
 
 
-def _state(key: dict[str, Any]) -> str:
+def _state(key: KeyRecord) -> str:
     now = time.time()
-    if key["revoked_at"] is not None:
+    if key.revoked_at is not None:
         return "revoked"
-    if key["expires_at"] is None:
+    if key.expires_at is None:
         state = "no end"
-    elif key["expires_at"] <= now:
+    elif key.expires_at <= now:
         return "expired"
     else:
-        state = f"ends {time.strftime('%Y-%m-%d %H:%M', time.localtime(key['expires_at']))}"
-    return f"{state}, rotating" if key["secrets"] > 1 else state
+        state = f"ends {time.strftime('%Y-%m-%d %H:%M', time.localtime(key.expires_at))}"
+    return f"{state}, rotating" if key.secrets > 1 else state
 
 
 @one_line_errors
@@ -162,7 +162,7 @@ def audit(
 ) -> None:
     """Shows the newest entries of the audit log, including refusals: time, key and request."""
     query = urlencode({"limit": limit} | ({"key_id": key} if key else {}))
-    entries = connect("admin", config, url).call("GET", f"/audit?{query}")["entries"]
+    entries = connect("admin", config, url).call("GET", f"/audit?{query}", dict[str, Any])["entries"]
     if as_json:
         say(json.dumps(entries))
         return

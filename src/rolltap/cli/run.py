@@ -27,7 +27,7 @@ from rolltap.cli.common import (
     refuse_relayed,
 )
 from rolltap.cli.screen import Screen, say, stopped
-from rolltap.cli.server_address import PlaneClient
+from rolltap.cli.server_address import POLICIES, PlaneClient
 from rolltap.cli.tasks import RunRequest, bars, groups_table, only, policy_or_roles, print_failures, run_tasks
 from rolltap.contract.operations import request_of
 from rolltap.errors import RolltapError, TaskInvalid
@@ -139,7 +139,7 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
     installation = find(harness.package) if harness.package else None
     runtime, notice = runtime_here(harness, installation, unsandboxed=unsandboxed)
     async with AdminClient(plane.url, plane.key) as client:
-        refuse_relayed((await client.get("/policies"))["policies"], [policy] if policy else [])
+        refuse_relayed((await client.send(POLICIES)).policies, [policy] if policy else [])
         if notice:
             console.print(notice)
         workspace = await runtime.prepare(Empty())
@@ -299,8 +299,8 @@ async def run_harbor(plane: PlaneClient, order: TrialOrder) -> bool:
     player = Player(order.agent, order.dialect)
     works = await work_on(order.target, player, Grader(order.reward_key), runtime=order.runtime, jobs=jobs)
     async with AdminClient(plane.url, plane.key) as client:
-        served = (await client.get("/policies"))["policies"]
-        names = [policy["name"] for policy in served]
+        served = (await client.send(POLICIES)).policies
+        names = [policy.name for policy in served]
         policy = policy_or_roles(order.policy) or only(names)
         refuse_relayed(served, [policy] if isinstance(policy, str) else list(policy.values()))
         summary = f"{counted(len(works), 'task')}, {counted(order.n, 'trial')} each · {order.agent} · {policy}"

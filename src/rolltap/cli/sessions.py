@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import textwrap
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 import typer
@@ -30,8 +29,8 @@ from rolltap.cli.common import (
 from rolltap.cli.screen import Screen, json_text, say
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import tampering_lines
-from rolltap.contract.admin import ClosedSession
-from rolltap.contract.request import Request, read_as
+from rolltap.contract.admin import ClosedSession, SessionKey
+from rolltap.contract.control import PolicyStatus
 from rolltap.errors import ConfigError
 from rolltap.ids import ID_LENGTH
 from rolltap.reading.operations import ReadPlane
@@ -86,42 +85,42 @@ def open_(
     tags = dict(text.split("=", 1) for text in tag or [])
     body = {"tags": tags} | ({"policy": policy} if policy else {})
     plane = connect("admin", config, url)
-    session = plane.call("POST", "/sessions", body)
+    session = plane.call("POST", "/sessions", SessionKey, body)
     if as_json:
-        say(json.dumps(session))
+        say(json_text(session))
         return
-    relayed = plane.call("GET", f"/policies/{quote(session['policy'], safe='')}")["relayed"]
+    relayed = plane.call("GET", f"/policies/{quote(session.policy, safe='')}", PolicyStatus).relayed
     for line in relayed_exports(session, relayed) if relayed else exports(session):
         say(line)
 
 
-def relayed_exports(session: dict[str, Any], dialects: Collection[str]) -> list[str]:
+def relayed_exports(session: SessionKey, dialects: Collection[str]) -> list[str]:
     """The variables to export if calls go to a vendor with the user's own key: the URL holds the session's key."""
     from rolltap.protocols.dialects import client_environments
 
-    url = f"{session['base_url'].rpartition('/')[0]}/{session['key']}"
+    url = f"{session.base_url.rpartition('/')[0]}/{session.key}"
     lines = [
         f"export {client.base_url}={shlex.quote(url + client.path)}  # keep your own {client.key}"
         for client, speaking in client_environments().items()
         if not speaking.isdisjoint(dialects)
     ]
     codex = [f"# codex -c openai_base_url={url}/v1"] if "openai_responses" in dialects else []
-    told = f"# session {session['session_id']}; its key, in the URL, is shown only now"
+    told = f"# session {session.session_id}; its key, in the URL, is shown only now"
     return [told, *lines, *past_proxies(url), *codex]
 
 
-def exports(session: dict[str, Any]) -> list[str]:
+def exports(session: SessionKey) -> list[str]:
     """The variables to export for clients that read the environment, and how to configure others."""
-    key, base = session["key"], shlex.quote(session["base_url"])
-    v1 = shlex.quote(f"{session['base_url']}/v1")
+    key, base = session.key, shlex.quote(session.base_url)
+    v1 = shlex.quote(f"{session.base_url}/v1")
     return [
-        f"# session {session['session_id']}, model {session['policy']}; the key is shown only now",
+        f"# session {session.session_id}, model {session.policy}; the key is shown only now",
         f"export OPENAI_BASE_URL={v1} OPENAI_API_KEY={key}",
         f"export ANTHROPIC_BASE_URL={base} ANTHROPIC_API_KEY={key}",
         f"export GOOGLE_GEMINI_BASE_URL={base} GEMINI_API_KEY={key}",
-        *past_proxies(session["base_url"]),
+        *past_proxies(session.base_url),
         "# Codex and others ignore these variables; this prints what they need:",
-        f"#   rolltap harness env codex --session {session['session_id']} --key {key}",
+        f"#   rolltap harness env codex --session {session.session_id} --key {key}",
     ]
 
 
@@ -298,9 +297,10 @@ def fork(
     named = [call_id for call_id in calls if call_id.endswith(call)] if call else calls[-1:]
     if len(named) != 1:
         raise ConfigError(f"session {session} has {len(named)} calls that end with {call!r}")
-    forked = plane.call("POST", f"/sessions/{session}/fork", {"call": named[0]} | ({} if at is None else {"at": at}))
+    body = {"call": named[0]} | ({} if at is None else {"at": at})
+    forked = plane.call("POST", f"/sessions/{session}/fork", SessionKey, body)
     if as_json:
-        say(json.dumps(forked))
+        say(json_text(forked))
         return
     say(f"# continues call {named[0]} of session {session}")
     for line in exports(forked):
@@ -313,7 +313,7 @@ def close(session: SessionArgument, url: UrlOption = None, config: ConfigOption 
     """Closes a session: later calls with its key get 409."""
     plane = connect("admin", config, url)
     session = whole_id(plane, session)
-    closed = plane.send(Request("POST", f"/sessions/{session}/close", parse=read_as(ClosedSession), once=True))
+    closed = plane.call("POST", f"/sessions/{session}/close", ClosedSession)
     say(f"session {session} is closed")
     for finding in closed.findings:
         say(finding_line(finding))

@@ -28,7 +28,7 @@ from rolltap.cli.common import (
     refuse_relayed,
 )
 from rolltap.cli.screen import Screen, json_text, say, stopped
-from rolltap.cli.server_address import PlaneClient
+from rolltap.cli.server_address import POLICIES, PlaneClient
 from rolltap.cli.up import slots_of
 from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
 from rolltap.decoding import convert
@@ -75,8 +75,8 @@ class RunRequest:
 async def run_tasks(plane: PlaneClient, request: RunRequest, defaults: Defaults) -> bool:
     """Submits the tasks, runs or follows them with progress bars; True if a rollout did not succeed."""
     async with AdminClient(plane.url, plane.key) as client:
-        served = (await client.get("/policies"))["policies"]
-        names = [policy["name"] for policy in served]
+        served = (await client.send(POLICIES)).policies
+        names = [policy.name for policy in served]
         policy = policy_or_roles(request.policy) or only(names)
         refuse_relayed(served, [policy] if isinstance(policy, str) else list(policy.values()))
         for task in request.tasks:
@@ -249,14 +249,14 @@ def status(
     if id:
         asyncio.run(_status_of(plane, id, wait=follow))
         return
-    submissions = plane.call("GET", "/tasks")["submissions"]
+    submissions = plane.call("GET", "/tasks", dict[str, Any])["submissions"]
     if follow and submissions:
         asyncio.run(_status_of(plane, submissions[0]["id"], wait=True))
         return
     print_submissions(submissions)
-    for policy in plane.call("GET", "/policies")["policies"]:
-        if stale := policy["groups"].get(GroupStatus.STALE, 0):
-            console.print(f"{policy['name']}: {counted(stale, 'group')} became stale before a trainer took them")
+    for policy in plane.send(POLICIES).policies:
+        if stale := policy.groups.get(GroupStatus.STALE, 0):
+            console.print(f"{policy.name}: {counted(stale, 'group')} became stale before a trainer took them")
 
 
 @one_line_errors
@@ -264,7 +264,7 @@ def cancel(
     id: Annotated[str, typer.Argument(help="a submission")], url: UrlOption = None, config: ConfigOption = None
 ) -> None:
     """Cancels a submission: what is queued or under way. What is complete stays."""
-    print_submissions([connect("admin", config, url).call("POST", f"/tasks/{id}/cancel", {})])
+    print_submissions([connect("admin", config, url).call("POST", f"/tasks/{id}/cancel", dict[str, Any], {})])
 
 
 async def _status_of(plane: PlaneClient, id: str, *, wait: bool) -> None:
@@ -364,8 +364,8 @@ def list_dead_letters(
     config: ConfigOption = None,
 ) -> None:
     """Lists dead groups, oldest first, with the last reason."""
-    query = {"limit": limit} | ({"policy": policy} if policy else {})
-    letters = connect("trainer", config, url).call("GET", f"/dead-letters?{urlencode(query)}")["dead_letters"]
+    query = urlencode({"limit": limit} | ({"policy": policy} if policy else {}))
+    letters = connect("trainer", config, url).call("GET", f"/dead-letters?{query}", dict[str, Any])["dead_letters"]
     if as_json:
         say(json.dumps(letters))
         return
@@ -382,5 +382,5 @@ def revive_groups(groups: list[str], url: TrainerUrlOption = None, config: Confi
     """Offers dead groups to trainers again and resets their failures."""
     client = connect("trainer", config, url)
     for group in groups:
-        client.call("POST", f"/dead-letters/{quote(group, safe='')}/revive")
+        client.call("POST", f"/dead-letters/{quote(group, safe='')}/revive", dict[str, Any])
         say(f"group {group} is ready again")

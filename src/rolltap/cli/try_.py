@@ -76,7 +76,7 @@ def try_(
             (session,) = plane.ask(ReadPlane.sessions, SessionQuery(limit=1)).sessions
             say(f"\nits folder: {work} ({', '.join(sorted(path.name for path in work.iterdir())) or 'empty'})")
             page = f"sessions/{session.id}/tokens"
-            link = plane.call("POST", f"/view/links?page={page}")["path"]
+            link = plane.call("POST", f"/view/links?page={page}", dict[str, str])["path"]
             if not once and not failed:
                 say(f"its tokens: {plane.url}{link}")
                 say("the link works once, within 15 minutes; Ctrl-C ends the servers")

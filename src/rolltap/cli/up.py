@@ -101,8 +101,8 @@ def run_local(config: Path | None, data: Path | None, port: int, script: Path | 
         told_to_drain = True
         raise KeyboardInterrupt  # and no SIGINT, which a shell's background ignores
 
-    before = signal.signal(signal.SIGTERM, drain)
-    with claimed(settings.data) as listening:
+    with signals_put_back(signal.SIGTERM), claimed(settings.data) as listening:
+        signal.signal(signal.SIGTERM, drain)
         try:
             with working("starting", if_stopped="the next start goes on with what is there") as report:
                 deployment.start(report)
@@ -119,8 +119,6 @@ def run_local(config: Path | None, data: Path | None, port: int, script: Path | 
         except BaseException:
             deployment.stop()
             raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _show(deployment: LocalDeployment) -> None:

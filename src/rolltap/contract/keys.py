@@ -170,3 +170,24 @@ class MintedKey:
 
     record: KeyRecord
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyList:
+    """The minted keys, newest first."""
+
+    keys: Sequence[KeyRecord]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyWithSecret(KeyRecord):
+    """A key's record with its secret, `key`, which no other answer contains."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedKeys:
+    """The ids of the revoked keys."""
+
+    revoked: Sequence[str]

@@ -17,6 +17,9 @@ from rolltap.types import Float32, Group, Rollout, Task, Trajectory
 
 MAX_GROUPS = 4096
 
+LeaseToken = Annotated[Long, Meta(description="the lease's fencing token")]
+Incarnation = Annotated[Integer, Meta(description="fencing number of the trainer's last rewind; 0 if it never rewound")]
+
 
 class Replay(RequestBody, frozen=True):
     """Selects acknowledged groups to lease again: by age in versions of the oldest trained token, by mean reward, and
@@ -68,14 +71,13 @@ class LeaseOptions(LeaseTerms, frozen=True, kw_only=True):
 class LeaseRequest(LeaseTerms, frozen=True):
     """Asks for up to `groups` whole groups of `policy`. A body that leaves `wait` out does not wait.
 
-    `incarnation`, here and of every body below, is what the trainer's last rewind answered; 0 for one that never
-    rewound, which gets groups only while the policy has no trainer.
+    A trainer that never rewound gets groups only while the policy has no trainer.
     """
 
     trainer: str
     policy: str
     groups: Long
-    incarnation: Integer = 0
+    incarnation: Incarnation = 0
 
     def __post_init__(self) -> None:
         if not self.trainer:
@@ -136,33 +138,35 @@ class PolicyScores:
 
 
 class ExtendLease(RequestBody, frozen=True):
-    """`token` is the lease's fencing token; `ttl` None stands for the ledger's default."""
+    """The lease ends in `ttl` seconds; None stands for the ledger's default."""
 
-    token: Long
+    token: LeaseToken
     ttl: Number | None = None
-    incarnation: Integer = 0
+    incarnation: Incarnation = 0
 
 
 class AckLease(RequestBody, frozen=True):
     """The lease's groups are part of the trainer's step `step`."""
 
-    token: Long
+    token: LeaseToken
     step: Long
-    incarnation: Integer = 0
+    incarnation: Incarnation = 0
 
 
 class NackLease(RequestBody, frozen=True):
     """The lease's groups can't be trained; the groups `blamed` (default: all) count a failure."""
 
-    token: Long
+    token: LeaseToken
     reason: str
     blamed: Sequence[str] = ()
-    incarnation: Integer = 0
+    incarnation: Incarnation = 0
 
 
 class ReleaseLease(RequestBody, frozen=True):
-    token: Long
-    incarnation: Integer = 0
+    """The lease's groups were not used: they are ready again, and count no failure."""
+
+    token: LeaseToken
+    incarnation: Incarnation = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,10 +259,12 @@ class OwnerRequest(RequestBody, frozen=True, kw_only=True):
     """Changes a policy's weights: from the trainer that owns it, in the incarnation that its last rewind gave it."""
 
     trainer: str
-    incarnation: Integer
+    incarnation: Incarnation
 
 
 class BeginUpdate(OwnerRequest, frozen=True):
+    """The engines pause."""
+
     mode: PauseMode = "keep"
 
 
@@ -449,14 +455,14 @@ def _numbers(call_id: str, name: str, values: Sequence[float | None]) -> Float32
 
 
 class AnnotateLease(RequestBody, frozen=True):
-    """Annotations of calls of a lease that is held or acknowledged. `token` is the lease's fencing token, `version`
-    the weight version that the log-probs are of. The same again changes nothing.
+    """Annotations of calls of a lease that is held or acknowledged. The log-probs are of the weight version `version`.
+    The same again changes nothing.
     """
 
-    token: Long
+    token: LeaseToken
     version: Count
     calls: Annotated[Sequence[CallAnnotation], Meta(min_length=1, max_length=MAX_CALLS)]
-    incarnation: Integer = 0
+    incarnation: Incarnation = 0
 
     def __post_init__(self) -> None:
         total = sum(call.tokens for call in self.calls)

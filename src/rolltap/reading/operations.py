@@ -1,6 +1,6 @@
 """The read plane: what can be asked of the record, each question with its type, its address and its text, once.
 
-`RecordReader` answers from a store, `ServerSource` asks a running server, `Record` and `AsyncRecord` pass questions on.
+`RecordReader` answers from a store, `ServerSource` asks a running server, `rolltap.record` passes questions on.
 """
 
 # pyright: reportReturnType=false

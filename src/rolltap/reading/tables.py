@@ -150,11 +150,10 @@ def shown(progress: bool | None, what: str) -> Iterator[Show]:
     if progress is False or (progress is None and not sys.stderr.isatty()):
         yield lambda done, total: None
         return
+    from rich.console import Console  # it prints a type's name and numbers
     from rich.progress import Progress
 
-    from rolltap.cli.screen import Screen
-
-    with Progress(console=Screen(stderr=True), transient=True) as bar:
+    with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import msgspec
+
+from rolltap.contract.control import PolicyStatus, RolloutControl
 
 
 def summary(id: str, **fields: Any) -> dict[str, Any]:
@@ -19,6 +23,31 @@ def summary(id: str, **fields: Any) -> dict[str, Any]:
 def shown(id: str, *, policy: str = "p", **detail: Any) -> dict[str, Any]:
     """A session as `GET /read/sessions/{id}` shows it."""
     return {"summary": summary(id, policy=policy), "calls": [], "report": {}, "notes": []} | detail
+
+
+def served(
+    name: str, *, relayed: tuple[str, ...] = (), context: int = 0, groups: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """A policy as `GET /policies/{name}` shows it."""
+    status = PolicyStatus(
+        name=name,
+        version=0,
+        tokenizer_hash="",
+        policy=name,
+        engine="main",
+        trainable=not relayed,
+        relayed=relayed,
+        context=context,
+        groups=groups or {},
+        rollouts={},
+        outstanding=0,
+        room=None,
+        zero_variance=0,
+        staleness={},
+        abandoned=0,
+        control=RolloutControl(),
+    )
+    return msgspec.to_builtins(status, str_keys=True)
 
 
 def call_line(id: str, **fields: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -18,6 +20,7 @@ from rolltap.cli.main import app
 from rolltap.cli.screen import Screen
 from rolltap.cli.serve import _banner, exports, settings_from, stored_key
 from rolltap.cli.up import check_cluster
+from rolltap.contract.keys import KeyBudget, KeyRecord, KeyUsage
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError
 from rolltap.extras import install_line
@@ -25,7 +28,7 @@ from rolltap.http_client import HttpClient
 from rolltap.ids import new_id
 from rolltap.settings import Settings, load_settings
 
-from .plane import shown, stub_plane
+from .plane import served, shown, stub_plane
 
 
 def said(*arguments: str) -> str:
@@ -235,8 +238,8 @@ def test_a_policy_that_takes_only_the_users_own_key_is_refused_before_a_session_
     Path("tasks.jsonl").write_text(
         '{"id": "t", "instruction": "Go.", "evaluator": {"kind": "command", "command": "true"}}\n'
     )
-    served = [{"name": "mine", "relayed": []}, {"name": "theirs", "relayed": ["anthropic"]}]
-    replies = {"GET /policies": {"policies": served}, "GET /read/sessions/s1": shown("s1", policy="theirs")}
+    policies = [served("mine"), served("theirs", relayed=("anthropic",))]
+    replies = {"GET /policies": {"policies": policies}, "GET /read/sessions/s1": shown("s1", policy="theirs")}
     with stub_plane(replies) as plane:
         at = command.index("--") if "--" in command else len(command)
         line = said(*command[:at], "--url", plane.url, *command[at:])
@@ -361,23 +364,29 @@ def test_a_refused_connection_is_told_without_asyncios_words() -> None:
     assert "(Connection refused)" in HttpClient("http://127.0.0.1:1", "k").unreachable(refusal).message
 
 
+def minted(id: str) -> dict[str, Any]:
+    """A project's key as `GET /keys` lists it."""
+    used, budget = KeyUsage(12, 34_567, 1_000_000), KeyBudget(calls=1000)
+    key = KeyRecord(id, "nightly run", "project", ("my-model",), "admin", 0.0, None, None, "default", budget, used)
+    return json.loads(msgspec.json.encode(key))
+
+
 def test_a_narrow_list_of_keys_has_whole_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
-    key = {"id": new_id(), "name": "nightly run", "role": "project", "tenant": "default", "policies": ["my-model"]}
-    used = {"calls": 12, "tokens": 34_567, "body_bytes": 1e6}
-    budget = {"calls": 1000, "tokens": None, "mb": None, "per_minute": None}
-    state = {"minted_by": "admin", "revoked_at": None, "expires_at": None, "secrets": 1, "used": used, "budget": budget}
-    with stub_plane({"GET /keys": {"keys": [key | state]}}) as plane:
+    key = minted(new_id())
+    with stub_plane({"GET /keys": {"keys": [key]}}) as plane:
         output = CliRunner().invoke(app, ["keys", "list", "--url", plane.url]).output
+        as_json = CliRunner().invoke(app, ["keys", "list", "--json", "--url", plane.url]).output
     assert key["id"] in output
+    assert json.loads(as_json) == [key]
 
 
 def test_a_key_is_named_by_what_only_its_id_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLTAP_ADMIN_KEY", "k")
     whole, *others = "01abc" + "0" * 21, "01abd" + "1" * 21, "01abd" + "2" * 21
     revoked = {"revoked": [whole]}
-    keys = {"keys": [{"id": id} for id in (whole, *others)]}
+    keys = {"keys": [minted(id) for id in (whole, *others)]}
     with stub_plane({"GET /keys": keys, f"POST /keys/{whole}/revoke": revoked}) as plane:
         result = CliRunner().invoke(app, ["keys", "revoke", "01abc", "--url", plane.url])
         assert result.output == f"key {whole} is revoked\n"

@@ -18,7 +18,7 @@ from rolltap.errors import ConfigError
 from rolltap.harnesses.agents.registry import HARNESSES
 from rolltap.settings import Settings
 
-from .plane import shown, stub_plane
+from .plane import served, shown, stub_plane
 
 LIST = {"GET /read/sessions?limit=100": {"sessions": [], "total": 0, "indexed": 1.0}}
 
@@ -129,14 +129,14 @@ def test_a_killed_servers_file_says_so_and_keeps_nobody_from_starting(here: Path
 
 def test_status_says_how_many_groups_are_stale(here: Path) -> None:
     keep_key(here / "rolltap-data")
-    policies = [{"name": "coder", "groups": {"complete": 1, "stale": 2}}, {"name": "judge", "groups": {}}]
+    policies = [served("coder", groups={"complete": 1, "stale": 2}), served("judge")]
     with stub_plane({"GET /tasks": {"submissions": []}, "GET /policies": {"policies": policies}}) as plane:
         output = run("status", "--url", plane.url)
     assert output.splitlines()[-1] == "coder: 2 groups became stale before a trainer took them"
 
 
 OPENED = {"session_id": "s1", "key": "k-1", "base_url": "http://here:8710/s/s1", "policy": "my-model", "expires_at": 0}
-OWN = {"name": "my-model", "relayed": []}
+OWN = served("my-model")
 OPENS = {"POST /sessions": OPENED, "GET /policies": {"policies": [OWN]}, "GET /policies/my-model": OWN}
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from typer.testing import CliRunner
 from rolltap.cli.common import complete_format, complete_harness, complete_policy, complete_session
 from rolltap.cli.main import app
 from rolltap.cli.serve import listening
+from rolltap.contract.admin import SessionKey
 from rolltap.settings import Settings
 
-from .plane import StubPlane, call_line, shown, stub_plane, summary
+from .plane import StubPlane, call_line, served, shown, stub_plane, summary
 
 IDS = ("01ab0000000000000000", "01ac0000000000000000", "01ac1111111111111111")
 
@@ -27,7 +29,7 @@ def replies(*ids: str) -> dict[str, object]:
         "GET /read/sessions?limit=100": page,
         "GET /read/sessions?limit=1000": page,
         **{f"GET /read/sessions/{id}": shown(id) for id in ids},
-        "GET /policies": {"policies": [{"name": "solver"}, {"name": "critic"}]},
+        "GET /policies": {"policies": [served("solver"), served("critic")]},
     }
 
 
@@ -151,9 +153,9 @@ def test_a_refused_call_says_why() -> None:
 
 @pytest.mark.usefixtures("here")
 def test_an_opened_session_of_a_vendor_has_its_key_in_the_url_and_leaves_the_users_own() -> None:
-    opened = {"session_id": "s1", "key": "rt-k", "base_url": "http://here:8710/s/s1", "policy": "openai"}
-    answers: dict[str, object] = {"POST /sessions": opened}
-    answers["GET /policies/openai"] = {"relayed": ["openai_chat", "openai_responses"]}
+    opened = SessionKey("s1", "rt-k", "http://here:8710/s/s1", 0.0, "openai")
+    answers: dict[str, object] = {"POST /sessions": asdict(opened)}
+    answers["GET /policies/openai"] = served("openai", relayed=("openai_chat", "openai_responses"))
     with stub_plane(answers) as plane:
         output = CliRunner().invoke(app, ["sessions", "open", "--url", plane.url]).output
     assert output.splitlines() == [
@@ -161,7 +163,7 @@ def test_an_opened_session_of_a_vendor_has_its_key_in_the_url_and_leaves_the_use
         "export OPENAI_BASE_URL=http://here:8710/s/rt-k/v1  # keep your own OPENAI_API_KEY",
         "# codex -c openai_base_url=http://here:8710/s/rt-k/v1",
     ]
-    answers["GET /policies/openai"] = {"relayed": ["anthropic"]}
+    answers["GET /policies/openai"] = served("openai", relayed=("anthropic",))
     with stub_plane(answers) as plane:
         output = CliRunner().invoke(app, ["sessions", "open", "--url", plane.url]).output
     assert output.splitlines()[1:] == [

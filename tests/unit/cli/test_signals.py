@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 from rolltap.cli import up
 from rolltap.cli.common import interrupted_by_term, signals_put_back
 from rolltap.cli.main import app
+from rolltap.cli.server_address import claimed
 from rolltap.deployment.local import LocalOptions
+from rolltap.errors import ConfigError
 from rolltap.settings import LimitSettings
 
 
@@ -93,6 +95,12 @@ def test_sigterm_drains_a_local_deployment(
     finally:
         signal.signal(signal.SIGINT, before)
     assert Deployment.stopped == [LimitSettings().drain_s]
+    assert signal.getsignal(signal.SIGTERM) is ours
+
+
+def test_a_local_deployment_whose_folder_is_taken_leaves_the_handlers(tmp_path: Path) -> None:
+    with claimed(tmp_path), pytest.raises(ConfigError, match="already runs"):
+        up.run_local(None, tmp_path, 0, None, redis=False)
     assert signal.getsignal(signal.SIGTERM) is ours
 
 

@@ -6,8 +6,9 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,11 +16,12 @@ from typer.testing import CliRunner
 from rolltap.cli.common import PROXIES, past_proxies
 from rolltap.cli.harness import app, comment
 from rolltap.cli.sessions import exports, relayed_exports
+from rolltap.contract.admin import SessionKey
 from rolltap.harnesses.agents.registry import get_harness, harness_names
 from rolltap.harnesses.base import Command, Interactive
 from rolltap.harnesses.runner.specs import SAMPLE_JOB, launch_type
 
-from ..cli.plane import shown, stub_plane
+from ..cli.plane import served, shown, stub_plane
 
 
 def output(*words: str, code: int = 0, env: Mapping[str, str] | None = None) -> str:
@@ -47,7 +49,7 @@ def test_an_unknown_harness_is_one_line() -> None:
     assert "no harness 'codecs'; known:" in told
 
 
-OPENED = {
+OPENED: dict[str, Any] = {
     "session_id": "abc",
     "key": "it's a key",
     "base_url": "http://10.0.0.1:1/s/abc",
@@ -57,8 +59,8 @@ OPENED = {
 }
 PLANE = {
     "POST /sessions": OPENED,
-    "GET /policies": {"policies": [{"name": "m", "relayed": [], "context": 45_000}]},
-    "GET /policies/m": {"name": "m", "relayed": []},
+    "GET /policies": {"policies": [served("m", context=45_000)]},
+    "GET /policies/m": served("m"),
     "GET /read/sessions/abc": shown("abc", policy="m"),
 }
 COMMANDS = [name for name in harness_names() if launch_type(get_harness(name)) is Command]
@@ -144,7 +146,8 @@ def test_a_comment_stays_one_whatever_it_holds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("relayed", [[], ["anthropic", "openai_responses"]])
 def test_what_sessions_open_prints_can_be_evaluated(relayed: list[str], tmp_path: Path) -> None:
-    lines = relayed_exports(OPENED, relayed) if relayed else exports(OPENED | {"key": "rt-key"})
+    opened = SessionKey(**OPENED)
+    lines = relayed_exports(opened, relayed) if relayed else exports(replace(opened, key="rt-key"))
     done = evaluated("\n".join(lines), tmp_path)
     assert (done.run, done.files) == ("", [])
     assert "http://10.0.0.1:1/s/" in done.environment["ANTHROPIC_BASE_URL"]
@@ -178,6 +181,6 @@ def test_where_the_shell_has_a_proxy_clients_are_led_past_it(
         monkeypatch.setenv(name, value)
     assert past_proxies("http://127.0.0.1:8710/s/1") == line
     assert past_proxies("https://rolltap.example/s/1") == []
-    opened = OPENED | {"key": "rt-key", "base_url": "http://127.0.0.1:8710/s/1"}
+    opened = SessionKey(**OPENED | {"key": "rt-key", "base_url": "http://127.0.0.1:8710/s/1"})
     assert [text for text in exports(opened) if "NO_PROXY" in text] == line
     assert [text for text in relayed_exports(opened, ["anthropic"]) if "NO_PROXY" in text] == line

@@ -26,7 +26,7 @@ from rolltap.harnesses.runner.tasks import read_tasks
 from rolltap.reading.types import RolloutDetail
 from rolltap.types import Cause, Reward, Rollout, RolloutStatus, Scoring
 
-from ..cli.plane import stub_plane
+from ..cli.plane import served, stub_plane
 
 
 def test_a_policy_or_roles() -> None:
@@ -87,7 +87,7 @@ def test_a_harness_that_is_not_here_is_named_before_anything_is_submitted(
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"id": "t", "instruction": "Go.", "evaluator": {"kind": "command", "command": "true"}}\n')
     words = ["run", str(tasks), "--harness", "codex", "--runtime", "process"]
-    with stub_plane({"GET /policies": {"policies": [{"name": "p", "relayed": []}]}}) as plane:
+    with stub_plane({"GET /policies": {"policies": [served("p")]}}) as plane:
         result = CliRunner().invoke(app, [*words, "--url", plane.url])
     assert result.exit_code == 1
     assert result.output == "rolltap: codex is not installed on this machine: rolltap harness install codex\n"
@@ -107,7 +107,7 @@ async def test_a_run_that_is_interrupted_says_how_it_goes_on(
     tasks.write_text('{"id": "t", "instruction": "Go.", "evaluator": {"kind": "command", "command": "true"}}\n')
     defaults = Defaults(harness="command", argv=("true",), runtime="process")
     request = RunRequest([resolve_paths(task, defaults) for task in read_tasks(tasks)], 1, 1, id="one", here=here)
-    replies = {"GET /policies": {"policies": [{"name": "p", "relayed": []}]}, "POST /tasks": {"id": "one"}}
+    replies = {"GET /policies": {"policies": [served("p")]}, "POST /tasks": {"id": "one"}}
     with stub_plane(replies) as plane, pytest.raises(asyncio.CancelledError):
         await run_tasks(PlaneClient("admin", plane.url, "k"), request, defaults)
     assert f"{state}; the same command with --id one goes on, rolltap cancel one ends it" in capsys.readouterr().err

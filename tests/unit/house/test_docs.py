@@ -42,6 +42,17 @@ def test_links_and_named_files_exist() -> None:
     assert {str(page.relative_to(ROOT)): missing for page in PAGES if (missing := missing_from(page))} == {}
 
 
+def test_one_of_each_is_added_where_the_table_says() -> None:
+    """The file that is named as a registry reads the entry points that are named beside it."""
+    table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Add one of each")[2]
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| ([^|]+) \| `(rolltap\.\w+)` \|", table, re.MULTILINE)
+    assert len(rows) > 10
+    for model, registry, entry_points in rows:
+        path = re.search(r"`([\w/.]+\.py)`", model if registry == "there" else registry)
+        assert path is not None, registry
+        assert f'"{entry_points}"' in (ROOT / path[1]).read_text(encoding="utf-8"), path[1]
+
+
 def test_every_part_has_a_readme() -> None:
     for folder in DESCRIBED:
         assert (ROOT / folder / "README.md").read_text(encoding="utf-8").startswith("# "), folder

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
-from .product import sources
+from .product import ROOT, sources
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "sqlalchemy": ("calllog/", "ledger/"),
@@ -40,6 +41,15 @@ def test_the_kernels_types_and_the_reconstructor_need_only_numpy() -> None:
         if source.name.startswith(PURE) and not source.name.startswith(NOT_PURE):
             foreign = source.packages - set(sys.stdlib_module_names) - {"numpy", "rolltap"}
             assert foreign == set(), source.name
+
+
+def test_every_room_has_a_layer() -> None:
+    """import-linter holds that imports go down from layer to layer, of the rooms that it is told of."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    contracts = [each for each in settings["contracts"] if each["type"] == "layers" and "containers" not in each]
+    (layers,) = (contract["layers"] for contract in contracts)
+    rooms = {source.name.partition("/")[0] for source in sources() if "/" in source.name}
+    assert sorted(room for line in layers for room in line.split(" | ")) == sorted(f"rolltap.{room}" for room in rooms)
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ import rolltap
 from rolltap.engine.scripted import say
 from rolltap.engine.tiny import FOLDER
 from rolltap.errors import ConfigError, DatasetError
-from rolltap.reading.record import AsyncRecord, Record
 from rolltap.reading.types import SessionPage, SessionQuery
+from rolltap.record import AsyncRecord, Record
 
 from ...harnesses.house import House, house
 from .conftest import QUESTION, TURN, ReadHouse, Talk
@@ -50,7 +50,7 @@ async def recorded(read_by_all: ReadHouse) -> ReadHouse:
 async def test_a_session_that_moves_over_a_pages_border_is_one_row(
     limit: int | None, found: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("rolltap.reading.record.PAGE", 2)
+    monkeypatch.setattr("rolltap.record.PAGE", 2)
     ids = ["a", "b", "c"]
 
     class Growing:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from rolltap.errors import DatasetError
 from rolltap.reading.index import FIELDS, SessionIndex, session_value
-from rolltap.reading.record import selection_of
 from rolltap.reading.types import SessionQuery, SessionSummary
 from rolltap.reconstructor.exporters.where import COMPARE, MAX_DEPTH, parse_parts
+from rolltap.record import selection_of
 from rolltap.types import LogVerdict
 
 DAY = 86_400.0
