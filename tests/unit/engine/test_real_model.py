@@ -75,8 +75,8 @@ async def test_its_second_agent_calls_a_native_tool(
     module("fetch", monkeypatch).convert(tmp_path / "tiny.gguf", tmp_path / "model")
     shutil.copy(EXAMPLE / "tools.jinja", tmp_path / "model" / "chat_template.jinja")
     (task,) = make_tasks(0, 1, "train", world.KINDS_OF_16)
-    function = {"name": "shell", "description": "Runs.", "parameters": {"type": "object", "properties": {}}}
-    conversation: list[dict[str, Any]] = [
+    function: Any = {"name": "shell", "description": "Runs.", "parameters": {"type": "object", "properties": {}}}
+    conversation: list[Any] = [
         {"role": "system", "content": "You work."},
         {"role": "user", "content": task.instruction},
     ]
