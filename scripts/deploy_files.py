@@ -8,6 +8,7 @@ from pathlib import Path
 from rolltap.deployment.description import (
     COMPOSE,
     FIRST_PORT,
+    RULES,
     local_layout,
     nginx_settings,
     policy_settings,
@@ -23,6 +24,7 @@ def files() -> Mapping[Path, str]:
     local = local_layout(ports_from(FIRST_PORT), Path())
     policy = policy_settings(COMPOSE, kind="rolltap", model="tiny", tokenizer="/opt/rolltap/tiny")
     return {
+        DEPLOY / "monitoring" / "alerts.yaml": MADE + RULES.read_text(encoding="utf-8"),
         DEPLOY / "nginx" / "rolltap.conf": MADE + nginx_settings(local),
         DEPLOY / "compose" / "nginx.conf": MADE + nginx_settings(COMPOSE),
         DEPLOY / "compose" / "prometheus.yaml": MADE + prometheus_settings(COMPOSE),

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # servers.sh: makes sure that the programs which the tests start are there (PostgreSQL, Redis, nginx, Prometheus, pgbouncer,
-# bubblewrap, strace, libfaketime, Chromium with its driver).
+# systemd's, bubblewrap, strace, libfaketime, Chromium with its driver).
 set -euo pipefail
 missing=()
 ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || missing+=(postgresql)
@@ -8,6 +8,7 @@ command -v redis-server >/dev/null || missing+=(redis-server)
 PATH=$PATH:/usr/sbin command -v nginx >/dev/null || missing+=(nginx-light)
 command -v promtool >/dev/null || missing+=(prometheus)
 PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null || missing+=(pgbouncer)
+command -v systemd-analyze >/dev/null || missing+=(systemd)
 command -v bwrap >/dev/null || missing+=(bubblewrap)
 command -v strace >/dev/null || missing+=(strace)
 ls /usr/lib/*/faketime/libfaketime.so.1 >/dev/null 2>&1 || missing+=(faketime)

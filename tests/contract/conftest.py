@@ -90,11 +90,13 @@ async def database(
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def world(database: Database) -> World:
+async def world(database: Database) -> AsyncIterator[World]:
+    """Whatever a test has done to it: the kept counts are right at its end."""
     await empty(database)
     world = World(database)
     await world.ledger.policies.register("policy", tokenizer_hash="abc")
-    return world
+    yield world
+    await world.check_counts()
 
 
 @pytest.fixture(params=WIRES)

@@ -17,6 +17,7 @@ from rolltap.errors import (
     NotFound,
     UnknownPolicy,
 )
+from rolltap.ledger import ledger
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.views import GroupQuery, group_counts, group_rows
 from rolltap.types import Cause, GroupStatus, Rollout, RolloutStatus, Scoring, Task
@@ -477,6 +478,25 @@ async def test_events_tell_what_happened_in_order(world: World) -> None:
         "acknowledged",
     ]
     assert [event.subject for event in await world.ledger.events.since(before, limit=1)] == [group.id]
+
+
+async def test_events_are_forgotten_after_a_day_some_at_each_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "FORGOTTEN_AT_ONCE", 3)
+    monkeypatch.setattr(ledger, "FORGET_EVERY_S", 0.0)
+    await world.complete(1)
+    world.clock.ahead += 86_401.0
+    kept = await world.open(1)
+    ages = []
+    for _ in range(3):
+        await world.ledger.sweep()
+        ages.append(len(await world.ledger.events.since(0)))
+    assert ages == [3, 1, 1]
+    assert [event.subject for event in await world.ledger.events.since(0)] == [kept.id]
+    world.clock.ahead += 86_401.0
+    await world.ledger.sweep()
+    assert len(await world.ledger.events.since(0)) == 1, "the last one stays: readers see that they missed none"
 
 
 async def test_a_session_that_was_never_stored_does_not_stop_the_sweeper(world: World) -> None:

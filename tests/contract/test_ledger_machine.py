@@ -311,6 +311,11 @@ class Machine(Trainers):
         assert promised - set(inside) <= undecided, "an acknowledged group is in nobody's weights"
         assert all(len(group.rollouts) == self.sizes[id] for id, group in known.items())
 
+    @invariant()
+    def the_kept_counts_are_right(self) -> None:
+        if hasattr(self, "world"):
+            self.run(self.world.check_counts())
+
     def teardown(self) -> None:
         """Everybody comes back and trains what there is: nothing is left over."""
         if not hasattr(self, "world"):

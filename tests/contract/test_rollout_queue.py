@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from time import perf_counter
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,12 +13,14 @@ import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
 from rolltap.contract.admin import AssignedRollout, ClaimRollouts, FinishRollout, GroupRule, NewReward
+from rolltap.contract.keys import SERVER
 from rolltap.contract.trainer import LeaseRequest
 from rolltap.errors import InvalidRequest, LeaseLost, LedgerError, NotFound
 from rolltap.ids import new_id
-from rolltap.ledger import task_queue
+from rolltap.ledger import nodes, task_queue
+from rolltap.ledger.schema import groups
 from rolltap.ledger.submissions import SubmissionSpec
-from rolltap.ledger.unit_of_work import Tx
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx
 from rolltap.ledger.views import seen_by_evaluators
 from rolltap.types import Cause, GroupStatus, RolloutStatus, Task
 
@@ -27,11 +30,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def world(database: Database) -> World:
+async def world(database: Database) -> AsyncIterator[World]:
     await empty(database)
     world = World(database, infra_retries=1)
     await world.ledger.policies.register("policy")
-    return world
+    yield world
+    await world.check_counts()
 
 
 def spec(tasks: int = 2, n: int = 2, **more: object) -> SubmissionSpec:
@@ -321,6 +325,45 @@ async def test_a_claim_reads_the_head_of_the_queue(world: World, database: Datab
     long_s = await quickest_claim(world)
     print(f"a claim takes {short_s * 1e3:.1f} ms among ten tasks, {long_s * 1e3:.1f} ms among 100,000")
     assert long_s < 3 * short_s + 0.02
+
+
+async def test_a_claim_reads_no_group_that_has_ended(world: World, database: Database) -> None:
+    """In SQLite's own steps, which no other program on the machine changes; Postgres counts none."""
+    if database.dialect_name != "sqlite":
+        return
+    await world.ledger.submissions.submit(spec(tasks=9, n=1), submission_id="s")
+    for given in await claim(world, capacity=3):
+        await run(world, given)
+    few = await steps_of_a_claim(database)
+
+    def multiply(connection: sa.Connection) -> None:
+        row = connection.execute(sa.select(groups).where(groups.c.status == GroupStatus.COMPLETE)).first()
+        assert row is not None
+        copies = [{**row._mapping, "id": f"g{number}", "status": "acknowledged"} for number in range(3_000)]
+        connection.execute(groups.insert(), copies)
+
+    await database.transact(multiply)
+    assert await steps_of_a_claim(database) < 2 * few
+
+
+async def steps_of_a_claim(database: Database) -> int:
+    """The steps that SQLite's machine takes for a claim, which is taken back."""
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 100
+
+    def work(connection: sa.Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        driver.set_progress_handler(count, 100)
+        undone = connection.begin_nested()
+        assert nodes._claim(Tx(connection, 0.0), "n1", ClaimRollouts(2), LedgerSettings(), SERVER)
+        undone.rollback()
+        driver.set_progress_handler(None, 0)
+
+    await database.transact(work)
+    return steps
 
 
 async def quickest_claim(world: World) -> float:

@@ -250,6 +250,11 @@ class Machine(RuleBasedStateMachine):
             assert {one.id: one.status for one in known if one.policy == policy} == trainer.expected()
         assert sum(len(one.rollouts) for one in known) == 2 * len({r.id for one in known for r in one.rollouts})
 
+    @invariant()
+    def the_kept_counts_are_right(self) -> None:
+        if hasattr(self, "world"):
+            self.run(self.world.check_counts())
+
     def teardown(self) -> None:
         """Both come back and train what there is: nothing is left over."""
         if not hasattr(self, "world"):

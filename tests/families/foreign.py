@@ -43,10 +43,11 @@ _THINKING = (
 def foreign_templates() -> Path:
     """The folder of the templates, downloaded once."""
     folder = vocabularies.CACHE / "foreign" / PACKAGE
-    with vocabularies.locked(vocabularies.CACHE):
+    with vocabularies.locked(folder.parent):
         if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=folder.parents[1]) as scratch:
-                options = ["--quiet", "--no-deps", "--no-binary", ":all:", "--dest", scratch]
+            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+                # Only this package: of `:all:`, what pip builds its metadata with would be built from source, too.
+                options = ["--quiet", "--no-deps", "--no-binary", "llama_cpp_python", "--dest", scratch]
                 command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
                 done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)
                 if done.returncode:
@@ -60,7 +61,6 @@ def foreign_templates() -> Path:
                             content = tar.extractfile(member)
                             assert content is not None
                             (unpacked / Path(member.name).name).write_bytes(content.read())
-                folder.parent.mkdir(exist_ok=True)
                 unpacked.rename(folder)
     return folder
 

@@ -41,7 +41,6 @@ def test_what_a_grammar_lets_through_is_read_as_such_a_call(name: str, must_call
     continuation = continuation_of(renderer)
     tools = tools_of(rng)
     grammar = continuation.call_grammars.find(tools, must_call=must_call)
-    print("ISNONE", name, must_call, grammar is None)
     if grammar is None:
         return
     path = model_folder(family, "tiny") / "tokenizer.json"

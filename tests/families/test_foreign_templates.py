@@ -17,7 +17,7 @@ from .foreign import foreign_family
 from .test_recorded_shapes import assert_as_expected
 from .vocabularies import model_folder
 
-pytestmark = pytest.mark.families
+pytestmark = [pytest.mark.families, pytest.mark.timeout(600)]  # the first one may have to download the templates
 
 LEARNS = (
     "Apertus-8B-Instruct",

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import signal
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
 import yaml
 
+from rolltap.deployment.description import PROXIES, RULES, DeploymentLayout, prometheus_settings
 from rolltap.engine.scripted import say
 from rolltap.proxy.app import Rolltap
 from rolltap.proxy.metrics.scrape_state import StateCollector
 from rolltap.settings import Settings
 from rolltap.types import Task
 
+from ..conftest import free_port, program
 from ..harnesses.house import POLICY, house
+from .service import end, service, until
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "monitoring"
 NAME = re.compile(r"\brolltap_[a-z_]+")
@@ -97,3 +103,41 @@ def test_every_rule_has_a_case() -> None:
     cases = [case for test in tests for case in test["promql_expr_test"] if case["exp_samples"]]
     fired = {name for case in cases for name in re.findall(r'alertname="(\w+)"', case["expr"])}
     assert fired == rules
+
+
+async def test_prometheus_sees_a_proxy_that_is_killed(tmp_path: Path) -> None:
+    """With the settings and the rules of `rolltap up --local`, at a shorter interval and without their patience."""
+    async with service(tmp_path) as server, aiohttp.ClientSession() as http:
+        instance = urlsplit(server.admin_url).netloc
+        key, rules = tmp_path / "key", tmp_path / "alerts.yaml"
+        key.write_text(server.env["ROLLTAP_ADMIN_KEY"])
+        rules.write_text(re.sub(r"for: \w+", "for: 0s", RULES.read_text()))
+        layout = DeploymentLayout(
+            dict.fromkeys([f"{proxy}.admin" for proxy in PROXIES], instance), "", "", str(key), str(rules)
+        )
+        settings = tmp_path / "prometheus.yaml"
+        settings.write_text(prometheus_settings(layout).replace("15s", "200ms"))
+        own = f"127.0.0.1:{free_port()}"
+        command = [program("prometheus"), f"--config.file={settings}", f"--storage.tsdb.path={tmp_path / 'tsdb'}"]
+        with (tmp_path / "prometheus.log").open("wb") as log:
+            prometheus = await asyncio.create_subprocess_exec(
+                *command, f"--web.listen-address={own}", stdout=log, stderr=log
+            )
+
+        async def seen(what: str) -> set[tuple[str, str]]:
+            """Proxies, each with its value or its alert's state."""
+            try:
+                async with http.get(f"http://{own}/api/v1/query", params={"query": what}) as reply:
+                    results = (await reply.json())["data"]["result"]
+            except aiohttp.ClientError:
+                return set()
+            return {(one["metric"]["instance"], one["value"][1]) for one in results}
+
+        try:
+            await until(lambda: seen('up{job="rolltap"}'), {(instance, "1")})
+            assert not await seen("ALERTS")
+            await end(server.server, signal.SIGKILL)
+            await until(lambda: seen('ALERTS{alertname="RolltapProxyDown",alertstate="firing"}'), {(instance, "1")})
+        finally:
+            prometheus.kill()
+            await prometheus.wait()

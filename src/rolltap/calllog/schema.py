@@ -38,7 +38,7 @@ from sqlalchemy import event
 from rolltap.errors import ConfigError
 from rolltap.tenants import DEFAULT_TENANT, EVERY_TENANT, NOBODY, TENANT_NAME, TENANT_TAG, current_tenant
 
-VERSION = "0104"
+VERSION = "0105"
 """The last migration: the version of these tables."""
 
 _PRUNED = "EXISTS (SELECT 1 FROM prunings p WHERE p.session_id = OLD.session_id)"

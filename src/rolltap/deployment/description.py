@@ -40,7 +40,7 @@ class DeploymentLayout:
     public_url: str
     listen_host: str
     key_file: str
-    rules: str = ""
+    rules: str
 
     def port(self, service: str) -> int:
         return int(self.addresses[service].rpartition(":")[2])
@@ -58,11 +58,15 @@ def ports_from(first: int) -> dict[str, int]:
     return ports | {name: first + 30 + number for number, name in enumerate(beside)}
 
 
-def local_layout(ports: Mapping[str, int], folder: Path, rules: str = "") -> DeploymentLayout:
+RULES = Path(__file__).with_name("alerts.yaml")
+"""Prometheus's alerts; deploy/monitoring has a copy."""
+
+
+def local_layout(ports: Mapping[str, int], folder: Path) -> DeploymentLayout:
     """Everything on the loopback of this machine, with its files in `folder`."""
     addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
     return DeploymentLayout(
-        addresses, f"http://{addresses['nginx.agent']}", "127.0.0.1", str(folder / "viewer-key"), rules
+        addresses, f"http://{addresses['nginx.agent']}", "127.0.0.1", str(folder / "viewer-key"), str(RULES)
     )
 
 

@@ -35,8 +35,8 @@ from rolltap.contract.request import current_try
 from rolltap.contract.trainer import AnnotateLease, AnnotationLine, Lease, LeaseRequest, Replay, Rewind, Rewound
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression, StoreError
 from rolltap.ids import new_id
+from rolltap.ledger.count_triggers import NOTHING_TO_TRAIN
 from rolltap.ledger.policies import (
-    NOTHING_TO_TRAIN,
     VersionHistory,
     admit,
     check_owner,

@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -29,6 +31,7 @@ import sqlalchemy as sa
 from rolltap.calllog.backend import database_clock
 from rolltap.calllog.database import Database
 from rolltap.errors import StoreError
+from rolltap.ledger.counts import Counts
 from rolltap.ledger.groups import Groups
 from rolltap.ledger.keys import Audit, Keys
 from rolltap.ledger.leases import Trainers, expire
@@ -40,7 +43,7 @@ from rolltap.ledger.rollouts import LatePeers, Rollouts, Tampering, no_late_peer
 from rolltap.ledger.schema import events, leases, nodes, submissions, submitted
 from rolltap.ledger.submissions import Submissions
 from rolltap.ledger.unit_of_work import BULK_WITHIN_S, Clock, CloseSession, LedgerSettings, Tx, UnitOfWork, wait_for
-from rolltap.tenants import DEFAULT_TENANT, acting_for
+from rolltap.tenants import DEFAULT_TENANT, acting_for, current_tenant
 
 log = logging.getLogger("rolltap.ledger")
 
@@ -87,18 +90,21 @@ class Ledger:
         self.trainers = Trainers(self._uow, rebuilder)
         self.policies = PolicyVersions(self._uow)
         self.events = Events(self._uow)
+        self._counts = Counts(self._uow)
         self.keys = Keys(self._uow)
         self.audit = Audit(self._uow)
         self.tampering = Tampering(self._uow)
 
     async def sweep(self) -> None:
-        """Ends expired leases and claims and settles groups after their deadline, for each tenant."""
+        """Ends expired leases and claims, settles groups after their deadline, folds counts, forgets old events."""
         for tenant in self._tenants:
             with acting_for(tenant):
                 await self._uow.transact(expire, within_s=BULK_WITHIN_S)
                 await self.nodes.expire()
                 while await self.groups.settle_late():
                     pass
+                await self._counts.fold()
+                await self.events.forget()
 
     async def counts(self) -> LedgerCounts:
         """The current counts of queued tasks, leases and nodes."""
@@ -131,10 +137,16 @@ OVERLAP = 5.0
 
 PAGE = 500
 
+FORGET_EVERY_S = 60.0
+
+FORGOTTEN_AT_ONCE = 5_000
+"""Events that one sweep deletes: leases and claims must expire in the meantime."""
+
 
 class Events:
     def __init__(self, uow: UnitOfWork) -> None:
         self._uow = uow
+        self._forget_at: dict[str, float] = defaultdict(float)  # by tenant
 
     async def since(self, seq: int, limit: int = PAGE) -> Sequence[Event]:
         """The first `limit` events after `seq`."""
@@ -163,13 +175,26 @@ class Events:
             seen = {known: at for known, at in seen.items() if known > seq}
             await wait_for(ticket, self._uow.settings.poll)
 
-    async def forget(self) -> int:
-        """Deletes events older than the setting `event_memory`; returns their number."""
+    async def forget(self) -> None:
+        """Deletes some of the events older than the setting `event_memory`, but the last of all. Without any it looks
+        again after `FORGET_EVERY_S`."""
+        tenant = current_tenant()
+        if time.monotonic() < self._forget_at[tenant]:
+            return
         memory = self._uow.settings.event_memory
-        old = sa.delete(events)
-        return await self._uow.transact(
-            lambda tx: tx.run(old.where(events.c.at < tx.now - memory)), within_s=BULK_WITHIN_S
-        )
+
+        def some(tx: Tx) -> sa.Select[Any]:
+            last = sa.select(sa.func.max(events.c.seq)).scalar_subquery()
+            old = sa.select(events.c.seq).where(events.c.at < tx.now - memory, events.c.seq < last)
+            return old.order_by(events.c.at).limit(FORGOTTEN_AT_ONCE)
+
+        def delete(tx: Tx) -> int:
+            return tx.run(sa.delete(events).where(events.c.seq.in_(some(tx).with_for_update(skip_locked=True))))
+
+        is_due = await self._uow.query(lambda tx: tx.first(some(tx))) is not None
+        gone = await self._uow.transact(delete) if is_due else 0
+        if gone < FORGOTTEN_AT_ONCE:
+            self._forget_at[tenant] = time.monotonic() + FORGET_EVERY_S
 
 
 NODE_SILENCE_S = 60.0

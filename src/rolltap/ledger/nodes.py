@@ -77,11 +77,18 @@ def claimed_by(by: Caller) -> sa.ColumnElement[bool]:
     return rollouts.c.node_key == by.id if by.only_own else sa.true()
 
 
+FREE_ROLLOUTS = sa.and_(rollouts.c.status == RolloutStatus.PENDING, rollouts.c.node_token.is_(None))
+
+
+def _open_groups(submission: str | None) -> sa.ColumnElement[bool]:
+    """The condition for the groups whose rollouts nodes may claim."""
+    of_tasks = groups.c.submission_id.is_not(None) if submission is None else groups.c.submission_id == submission
+    return sa.and_(groups.c.status == GroupStatus.OPEN, of_tasks)
+
+
 def _waiting(submission: str | None) -> sa.ColumnElement[bool]:
     """The condition for unclaimed rollouts, joined with their groups."""
-    of_tasks = groups.c.submission_id.is_not(None) if submission is None else groups.c.submission_id == submission
-    free = sa.and_(rollouts.c.status == RolloutStatus.PENDING, rollouts.c.node_token.is_(None))
-    return sa.and_(groups.c.status == GroupStatus.OPEN, of_tasks, free)
+    return sa.and_(_open_groups(submission), FREE_ROLLOUTS)
 
 
 JOINED = rollouts.join(groups, groups.c.id == rollouts.c.group_id)
@@ -98,7 +105,8 @@ def _claim(
     _open_what_is_due(tx, request, settings)
     candidates = (
         sa.select(groups.c.id, groups.c.policy)
-        .where(sa.exists().where(rollouts.c.group_id == groups.c.id, _waiting(request.submission)))
+        .where(_open_groups(request.submission))
+        .where(sa.exists().where(rollouts.c.group_id == groups.c.id, FREE_ROLLOUTS))
         .order_by(groups.c.priority.desc(), groups.c.created_at, groups.c.id)
         .limit(request.capacity)
         .with_for_update(skip_locked=True, key_share=True)
@@ -118,13 +126,19 @@ def _claim(
 
 def _open_what_is_due(tx: Tx, request: ClaimRollouts, settings: LedgerSettings) -> None:
     """Opens groups of queued tasks until enough rollouts wait to fill the node."""
-    queue = TaskQueue(tx, request.submission, settings, request.capacity)
+    waiting = sa.select(sa.func.count()).select_from(JOINED).where(_waiting(request.submission))
+
+    def are_enough(priority: int) -> bool:
+        """Whether so many wait that a task of this priority, or a lower one, is not due yet."""
+        return tx.scalar(waiting.where(groups.c.priority >= priority)) >= request.capacity
+
+    queue, too_few_of = TaskQueue(tx, request.submission, settings, request.capacity), None
     while (head := queue.next()) is not None:
-        ahead = sa.select(sa.func.count()).select_from(JOINED).where(_waiting(request.submission))
-        if tx.scalar(ahead.where(groups.c.priority >= head.priority)) >= request.capacity:
+        if head.priority != too_few_of and are_enough(head.priority):
             return
-        if not open_queued(tx, head, settings):
+        if not open_queued(tx, head, settings) or are_enough(head.priority):
             return
+        too_few_of = head.priority
 
 
 def _heartbeat(tx: Tx, tokens: Collection[str], ttl: float, by: Caller) -> list[str]:
@@ -171,8 +185,8 @@ FORGOTTEN_AFTER = 86_400.0
 
 
 def note_node(tx: Tx, name: str, submission: str | None) -> None:
-    """Records that the node asks for work now. Deletes nodes that have not asked for a day."""
-    tx.run(sa.delete(nodes).where(nodes.c.asked_at < tx.now - FORGOTTEN_AFTER))
+    """Records that the node asks for work now. A new one's first claim deletes those that have not asked for a day."""
     values = {"submission_id": submission, "asked_at": tx.now}
-    if not tx.insert_new(nodes, {"name": name, **values}):
-        tx.run(sa.update(nodes).where(nodes.c.name == name).values(values))
+    if not tx.run(sa.update(nodes).where(nodes.c.name == name).values(values)):
+        tx.run(sa.delete(nodes).where(nodes.c.asked_at < tx.now - FORGOTTEN_AFTER))
+        tx.insert_new(nodes, {"name": name, **values})

@@ -27,12 +27,12 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from rolltap.contract.admin import LATE, NOTHING_SAMPLED
 from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.rules import parse_rules
 from rolltap.contract.trainer import OwnerRequest, PolicyState, Rewind
 from rolltap.errors import ConfigError, LedgerError, TrainerFenced, UnknownPolicy, VersionTaken
+from rolltap.ledger.counts import counted
 from rolltap.ledger.schema import (
     OWNER,
     abandoned,
@@ -41,17 +41,12 @@ from rolltap.ledger.schema import (
     groups,
     leases,
     policies,
-    rollout_policies,
-    rollouts,
     trainers,
     version_digests,
 )
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 from rolltap.types import GroupStatus
 from rolltap.wording import utc_text
-
-NOTHING_TO_TRAIN = "nothing to train: no reply in it carries loss"
-"""The reason of a group that was dropped for that."""
 
 OUTSTANDING = (GroupStatus.OPEN, GroupStatus.COMPLETE, GroupStatus.LEASED)
 """States of groups that count for backpressure: open, ready for a trainer, or leased."""
@@ -341,45 +336,28 @@ def last_acknowledged(tx: Tx, trainer: str | None, policy: str) -> Any:
 
 
 def _stats(tx: Tx, policy: Any, silence: float) -> PolicyStats:
-    of_policy = groups.c.policy == policy.name
-    by_status = tx.all(sa.select(groups.c.status, sa.func.count()).where(of_policy).group_by(groups.c.status))
-    of_rollouts = (
-        sa.select(rollouts.c.status, sa.func.count())
-        .join(groups, rollouts.c.group_id == OWNER)
-        .where(of_policy)
-        .group_by(rollouts.c.status)
-    )
-    own = sa.and_(rollout_policies.c.rollout_id == rollouts.c.id, rollout_policies.c.policy == policy.name)
-    played_without = sa.exists().where(own, rollout_policies.c.sampled.is_(False))
-    without_answer = (rollouts.c.reason.startswith(f"{late}{NOTHING_SAMPLED}") for late in ("", f"{LATE}; "))
-    unanswered = (
-        sa.select(sa.func.count())
-        .select_from(rollouts.join(groups, rollouts.c.group_id == OWNER))
-        .where(of_policy, rollouts.c.finished_at.is_not(None))
-        .where(sa.or_(*without_answer, played_without))
-    )
-    untrained = sa.select(sa.func.count()).where(
-        of_policy, groups.c.status == GroupStatus.DROPPED, groups.c.reason == NOTHING_TO_TRAIN
-    )
-    ready = sa.select(groups.c.oldest_version, groups.c.newest_version).where(
-        of_policy, groups.c.status == GroupStatus.COMPLETE, groups.c.oldest_version >= 0
-    )
+    counts = counted(tx, policy.name)
     history = history_of(tx, policy)
-    rows = tx.all(ready)
-    kept = [row for row in rows if not history.meets_abandoned(row.oldest_version, row.newest_version)]
-    ages = Counter(history.behind(row.oldest_version) for row in kept)
+    ages: Counter[int] = Counter()
+    of_abandoned = 0
+    for versions, n in counts["ready"].items():
+        oldest, newest = map(int, versions.split())
+        if history.meets_abandoned(oldest, newest):
+            of_abandoned += n
+        else:
+            ages[history.behind(oldest)] += n
     return PolicyStats(
         policy=policy.name,
         version=policy.version,
-        groups=dict(map(tuple, by_status)),
-        rollouts=dict(map(tuple, tx.all(of_rollouts))),
-        outstanding=outstanding(tx, policy.name),
+        groups=counts["groups"],
+        rollouts=counts["rollouts"],
+        outstanding=sum(counts["groups"].get(status, 0) for status in OUTSTANDING),
         room=room(tx, policy.name, silence),
-        zero_variance=tx.scalar(sa.select(sa.func.count()).where(of_policy, groups.c.zero_variance.is_(True))),
+        zero_variance=counts["zero_variance"].get("", 0),
         staleness=dict(sorted(ages.items())),
-        abandoned=len(rows) - len(kept),
-        untrained=tx.scalar(untrained),
-        unanswered=tx.scalar(unanswered),
+        abandoned=of_abandoned,
+        untrained=counts["untrained"].get("", 0),
+        unanswered=counts["unanswered"].get("", 0),
     )
 
 

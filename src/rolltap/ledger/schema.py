@@ -2,30 +2,38 @@
 
 Times are seconds since the epoch by the database's clock. Rows of groups and rollouts hold the current state. The
 database keeps `rewards` and `audit` append-only; the code does so for `attempts` and `events`. `leases.token` is the
-fencing token: an autoincrement key, so a later lease always has a greater one.
+fencing token: an autoincrement key, so a later lease always has a greater one. Triggers keep `policy_counts`
+(`rolltap.ledger.counts`).
 
 On Postgres every table also has a column `tenant` (`rolltap.calllog.schema`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
     Boolean,
     Column,
+    Connection,
     Double,
     ForeignKey,
     Index,
     Integer,
     LargeBinary,
+    MetaData,
     String,
     Table,
     Text,
+    event,
     func,
 )
 
 from rolltap.calllog.schema import append_only, metadata
+from rolltap.ledger.count_triggers import keep_counts
 from rolltap.tenants import DEFAULT_TENANT
 
 Serial = BigInteger().with_variant(Integer, "sqlite")
@@ -341,9 +349,26 @@ events = Table(
     sqlite_autoincrement=True,
 )
 
+policy_counts = Table(
+    "policy_counts",  # changes of counts; a count is the sum of its rows
+    metadata,
+    Column("seq", Serial, primary_key=True, autoincrement=True),
+    Column("policy", String, nullable=False),
+    Column("kind", String, nullable=False),
+    Column("state", String, nullable=False),
+    Column("n", BigInteger, nullable=False),
+    sqlite_autoincrement=True,
+)
+
 OWNER = func.coalesce(groups.c.shares, groups.c.id)
 """The id of the group that a group's rollouts belong to: its own, or that of the group whose rollouts it shares."""
 
 for _table in metadata.tables.values():
     for _constraint in _table.foreign_key_constraints:
         _constraint.ddl_if(dialect="sqlite")  # on Postgres `calllog.schema` creates them, with the tenant
+
+
+@event.listens_for(metadata, "after_create")
+def _count_from_now(target: MetaData, connection: Connection, tables: Sequence[Table] = (), **_: Any) -> None:
+    if policy_counts in tables:
+        keep_counts(connection)

@@ -6,7 +6,6 @@ and which sessions are still needed. They find nothing if the ledger has no tabl
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from rolltap.calllog.codec import unpack_bytes
 from rolltap.calllog.database import Database
 from rolltap.calllog.prune import GroupUse
 from rolltap.errors import NotFound
+from rolltap.ledger.counts import counted
 from rolltap.ledger.rows import load_groups, load_tasks
 from rolltap.ledger.schema import (
     OWNER,
@@ -79,11 +79,13 @@ def origins(connection: sa.Connection, rollout_ids: Sequence[str]) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class LedgerChanges:
-    """Changed rollouts and groups (`subjects`), the time of the last event, and the numbers of the events read."""
+    """Changed rollouts and groups (`subjects`), the time of the last event, and the numbers of the events read.
+    `misses_some`: there may have been others, which are forgotten."""
 
     subjects: frozenset[str]
     at: float
     seen: frozenset[int]
+    misses_some: bool = False
 
 
 def ledger_changes_since(connection: sa.Connection, at: float, seen: Collection[int] = ()) -> LedgerChanges:
@@ -106,7 +108,8 @@ def ledger_changes_since(connection: sa.Connection, at: float, seen: Collection[
         subjects.add(row.subject)
         if isinstance(group_id := row.data.get("group_id"), str):
             subjects.add(group_id)
-    return LedgerChanges(frozenset(subjects), last, frozenset(numbers))
+    oldest = connection.scalar(sa.select(sa.func.min(events.c.at)))
+    return LedgerChanges(frozenset(subjects), last, frozenset(numbers), oldest is not None and oldest > at)
 
 
 def last_event(connection: sa.Connection) -> tuple[int, float]:
@@ -280,33 +283,27 @@ def policy_counts(connection: sa.Connection) -> list[PolicyCounts]:
     """Every policy by name, with the mean of its complete groups' mean rewards."""
     if not has_ledger(connection):
         return []
-    by_group: Counter[tuple[str, str]] = Counter()
-    by_rollout: Counter[tuple[str, str]] = Counter()
-    column = groups.c
-    counted = sa.select(column.policy, column.status, sa.func.count()).group_by(column.policy, column.status)
-    by_group.update({(row[0], row[1]): row[2] for row in connection.execute(counted)})
-    joined = sa.select(column.policy, rollouts.c.status, sa.func.count()).join(rollouts, rollouts.c.group_id == OWNER)
-    for row in connection.execute(joined.group_by(column.policy, rollouts.c.status)):
-        by_rollout[row[0], row[1]] = row[2]
     spans = sa.select(
-        column.policy,
-        sa.func.min(column.created_at).label("first"),
-        sa.func.max(sa.func.coalesce(column.completed_at, column.created_at)).label("last"),
-        sa.func.avg(column.reward_mean).label("reward"),
-    ).group_by(column.policy)
+        groups.c.policy,
+        sa.func.min(groups.c.created_at).label("first"),
+        sa.func.max(sa.func.coalesce(groups.c.completed_at, groups.c.created_at)).label("last"),
+        sa.func.avg(groups.c.reward_mean).label("reward"),
+    ).group_by(groups.c.policy)
     times = {row.policy: row for row in connection.execute(spans)}
+    rows = connection.execute(sa.select(policies).order_by(policies.c.name)).all()
+    counts = {row.name: counted(Tx(connection, 0.0), row.name) for row in rows}
     return [
         PolicyCounts(
             name=row.name,
             version=row.version,
             paused=row.paused,
-            groups={status: count for (policy, status), count in by_group.items() if policy == row.name},
-            rollouts={status: count for (policy, status), count in by_rollout.items() if policy == row.name},
+            groups=counts[row.name]["groups"],
+            rollouts=counts[row.name]["rollouts"],
             first_at=times[row.name].first if row.name in times else None,
             last_at=times[row.name].last if row.name in times else None,
             reward=times[row.name].reward if row.name in times else None,
         )
-        for row in connection.execute(sa.select(policies).order_by(policies.c.name))
+        for row in rows
     ]
 
 

@@ -120,6 +120,8 @@ class Indexer:
         new_calls = await asyncio.to_thread(self.index.unknown_calls, list(changes.calls))
         stale.update(changes.calls[call_id] for call_id in new_calls)
         stale |= await asyncio.to_thread(self.index.of_subjects, ledger_changes.subjects)
+        if ledger_changes.misses_some:
+            stale.update(await asyncio.to_thread(self.index.call_counts))
         stale |= await self._database.query(lambda connection: tampered_since(connection, events_at))
         if changes.missing or (full and self._is_full_scan_due()):
             stale |= await self._full_scan()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,16 +17,18 @@ import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.schema import guards
-from rolltap.contract.admin import FinishRollout, GroupRule, NewReward
+from rolltap.contract.admin import LATE, NOTHING_SAMPLED, FinishRollout, GroupRule, NewReward
 from rolltap.contract.trainer import Lease, LeaseRequest
 from rolltap.errors import NotFound, RecordCorrupt, StoreUnavailable
 from rolltap.ids import new_id
+from rolltap.ledger.count_triggers import NOTHING_TO_TRAIN
+from rolltap.ledger.counts import counted
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rebuilding import LocalRebuilder
-from rolltap.ledger.schema import audit, metadata, rewards
-from rolltap.ledger.unit_of_work import LedgerSettings
+from rolltap.ledger.schema import audit, groups, metadata, policies, rewards, rollout_policies, rollouts
+from rolltap.ledger.unit_of_work import LedgerSettings, Tx
 from rolltap.ledger.views import all_groups
 from rolltap.types import NO_VERSION, CallSpan, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory
 
@@ -107,6 +110,30 @@ def trajectory(session_id: str, versions: tuple[int, ...], prompt: int = 3) -> T
     return Trajectory(session_id, (segment,), (), {"calls": 1, "answers": int(bool(versions))})
 
 
+def counted_anew(tx: Tx, policy: str) -> dict[str, dict[str, int]]:
+    """What `rolltap.ledger.counts.counted` returns, counted from all groups and rollouts."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    own = tx.all(sa.select(groups).where(groups.c.policy == policy))
+    for group in own:
+        found["groups"][group.status] += 1
+        if group.status == GroupStatus.COMPLETE and group.oldest_version >= 0:
+            found["ready"][f"{group.oldest_version} {group.newest_version}"] += 1
+        found["zero_variance"][""] += bool(group.zero_variance)
+        found["untrained"][""] += group.status == GroupStatus.DROPPED and group.reason == NOTHING_TO_TRAIN
+    without = sa.select(rollout_policies.c.rollout_id).where(
+        rollout_policies.c.policy == policy, rollout_policies.c.sampled.is_(False)
+    )
+    played_without = {row.rollout_id for row in tx.all(without)}
+    owners = {group.shares or group.id for group in own}
+    for rollout in tx.all(sa.select(rollouts)):
+        if rollout.group_id in owners:
+            found["rollouts"][rollout.status] += 1
+            says_so = rollout.reason.removeprefix(f"{LATE}; ").startswith(NOTHING_SAMPLED)
+            ended = rollout.finished_at is not None
+            found["unanswered"][""] += ended and (says_so or rollout.id in played_without)
+    return {kind: counts for kind, by_state in found.items() if (counts := {s: n for s, n in by_state.items() if n})}
+
+
 def _of_policy(session_id: str, played: Mapping[str, tuple[int, ...]], policy: str) -> Trajectory:
     """A segment for each policy; only those of `policy` carry loss."""
     segments = []
@@ -173,6 +200,16 @@ class World:
 
     async def groups(self) -> list[Group]:
         return [group async for group, _ in all_groups(self.database)]
+
+    async def check_counts(self) -> None:
+        """The kept counts of every policy are those of its groups and rollouts."""
+
+        def work(connection: sa.Connection) -> None:
+            tx = Tx(connection, 0.0)
+            for (name,) in tx.all(sa.select(policies.c.name)):
+                assert dict(counted(tx, name)) == counted_anew(tx, name), name
+
+        await self.database.query(work)
 
     async def open(self, n: int = 2, *, policy: str = "policy", tags: tuple[str, ...] = (), **rule: Any) -> Group:
         task = Task(f"task-{new_id()}", "list the files", {"files": {"a": "b"}}, ("easy",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -282,3 +283,25 @@ async def test_a_reward_whose_transaction_was_slow_is_in_the_list(reading: ReadH
     await ledger.rewards.append(NewReward(rollout_id, 0.5))
     await reader.settle()
     assert [found.reward for found in (await reader.sessions()).sessions] == [0.5]
+
+
+async def test_a_reward_whose_event_was_forgotten_is_in_the_list(reading: ReadHouse, monkeypatch: pytest.MonkeyPatch):
+    """The reader has not looked for longer than events are kept."""
+    ledger, talk = reading.home.app.ledger, await reading.talk()
+    await talk.two_turns()
+    group = await ledger.groups.open(GroupSpec("tiny", 2, Task("zebra", "Find it.")))
+    rollout_id = group.rollouts[0].id
+    await ledger.rollouts.start(rollout_id, talk.session_id)
+    log = reading.home.app.call_log
+    await log.database.transact(
+        lambda connection: connection.execute(sa.update(sessions).values(rollout_id=rollout_id))
+    )
+    await reading.reader.settle()
+    await ledger.rewards.append(NewReward(rollout_id, 0.5))
+    monkeypatch.setattr(ledger._uow, "_clock", lambda connection: database_clock(connection) + 2 * 86_400)
+    await ledger.groups.open(GroupSpec("tiny", 2, Task("gnu", "Find it.")))
+    monkeypatch.setattr(ledger.events, "_forget_at", defaultdict(float))
+    await ledger.sweep()
+    assert [event.kind for event in await ledger.events.since(0)] == ["group_opened"]
+    await reading.reader.settle()
+    assert [found.reward for found in (await reading.reader.sessions()).sessions] == [0.5]
