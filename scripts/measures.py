@@ -112,21 +112,23 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
     return [members for members in found if len(members) > 1]
 
 
-def layers() -> dict[str, int]:
-    """The height of each room, by the layers that import-linter checks."""
+def layers() -> tuple[dict[str, int], list[str]]:
+    """The height of each room, by the layers that import-linter checks, and the imports that it is to ignore."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
-    (lines,) = (each["layers"] for each in contracts if each["type"] == "layers" and "containers" not in each)
-    return {room: height for height, line in enumerate(reversed(lines)) for room in line.split(" | ")}
+    (rooms,) = (each for each in contracts if each["type"] == "layers" and "containers" not in each)
+    lines = enumerate(reversed(rooms["layers"]))
+    return {room: height for height, line in lines for room in line.split(" | ")}, rooms["ignore_imports"]
 
 
 def arrows_up(modules: Mapping[str, ast.Module]) -> set[tuple[str, str]]:
-    height = layers()
+    height, ignored = layers()
     pairs = (
         (".".join(name.split(".")[:2]), ".".join(other.split(".")[:2]))
         for name, tree in modules.items()
         for other in imports(name, tree, modules, all_of=True)
+        if f"{name} -> {other}" not in ignored
     )
     return {(room, other) for room, other in pairs if height.get(room, 99) < height.get(other, 0)}
 
