@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -181,6 +182,6 @@ def test_where_the_shell_has_a_proxy_clients_are_led_past_it(
         monkeypatch.setenv(name, value)
     assert past_proxies("http://127.0.0.1:8710/s/1") == line
     assert past_proxies("https://rolltap.example/s/1") == []
-    opened = SessionKey(**OPENED | {"key": "rt-key", "base_url": "http://127.0.0.1:8710/s/1"})
+    opened = msgspec.convert({**OPENED, "key": "rt-key", "base_url": "http://127.0.0.1:8710/s/1"}, SessionKey)
     assert [text for text in exports(opened) if "NO_PROXY" in text] == line
     assert [text for text in relayed_exports(opened, ["anthropic"]) if "NO_PROXY" in text] == line
