@@ -1,12 +1,14 @@
-"""The triggers that keep `policy_counts`: every statement that changes a group or a rollout adds what it changes.
+"""The triggers that keep `policy_counts`: every statement that changes a group, a rollout or the queue adds what it
+changes.
 
 So proxies of an older schema, which know nothing of the table, keep the counts, too. A change is a row of its own:
 a count that is updated in place would be locked by each writer until its transaction ends.
 `rolltap.ledger.counts` adds the rows up.
 
 A group is counted by its policy. A rollout is counted by the policies of its group and of those that share it; they are
-inserted before their rollouts. Rows that are deleted stay counted. The texts below are stored in the database: a change
-needs a migration.
+inserted before their rollouts. A queued task is counted by its submission's policy: on Postgres when the transaction
+that submits it ends, so that a submission is one change. Rows that are deleted stay counted. The texts below are stored
+in the database: a change needs a migration.
 """
 
 from __future__ import annotations
@@ -54,6 +56,12 @@ _OF_ROLLOUTS = {
 }
 """The same of rollouts, for each group `g` that has them."""
 
+QUEUED = "queued"
+"""The kind of the count of tasks that have no group yet, but those of cancelled submissions."""
+
+_OPENED = "(OLD.group_id IS NULL) <> (NEW.group_id IS NULL)"
+_CANCELLED = "OLD.cancelled_at IS NULL AND NEW.cancelled_at IS NOT NULL"
+
 
 def keep_counts(connection: sa.Connection) -> None:
     """Creates the triggers, which lock the tables, and counts what is there already."""
@@ -64,6 +72,9 @@ def keep_counts(connection: sa.Connection) -> None:
     joined += "" if is_sqlite else " AND r.tenant = g.tenant"
     so_far = [*_changes(_OF_GROUPS, "g", "FROM groups g WHERE", is_sqlite=is_sqlite)]
     so_far += _changes(_OF_ROLLOUTS, "r", f"{joined} WHERE", is_sqlite=is_sqlite)
+    same = "" if is_sqlite else "s.tenant = q.tenant AND "
+    waiting = f"FROM submissions s JOIN submitted q ON {same}s.id = q.submission_id"
+    so_far.append(_queued("1", f"{waiting} WHERE q.group_id IS NULL AND s.cancelled_at IS NULL", is_sqlite=is_sqlite))
     connection.exec_driver_sql(_insert(so_far, is_sqlite=is_sqlite))
 
 
@@ -77,8 +88,13 @@ def _sqlite_triggers() -> list[str]:
             f"CREATE TRIGGER {table}_counted AFTER UPDATE ON {table} WHEN {changed} BEGIN {updated}; END",
         ]
     played = _insert([_ended_without(is_sqlite=True)], is_sqlite=True)
+    submitted, opened, cancelled = _queue_changes(is_sqlite=True)
     return [
         *statements,
+        "CREATE TRIGGER submitted_counted_first AFTER INSERT ON submitted WHEN NEW.group_id IS NULL "
+        f"BEGIN {submitted}; END",
+        f"CREATE TRIGGER submitted_counted AFTER UPDATE ON submitted WHEN {_OPENED} BEGIN {opened}; END",
+        f"CREATE TRIGGER submissions_counted AFTER UPDATE ON submissions WHEN {_CANCELLED} BEGIN {cancelled}; END",
         "CREATE TRIGGER rollout_policies_counted AFTER INSERT ON rollout_policies WHEN NOT NEW.sampled "
         f"BEGIN {played}; END",
     ]
@@ -95,14 +111,22 @@ def _postgres_triggers() -> list[str]:
         ]
     played = _insert([_ended_without(is_sqlite=False)], is_sqlite=False)
     when = "INSERT ON rollout_policies FOR EACH ROW WHEN (NOT NEW.sampled)"
-    return [*statements, *_trigger("rollout_policies_counted", when, played)]
+    submitted, opened, cancelled = _queue_changes(is_sqlite=False)
+    at_the_end = "INSERT ON submissions DEFERRABLE INITIALLY DEFERRED FOR EACH ROW"
+    return [
+        *statements,
+        *_trigger("rollout_policies_counted", when, played),
+        *_trigger("submissions_counted_first", at_the_end, submitted, kind="CONSTRAINT TRIGGER"),
+        *_trigger("submitted_counted", f"UPDATE ON submitted FOR EACH ROW WHEN ({_OPENED})", opened),
+        *_trigger("submissions_counted", f"UPDATE ON submissions FOR EACH ROW WHEN ({_CANCELLED})", cancelled),
+    ]
 
 
-def _trigger(name: str, when: str, statement: str) -> list[str]:
+def _trigger(name: str, when: str, statement: str, kind: str = "TRIGGER") -> list[str]:
     body = f"$$ BEGIN {statement}; RETURN NULL; END $$"
     return [
         f"CREATE OR REPLACE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS {body}",
-        f"CREATE TRIGGER {name} AFTER {when} EXECUTE FUNCTION {name}()",
+        f"CREATE {kind} {name} AFTER {when} EXECUTE FUNCTION {name}()",
     ]
 
 
@@ -117,6 +141,27 @@ def _row_changes(table: str, *, is_sqlite: bool) -> tuple[list[str], list[str]]:
         return _changes(_OF_ROLLOUTS, row, f"{having} AND", n, is_sqlite=is_sqlite)
 
     return of("NEW", 1), [*of("OLD", -1), *of("NEW", 1)]
+
+
+def _queue_changes(*, is_sqlite: bool) -> tuple[str, str, str]:
+    """What submitted tasks add (on SQLite one task, else all of a submission), a task that gets its group, and a
+    submission that is cancelled."""
+    tenant = "" if is_sqlite else " AND s.tenant = NEW.tenant"
+    same = "" if is_sqlite else " AND q.tenant = NEW.tenant"
+    own = f"FROM submissions s WHERE s.id = NEW.submission_id{tenant} AND s.cancelled_at IS NULL"
+    whole = f"FROM submissions s WHERE s.id = NEW.id{tenant}"
+    left = f"(SELECT count(*) FROM submitted q WHERE q.submission_id = NEW.id{same} AND q.group_id IS NULL)"
+    submitted = _queued("1", own, is_sqlite=True) if is_sqlite else _queued(left, whole, is_sqlite=False)
+    opened = _queued("CASE WHEN NEW.group_id IS NULL THEN 1 ELSE -1 END", own, is_sqlite=is_sqlite)
+    cancelled = _queued(f"-{left}", whole, is_sqlite=is_sqlite)
+    first, second, third = (_insert([change], is_sqlite=is_sqlite) for change in (submitted, opened, cancelled))
+    return first, second, third
+
+
+def _queued(n: str, source: str, *, is_sqlite: bool) -> str:
+    """A query for a change of the queue by `n`, of the submission `s` of `source`."""
+    tenant = "" if is_sqlite else "s.tenant, "
+    return f"SELECT {tenant}s.policy AS policy, '{QUEUED}' AS kind, '' AS state, {n} AS n {source}"
 
 
 def _ended_without(*, is_sqlite: bool) -> str:

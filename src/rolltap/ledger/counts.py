@@ -1,4 +1,4 @@
-"""The counts of groups and rollouts by policy, of all that there ever were.
+"""The counts of groups and rollouts by policy, of all that there ever were, and of queued tasks.
 
 `policy_counts` has a row for each change (`rolltap.ledger.count_triggers`). Those of one count are folded into one row
 when there are many, so that a count is read in the same time however much is on record.
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import sqlalchemy as sa
 
+from rolltap.ledger.count_triggers import QUEUED
 from rolltap.ledger.schema import policy_counts
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.tenants import current_tenant
@@ -71,3 +72,8 @@ def counted(tx: Tx, policy: str) -> Mapping[str, Mapping[str, int]]:
         if row.total:
             by_kind[row.kind][row.state] = row.total
     return by_kind
+
+
+def count_queued(tx: Tx) -> int:
+    """The queued tasks of all policies."""
+    return int(tx.scalar(sa.select(sa.func.sum(policy_counts.c.n)).where(policy_counts.c.kind == QUEUED)) or 0)

@@ -31,7 +31,7 @@ import sqlalchemy as sa
 from rolltap.calllog.backend import database_clock
 from rolltap.calllog.database import Database
 from rolltap.errors import StoreError
-from rolltap.ledger.counts import Counts
+from rolltap.ledger.counts import Counts, count_queued
 from rolltap.ledger.groups import Groups
 from rolltap.ledger.keys import Audit, Keys
 from rolltap.ledger.leases import Trainers, expire
@@ -40,7 +40,7 @@ from rolltap.ledger.policies import Controls, PolicyVersions
 from rolltap.ledger.rebuilding import Rebuilder
 from rolltap.ledger.rewards import Rewards
 from rolltap.ledger.rollouts import LatePeers, Rollouts, Tampering, no_late_peers
-from rolltap.ledger.schema import events, leases, nodes, submissions, submitted
+from rolltap.ledger.schema import events, leases, nodes
 from rolltap.ledger.submissions import Submissions
 from rolltap.ledger.unit_of_work import BULK_WITHIN_S, Clock, CloseSession, LedgerSettings, Tx, UnitOfWork, wait_for
 from rolltap.tenants import DEFAULT_TENANT, acting_for, current_tenant
@@ -210,13 +210,11 @@ class LedgerCounts:
 
 
 def count(tx: Tx) -> LedgerCounts:
-    waits = sa.and_(submitted.c.group_id.is_(None), submissions.c.cancelled_at.is_(None))
-    joined = submitted.join(submissions, submissions.c.id == submitted.c.submission_id)
     is_open = sa.and_(leases.c.status == "open", leases.c.expires_at > tx.now)
     by_policy = sa.select(leases.c.policy, sa.func.count()).where(is_open).group_by(leases.c.policy)
     active_nodes = sa.select(sa.func.count()).select_from(nodes).where(nodes.c.asked_at > tx.now - NODE_SILENCE_S)
     return LedgerCounts(
-        queued=tx.scalar(sa.select(sa.func.count()).select_from(joined).where(waits)),
+        queued=count_queued(tx),
         leases=dict(map(tuple, tx.all(by_policy))),
         nodes=tx.scalar(active_nodes),
     )

@@ -27,7 +27,17 @@ from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rebuilding import LocalRebuilder
-from rolltap.ledger.schema import audit, groups, metadata, policies, rewards, rollout_policies, rollouts
+from rolltap.ledger.schema import (
+    audit,
+    groups,
+    metadata,
+    policies,
+    rewards,
+    rollout_policies,
+    rollouts,
+    submissions,
+    submitted,
+)
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx
 from rolltap.ledger.views import all_groups
 from rolltap.types import NO_VERSION, CallSpan, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory
@@ -111,7 +121,7 @@ def trajectory(session_id: str, versions: tuple[int, ...], prompt: int = 3) -> T
 
 
 def counted_anew(tx: Tx, policy: str) -> dict[str, dict[str, int]]:
-    """What `rolltap.ledger.counts.counted` returns, counted from all groups and rollouts."""
+    """What `rolltap.ledger.counts.counted` returns, counted from all groups, rollouts and queued tasks."""
     found: dict[str, Counter[str]] = defaultdict(Counter)
     own = tx.all(sa.select(groups).where(groups.c.policy == policy))
     for group in own:
@@ -131,6 +141,9 @@ def counted_anew(tx: Tx, policy: str) -> dict[str, dict[str, int]]:
             says_so = rollout.reason.removeprefix(f"{LATE}; ").startswith(NOTHING_SAMPLED)
             ended = rollout.finished_at is not None
             found["unanswered"][""] += ended and (says_so or rollout.id in played_without)
+    waiting = sa.select(sa.func.count()).select_from(submitted.join(submissions)).where(submissions.c.policy == policy)
+    waiting = waiting.where(submitted.c.group_id.is_(None), submissions.c.cancelled_at.is_(None))
+    found["queued"][""] = tx.scalar(waiting)
     return {kind: counts for kind, by_state in found.items() if (counts := {s: n for s, n in by_state.items() if n})}
 
 
