@@ -178,6 +178,7 @@ async def answer_questions(settings: Settings, socket_fd: int) -> None:
                 connections=settings.store.reading_connections,
                 indexes=settings.data,
                 metrics=step_files(settings),
+                newer=True,  # the parent is connected
             )
             readers = await stack.enter_async_context(opened)
         except RolltapError as error:  # the store is unavailable: the next question starts a new process

@@ -34,7 +34,7 @@ RECOVERS_WITHIN_S = 10.0
 
 async def check(url: str, told: Told, journal: Sequence[Mapping[str, Any]]) -> float:
     """Raises `AssertionError` with every violation; returns when (`monotonic`) all that was acknowledged was there."""
-    log = open_call_log(url, writable=False)
+    log = open_call_log(url, writable=False, newer=True)
     database = Database(url, writable=False)
     await log.start()
     await database.start()

@@ -22,6 +22,7 @@ from ..conftest import free_port
 
 HERE = Path(__file__).parent
 UP_WITHIN_S = 180.0
+STOPS_WITHIN_S = 20.0
 KEYS = {"admin": "admin-key", "trainer": "trainer-key", "evaluator": "evaluator-key", "secret": "0123456789abcdef"}
 
 
@@ -129,9 +130,19 @@ class EngineProcess:
 
 
 class Proxy:
-    """One `rolltap serve` with fixed ports and a folder of its own, that can die and be started again."""
+    """One `rolltap serve` with fixed ports and a folder of its own, that can die and be started again.
 
-    def __init__(self, folder: Path, forker: Forker, engine_url: str, store: Mapping[str, Any]) -> None:
+    `more` are settings beside those that every one has, by section. One without a `forker` is started from nothing.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        forker: Forker | None,
+        engine_url: str,
+        store: Mapping[str, Any],
+        more: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         self.folder = folder
         self.log = folder / "log"
         self.config = folder / "rolltap.toml"
@@ -150,6 +161,8 @@ class Proxy:
             "engines.main": {"kind": "vllm", "url": engine_url, "first_byte_s": 3.0, "idle_s": 3.0},
             "policies.tiny": {"engine": "main", "model": "scripted", "tokenizer": str(FOLDER), "family": "qwen3"},
         }
+        for name, values in (more or {}).items():
+            sections[name] = {**sections.get(name, {}), **values}
         lines = [f"data = {json.dumps(str(folder / 'data'))}"]
         for name, values in sections.items():
             lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
@@ -157,7 +170,7 @@ class Proxy:
 
     async def start(self, *, prefix: Sequence[str] = (), env: Mapping[str, str] | None = None) -> bool:
         """Whether it is up; it is not where it died on its way. With a `prefix` or `env` it is started from nothing."""
-        if prefix or env:
+        if prefix or env or self._forker is None:
             command = [*prefix, sys.executable, "-m", "rolltap", "serve", "--config", str(self.config)]
             self._child = await asyncio.to_thread(self._spawn, command, env or {})
             self._process = Process(self._child.pid)
@@ -171,6 +184,7 @@ class Proxy:
                         return True
                 except (aiohttp.ClientError, TimeoutError):
                     if await self._process.ended(0.02):
+                        await self._end(signal.SIGKILL)
                         return False
         raise AssertionError(f"the proxy is not up after {UP_WITHIN_S:g} s: {self.tail()}")
 
@@ -190,21 +204,21 @@ class Proxy:
     async def kill(self) -> None:
         await self._end(signal.SIGKILL)
 
-    async def stop(self) -> None:
+    async def stop(self, within: float = STOPS_WITHIN_S) -> None:
         """In order, as an operator would."""
-        await self._end(signal.SIGTERM)
+        await self._end(signal.SIGTERM, within)
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send(number)
 
-    async def _end(self, number: signal.Signals) -> None:
+    async def _end(self, number: signal.Signals, within: float = STOPS_WITHIN_S) -> None:
         if self._process is None:
             return
         self._process.send(number)
-        if not await self._process.ended(20.0):
+        if not await self._process.ended(within):
             self._process.send(signal.SIGKILL)
-            raise AssertionError(f"the proxy did not stop within 20 s: {self.tail()}")
+            raise AssertionError(f"the proxy did not stop within {within:g} s: {self.tail()}")
         self._process.close()
         self._process = None
         if self._child is not None:

@@ -27,6 +27,7 @@ def open_call_log(
     ingest: str | None = None,
     application: str = "rolltap",
     connections: int = 20,
+    newer: bool = False,
 ) -> SqlCallLog:
     """The call log at `sqlite:///PATH` or `postgresql://...`, not yet started.
 
@@ -36,6 +37,8 @@ def open_call_log(
       readers wait until they are empty too.
     * `ingest`: the URL of a Redis whose stream makes facts durable before they are written to Postgres.
     * `application`, `connections`: the name of the connections on Postgres, and how many there are at most.
+    * `newer`: with `writable=False`, a schema of a newer rolltap is read, too: for a proxy that runs. An upgrade that
+      it can't live with is refused while it is connected.
     """
     scheme = url.partition(":")[0]
     if scheme not in STORES:
@@ -53,7 +56,7 @@ def open_call_log(
             writer = SpoolWriter(writer, Spool(own, spool_bytes), others=others)
         return writer
 
-    return SqlCallLog(database, wrap=wrap)
+    return SqlCallLog(database, wrap=wrap, newer=newer)
 
 
 def _ingest(url: str, writer: GroupWriter, database: Database) -> GroupWriter:

@@ -65,9 +65,11 @@ class SqlCallLog:
         *,
         registry: ProcessRegistry | None = None,
         wrap: Callable[[GroupWriter], GroupWriter] = lambda direct: direct,
+        newer: bool = False,
     ) -> None:
-        """`wrap` may put a spool or an ingest stream before the writer of the tables."""
+        """`wrap` may put a spool or an ingest stream before the writer of the tables. `newer`: see `open_call_log`."""
         self.database = database
+        self._newer = newer
         self._registry = registry or registry_of(database)
         self._tables = FactWriter(database, self._registry)
         self._writer = wrap(self._tables)
@@ -97,7 +99,7 @@ class SqlCallLog:
         async with AsyncExitStack() as stack:
             await self.database.start()
             stack.push_async_callback(self.database.close)
-            await bring_up_to_date(self.database)
+            await bring_up_to_date(self.database, newer=self._newer)
             stack.push_async_callback(self._writer.close)
             await self._writer.start()
             stack.pop_all()

@@ -7,7 +7,8 @@ The table `alembic_version` holds the version. At start:
 * an older one is migrated by Alembic, all steps in one transaction;
 * one older than `INITIAL`, or without a version, is refused: its sessions go to a new store by an archive file;
 * one that proxies of an older rolltap use is not migrated by a step that they can't live with (`CUTS_OFF`);
-* a newer one is refused, and so is an older one that is opened read-only, or if Alembic is not installed.
+* a newer one is refused, and so is an older one that is opened read-only, or if Alembic is not installed;
+* a newer one is read by the reading process of a proxy that was connected when it was upgraded (`newer`).
 
 So Alembic is needed only for an upgrade. It comes with `rolltap[postgres]`. An installation with SQLite runs without
 it; the error message asks to install it when an older file needs an upgrade.
@@ -36,9 +37,10 @@ INITIAL = "0100"
 UNVERSIONED = "0000"
 """The version of tables that were made before versions were recorded."""
 
-CUTS_OFF: Sequence[str] = ("0103",)
+CUTS_OFF: Sequence[str] = ("0103", "0105")
 """The steps after which a running proxy of an older schema can't work: it would refuse known keys, or write rows that
-nobody finds. All other steps only add what an older proxy doesn't look at."""
+nobody finds. All other steps only add what an older proxy doesn't look at. 0105 does, too, but a proxy of 0104 starts
+its reading process at the first question, and that refuses every newer schema: no rollout could be finished."""
 
 GONE_WITHIN_S = 3.0
 """Seconds for which a proxy that has just ended may still be listed among the connections."""
@@ -53,15 +55,16 @@ log = logging.getLogger("rolltap.store")
 _versions = sa.Table("alembic_version", sa.MetaData(), sa.Column("version_num", sa.String(32), primary_key=True))
 
 
-async def bring_up_to_date(database: Database) -> None:
-    """Creates or migrates the tables of a started `database`. Raises `ConfigError` if that is not possible."""
+async def bring_up_to_date(database: Database, *, newer: bool = False) -> None:
+    """Creates or migrates the tables of a started `database`. Raises `ConfigError` if that is not possible. `newer`: a
+    newer schema may be read."""
     if database.writable:
         await _wait_for_older_proxies(database)
         with acting_for(EVERY_TENANT):
             await database.transact(lambda connection: _upgrade(connection, database.name))
         return
     version = await database.query(version_of)
-    if version not in (None, VERSION):
+    if version not in (None, VERSION) and not (newer and version > VERSION):
         _refuse_foreign(database.name, version)
         raise ConfigError(
             f"{database.name} has schema {version}, this rolltap reads {VERSION}; run `rolltap log upgrade`"

@@ -569,9 +569,11 @@ async def opened_readers(
     connections: int = 20,
     indexes: Path | None = None,
     metrics: StepFiles = NO_FILES,
+    newer: bool = False,
 ) -> AsyncIterator[Readers]:
-    """Opens the record once for reading, for all tenants. Raises `ConfigError` if the store holds no record."""
-    log = open_call_log(store, writable=False, connections=connections)
+    """Opens the record once for reading, for all tenants. Raises `ConfigError` if the store holds no record. `newer`:
+    see `open_call_log`."""
+    log = open_call_log(store, writable=False, connections=connections, newer=newer)
     await log.start()
     try:
         readers = Readers(
