@@ -27,7 +27,17 @@ from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey
 from rolltap.ledger.ledger import Ledger
 from rolltap.ledger.rebuilding import LocalRebuilder
-from rolltap.ledger.schema import audit, groups, metadata, policies, rewards, rollout_policies, rollouts
+from rolltap.ledger.schema import (
+    audit,
+    groups,
+    metadata,
+    policies,
+    pruned_groups,
+    reward_guards,
+    rewards,
+    rollout_policies,
+    rollouts,
+)
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx
 from rolltap.ledger.views import all_groups
 from rolltap.types import NO_VERSION, CallSpan, Group, GroupStatus, Rollout, RolloutStatus, Segment, Task, Trajectory
@@ -69,14 +79,14 @@ async def empty(database: Database) -> None:
 
     def work(connection: sa.Connection) -> None:
         dialect = connection.dialect.name
-        for table in (rewards.name, audit.name):
+        for table in (rewards.name, audit.name, pruned_groups.name):
             for statement in removals(table, dialect):
                 connection.exec_driver_sql(statement)
         for table in reversed(metadata.sorted_tables):
             connection.execute(table.delete())
-        for table in (rewards.name, audit.name):
-            for statement in guards(table, dialect):
-                connection.exec_driver_sql(statement)
+        again = [reward_guards(dialect), *(guards(table.name, dialect) for table in (audit, pruned_groups))]
+        for statement in (each for statements in again for each in statements):
+            connection.exec_driver_sql(statement)
 
     await database.transact(work)
 
