@@ -319,7 +319,7 @@ async def test_a_group_goes_with_its_calls(tmp_path: Path) -> None:
 
     dry = await run("--dry-run")
     assert "over, its calls are gone" in dry
-    assert "of its trainer's last step" in dry
+    assert "of its trainer's" in dry
     assert "nothing was removed" in dry
     done = await run()
     assert "removed 1 call of 1 session" in done
