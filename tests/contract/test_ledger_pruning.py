@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -75,7 +76,7 @@ async def kept_counts(database: Database) -> dict[str, Any]:
     return await database.query(work)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def old(database: Database) -> AsyncIterator[World]:
     """Its counts are of more than what is on record at the end."""
     await empty(database)

@@ -301,7 +301,7 @@ def _remove_leases(connection: sa.Connection, after: int, before: float) -> tupl
     None if there were none, and their number. Each trainer's last acknowledgement of a policy stays."""
     acknowledged = sa.select(sa.func.max(leases.c.token)).where(leases.c.status == "acknowledged")
     last = acknowledged.group_by(leases.c.trainer, leases.c.policy, leases.c.replay)
-    is_old = sa.and_(leases.c.status != "open", leases.c.created_at < before, leases.c.expires_at < before)
+    is_old = sa.and_(leases.c.status != "open", leases.c.created_at < before)
     is_empty = ~sa.exists().where(lease_groups.c.token == leases.c.token)
     some = sa.select(leases.c.token).where(leases.c.token > after, is_old, is_empty, leases.c.token.not_in(last))
     some = some.order_by(leases.c.token).limit(LEASES_AT_ONCE).with_for_update(skip_locked=True)
