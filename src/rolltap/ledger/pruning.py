@@ -54,7 +54,7 @@ from rolltap.types import GroupStatus, RolloutStatus
 
 PAGE = 200
 GROUPS_AT_ONCE = 20
-LEASES_AT_ONCE = 1_000
+LEASES_AT_ONCE = 5_000
 
 FINAL = (GroupStatus.ACKNOWLEDGED, GroupStatus.STALE, GroupStatus.DEAD, GroupStatus.DROPPED)
 ENDED = tuple(status for status in RolloutStatus if status.terminal)
