@@ -44,7 +44,8 @@ from ..unit.ledger.world import KINDS, StillClock, World, database_url, empty, k
 from .ledger_trainers import Runner
 from .test_counts import POLICIES, Users
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+in_module = pytest.mark.asyncio(loop_scope="module")
+"""The loop that `database` lives in."""
 
 LATE = 4e9
 
@@ -86,6 +87,7 @@ async def old(database: Database) -> AsyncIterator[World]:
     await empty(database)
 
 
+@in_module
 async def test_a_trained_group_goes_and_what_it_was_paid_can_be_proved(
     old: World, database: Database, tmp_path: Path
 ) -> None:
@@ -110,6 +112,7 @@ async def test_a_trained_group_goes_and_what_it_was_paid_can_be_proved(
     assert (await old.ledger.trainers.rewind("trainer", Rewind(0, {"policy": 0}, "run"))).pruned == 1
 
 
+@in_module
 async def test_late_requests_are_refused_and_ids_stay_taken(old: World, database: Database) -> None:
     (group, lease), _ = await trained(old, 1), await trained(old, 2)
     spec = GroupSpec("policy", 1, Task("t", "do it"))
@@ -135,6 +138,7 @@ async def test_late_requests_are_refused_and_ids_stay_taken(old: World, database
     assert (await old.ledger.trainers.lease(wants(replay=Replay()))).groups[0].group.id != group.id
 
 
+@in_module
 async def test_what_may_still_be_needed_stays_with_a_reason(old: World, database: Database) -> None:
     (first, _), (second, _) = await trained(old, 1), await trained(old, 2)
     ready, under_way = await old.complete(1), await old.open(1)
@@ -157,6 +161,7 @@ async def test_what_may_still_be_needed_stays_with_a_reason(old: World, database
     assert (await decided(database, before=now - 3600))[first.id] is GroupReason.RECENT
 
 
+@in_module
 async def test_a_submission_goes_as_a_whole(old: World, database: Database) -> None:
     tasks = tuple(Task(f"t{number}", "do it") for number in range(2))
     spec = SubmissionSpec("policy", 1, tasks)
@@ -174,6 +179,7 @@ async def test_a_submission_goes_as_a_whole(old: World, database: Database) -> N
         await old.ledger.submissions.submit(spec, submission_id="s")
 
 
+@in_module
 async def test_the_database_lets_go_of_no_other_reward(old: World, database: Database) -> None:
     await trained(old, 1)
     await trained(old, 2)
