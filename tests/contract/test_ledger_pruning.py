@@ -256,7 +256,11 @@ async def owner(world: World, policy: str) -> int:
 def test_a_prune_within_any_history(runner: Runner, tmp_path: Path, examples: int) -> None:
     went = 0
 
-    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    )
     @given(st.integers(0, 2**32))
     def run(seed: int) -> None:
         nonlocal went
