@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
+from rolltap.calllog.schema import guards
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.contract.admin import LATE, NOTHING_SAMPLED, ClaimRollouts, FinishRollout, GroupRule, NewReward
 from rolltap.contract.trainer import LeaseRequest, Rewind
@@ -26,12 +27,12 @@ from rolltap.ids import new_id
 from rolltap.ledger import counts
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey
-from rolltap.ledger.schema import metadata, policy_counts
+from rolltap.ledger.schema import metadata, policy_counts, pruned_groups
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Cause, Group, Rollout, RolloutStatus, Scoring, Task
 
-from ..unit.ledger.world import KINDS, StillClock, World, database_url, empty
+from ..unit.ledger.world import KINDS, StillClock, World, database_url, empty, removals
 from .ledger_trainers import Runner
 
 POLICIES = ("a", "b")
@@ -272,6 +273,10 @@ async def test_a_store_of_before_counts_what_it_has(url: str) -> None:
         for name, table in connection.exec_driver_sql(SQLITE_TRIGGERS if is_sqlite else POSTGRES_TRIGGERS).all():
             connection.exec_driver_sql(f"DROP TRIGGER {name}" + ("" if is_sqlite else f" ON {table}"))
         policy_counts.drop(connection)
+        for statement in (*removals("rewards", connection.dialect.name), *guards("rewards", connection.dialect.name)):
+            connection.exec_driver_sql(statement)
+        pruned_groups.drop(connection)
+        connection.exec_driver_sql("DROP INDEX lease_groups_by_group")
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0104'")
 
     log = await used(60)

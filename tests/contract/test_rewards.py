@@ -8,11 +8,11 @@ import pytest
 import sqlalchemy as sa
 
 from rolltap.calllog.database import Database
-from rolltap.calllog.schema import guards
 from rolltap.contract.admin import DETAIL_BYTES, LARGEST_REWARD, NewReward
 from rolltap.contract.keys import Caller
 from rolltap.errors import InvalidRequest, LedgerError, StoreError
 from rolltap.ledger.rewards import verify_rewards
+from rolltap.ledger.schema import reward_guards
 from rolltap.types import Rollout
 
 from ..unit.ledger.world import World, removals, wants
@@ -72,7 +72,7 @@ async def test_what_was_changed_without_the_triggers_is_found(world: World, data
     try:
         forged = await verify_rewards(database)
     finally:
-        await sql(database, *guards("rewards", database.dialect_name))
+        await sql(database, *reward_guards(database.dialect_name))
     assert forged.problems
     assert all(rollout.id in problem for problem in forged.problems)
 

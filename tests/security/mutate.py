@@ -53,7 +53,7 @@ MUTANTS = (
            "unit/house/test_house.py::test_ruff_finds_nothing"),
     Mutant(7, "src/rolltap/ledger/keys.py", "if by.expires_at is not None and (end is None", "if False and (end is None",
            "contract/test_keys.py::test_no_key_grants_more_than_it_has"),
-    Mutant(8, "src/rolltap/ledger/schema.py", "append_only(rewards)", "",
+    Mutant(8, "src/rolltap/ledger/schema.py", "append_only(rewards, until=_UNTIL)", "",
            "contract/test_rewards.py::test_the_database_refuses_to_change_a_reward"),
     Mutant(9, "proxy/engines/passthrough.py", 'if not _NAME.fullmatch(value) or ".." in value:', "if False:",
            "unit/proxy/test_vendor_reach.py::test_no_other_part_of_a_vendors_api_is_reached"),

@@ -200,6 +200,11 @@ class Trainer:
                 f"the server's record is older than the checkpoint of step {self.step}: it knows {known} of this run, "
                 "as a restored backup does. Groups that were trained since may be trained a second time"
             )
+        if rewound.pruned:
+            self._print_line(
+                f"{rewound.pruned} groups that were trained after step {self.step} were pruned from the server's record: "
+                "they are not trained again"
+            )
         version = rewound.versions[policy]
         if self._restored and version != self.version:
             self.checkpoints.renumber(self._restored, version)

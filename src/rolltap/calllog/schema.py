@@ -28,7 +28,7 @@ On SQLite there is only one tenant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -38,36 +38,36 @@ from sqlalchemy import event
 from rolltap.errors import ConfigError
 from rolltap.tenants import DEFAULT_TENANT, EVERY_TENANT, NOBODY, TENANT_NAME, TENANT_TAG, current_tenant
 
-VERSION = "0105"
+VERSION = "0106"
 """The last migration: the version of these tables."""
 
-_PRUNED = "EXISTS (SELECT 1 FROM prunings p WHERE p.session_id = OLD.session_id)"
+SESSION_PRUNED = "EXISTS (SELECT 1 FROM prunings p WHERE p.session_id = OLD.session_id)"
 
 
-def append_only(table: sa.Table, *, until_pruned: bool = False) -> None:
+def append_only(table: sa.Table, *, until: Mapping[str, str] | None = None) -> None:
     """Creates the triggers together with the table.
 
-    With `until_pruned` rows may be deleted once their session is pruned; the table needs a column `session_id`.
+    `until`: by dialect, the condition on the row `OLD` on which it may be deleted after all.
     """
     for dialect in ("sqlite", "postgresql"):
-        for statement in guards(table.name, dialect, until_pruned=until_pruned):
+        for statement in guards(table.name, dialect, until=(until or {}).get(dialect, "")):
             event.listen(table, "after_create", sa.DDL(statement.replace("%", "%%")).execute_if(dialect=dialect))
 
 
-def guards(table: str, dialect: str, *, until_pruned: bool = False) -> list[str]:
-    """The statements that create the triggers of a table."""
+def guards(table: str, dialect: str, *, until: str = "") -> list[str]:
+    """The statements that create the triggers of a table. See `append_only`."""
     if dialect == "sqlite":
         refuse = f"BEGIN SELECT RAISE(ABORT, '{table} are append-only'); END"
-        unless_pruned = f"WHEN NOT {_PRUNED} " if until_pruned else ""
+        unless = f"WHEN NOT {until} " if until else ""
         return [
             f"CREATE TRIGGER {table}_no_update BEFORE UPDATE ON {table} {refuse}",
-            f"CREATE TRIGGER {table}_no_delete BEFORE DELETE ON {table} {unless_pruned}{refuse}",
+            f"CREATE TRIGGER {table}_no_delete BEFORE DELETE ON {table} {unless}{refuse}",
         ]
-    function = f"{table}_{'until_pruned' if until_pruned else 'append_only'}()"
-    allow_pruned = f"IF TG_OP = 'DELETE' THEN IF {_PRUNED} THEN RETURN OLD; END IF; END IF; " if until_pruned else ""
+    function = f"{table}_{'until_pruned' if until else 'append_only'}()"
+    allow = f"IF TG_OP = 'DELETE' THEN IF {until} THEN RETURN OLD; END IF; END IF; " if until else ""
     return [
         f"CREATE OR REPLACE FUNCTION {function} RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN {allow_pruned}RAISE EXCEPTION '{table} are append-only'; END $$",
+        f"$$ BEGIN {allow}RAISE EXCEPTION '{table} are append-only'; END $$",
         f"CREATE TRIGGER {table}_no_change BEFORE UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {function}",
         f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {function}",
     ]
@@ -207,7 +207,7 @@ annotations = sa.Table(
     ),
 )
 
-append_only(annotations, until_pruned=True)
+append_only(annotations, until=dict.fromkeys(("sqlite", "postgresql"), SESSION_PRUNED))
 
 for _table in (parts, call_intents, call_completions):
     for _column in _table.columns:

@@ -6,6 +6,7 @@ On SQLite the commands that write (import, prune, upgrade) need the file to them
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
 from collections import Counter, defaultdict
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, astuple
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -32,6 +33,12 @@ from rolltap.reconstructor.importers import READERS
 from rolltap.tenants import acting_for
 from rolltap.wording import counted, utc_text
 
+if TYPE_CHECKING:
+    from rolltap.calllog.prune import PruneResult
+    from rolltap.ledger.pruning import GroupDecision, KeepRewards, LedgerPruned
+
+    Pruned = tuple[PruneResult, LedgerPruned]
+
 app = typer.Typer(
     help="Maintain the call log: verify, stats, backup, export, import, prune, upgrade.", no_args_is_help=True
 )
@@ -43,24 +50,34 @@ _AGES = {"m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 @app.command()
 @one_line_errors
-def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOption = False) -> None:
+def verify(
+    pruned: Annotated[
+        list[Path] | None, typer.Option("--rewards", help="also check this file of `prune --rewards`; several times")
+    ] = None,
+    store: StoreOption = "",
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Checks the whole log: hashes, references, deltas, alignment, the chains of rewards.
 
-    Exits with status 1 if anything is wrong. The digest of the rewards changes with every appended or altered reward:
-    keep it when your runs are over.
+    Exits with status 1 if anything is wrong. The digest of the rewards changes with every appended or altered reward,
+    not by a prune: keep it when your runs are over.
     """
     from rolltap.calllog import verify as checks
+    from rolltap.ledger.pruning import CheckedDocuments, check_documents
     from rolltap.ledger.rewards import VerifiedRewards, verify_rewards
 
-    async def run(show: Callable[[int, int], None]) -> tuple[checks.VerifyReport, VerifiedRewards]:
+    async def run(show: Callable[[int, int], None]) -> tuple[checks.VerifyReport, VerifiedRewards, CheckedDocuments]:
         async with _opened(chosen_store(store, config), writable=False) as database:
-            return await checks.verify(database, show), await verify_rewards(database)
+            documents = await check_documents(database, pruned or ())
+            return await checks.verify(database, show), await verify_rewards(database), documents
 
     with _progress("rows") as show:
-        report, rewards = asyncio.run(run(show))
-    report.add(rewards.problems)
+        report, rewards, documents = asyncio.run(run(show))
+    report.add([*rewards.problems, *documents.problems])
     if as_json:
-        say(json.dumps({**asdict(report), "rewards": rewards.rewards, "rewards_digest": rewards.digest}))
+        of_rewards = {"rewards": rewards.rewards, "rewards_digest": rewards.digest, "pruned_rewards": rewards.pruned}
+        say(json.dumps({**asdict(report), **of_rewards, "documented_groups": documents.groups}))
     else:
         for problem in report.problems[:SHOWN]:
             console.print(problem, style="red")
@@ -72,6 +89,10 @@ def verify(store: StoreOption = "", config: ConfigOption = None, as_json: JsonOp
         calls = ", ".join(counted(count, noun) for noun, count in counts.items())
         console.print(f"{calls}, {report.parts:,} parts, {rewards.rewards:,} rewards: {verdict}")
         console.print(f"digest of the rewards: {rewards.digest}", soft_wrap=True)
+        if rewards.pruned:
+            console.print(f"{counted(rewards.pruned, 'reward')} pruned: their digests are kept")
+        if pruned:
+            console.print(f"{counted(documents.groups, 'pruned group')} had the rewards that the files have")
     raise typer.Exit(1 if report.problem_count else 0)
 
 
@@ -172,47 +193,71 @@ def import_(
 def prune(
     older_than: Annotated[str, typer.Option(help="sessions that ended longer ago: 90m, 12h, 30d")],
     exported: Annotated[list[Path] | None, typer.Option(help="archive that keeps sessions; several times")] = None,
+    ledger_older_than: Annotated[
+        str, typer.Option(help="also groups, with rollouts and rewards, that were over longer ago: 180d")
+    ] = "",
+    rewards: Annotated[Path | None, typer.Option(help="new file for the rewards of the groups that go")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show what would be removed, and remove nothing")] = False,
     store: StoreOption = "",
     config: ConfigOption = None,
 ) -> None:
     """Removes calls that a trainer has acknowledged or an archive contains. Lists kept sessions with the reason.
 
+    With --ledger-older-than also the groups whose calls are gone; a digest of their rewards stays.
+
     rolltap log export keep.rtlog && rolltap log prune --older-than 30d --exported keep.rtlog --dry-run
     """
     from rolltap.calllog import prune as retention
     from rolltap.calllog.schema import tenants_on_record
     from rolltap.ledger.keys import note_prune
+    from rolltap.ledger.pruning import LedgerPruned, plan_ledger_pruning, prune_ledger, rewards_document
     from rolltap.ledger.views import group_uses
 
-    age = _age(older_than)
+    age, ledger_age = _age(older_than), _age(ledger_older_than, "--ledger-older-than") if ledger_older_than else None
+    if rewards is not None and ledger_age is None:
+        raise ConfigError("--rewards: nothing of the ledger goes without --ledger-older-than")
 
-    async def run() -> tuple[list[PruneDecision], retention.PruneResult | None]:
+    async def run(keep: KeepRewards | None) -> tuple[list[PruneDecision], list[GroupDecision], Pruned | None]:
         exported_ids = await asyncio.to_thread(retention.exported_in, exported or ())
         decisions: list[PruneDecision] = []
-        pruned = retention.PruneResult(0, 0, 0)
+        of_groups: list[GroupDecision] = []
+        pruned, rows = retention.PruneResult(0, 0, 0), LedgerPruned()
         async with _opened(chosen_store(store, config), writable=not dry_run) as database:
-            before = await database.now() - age
+            now = await database.now()
+            before = now - age
             for tenant in await database.query(tenants_on_record):
                 with acting_for(tenant):
                     decisions += await retention.plan_pruning(
                         database, before=before, exported=exported_ids, uses=group_uses
                     )
-                    if dry_run:
+                    if not dry_run:
+                        note = functools.partial(note_prune, older_than=older_than, exported=exported or ())
+                        await database.transact(functools.partial(note, ledger_older_than=ledger_older_than))
+                        more = await retention.prune(database, before=before, exported=exported_ids, uses=group_uses)
+                        pruned = retention.PruneResult(*map(sum, zip(astuple(pruned), astuple(more), strict=True)))
+                    if ledger_age is None:
                         continue
-                    await database.transact(lambda connection: note_prune(connection, older_than, exported or ()))
-                    more = await retention.prune(database, before=before, exported=exported_ids, uses=group_uses)
-                pruned = retention.PruneResult(*map(sum, zip(astuple(pruned), astuple(more), strict=True)))
-        return decisions, None if dry_run else pruned
+                    going = {each.session_id for each in decisions if each.removes} if dry_run else frozenset()
+                    plan = await plan_ledger_pruning(database, before=now - ledger_age, going=going)
+                    if not dry_run:
+                        rows += await prune_ledger(database, plan, before=now - ledger_age, keep=keep)
+                    of_groups += plan
+        return decisions, of_groups, None if dry_run else (pruned, rows)
 
-    with console.status("pruning"):
-        decisions, pruned = asyncio.run(run())
+    with rewards_document(None if dry_run else rewards) as keep, console.status("pruning"):
+        decisions, of_groups, pruned = asyncio.run(run(keep))
     console.print(_decision_table(decisions))
+    if ledger_age is not None:
+        console.print(_group_table(of_groups))
     if pruned is None:
         console.print("dry run: nothing was removed")
-    else:
-        calls, sessions = counted(pruned.calls, "call"), counted(pruned.sessions, "session")
-        console.print(f"removed {calls} of {sessions} and {counted(pruned.parts, 'part')}")
+        return
+    calls, rows = pruned
+    parts = counted(calls.parts, "part")
+    console.print(f"removed {counted(calls.calls, 'call')} of {counted(calls.sessions, 'session')} and {parts}")
+    if ledger_age is not None:
+        removed = ", ".join(counted(count, noun[:-1]) for noun, count in asdict(rows).items())
+        console.print(f"removed of the ledger: {removed}")
 
 
 @app.command()
@@ -259,6 +304,18 @@ def _decision_table(decisions: list[PruneDecision]) -> Table:
     return table
 
 
+def _group_table(decisions: list[GroupDecision]) -> Table:
+    table = Table("groups", "rollouts", "", "because", "such as")
+    by_reason: dict[tuple[bool, str], list[GroupDecision]] = defaultdict(list)
+    for decision in decisions:
+        by_reason[not decision.removes, decision.reason].append(decision)
+    for (stays, reason), some in sorted(by_reason.items()):
+        action = "stays" if stays else Text("goes", "red")
+        rollouts = sum(decision.rollouts for decision in some)
+        table.add_row(f"{len(some):,}", f"{rollouts:,}", action, reason, some[0].group_id)
+    return table
+
+
 def _shown(name: str, value: object) -> str:
     if isinstance(value, dict):
         return "\n".join(f"{key} {count:,}" for key, count in value.items())
@@ -267,11 +324,11 @@ def _shown(name: str, value: object) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value or "")
 
 
-def _age(text: str) -> float:
+def _age(text: str, option: str = "--older-than") -> float:
     """Seconds of `90m`, `12h` or `30d`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", text.strip())
     if not match:
-        raise ConfigError(f"--older-than: expected a number and m, h or d, as 30d, not {text!r}")
+        raise ConfigError(f"{option}: expected a number and m, h or d, as 30d, not {text!r}")
     return float(match[1]) * _AGES[match[2]]
 
 

@@ -223,6 +223,7 @@ class Rewound:
     `versions` are the numbers, by policy, under which the restored weights are served from now on. `incarnation` is to
     be sent with every later call: those of older ones are refused. `last_step` is the last one that the trainer had
     acknowledged, None for a new trainer: less than the rewind's step, the ledger is older than the checkpoint.
+    `pruned`: groups that were acknowledged after the step and don't come back, as `rolltap log prune` removed them.
     """
 
     acknowledged: int
@@ -230,6 +231,7 @@ class Rewound:
     versions: Mapping[str, int]
     incarnation: int
     last_step: int | None = None
+    pruned: int = 0
 
 
 PauseMode = Literal["keep", "drain", "abort"]

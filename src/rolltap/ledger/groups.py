@@ -11,12 +11,12 @@ import sqlalchemy as sa
 
 from rolltap.contract.admin import FORK, Fork, GroupRule
 from rolltap.decoding import convert
-from rolltap.errors import InvalidRequest, LedgerError, NotFound, RateLimited
+from rolltap.errors import InvalidRequest, LedgerError, RateLimited
 from rolltap.ids import new_id
 from rolltap.ledger.completion import drop_all, insert_rollouts, insert_sharing, leave_out, settle
 from rolltap.ledger.policies import first_behind, lock_policies, room
-from rolltap.ledger.rows import load_group, load_groups, locked_group, rule_json, task_digest
-from rolltap.ledger.schema import OWNER, groups, rollouts, tasks
+from rolltap.ledger.rows import load_group, load_groups, locked_group, no_group, rule_json, task_digest
+from rolltap.ledger.schema import OWNER, groups, pruned_groups, rollouts, tasks
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.types import Group, GroupStatus, RolloutParent, Task
 
@@ -72,6 +72,8 @@ class Groups:
             if known is not None:
                 _check_same(tx, known, spec)
                 return load_group(tx, id)
+            if tx.first(sa.select(pruned_groups).where(pruned_groups.c.group_id == id)) is not None:
+                raise LedgerError(f"{no_group(tx, id).message}; use a new id", param="id")
             settings = self._uow.settings
             for policy in (spec.policy, *spec.also):
                 if room(tx, policy, settings.trainer_silence) == 0:
@@ -237,7 +239,7 @@ def insert_group(tx: Tx, id: str, spec: GroupSpec, *, submission_id: str | None 
 def locked_group_row(tx: Tx, group_id: str) -> Any:
     row = tx.first(sa.select(groups).where(groups.c.id == group_id).with_for_update(key_share=True))
     if row is None:
-        raise NotFound(f"no group {group_id!r}", param="group_id")
+        raise no_group(tx, group_id)
     return row
 
 

@@ -294,9 +294,13 @@ def append(
     connection.execute(audit.insert().values(values))
 
 
-def note_prune(connection: sa.Connection, older_than: str, exported: Sequence[Path]) -> None:
+def note_prune(
+    connection: sa.Connection, older_than: str, exported: Sequence[Path], ledger_older_than: str = ""
+) -> None:
     """Records in the audit log that this machine's user is about to prune."""
-    detail = {"older_than": older_than, "exported": [str(path) for path in exported]}
+    detail: dict[str, Any] = {"older_than": older_than, "exported": [str(path) for path in exported]}
+    if ledger_older_than:
+        detail["ledger_older_than"] = ledger_older_than
     append(connection, database_clock(connection), f"user {_user()}", "local", "log prune", detail)
 
 

@@ -53,7 +53,18 @@ from rolltap.ledger.policies import (
     restore,
 )
 from rolltap.ledger.rebuilding import BrokenGroups, OpenedLease, Rebuilder
-from rolltap.ledger.schema import OWNER, demands, groups, lease_groups, leases, policies, rollouts, tasks, trainers
+from rolltap.ledger.schema import (
+    OWNER,
+    demands,
+    groups,
+    lease_groups,
+    leases,
+    policies,
+    pruned_groups,
+    rollouts,
+    tasks,
+    trainers,
+)
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork, wait_for
 from rolltap.types import GroupStatus
 
@@ -241,7 +252,10 @@ def open_replay_lease(tx: Tx, request: LeaseRequest, replay: Replay) -> OpenedLe
     newest = (groups.c.completed_at.desc(), groups.c.id.desc())
     matching = matching.order_by(*(newest if replay.order == "newest" else (sa.func.random(),)))
     tagged = (row.id for row in tx.connection.execute(matching) if set(replay.tags) <= set(row.tags))
-    group_ids = tuple(islice(tagged, request.groups))
+    chosen = tuple(islice(tagged, request.groups))
+    held = sa.select(groups.c.id).where(groups.c.id.in_(chosen)).with_for_update(read=True, key_share=True)
+    there = {row.id for row in tx.all(held)}
+    group_ids = tuple(id for id in chosen if id in there)  # the others were pruned meanwhile
     if not group_ids:
         return OpenedLease("", 0, (), history)
     token, lease_id = _insert_lease(tx, request, group_ids, replay=True)
@@ -383,11 +397,12 @@ def locked_lease(tx: Tx, key: LeaseKey) -> Any:
     lease_id, token = key.id, key.token
     row = tx.first(sa.select(leases.c.trainer, leases.c.policy).where(leases.c.id == lease_id))
     if row is None:
-        raise LeaseLost(f"no lease {lease_id!r}")
+        raise LeaseLost(f"no lease {lease_id!r}: it never was, or was pruned")
     lock_incarnation(tx, row.trainer, key.incarnation)
     check_owner(policy_row(tx, row.policy), row.trainer)
     lease = tx.first(sa.select(leases).where(leases.c.id == lease_id).with_for_update(key_share=True))
-    assert lease is not None  # leases are never deleted
+    if lease is None:  # it was pruned meanwhile
+        raise LeaseLost(f"no lease {lease_id!r}")
     if lease.token != token:
         raise LeaseLost(f"lease {lease_id} has another fencing token than {token}", param="token")
     return lease
@@ -490,9 +505,13 @@ def rewind(tx: Tx, trainer: str, restored: Rewind) -> Rewound:
     returned = tx.run(back.values(status=GroupStatus.COMPLETE, **cleared))
     if row.step is not None and row.step > step:
         tx.run(sa.update(trainers).where(trainers.c.name == trainer).values(step=step))
-    tx.note("rewound", trainer, step=step, incarnation=row.incarnation, acknowledged=returned, leased=freed)
+    later = sa.and_(pruned_groups.c.acked_by == trainer, pruned_groups.c.acked_step > step)
+    of_policies = sa.select(sa.func.count()).select_from(pruned_groups).where(pruned_groups.c.policy.in_(versions))
+    pruned = tx.scalar(of_policies.where(later))
+    done = {"acknowledged": returned, "leased": freed, "pruned": pruned}
+    tx.note("rewound", trainer, step=step, incarnation=row.incarnation, **done)
     tx.wake_trainers()
-    return Rewound(returned, freed, versions, row.incarnation, row.step)
+    return Rewound(returned, freed, versions, row.incarnation, row.step, pruned)
 
 
 def annotate(tx: Tx, key: LeaseKey, posted: AnnotateLease) -> tuple[str, list[AnnotationLine]]:

@@ -5,16 +5,17 @@ a score later. To score again, run the rollout again.
 
 Each row's hash covers its content and the hash of the rollout's row before it, and the rollout stores the hash of its
 last row. So `rolltap log verify` finds a row that was changed, added, moved or removed despite the triggers. Somebody
-who can change rows can also compute a new chain: keep the digest that `verify` prints, and compare it later.
+who can change rows can also compute a new chain: keep the digest that `verify` prints, and compare it later. It
+stays the same when groups are pruned: the digest of each one's rewards is kept (`rolltap.ledger.pruning`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ from rolltap.ids import new_id
 from rolltap.ledger.completion import settle
 from rolltap.ledger.rollouts import check_own
 from rolltap.ledger.rows import locked_group, reward_of
-from rolltap.ledger.schema import rewards, rollouts
+from rolltap.ledger.schema import groups, pruned_groups, rewards, rollouts
 from rolltap.ledger.unit_of_work import Tx, UnitOfWork
 from rolltap.tenants import acting_for
 from rolltap.types import Reward, RolloutStatus
@@ -120,7 +121,7 @@ def _check_same(known: Any, reward: NewReward, attempt: int) -> None:
 
 
 FIELDS = ("id", "rollout_id", "attempt", "value", "scope", "source", "detail", "created_at", "key_id", "number")
-PAGE = 1000
+PAGE = 200
 
 
 def chained_hash(previous: str, row: Mapping[str, Any]) -> str:
@@ -129,11 +130,19 @@ def chained_hash(previous: str, row: Mapping[str, Any]) -> str:
     return hashlib.sha256(content.encode()).hexdigest()
 
 
+def rewards_digest(heads: Iterable[tuple[str, str]]) -> str | None:
+    """SHA-256 of the last hashes of a group's rollouts, given by rollout id; None without any."""
+    lines = [f"{rollout_id} {head}\n" for rollout_id, head in sorted(heads)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else None
+
+
 @dataclass(slots=True)
 class VerifiedRewards:
-    """The number of checked rewards, and the problems. `digest` covers the last hashes of all rollouts."""
+    """The number of checked rewards, those of pruned groups, and the problems. `digest` covers the digests of all
+    groups, pruned ones too."""
 
     rewards: int = 0
+    pruned: int = 0
     digest: str = ""
     problems: list[str] = field(default_factory=list)
 
@@ -154,27 +163,55 @@ async def _verify(database: Database, report: VerifiedRewards, digest: Any) -> N
     """Checks the chains of the current tenant."""
     last = ""
     while page := await database.query(lambda connection, after=last: _page(connection, after)):
-        for rollout_id, head, rows in page:
-            report.rewards += len(rows)
-            report.problems += _problems(rollout_id, head, rows)
-            if head:
-                digest.update(f"{rollout_id} {head}\n".encode())
-        last = page[-1][0]
-    orphans = sa.select(sa.func.count()).where(rewards.c.rollout_id.not_in(sa.select(rollouts.c.id)))
+        for group in page:
+            report.rewards += sum(len(rows) for _, _, rows in group.rollouts)
+            for rollout in group.rollouts:
+                report.problems += _problems(*rollout)
+            own = rewards_digest((rollout_id, head) for rollout_id, head, _ in group.rollouts if head)
+            if group.pruned is not None:
+                report.pruned += group.pruned.rewards
+                if group.is_there:
+                    report.problems.append(f"group {group.id} was pruned, but is on record")
+            if kept := own or (group.pruned and group.pruned.digest):
+                digest.update(f"{group.id} {kept}\n".encode())
+        last = page[-1].id
+    in_groups = sa.select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id)
+    orphans = sa.select(sa.func.count()).where(rewards.c.rollout_id.not_in(in_groups))
     if count := await database.query(lambda connection: connection.execute(orphans).scalar_one()):
         report.problems.append(f"{count} rewards belong to no rollout")
 
 
-def _page(connection: sa.Connection, after: str) -> list[tuple[str, str | None, list[sa.Row[Any]]]]:
-    """A page of rollouts after `after`, each with its stored hash and its rewards in order."""
-    page = sa.select(rollouts.c.id, rollouts.c.reward_head).where(rollouts.c.id > after).order_by(rollouts.c.id)
-    heads = {row.id: row.reward_head for row in connection.execute(page.limit(PAGE))}
-    if not heads:
-        return []
-    between = rewards.c.rollout_id.between(min(heads), max(heads))
-    reward_rows = connection.execute(sa.select(rewards).where(between).order_by(rewards.c.rollout_id, rewards.c.number))
-    by_rollout = {rollout_id: list(rows) for rollout_id, rows in groupby(reward_rows, key=lambda row: row.rollout_id)}
-    return [(rollout_id, head, by_rollout.get(rollout_id, [])) for rollout_id, head in sorted(heads.items())]
+@dataclass(slots=True)
+class _GroupRewards:
+    """A group's rollouts, each with its stored hash and its rewards in order; and its row if it was pruned."""
+
+    id: str
+    is_there: bool
+    pruned: sa.Row[Any] | None
+    rollouts: list[tuple[str, str | None, list[sa.Row[Any]]]] = field(default_factory=list)
+
+
+def _page(connection: sa.Connection, after: str) -> list[_GroupRewards]:
+    """A page of the groups after `after` that have rollouts or were pruned."""
+    living = sa.select(groups.c.id).where(groups.c.shares.is_(None), groups.c.id > after).order_by(groups.c.id)
+    gone = (
+        sa.select(pruned_groups.c.group_id).where(pruned_groups.c.group_id > after).order_by(pruned_groups.c.group_id)
+    )
+    either = sa.union(*(sa.select(each.limit(PAGE).subquery()) for each in (living, gone))).subquery()
+    ids = list(connection.scalars(sa.select(either.c.id).order_by(either.c.id).limit(PAGE)))  # in the database's order
+    there = set(connection.scalars(sa.select(groups.c.id).where(groups.c.id.in_(ids))))
+    rows_of_gone = connection.execute(sa.select(pruned_groups).where(pruned_groups.c.group_id.in_(ids)))
+    pruned = {row.group_id: row for row in rows_of_gone}
+    page = {id: _GroupRewards(id, id in there, pruned.get(id)) for id in ids}
+    own = rollouts.c.group_id.in_(ids)
+    reward_rows = sa.select(rewards).join(rollouts, rollouts.c.id == rewards.c.rollout_id).where(own)
+    by_rollout: defaultdict[str, list[sa.Row[Any]]] = defaultdict(list)
+    for row in connection.execute(reward_rows.order_by(rewards.c.rollout_id, rewards.c.number)):
+        by_rollout[row.rollout_id].append(row)
+    heads = sa.select(rollouts.c.id, rollouts.c.group_id, rollouts.c.reward_head).where(own).order_by(rollouts.c.id)
+    for row in connection.execute(heads):
+        page[row.group_id].rollouts.append((row.id, row.reward_head, by_rollout[row.id]))
+    return list(page.values())
 
 
 def _problems(rollout_id: str, head: str | None, rows: list[sa.Row[Any]]) -> Iterator[str]:

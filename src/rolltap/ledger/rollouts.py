@@ -20,10 +20,10 @@ import sqlalchemy as sa
 from rolltap.calllog.codec import pack_bytes
 from rolltap.contract.admin import LATE, NOTHING_SAMPLED, FinishRollout
 from rolltap.contract.keys import SERVER, Caller
-from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, NotFound, RecordCorrupt
+from rolltap.errors import AlignmentError, Forbidden, LeaseLost, LedgerError, RecordCorrupt
 from rolltap.ledger.completion import FREE, pending_again, settle
 from rolltap.ledger.rebuilding import Rebuilder, TrainedVersions
-from rolltap.ledger.rows import load_group, locked_group, rule_of
+from rolltap.ledger.rows import load_group, locked_group, no_rollout, rule_of
 from rolltap.ledger.schema import attempts, evaluations, rollout_policies, rollouts, tampering
 from rolltap.ledger.unit_of_work import LedgerSettings, Tx, UnitOfWork
 from rolltap.tampering import TamperingAct, TamperingKind, count_by_kind
@@ -65,7 +65,7 @@ class Rollouts:
         def work(tx: Tx) -> Group:
             group_id = tx.scalar(sa.select(rollouts.c.group_id).where(rollouts.c.id == rollout_id))
             if group_id is None:
-                raise NotFound(f"no rollout {rollout_id!r}", param="rollout_id")
+                raise no_rollout(tx, rollout_id)
             return load_group(tx, group_id)
 
         return await self._uow.query(work)

@@ -12,11 +12,13 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from rolltap.calllog.schema import sessions
 from rolltap.contract.admin import GroupRule
 from rolltap.errors import NotFound
-from rolltap.ledger.schema import OWNER, groups, rewards, rollouts, tasks
+from rolltap.ledger.schema import OWNER, groups, pruned_groups, rewards, rollouts, tasks
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Cause, Group, GroupStatus, Reward, Rollout, RolloutParent, RolloutStatus, Scoring, Task
+from rolltap.wording import utc_text
 
 
 def reward_of(row: Any) -> Reward:
@@ -135,10 +137,24 @@ def _trained_policies(tx: Tx, owners: Collection[str]) -> dict[str, dict[str, st
     return {row.id: {row.policy: row.id, **by_owner[row.id]} for row in tx.all(own)} if by_owner else {}
 
 
+def no_group(tx: Tx, group_id: str) -> NotFound:
+    """The error for a group that is not on record: it says whether it was pruned."""
+    at = tx.scalar(sa.select(pruned_groups.c.at).where(pruned_groups.c.group_id == group_id))
+    text = f"no group {group_id!r}" if at is None else f"group {group_id!r} was pruned on {utc_text(at)}"
+    return NotFound(text, param="group_id")
+
+
+def no_rollout(tx: Tx, rollout_id: str) -> NotFound:
+    """The error for a rollout that is not on record: it says if sessions of it are."""
+    of_it = tx.first(sa.select(sessions.c.id).where(sessions.c.rollout_id == rollout_id).limit(1))
+    more = "" if of_it is None else ": it was pruned with its group, or its session was imported"
+    return NotFound(f"no rollout {rollout_id!r}{more}", param="rollout_id")
+
+
 def load_group(tx: Tx, group_id: str) -> Group:
     loaded = load_groups(tx, [group_id])
     if not loaded:
-        raise NotFound(f"no group {group_id!r}", param="group_id")
+        raise no_group(tx, group_id)
     return loaded[0]
 
 
@@ -165,7 +181,7 @@ def load_for_training(
 def locked_group(tx: Tx, rollout_id: str) -> tuple[Any, Any]:
     """The rows of a rollout and its group. The group is locked until the transaction ends."""
     group_id = tx.scalar(sa.select(rollouts.c.group_id).where(rollouts.c.id == rollout_id))
-    if group_id is None:
-        raise NotFound(f"no rollout {rollout_id!r}", param="rollout_id")
     group = tx.first(sa.select(groups).where(groups.c.id == group_id).with_for_update(key_share=True))
+    if group is None:
+        raise no_rollout(tx, rollout_id)
     return tx.first(sa.select(rollouts).where(rollouts.c.id == rollout_id)), group

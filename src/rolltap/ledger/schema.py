@@ -1,9 +1,9 @@
 """The ledger's tables, on the same MetaData as the call log's.
 
 Times are seconds since the epoch by the database's clock. Rows of groups and rollouts hold the current state. The
-database keeps `rewards` and `audit` append-only; the code does so for `attempts` and `events`. `leases.token` is the
-fencing token: an autoincrement key, so a later lease always has a greater one. Triggers keep `policy_counts`
-(`rolltap.ledger.counts`).
+database keeps `rewards`, `pruned_groups` and `audit` append-only, but for rewards of pruned groups; the code does so
+for `attempts` and `events`. `leases.token` is the fencing token: an autoincrement key, so a later lease always has a
+greater one. Triggers keep `policy_counts` (`rolltap.ledger.counts`).
 
 On Postgres every table also has a column `tenant` (`rolltap.calllog.schema`).
 """
@@ -32,7 +32,7 @@ from sqlalchemy import (
     func,
 )
 
-from rolltap.calllog.schema import append_only, metadata
+from rolltap.calllog.schema import append_only, guards, metadata
 from rolltap.ledger.count_triggers import keep_counts
 from rolltap.tenants import DEFAULT_TENANT
 
@@ -243,7 +243,36 @@ rewards = Table(
     Column("number", Integer, nullable=False),  # its position among the rollout's rewards, from 0
     Column("hash", String, nullable=False),  # covers this row and the previous hash
 )
-append_only(rewards)
+_OF_PRUNED_GROUP = (
+    "EXISTS (SELECT 1 FROM pruned_groups p JOIN rollouts r ON r.group_id = p.group_id WHERE r.id = OLD.rollout_id{})"
+)
+_UNTIL = {
+    "sqlite": _OF_PRUNED_GROUP.format(""),
+    "postgresql": _OF_PRUNED_GROUP.format(" AND r.tenant = OLD.tenant AND p.tenant = OLD.tenant"),
+}
+append_only(rewards, until=_UNTIL)
+
+
+def reward_guards(dialect: str) -> list[str]:
+    """The statements that create the triggers of the rewards."""
+    return guards(rewards.name, dialect, until=_UNTIL[dialect])
+
+
+pruned_groups = Table(
+    "pruned_groups",  # that `rolltap log prune` removed, with their rollouts and rewards
+    metadata,
+    Column("group_id", String, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("policy", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("acked_by", String),
+    Column("acked_step", BigInteger),
+    Column("rollouts", Integer, nullable=False),  # of its own
+    Column("rewards", Integer, nullable=False),
+    Column("digest", String),  # of its rewards; None: it had none of its own
+    Index("pruned_groups_by_trainer", "acked_by", "acked_step"),
+)
+append_only(pruned_groups)
 
 trainers = Table(
     "trainers",
@@ -297,6 +326,7 @@ lease_groups = Table(
     Column("token", ForeignKey("leases.token"), primary_key=True),
     Column("group_id", ForeignKey("groups.id"), primary_key=True),
     Column("position", Integer, nullable=False),
+    Index("lease_groups_by_group", "group_id"),
 )
 
 keys = Table(

@@ -118,6 +118,8 @@ class Submissions:
                 raise LedgerError(
                     f"submission {id} is on record with other tasks or settings; use a new id", param="id"
                 )
+            elif tx.first(sa.select(submitted.c.position).where(submitted.c.submission_id == id).limit(1)) is None:
+                raise LedgerError(f"submission {id} was pruned; use a new id", param="id")
             return _load(tx, id, self._uow.settings)
 
         return await self._uow.transact(work, within_s=BULK_WITHIN_S)

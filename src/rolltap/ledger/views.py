@@ -17,7 +17,7 @@ from rolltap.calllog.database import Database
 from rolltap.calllog.prune import GroupUse
 from rolltap.errors import NotFound
 from rolltap.ledger.counts import counted
-from rolltap.ledger.rows import load_groups, load_tasks
+from rolltap.ledger.rows import load_groups, load_tasks, no_group
 from rolltap.ledger.schema import (
     OWNER,
     attempts,
@@ -248,7 +248,7 @@ def group_row(connection: sa.Connection, group_id: str) -> tuple[GroupRow, Task]
     tx = Tx(connection, 0.0)
     row = tx.first(_WITH_TASK.where(groups.c.id == group_id)) if has_ledger(connection) else None
     if row is None:
-        raise NotFound(f"no group {group_id!r}", param="group_id")
+        raise no_group(tx, group_id) if has_ledger(connection) else NotFound(f"no group {group_id!r}", param="group_id")
     return GroupRow(load_groups(tx, [group_id])[0], row), load_tasks(tx, [group_id])[group_id]
 
 

@@ -32,6 +32,8 @@ from rolltap.ledger.schema import (
     groups,
     metadata,
     policies,
+    pruned_groups,
+    reward_guards,
     rewards,
     rollout_policies,
     rollouts,
@@ -79,14 +81,14 @@ async def empty(database: Database) -> None:
 
     def work(connection: sa.Connection) -> None:
         dialect = connection.dialect.name
-        for table in (rewards.name, audit.name):
+        for table in (rewards.name, audit.name, pruned_groups.name):
             for statement in removals(table, dialect):
                 connection.exec_driver_sql(statement)
         for table in reversed(metadata.sorted_tables):
             connection.execute(table.delete())
-        for table in (rewards.name, audit.name):
-            for statement in guards(table, dialect):
-                connection.exec_driver_sql(statement)
+        again = [reward_guards(dialect), *(guards(table.name, dialect) for table in (audit, pruned_groups))]
+        for statement in (each for statements in again for each in statements):
+            connection.exec_driver_sql(statement)
 
     await database.transact(work)
 
