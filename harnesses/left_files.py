@@ -142,6 +142,20 @@ class LeftFiles:
         except OSError:
             return False
 
+    def names(self, path: str) -> int:
+        """How many names the file `path` has; 0 if it is gone, or reached by a link."""
+        try:
+            folder = self._folder(path.rpartition("/")[0])
+        except OSError:
+            return 0
+        try:
+            status = os.stat(path.rpartition("/")[2], dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return 0
+        finally:
+            os.close(folder)
+        return 0 if stat.S_ISDIR(status.st_mode) else status.st_nlink
+
     def link(self, path: str) -> str:
         """Where the link `path` leads. Raises `OSError`, also for a link on the way."""
         folder = self._folder(path.rpartition("/")[0])

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
 from rolltap.harnesses.base import Workspace
 from rolltap.harnesses.evaluators.intake import is_of_tests
 from rolltap.harnesses.evaluators.judge_text import JudgeText
-from rolltap.harnesses.left_files import ChangeKind, changes
+from rolltap.harnesses.left_files import Change, ChangeKind, LeftFiles, changes
 
 STATEMENTS, PATHS = re.compile(r"&&|\|\||[;\n]"), re.compile(r"[\w./+@-]+")
 COMPARES_FILES = re.compile(r"\b(diff|cmp|comm|join|awk|jq|uniq)\b|sum\b|grep\s.{0,300}-\w{0,20}f|\$\(|<\(")
@@ -47,14 +47,18 @@ def may_compare(text: JudgeText, source: str, agents: Workspace) -> bool:
     )
 
 
-def changed_expectation(text: JudgeText, source: str, clean: Workspace, agents: Workspace) -> str:
+def changed_expectation(
+    text: JudgeText, source: str, clean: Workspace, agents: Workspace, hidden: Collection[str] = ()
+) -> str:
     """A file of the task that the agent changed, and the judge, among the agent's files, takes for what is expected; ""
     if there is none.
 
     It does if it is compared with nothing but what the agent changed, too; or if it is gone; or a file of sums or of
-    tests. An agent's work that is compared with the task's own changes one side only.
+    tests. An agent's work that is compared with the task's own changes one side only. `other_name` is another.
     """
     every = changes(clean.folder, agents.folder)
+    if other := other_name(text, source, every, agents, hidden):
+        return other
     paths, kinds = [each.path for each in every], {each.path: each.kind for each in every}
     for each in _comparisons(text, source):
         changed: dict[str, list[str]] = {}
@@ -70,6 +74,21 @@ def changed_expectation(text: JudgeText, source: str, clean: Workspace, agents: 
     return ""
 
 
+def other_name(
+    text: JudgeText, source: str, every: Iterable[Change], place: Workspace, hidden: Collection[str] = ()
+) -> str:
+    """A link of the agent's, of either kind, in the `place` of a judge that writes there; "" if there is none.
+
+    What the judge writes may have the link's name, or be what it leads to, and so equal what it is compared with.
+    `hidden`: files that are written safely.
+    """
+    written = {text.path_of(path) for path in _set_by(_with_literals(source)) if not path.startswith("$")}
+    if not written - {"", *map(os.path.normpath, hidden)}:
+        return ""
+    left, kept = LeftFiles(place.folder), [each.path for each in every if each.kind is not ChangeKind.DELETED]
+    return next((path for path in kept if left.is_link(path) or left.names(path) > 1), "")
+
+
 def _expected(comparison: _Comparison, changed: Mapping[str, list[str]], kinds: Mapping[str, ChangeKind]) -> str:
     files = {path for found in changed.values() for path in found}
     own = sorted(path for path in files if kinds[path] is not ChangeKind.ADDED)
@@ -77,7 +96,7 @@ def _expected(comparison: _Comparison, changed: Mapping[str, list[str]], kinds: 
         return own[0]
     compares = COMPARES_FILES.search(comparison.text)
     gone = [path for path in own if kinds[path] is ChangeKind.DELETED and compares]
-    others = [path for path in own if SUMS.search(comparison.text) or is_of_tests(path)]
+    others = sorted(files) if SUMS.search(comparison.text) else [path for path in own if is_of_tests(path)]
     return next(iter(gone or others), "")
 
 

@@ -132,6 +132,7 @@ class Intake:
         is_new = path not in self.start.files
         return (
             any(each.startswith((".", "-")) or not each.isprintable() for each in (*folders, name))
+            or bool(set(path) & set("|<>"))  # Perl runs a file named `COMMAND|`
             or not PLACES.isdisjoint(folders)
             or NAMES.fullmatch(name) is not None
             or (is_new and name.lower() in NAMES_OF_NEW)

@@ -38,6 +38,8 @@ RUNS_A_FILE = re.compile(
 NAMES_A_FILE: Mapping[str, re.Pattern[str]] = {
     **dict.fromkeys(("grep", "egrep", "fgrep"), re.compile(r"(?:-[^-efmABCdD]*f|--(?:file|exclude-from)(?:=|\Z))(.*)")),
     **dict.fromkeys(("sort", "wc", "du", "find"), re.compile(r"--?files0-from(?:=|\Z)(.*)")),
+    **dict.fromkeys(("md5sum", "sha1sum", "sha256sum"), re.compile(r"(?:-\w*c\w*|--check)()")),
+    "diff": re.compile(r"(?:-[^-FIxSUCW]*X|--exclude-from(?:=|\Z))(.*)"),
 }
 """Options of tools that name a file of patterns or names; where the group is empty, the next argument does."""
 SED_RUNS = re.compile(r"(?:^|[^\w\\]|_)[gpiImM\d]*e[gpiImM\d]*(?=\s|;|\}|$)")
@@ -78,13 +80,18 @@ AS_WRITTEN = str.maketrans({LITERAL: "$", BARE: "$", DOCUMENT: "", GLOB: ""})
 OWN_VALUES = re.compile(rf"[${BARE}](\{{?({VARIABLE}|PWD|HOME)\b\}}?|[?#!$0])")
 """Expansions whose value no file of the agent's decides."""
 EXPANDS = re.compile(rf"[${BARE}]([\w({{\[@*]|\Z)|`")
-COMPUTES = re.compile(rf"[${BARE}](\[|\{{!|\{{\w+(@|\[(?![\d@*]+\])|:(?![-=?+]|[\d: ]*\}})))")
-"""Bash computes what stands there, which may run commands: `${a[$i]}`, `${x:$i}`, `${x@P}`."""
+COMPUTES = re.compile(
+    rf"[${BARE}](\[|\{{!|\{{\w+(@|\[(?![\d@*]+\])|:(?![-=?+]|[\d: ]*\}})))"
+    rf"|[${BARE}]\{{\w+(\[[\d@*]+\])?([#%^,]|//?)[^}}/]*[${BARE}`]"
+)
+"""Bash computes what stands there, which may run commands: `${a[$i]}`, `${x:$i}`, `${x@P}`; or a value is a pattern:
+`${x#$y}`."""
 COMPUTES_BOTH = frozenset(("-eq", "-ne", "-lt", "-le", "-gt", "-ge"))
 """In `[[ ]]`, bash computes the texts on both sides: `a[$(COMMAND)]` runs the command."""
 COMPARES_NUMBERS = COMPUTES_BOTH | {"-v", "-R"}
 TAKES_A_PATTERN = frozenset(("=", "==", "!=", "=~"))
 NAMES_VARIABLES = frozenset(("export", "local", "read", "unset", "printf", "wait"))
+SETS_OPTIONS = frozenset(("set", "shopt"))
 PRINTS_ONLY = frozenset(("cat", "chmod", "echo", "ls", "printf", "rm", "touch", "[["))
 """Tools of which an option that is a file's name decides nothing; and bash's own, which takes no files."""
 BEGINS_A_GLOB = re.compile(r"[*?]|\[[^\s\[]")
@@ -177,6 +184,8 @@ class JudgeText:
                 if RUNS_A_FILE.match(f"{head} {each}") or (head == "sed" and SED_RUNS.search(each)):
                     self._note(f"{head} {each}")
             for each, following in pairwise((*arguments, "")):
+                if head.endswith("sum") and not self.files:
+                    continue  # among the agent's files: `expectations.py` knows whether it changed the sums
                 if head in NAMES_A_FILE and (named := NAMES_A_FILE[head].fullmatch(each)):
                     self._start(named[1] or following or each)
             if head in WRITES and arguments:
@@ -205,6 +214,10 @@ class JudgeText:
             risky += [two for one, two in pairwise(arguments) if one in TAKES_A_PATTERN and two in bare]
         elif head in ("test", "[", "expr"):
             risky = expanded if {"-v", "-R"} & set(arguments) else bare
+            if head == "expr" and {":", "match"} & set(arguments):
+                risky = bare + [each for each in expanded if each != arguments[0]]
+        elif head in SETS_OPTIONS:
+            risky = [each for each in paths if each in expanded]
         elif head in TAKES_OPTIONS or head in OF_PROGRAMS:
             values_of = OF_PROGRAMS.get(head, {})
             risky = bare + [
@@ -426,6 +439,8 @@ def _commands(text: str) -> Iterator[list[str]]:
             if not closed:
                 words.append(word)
             continue
+        if "((" in word:  # also a folder of commands in another: a name there could be a tool's, as `sum` is
+            raise ValueError("what bash computes")
         if words:
             is_definition = word.startswith("()") and len(words) == 1
             command = [DEFINES, *words] if is_definition else list(_without_redirections(words))

@@ -23,7 +23,7 @@ from typing import Any
 
 from rolltap.errors import EvaluatorFailed, Unreadable
 from rolltap.harnesses.base import CodeWork, Command, Evidence, Exit, Workspace, last_line
-from rolltap.harnesses.evaluators.expectations import changed_expectation, may_compare
+from rolltap.harnesses.evaluators.expectations import changed_expectation, may_compare, other_name
 from rolltap.harnesses.evaluators.intake import Intake, StartingState
 from rolltap.harnesses.evaluators.judge_text import JudgeText
 from rolltap.harnesses.left_files import (
@@ -172,7 +172,7 @@ async def place_of(
         if not known.only_tools or not await in_thread(may_compare, text, source, agents):
             return known, {}
         clean = await evidence.clean_workspace()
-        return replace(known, expectation=await in_thread(changed_expectation, text, source, clean, agents)), {}
+        return replace(known, expectation=await in_thread(changed_expectation, text, source, clean, agents, hidden)), {}
     clean = await evidence.clean_workspace()
     start = await in_thread(StartingState.of, clean.folder)
     text = JudgeText.of(source, start.files, clean)
@@ -180,7 +180,8 @@ async def place_of(
     await in_thread(copy.begin)
     evidence.seen.add("the agent's changes", "\n".join(listed(copy.every, copy.left_out)))
     about = {"changed": len(copy.every), "left_out": [change.path for change in copy.left_out[:NAMED]]}
-    known = JudgesPlace(clean, agents, None if takes else copy, is_clean=True, unknown=text.unknown)
+    other = await in_thread(other_name, text, source, copy.every, clean, hidden) if takes else ""
+    known = JudgesPlace(clean, agents, None if takes else copy, True, text.unknown, expectation=other)
     return replace(known, only_tools=reads_only or text.only_tools), about
 
 

@@ -272,11 +272,19 @@ def decoded(body: bytes, encodings: list[str], limit: int) -> bytes:
     return body
 
 
+MEMBERS = 32
+"""The rest of a body is copied once for each: of many short ones the time would grow with the square of its size."""
+TOO_MANY = f"it has more than {MEMBERS} parts"
+
+
 def _gzip(body: bytes) -> Iterator[bytes]:
-    """A gzip file may have several members."""
-    while body:
+    """A gzip file may have several members, of `MEMBERS` at most."""
+    for _ in range(MEMBERS if body else 0):
         yield from (inflater := _Inflater(zlib.MAX_WBITS | 16)).pieces(body)
-        body = inflater.rest
+        if not (body := inflater.rest):
+            return
+    if body:
+        raise EOFError(TOO_MANY)
 
 
 def _deflate(body: bytes) -> Iterator[bytes]:
@@ -306,8 +314,8 @@ class _Inflater:
 
 
 def _zstd(body: bytes) -> Iterator[bytes]:
-    """A body may have several frames."""
-    while body:
+    """A body may have several frames, of `MEMBERS` at most."""
+    for _ in range(MEMBERS if body else 0):
         stream: Any = zstandard.ZstdDecompressor(max_window_size=WINDOW).decompressobj()
         fed = 0
         while not stream.eof:
@@ -315,7 +323,10 @@ def _zstd(body: bytes) -> Iterator[bytes]:
                 raise EOFError("it ends too early")
             yield stream.decompress(body[fed : fed + FED])
             fed += FED
-        body = body[min(fed, len(body)) - len(stream.unused_data) :]
+        if not (body := body[min(fed, len(body)) - len(stream.unused_data) :]):
+            return
+    if body:
+        raise EOFError(TOO_MANY)
 
 
 DECODERS: dict[str, Callable[[bytes], Iterator[bytes]]] = {

@@ -68,6 +68,8 @@ LOADERS = (
     *("cat a > /tmp/a; grep -q -f /tmp/a /tests/x", "cat a | grep -qf - /tests/x", "grep -qxFf a /tests/x", "grep --file=a /tests/x"),
     *("egrep -f/workspace/a /tests/x", "fgrep --file a /tests/x", "sort --files0-from=a", "cat a > /tmp/a; wc --files0-from /tmp/a"),
     *("find -files0-from a", "grep -r --exclude-from=a x /tests", "grep -cif a /tests/x"),
+    *("diff -X a -r out /tests/x", "diff -rqX a out /tests/x", "diff -r --exclude-from=a out /tests", "sha256sum -c a", "cat a > /tmp/a; md5sum --check /tmp/a"),
+    *("sha1sum -wc < a", "md5sum --quiet -c a", "sha256sum --check --status a"),
     *("node -e 'process.dlopen(m, \"./x.node\")'", "node -e 'new Function(fs.readFileSync(\"x\"))()'", "node -e 'vm.runInThisContext(x)'"),
 )  # fmt: skip
 """Each makes a tool, or a program of the judge's own, load or run what the agent wrote."""
@@ -85,6 +87,8 @@ INJECTED = (
     *('grep -q x "{0}"', 'sed -n 3p "{0}"', "jq -e .a \"{0}\"", "expr {0} = 42", 'local -i n="{0}"', 'export -xi n="{0}"'),
     *('perl -ne print "{0}"', 'for x in a; do read x; grep -q "$x" y; done', 'x=1; x="{0}"; grep "$x" y', 'echo "${{x@P}}"'),
     *("awk -v a=1 -i {0} y", "sed 's%a%b%e' {0}", "sed s_a_b_e y; cat {0}"),
+    *('echo "${{y#{0}}}"', 'test -z "${{y##{0}}}"', "test -z ${{y%{0}}}", 'test -z "${{y/{0}/}}"', 'echo "${{y//{0}/x}}" "${{a[@]%%{0}}}"'),
+    *('expr 42 : "{0}"', 'expr match 42 "{0}"', "expr 42 : {0} > /dev/null", "set {0}", 'set -o "{0}"', "shopt -s {0}", 'set "{0}"'),
     *('echo "${{y[{0}]}}"', 'echo "${{!x}}"', "echo $[{0}]", 'export "{0}"', 'printf -v "{0}" 1', 'read "{0}"', "local {0}=1"),
 )  # fmt: skip
 """In each, a value is a program, a pattern, an option or an operator: the agent's text says what the judge does."""
@@ -93,6 +97,7 @@ COMPUTED = (
     *("[[ {0} -eq 42 ]]", "if [[ 42 -ge {0} ]]; then :; fi", "[[ {0}+1 -ne 2 ]]", "! [[ 1+({0}) -lt 2 ]]", "[[ -v a[{0}] ]]"),
     *('test -v "a[{0}]"', 'read "a[{0}]"', 'printf -v "a[{0}]" 1', 'unset "a[{0}]"', "f() {{ local -i n={0}; }}; f"),
     *("(({0} > 1))", "[ $(({0})) = 1 ]", "echo $[{0}]", "echo ${{a:{0}}}", "echo ${{a[{0}]}}", "for ((i=0; i<{0}; i++)); do :; done"),
+    *("sum=$((sum + {0}))", "while true; do ((sum += {0})); done", "echo $((tail / {0}))", "for ((cut = {0}; ; )); do :; done", "((  sum+={0}))"),
     *("let {0}", "let 'n={0}'", "declare -i n={0}", "a[{0}]=1", "typeset -i n={0}"),
 )  # fmt: skip
 """In each, bash computes the variable of that name, and so runs the commands that an index in it has."""
@@ -126,6 +131,8 @@ KNOWN = (
     "for i in 1 2 3; do timeout 5 $ROLLTAP_SANDBOXED ./prog $i >> out; done; cmp out /tests/out",
     "python3 - <<'EOF'\nimport json\nprint(json.load(open('x'))['a'])\nEOF",
     "cat > x <<EOF\na $b don't\nEOF",
+    'sha256sum -c /tests/sums; md5sum -c calc.py; diff -rX /tests/ignored out /tests/out; set -- "$x"; set -eu; expr "$x" : \'42\'',
+    'test -z "${x#4}" && echo ${x%%.*} "${x//a/b}"; expr "$x" = 42; ( (true) )',
     "python3 /tests/check.py out.txt; bash /tests/more.sh",
     "python3 -c 'import sys; sys.exit(1)' && echo 1 > r",
     "out=$(${ROLLTAP_SANDBOXED} cat x); [[ $out == 3 ]]",

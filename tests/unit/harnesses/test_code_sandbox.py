@@ -210,6 +210,23 @@ async def test_with_takes_only_named_changes_count(workspace: Make, tmp_path: Pa
         assert result.detail["left_out"] == [path for path in change if not path.startswith("src/")]
 
 
+async def test_with_takes_a_link_to_what_the_judge_writes_is_not_trusted(workspace: Make) -> None:
+    """Of another name that comes in, Perl makes a command: it never does."""
+    judge = "echo 42 > e.txt; grep -q 42 out/a.txt && echo 1 > reward.txt || echo 0 > reward.txt"
+    for takes in (("out/*",), ("out/a.txt",)):
+        agents, clean = await workspace({"out/b.txt": ""}), await workspace({"out/b.txt": ""})
+        (agents.folder / "out/a.txt").symlink_to("../e.txt")
+        (agents.folder / "out/id|").write_text("")
+
+        async def prepare(clean: Workspace = clean) -> Workspace:
+            return clean
+
+        evidence = Evidence(Task("t", "x"), Exit(Ending.DONE, 1.0, 0), agents, prepare, Limits(evaluate_s=60))
+        result = await CommandCheck(judge, "reward.txt", takes=takes).evaluate(evidence)
+        assert "out/a.txt" in result.detail["unprotected"]
+        assert result.detail["left_out"] == ["out/id|"]
+
+
 def test_links_are_kept_in_the_copy_and_in_the_system_only(tmp_path: Path) -> None:
     work = tmp_path / "work"
     kept = {
