@@ -202,8 +202,8 @@ class Trainer:
             )
         if rewound.pruned:
             self._print_line(
-                f"{rewound.pruned} groups that were trained after step {self.step} were pruned from the server's record: "
-                "they are not trained again"
+                f"{rewound.pruned} groups that were trained after step {self.step} were pruned from the server's "
+                "record: they are not trained again"
             )
         version = rewound.versions[policy]
         if self._restored and version != self.version:

@@ -164,7 +164,7 @@ def backup(
 @one_line_errors
 def import_(
     files: Annotated[list[Path], typer.Argument(help="files of `rolltap log export`")],
-    session_mb: Annotated[float, typer.Option(help="the largest session that is read, in MB")] = SESSION_MB,
+    session_mb: Annotated[float, typer.Option(min=0, help="the largest session that is read, in MB")] = SESSION_MB,
     store: StoreOption = "",
     config: ConfigOption = None,
 ) -> None:

@@ -89,6 +89,7 @@ def run(words: list[str], folder: Path) -> tuple[int, str]:
     os.dup2(file, 2)
     signal.alarm(LIMIT_S)
     sys.argv = ["rolltap", *words]
+    sys.orig_argv = [sys.executable, "-m", *sys.argv]  # with it a node starts itself anew, with mounts of its own
     code = 70
     try:
         command_line()

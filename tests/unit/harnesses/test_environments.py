@@ -60,7 +60,7 @@ async def test_only_the_drivers_own_result_counts() -> None:
 async def test_an_environment_that_fails_gives_no_reward() -> None:
     with pytest.raises(EvaluatorFailed, match="the verifiers environment failed: no such tool"):
         await judge(signed({"error": "Traceback\nno such tool"}, "s"))
-    with pytest.raises(EvaluatorFailed, match="reward is nan"):
+    with pytest.raises(EvaluatorFailed, match="the reward 'nan' is not a number"):
         await judge(signed({"reward": float("nan")}, "s"))
 
 
