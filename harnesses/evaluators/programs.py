@@ -181,7 +181,7 @@ async def place_of(
     evidence.seen.add("the agent's changes", "\n".join(listed(copy.every, copy.left_out)))
     about = {"changed": len(copy.every), "left_out": [change.path for change in copy.left_out[:NAMED]]}
     other = await in_thread(other_name, text, source, copy.every, clean, hidden) if takes else ""
-    known = JudgesPlace(clean, agents, None if takes else copy, True, text.unknown, expectation=other)
+    known = JudgesPlace(clean, agents, None if takes else copy, is_clean=True, unknown=text.unknown, expectation=other)
     return replace(known, only_tools=reads_only or text.only_tools), about
 
 

@@ -122,7 +122,7 @@ MUTANTS = (
            "security/test_failing_evaluations.py::test_who_breaks_its_evaluation_gets_nothing_and_is_counted[no program]"),
     Mutant(41, "harnesses/evaluators/pytest_check.py", "        if passing:\n", "        if False:\n",
            "security/test_forged_results.py::test_made_up_results_are_found[the report]"),
-    Mutant(42, "harnesses/evaluators/programs.py", "is_clean=True, unknown=text.unknown)", "is_clean=True)",
+    Mutant(42, "harnesses/evaluators/programs.py", "is_clean=True, unknown=text.unknown, ", "is_clean=True, ",
            "unit/harnesses/test_code_sandbox.py::test_a_judge_that_starts_what_may_be_the_agents_is_unprotected"),
     Mutant(43, "harnesses/evaluators/pytest_check.py", "quiet, failed = await self._passing_quiet_decoys(evidence, results, left_out)", "quiet, failed = [], []",
            "security/test_forged_results.py::test_code_that_knows_how_decoys_are_made_is_found[the report]"),
