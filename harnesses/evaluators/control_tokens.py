@@ -2,7 +2,7 @@
 
 A server that renders the chat template itself encodes such a literal as the token, whoever wrote it, and the rest of
 the text is then another message. Nobody here knows the vocabulary of each server. So nothing that is written as control
-tokens are stays in one piece: `PUT_IN` follows its first character. Ordinary code has few such places; HTML's elements
+tokens are stays in one piece: `DOT` follows its first character. Ordinary code has few such places; HTML's elements
 and common types, which control no family of models, stay as they are.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-PUT_IN = "\u00b7"  # a middle dot: neither a letter of a name nor in any control token
+DOT = "\u00b7"  # a middle dot: neither a letter of a name nor in any control token
 
 _PLAIN = (
     "a|article|b|body|br|button|code|dd|div|dl|dt|em|footer|form|h[1-6]|head|header|hr|"
@@ -22,17 +22,17 @@ _PLAIN = (
 )
 
 BEGINNING = re.compile(
-    rf"(?<=[<\uff1c\ufe64\u3008\u2329\u27e8])(?={PUT_IN}*[|\uff5c\[])"  # <|im_end|>, <[end]>
-    rf"|(?<=[<\uff1c\ufe64])(?={PUT_IN}*[/\uff0f]?(?!(?:{_PLAIN})>)[\w:-]{{1,100}}[|\uff5c]?[>\uff1e\ufe65])"
-    rf"|(?<=[\[\uff3b\ufe47])(?={PUT_IN}*(?:[|\uff5c]|e~\[|[/\uff0f]?[a-z]?[^\W\da-z_]{{2}}\w{{0,100}}[\]\uff3d\ufe48]))"
-    rf"|(?<=\])(?={PUT_IN}*(?:<\]|[~!][a-z!~]))"  # ]<]image[>[ and ]~b] of MiniMax
-    rf"|(?<=\uff5c)(?={PUT_IN}*[A-Z]{{2,100}}\uff5c)"  # of DeepSeek
-    rf"|(?<=>)(?={PUT_IN}*>[A-Z]{{2,100}}<<)"  # >>QUESTION<< of Falcon
+    rf"(?<=[<\uff1c\ufe64\u3008\u2329\u27e8])(?={DOT}*[|\uff5c\[])"  # <|im_end|>, <[end]>
+    rf"|(?<=[<\uff1c\ufe64])(?={DOT}*[/\uff0f]?(?!(?:{_PLAIN})>)[\w:-]{{1,100}}[|\uff5c]?[>\uff1e\ufe65])"
+    rf"|(?<=[\[\uff3b\ufe47])(?={DOT}*(?:[|\uff5c]|e~\[|[/\uff0f]?[a-z]?[^\W\da-z_]{{2}}\w{{0,100}}[\]\uff3d\ufe48]))"
+    rf"|(?<=\])(?={DOT}*(?:<\]|[~!][a-z!~]))"  # ]<]image[>[ and ]~b] of MiniMax
+    rf"|(?<=\uff5c)(?={DOT}*[A-Z]{{2,100}}\uff5c)"  # of DeepSeek
+    rf"|(?<=>)(?={DOT}*>[A-Z]{{2,100}}<<)"  # >>QUESTION<< of Falcon
 )
 """The place behind the first character of what may be a control token. Dots of the text's own stand in it, too, so that
 there is one text only that becomes what is shown."""
 
 
-def kept_apart(text: str) -> str:
-    """`text` without control tokens of any model: `PUT_IN` stands behind the first character of each."""
-    return BEGINNING.sub(PUT_IN, text)
+def without_control_tokens(text: str) -> str:
+    """`text` without control tokens of any model: `DOT` stands behind the first character of each."""
+    return BEGINNING.sub(DOT, text)

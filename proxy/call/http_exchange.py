@@ -279,10 +279,11 @@ TOO_MANY = f"it has more than {MEMBERS} parts"
 
 def _gzip(body: bytes) -> Iterator[bytes]:
     """A gzip file may have several members, of `MEMBERS` at most."""
-    for _ in range(MEMBERS if body else 0):
-        yield from (inflater := _Inflater(zlib.MAX_WBITS | 16)).pieces(body)
-        if not (body := inflater.rest):
+    for _ in range(MEMBERS):
+        if not body:
             return
+        yield from (inflater := _Inflater(zlib.MAX_WBITS | 16)).pieces(body)
+        body = inflater.rest
     if body:
         raise EOFError(TOO_MANY)
 
@@ -315,7 +316,9 @@ class _Inflater:
 
 def _zstd(body: bytes) -> Iterator[bytes]:
     """A body may have several frames, of `MEMBERS` at most."""
-    for _ in range(MEMBERS if body else 0):
+    for _ in range(MEMBERS):
+        if not body:
+            return
         stream: Any = zstandard.ZstdDecompressor(max_window_size=WINDOW).decompressobj()
         fed = 0
         while not stream.eof:
@@ -323,8 +326,7 @@ def _zstd(body: bytes) -> Iterator[bytes]:
                 raise EOFError("it ends too early")
             yield stream.decompress(body[fed : fed + FED])
             fed += FED
-        if not (body := body[min(fed, len(body)) - len(stream.unused_data) :]):
-            return
+        body = body[min(fed, len(body)) - len(stream.unused_data) :]
     if body:
         raise EOFError(TOO_MANY)
 

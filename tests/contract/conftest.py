@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rolltap.ledger.schema import metadata
 from ..memory_log import MemoryCallLog
 from ..unit.ledger.world import KINDS, World, database_url, empty
 from .engine_world import STREAMING, WIRES, Start, starter
+from .ledger_trainers import Runner
 
 STORES = ("memory", "sqlite", "postgres", "redis")
 LASTING = ("sqlite", "postgres", "redis")
@@ -75,6 +77,21 @@ async def log(store: Store) -> AsyncIterator[CallLog]:
     await opened.start()
     yield opened
     await opened.close()
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def runner(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres_server_url: str
+) -> Iterator[Runner]:
+    """For state machines, which run in a loop of their own."""
+    folder: Path = tmp_path_factory.mktemp("ledger")
+    with asyncio.Runner() as loop:
+        context = database_url(request.param, folder, postgres_server_url)
+        database = Database(loop.run(context.__aenter__()))
+        loop.run(database.start(metadata))
+        yield Runner(loop, database)
+        loop.run(database.close())
+        loop.run(context.__aexit__(None, None, None))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)

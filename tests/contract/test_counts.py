@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rolltap.calllog.database import Database
 from rolltap.calllog.open import open_call_log
 from rolltap.calllog.schema import guards
 from rolltap.calllog.sql import SqlCallLog
@@ -27,7 +26,7 @@ from rolltap.ids import new_id
 from rolltap.ledger import counts
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey
-from rolltap.ledger.schema import metadata, policy_counts, pruned_groups
+from rolltap.ledger.schema import policy_counts, pruned_groups
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Cause, Group, Rollout, RolloutStatus, Scoring, Task
@@ -161,20 +160,6 @@ class Users:
         policy = self.random.choice(POLICIES)
         version = (await self.world.ledger.policies.get(policy)).version + 1
         await self.world.ledger.policies.set_version(policy, version)
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def runner(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres_server_url: str
-) -> Iterator[Runner]:
-    folder: Path = tmp_path_factory.mktemp("counts")
-    with asyncio.Runner() as loop:
-        context = database_url(request.param, folder, postgres_server_url)
-        database = Database(loop.run(context.__aenter__()))
-        loop.run(database.start(metadata))
-        yield Runner(loop, database)
-        loop.run(database.close())
-        loop.run(context.__aexit__(None, None, None))
 
 
 async def fresh(runner: Runner) -> World:

@@ -9,11 +9,8 @@ it over, and what is then a zombie is refused, whatever it tries.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,31 +18,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule, run_state_machine_as_test
 
-from rolltap.calllog.database import Database
 from rolltap.contract.trainer import BeginUpdate, LeaseRequest, Replay, Rewind
 from rolltap.errors import LeaseLost, LedgerError, TrainerFenced
 from rolltap.ledger.leases import LeaseKey
-from rolltap.ledger.schema import metadata
 from rolltap.ledger.unit_of_work import LedgerSettings
 from rolltap.types import Cause, GroupStatus, Rollout, RolloutStatus
 
-from ..unit.ledger.world import KINDS, StillClock, World, database_url, empty
+from ..unit.ledger.world import StillClock, World, empty
 from .ledger_trainers import LONG, NAMES, TTL, Runner, Trainers
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def runner(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres_server_url: str
-) -> Iterator[Runner]:
-    folder: Path = tmp_path_factory.mktemp("machine")
-    with asyncio.Runner() as loop:
-        context = database_url(request.param, folder, postgres_server_url)
-        database = Database(loop.run(context.__aenter__()))
-        loop.run(database.start(metadata))
-        yield Runner(loop, database)
-        loop.run(database.close())
-        loop.run(context.__aexit__(None, None, None))
-
 
 trainers = st.sampled_from(NAMES)
 

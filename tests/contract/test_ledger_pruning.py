@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from rolltap.ledger.pruning import (
     rewards_document,
 )
 from rolltap.ledger.rewards import verify_rewards
-from rolltap.ledger.schema import groups, leases, metadata, policies, pruned_groups, submissions, submitted
+from rolltap.ledger.schema import groups, leases, policies, pruned_groups, submissions, submitted
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.ledger.unit_of_work import Tx
 from rolltap.types import Group, GroupStatus, RolloutStatus, Task
@@ -187,20 +187,6 @@ async def test_the_database_lets_go_of_no_other_reward(old: World, database: Dat
     for statement in ("DELETE FROM rewards", "UPDATE rewards SET value = 1", "DELETE FROM pruned_groups"):
         with pytest.raises(StoreError, match="append-only"):
             await database.transact(lambda connection, text=statement: connection.exec_driver_sql(text))
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def runner(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres_server_url: str
-) -> Iterator[Runner]:
-    folder: Path = tmp_path_factory.mktemp("pruning")
-    with asyncio.Runner() as loop:
-        context = database_url(request.param, folder, postgres_server_url)
-        database = Database(loop.run(context.__aenter__()))
-        loop.run(database.start(metadata))
-        yield Runner(loop, database)
-        loop.run(database.close())
-        loop.run(context.__aexit__(None, None, None))
 
 
 async def history(database: Database, seed: int, folder: Path) -> int:

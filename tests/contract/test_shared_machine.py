@@ -8,28 +8,23 @@ changes the other's groups.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from rolltap.calllog.database import Database
 from rolltap.contract.admin import NewReward
 from rolltap.contract.trainer import Lease, LeaseRequest, Rewind
 from rolltap.errors import LedgerError
 from rolltap.ids import new_id
 from rolltap.ledger.groups import GroupSpec
 from rolltap.ledger.leases import LeaseKey
-from rolltap.ledger.schema import metadata
 from rolltap.ledger.unit_of_work import LedgerSettings
 from rolltap.types import GroupStatus, Scoring, Task
 
-from ..unit.ledger.world import KINDS, StillClock, World, database_url, empty
+from ..unit.ledger.world import StillClock, World, empty
 from .ledger_trainers import Runner
 
 POLICIES = ("a", "b")
@@ -38,20 +33,6 @@ TTL = 60.0
 
 policies = st.sampled_from(POLICIES)
 played_by = st.sampled_from([("a",), ("b",), ("a", "b"), ("a", "b")])
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def runner(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, postgres_server_url: str
-) -> Iterator[Runner]:
-    folder: Path = tmp_path_factory.mktemp("shared")
-    with asyncio.Runner() as loop:
-        context = database_url(request.param, folder, postgres_server_url)
-        database = Database(loop.run(context.__aenter__()))
-        loop.run(database.start(metadata))
-        yield Runner(loop, database)
-        loop.run(database.close())
-        loop.run(context.__aexit__(None, None, None))
 
 
 @dataclass

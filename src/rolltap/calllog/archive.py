@@ -41,6 +41,7 @@ from rolltap.calllog.schema import (
     sessions,
 )
 from rolltap.calllog.sessions import ancestry, fetch_calls, in_order
+from rolltap.calllog.spool import sync_folder
 from rolltap.calllog.verify import check_calls, origin_problems, part_problems
 from rolltap.decoding import msgpack_decoder
 from rolltap.errors import ConfigError, NotFound, RecordCorrupt, StoreUnavailable
@@ -275,7 +276,7 @@ class ArchiveWriter:
                     self._file.flush()
                     os.fsync(self._file.fileno())
                     self._partial.rename(self._path)
-                    _sync_folder(self._path.parent)
+                    sync_folder(self._path.parent)
         finally:
             self._file.close()
             self._partial.unlink(missing_ok=True)
@@ -327,11 +328,3 @@ def _file_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreUnavailable(f"{path}: {error.strerror or error}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -128,7 +128,7 @@ class IngestWriter:
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0)
         )
         pool = self._redis.connection_pool
-        pool.connection_class = type("Connection", (EndIsAnOutage, pool.connection_class), {})
+        pool.connection_class = type("Connection", (UvloopConnection, pool.connection_class), {})
         # The oldest first. No dict by id: Redis reuses ids after it has lost its data.
         self._held: deque[_Entry] = deque()
         self._held_bytes = 0
@@ -412,7 +412,7 @@ class IngestWriter:
             await asyncio.sleep(POLL_S)
 
 
-class EndIsAnOutage:
+class UvloopConnection:
     """Over a connection of redis: what is written to one that has ended is a `RuntimeError` of uvloop's."""
 
     async def send_packed_command(self, *arguments: Any, **more: Any) -> None:

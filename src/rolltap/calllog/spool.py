@@ -82,7 +82,7 @@ class Spool:
         try:
             self._recover()
             os.posix_fallocate(self._file, 0, max(self._limit, self._end))
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
         except OSError as error:
             self.close()
             raise StoreUnavailable(f"cannot allocate the spool {self._path}: {error.strerror}") from error
@@ -200,7 +200,7 @@ def _crc(generation: int, record: bytes) -> int:
     return zlib.crc32(record, zlib.crc32(struct.pack("<Q", generation)))
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Makes the names of new files in a folder survive a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

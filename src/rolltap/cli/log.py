@@ -247,8 +247,10 @@ def prune(
     with rewards_document(None if dry_run else rewards) as keep, console.status("pruning"):
         decisions, of_groups, pruned = asyncio.run(run(keep))
     console.print(_decision_table(decisions))
-    if ledger_age is not None:
+    if of_groups:
         console.print(_group_table(of_groups))
+    elif ledger_age is not None:
+        console.print("the ledger has no groups")
     if pruned is None:
         console.print("dry run: nothing was removed")
         return

@@ -69,15 +69,15 @@ def listening(settings: Settings, options: Mapping[str, str | int | None]) -> Se
     return settings.model_copy(update={"listen": settings.listen.model_copy(update=named)})
 
 
-def serve_all(settings: Settings, asked: str, *, capture: bool) -> int:
-    """Serves until interrupted, in this process or in as many as are asked for (`worker_count`); the exit code."""
+def serve_all(settings: Settings, workers_option: str, *, capture: bool) -> int:
+    """Serves until interrupted, in as many processes as `worker_count` makes of the option; the exit code."""
     import uvloop
 
     from rolltap.cli.server_address import claimed
     from rolltap.cli.workers import counts_of, serve_with_workers, worker_count
     from rolltap.proxy.metrics.workers import remove_counts
 
-    workers = worker_count(asked, settings)
+    workers = worker_count(workers_option, settings)
     with claimed(settings.data) as listening:
         check_start(settings, shared=workers > 1)
         if workers == 1:

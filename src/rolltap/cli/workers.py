@@ -44,23 +44,23 @@ MOST = 64
 LAST_SPOOL = 1024
 
 
-def worker_count(given: str, settings: Settings) -> int:
-    """How many workers `--workers` asks for. `auto`: one a core, and at least those whose spool holds calls; where the
-    store takes one process, one. Raises `ConfigError` for another text, and for several on such a store."""
+def worker_count(option: str, settings: Settings) -> int:
+    """How many workers `--workers` asks for. `auto`: one a core, and at least those whose spool holds calls;
+    where the store takes one process, one. Raises `ConfigError` for another text, and for several on such a store."""
     takes_several = settings.store_url.startswith("postgres")
-    if given == "auto":
+    if option == "auto":
         if not takes_several:
             log.info("one worker: SQLite takes one writing process")
             return 1
         last = max(_with_calls(settings.data, 1), default=0)
         return max(min(usable_cores(), MOST), last + 1)
-    if not given.isdecimal() or not 1 <= int(given) <= MOST:
-        raise ConfigError(f"--workers {given}: give a number from 1 to {MOST}, or auto")
-    if int(given) > 1 and not takes_several:
+    if not option.isdecimal() or not 1 <= int(option) <= MOST:
+        raise ConfigError(f"--workers {option}: give a number from 1 to {MOST}, or auto")
+    if int(option) > 1 and not takes_several:
         raise ConfigError(
             "--workers needs Postgres: SQLite takes one writing process; set store.url to postgresql://..."
         )
-    return int(given)
+    return int(option)
 
 
 def usable_cores() -> int:

@@ -19,7 +19,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import StrEnum
 from itertools import islice
 from pathlib import Path
@@ -30,6 +30,7 @@ import sqlalchemy as sa
 from rolltap.calllog.backend import database_clock
 from rolltap.calllog.database import Database
 from rolltap.calllog.schema import call_intents
+from rolltap.calllog.spool import sync_folder
 from rolltap.crash import crash_point
 from rolltap.errors import ConfigError
 from rolltap.ledger.rewards import FIELDS, chained_hash, rewards_digest
@@ -96,13 +97,7 @@ class LedgerPruned:
     tasks: int = 0
 
     def __add__(self, other: LedgerPruned) -> LedgerPruned:
-        return LedgerPruned(
-            self.groups + other.groups,
-            self.rollouts + other.rollouts,
-            self.rewards + other.rewards,
-            self.leases + other.leases,
-            self.tasks + other.tasks,
-        )
+        return LedgerPruned(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 KeepRewards = Callable[[Sequence[tuple[str, Sequence[Mapping[str, Any]]]]], None]
@@ -332,6 +327,7 @@ def rewards_document(path: Path | None) -> Iterator[KeepRewards | None]:
     except FileExistsError:
         raise ConfigError(f"{path} is there already; name a new file for the rewards") from None
     with file:
+        sync_folder(path.parent)
 
         def keep(rewards_of: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> None:
             for group_id, rows in rewards_of:

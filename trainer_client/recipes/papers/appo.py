@@ -44,8 +44,8 @@ class APPO(Recipe):
         own = step.broadcast(advantages).advantages
         shared = [mine + total / np.maximum(count, 1) for mine, total, count in zip(own, sums, counts, strict=True)]
         gains = [
-            np.where(said - row.segment.logprobs > log(3), 0, said - row.segment.logprobs)
-            for row, said in zip(step.rows, step.readings[POLICY].logprobs, strict=True)
+            np.where(logprobs - row.segment.logprobs > log(3), 0, logprobs - row.segment.logprobs)
+            for row, logprobs in zip(step.rows, step.readings[POLICY].logprobs, strict=True)
         ]
         for sequence in step.sequences():
             turns = [step.turns[number] for number in sequence]
