@@ -385,14 +385,14 @@ class Result:
 
 def check_scopes(session: OpenedSession | None, verdict: Verdict | None) -> None:
     """Raises `EvaluatorFailed` for a verdict without a reward that the group waits for: it would wait for ever."""
-    given = {score.scope for score in verdict.scores} if verdict else set[str]()
-    if not given or session is None:
+    own = {score.scope for score in verdict.scores} if verdict else set[str]()
+    if not own or session is None:
         return
     for scopes in session.reward_scopes:
-        if given.isdisjoint(scopes):
+        if own.isdisjoint(scopes):
             raise EvaluatorFailed(
                 f"the evaluator gave no reward of scope {' or '.join(scopes)}, for which the group waits, only of "
-                f"{', '.join(sorted(given))}: return one, or leave `rollout` out of the `scopes` of the group's rule"
+                f"{', '.join(sorted(own))}: return one, or leave `rollout` out of the `scopes` of the group's rule"
             )
 
 

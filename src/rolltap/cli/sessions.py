@@ -105,8 +105,8 @@ def relayed_exports(session: SessionKey, dialects: Collection[str]) -> list[str]
         if not speaking.isdisjoint(dialects)
     ]
     codex = [f"# codex -c openai_base_url={url}/v1"] if "openai_responses" in dialects else []
-    told = f"# session {session.session_id}; its key, in the URL, is shown only now"
-    return [told, *lines, *past_proxies(url), *codex]
+    heading = f"# session {session.session_id}; its key, in the URL, is shown only now"
+    return [heading, *lines, *past_proxies(url), *codex]
 
 
 def exports(session: SessionKey) -> list[str]:
