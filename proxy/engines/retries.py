@@ -116,6 +116,6 @@ async def retried(
                     error.message = f"{error.message} (try {failures})"
                     error.args = (error.message,)
                 raise
-            # Not a warning: of an engine that is away there would be one for each call and try. The pool says that it is.
+            # Each call and try of an engine that is away would have a warning; the pool has one for all.
             log.debug("call %s: %s; trying engine %s again in %.2f s", call_id, error.message, name, wait)
         await asyncio.sleep(wait)
