@@ -157,7 +157,8 @@ class Measure:
 
 
 MEASURES = (
-    Measure("calls/s at 64 over the floor's", lambda f: f.over("c64", FLOOR), "≥ 0.33"),
+    Measure("calls/s at 64 over the floor's", lambda f: f.over("c64", FLOOR), "≥ 0.40"),
+    Measure("CPU ms a call at 64", lambda f: f.median(OURS, "c64", "cpu_s_per_1000"), "≤ 0.43"),
     Measure(
         "calls/s at 128 over that at 16",
         lambda f: f.median(OURS, "c128", "calls_per_s") / f.median(OURS, "c16", "calls_per_s"),
@@ -168,23 +169,24 @@ MEASURES = (
     Measure(
         "added p50 at 32 with a 50 ms engine over the floor's",
         lambda f: f.added(OURS, "wait", "p50_ms") / f.added(FLOOR, "wait", "p50_ms"),
-        "≤ 2.5",
+        "≤ 4.5",
     ),
-    Measure("1,000-token replies at 16 over the floor's", lambda f: f.over("long replies", FLOOR), "≥ 0.3"),
-    Measure("20-turn histories at 8 over the floor's", lambda f: f.over("histories", FLOOR), "≥ 0.4"),
+    Measure("1,000-token replies at 16 over the floor's", lambda f: f.over("long replies", FLOOR), "≥ 0.4"),
+    Measure("20-turn histories at 8 over the floor's", lambda f: f.over("histories", FLOOR), "≥ 0.5"),
     Measure("streams at 20 ms held", lambda f: f.streams_held(OURS), "400"),
     Measure("added first frame at 400 streams, ms", lambda f: f.added(OURS, "streams400", "first_ms"), "≤ 15"),
     Measure(
         "CPU of a paced frame at 100 streams over the bare forwarder's",
         lambda f: f.over("streams100", BARE, "cpu_s_per_1000"),
-        "≤ 1.5",
+        "≤ 1.6",
     ),
     Measure(
         "CPU of a paced frame at 200 streams over the bare forwarder's",
         lambda f: f.over("streams200", BARE, "cpu_s_per_1000"),
-        "≤ 1.5",
+        "≤ 1.6",
     ),
-    Measure("RSS after all of this, MB", lambda f: f.median(OURS, f"streams{STREAMS[-1]}", "rss_mb"), "≤ 200"),
+    Measure("RSS at start, MB", lambda f: f.rounds[OURS, "c1"][0].rss_mb, "≤ 180"),
+    Measure("RSS after all of this, MB", lambda f: f.median(OURS, f"streams{STREAMS[-1]}", "rss_mb"), "≤ 250"),
     Measure("tax of the log, SQLite, %", lambda f: f.tax_percent(OURS), "≤ 10"),
     Measure("tax of the log, Postgres, %", lambda f: f.tax_percent(POSTGRES), "≤ 10"),
     Measure("tax of the log, Redis + Postgres, %", lambda f: f.tax_percent(REDIS), "≤ 10"),
@@ -276,7 +278,7 @@ def show(report: dict[str, Any], console: Console) -> None:
     for measure in report["measures"]:
         table.add_row(measure["name"], f"{measure['value']:,.2f}", measure["goal"])
     growth = report["growth"]
-    table.add_row(f"growth of RSS over {growth['calls']:,} calls, MB", f"{growth['growth_mb']:.1f}", "≤ 5")
+    table.add_row(f"growth of RSS over {growth['calls']:,} calls, MB", f"{growth['growth_mb']:.1f}", "≤ 10")
     console.print(table)
     for cell, targets in report["cells"].items():
         for name, rounds in targets.items():
