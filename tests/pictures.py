@@ -255,7 +255,7 @@ async def killed_proxy_picture() -> None:
         for agent in agents:
             agent.cancel()
         await asyncio.gather(*agents, return_exceptions=True)
-        resize(browser, 1800)
+        resize(browser, 2120)
         shown = (
             'up{job="rolltap"}',
             'ALERTS{alertname="RolltapProxyDown"}',
