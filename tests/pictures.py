@@ -255,7 +255,7 @@ async def killed_proxy_picture() -> None:
         for agent in agents:
             agent.cancel()
         await asyncio.gather(*agents, return_exceptions=True)
-        resize(browser, 2120)
+        resize(browser, 1650)
         shown = (
             'up{job="rolltap"}',
             'ALERTS{alertname="RolltapProxyDown"}',
@@ -264,6 +264,8 @@ async def killed_proxy_picture() -> None:
         graphs = [{f"g{at}.expr": text, f"g{at}.tab": 0, f"g{at}.range_input": "5m"} for at, text in enumerate(shown)]
         browser.open("/classic/graph?" + "&".join(map(urlencode, graphs)))
         browser.until(lambda: browser.count(".rickshaw_graph svg path") >= len(shown))
+        controls = "nav, .nav-tabs, .form-inline, .clearfix, .eval_stats, [name=remove]"
+        browser.run("document.querySelectorAll(arguments[0]).forEach((each) => each.style.display = 'none')", controls)
         browser.driver.save_screenshot(str(IMAGES / "operating-killed-proxy.png"))
 
 

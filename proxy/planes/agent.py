@@ -7,6 +7,7 @@ and the path of a call, and a route without parameters is found by one look-up.
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from urllib.parse import parse_qsl
 from starlette.routing import compile_path
 
 from rolltap.errors import MethodNotAllowed, NotFound, RequestError, RolltapError, Unauthenticated
+from rolltap.network import without_addresses
 from rolltap.protocols.base import Action, Dialect, WireReply, WireRequest
 from rolltap.protocols.replies import PROBES
 from rolltap.proxy.call.body_reader import BodyRoom
@@ -128,7 +130,7 @@ class AgentPlane:
             if isinstance(error, Unauthenticated) and "session" in params:
                 key = presented_key(http.scope["headers"])
                 await self._note(key, TamperingKind.OTHER_SESSION, f"session {params['session']}")
-            await http.refuse(dialect.error(error))
+            await http.refuse(dialect.error(_for_agents(error)))
         except Exception as error:
             log.exception("%s %s failed inside rolltap", http.scope["method"], http.scope["path"])
             if http.started:
@@ -201,6 +203,16 @@ class AgentPlane:
             for pattern, table in self._patterns:
                 if match := pattern.match(candidate):
                     yield table, match.groupdict()
+
+
+def _for_agents(error: RolltapError) -> RolltapError:
+    """A failure of the engine or the store without their addresses, which an agent has no use for: who reaches the
+    engine past the proxy samples off the record. The log and the record have the whole text."""
+    if error.status < 500:
+        return error
+    told = copy.copy(error)
+    told.message = without_addresses(error.message)
+    return told
 
 
 def single_slashes(path: str) -> str:

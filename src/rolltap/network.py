@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from urllib.parse import urlsplit
 
@@ -56,6 +57,22 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # another name
         return False
+
+
+_ADDRESSES = re.compile(
+    r"""[a-z][a-z0-9+.-]*://[^\s'"<>]*[^\s'"<>:;,.)\]]  # a URL
+    | \('[^']+',\ \d+[^)]*\)  # Python's form of a socket's address
+    | \[?\b[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}(?:\]:\d+)?  # IPv6
+    | \b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?
+    | \b[a-z][\w.-]*:\d{2,5}\b  # a host's name and port
+    | (?<![\w/])/[\w.-]+(?:/[\w.-]+)+  # a path: of a socket, of the store""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def without_addresses(text: str) -> str:
+    """The text with "[address]" for each URL, host with port, IP address and absolute path."""
+    return _ADDRESSES.sub("[address]", text)
 
 
 DEAD_AFTER_S = 20
