@@ -265,6 +265,11 @@ LANES: Mapping[str, Sequence[Inject]] = {
     ),
 }
 
+PAUSES_S = {"stores": 8.0}
+"""After an injection of the lane, where not `PAUSE_S`: without the store nothing of the ledger goes on."""
+
+PAUSE_S = 2.0
+
 
 def needs_redis(inject: Inject) -> bool:
     return "redis" in inject.__name__

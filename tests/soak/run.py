@@ -26,15 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from .checker import check_running, check_stopped
-from .injections import LANES, Inject, needs_redis
+from .injections import LANES, PAUSE_S, PAUSES_S, Inject, needs_redis
 from .people import Agents, Submitter, Trainer
 from .world import VARIANTS, Variant, World, a_world
 
 REPORT = Path(__file__).parents[2] / "reports" / "soak.json"
 ROUND_S = 150.0
 CALM_S = 4.0
-BETWEEN_S = 2.0
-"""After an injection: what it does to clients belongs to its phase."""
 
 
 class PhaseReport(msgspec.Struct):
@@ -81,7 +79,8 @@ async def run_round(seed: int, number: int, seconds: float, agents: int, only: s
         async with asyncio.TaskGroup() as lanes:
             for lane in LANES:
                 order = order_of(lane, seed, number, variant, only)
-                lanes.create_task(_break_things(world, trainer, order, began + seconds))
+                pause_s = PAUSES_S.get(lane, PAUSE_S)
+                lanes.create_task(_break_things(world, trainer, order, pause_s, began + seconds))
         lasted = time.monotonic() - began
         with world.phase("after the last fault"):
             people.stop.set()
@@ -110,7 +109,8 @@ async def run_round(seed: int, number: int, seconds: float, agents: int, only: s
         )
 
 
-async def _break_things(world: World, trainer: Trainer, order: Sequence[Inject], until: float) -> None:
+async def _break_things(world: World, trainer: Trainer, order: Sequence[Inject], pause_s: float, until: float) -> None:
+    """What an injection does to clients within the pause after it belongs to its phase."""
     for inject in itertools.cycle(order):
         if time.monotonic() > until:
             break
@@ -121,7 +121,7 @@ async def _break_things(world: World, trainer: Trainer, order: Sequence[Inject],
                 await inject(world, trainer)
             except TimeoutError as error:
                 world.violated(f"what {name} broke is not whole again: {error}")
-            await asyncio.sleep(BETWEEN_S)
+            await asyncio.sleep(pause_s)
 
 
 async def _stop_proxies(world: World) -> None:
