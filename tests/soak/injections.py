@@ -265,8 +265,8 @@ LANES: Mapping[str, Sequence[Inject]] = {
     ),
 }
 
-PAUSES_S = {"stores": 8.0}
-"""After an injection of the lane, where not `PAUSE_S`: without the store nothing of the ledger goes on."""
+PAUSES_S = {"proxies": 5.0, "stores": 8.0}
+"""After an injection of the lane, where not `PAUSE_S`: without the store, or any proxy, nothing goes on."""
 
 PAUSE_S = 2.0
 

@@ -21,7 +21,7 @@ from rolltap.contract.trainer import Lease, LeaseOptions
 from rolltap.errors import LeaseLost, RateLimited, RolltapError
 from rolltap.harnesses.client import AdminClient, ClaimedRollout
 from rolltap.trainer_client.lease.client import AsyncTrainerClient
-from rolltap.types import RolloutStatus, Task
+from rolltap.types import RolloutStatus, Scoring, Task
 
 from ..faults.clients import Clients, Messages, Reply, turn
 from .world import World
@@ -270,9 +270,12 @@ class Trainer:
         self.pushed = self.version
 
     def _look_for_missing_calls(self, lease: Lease) -> None:
-        """Every call that a client saw complete is in its rollout's trajectory, or the rollout says `late`."""
+        """Every call that a client saw complete is in its rollout's trajectory, or the rollout says `late`.
+
+        One whose agent gave up is unscorable, and has none.
+        """
         for leased in lease.groups:
-            for record in leased.rollouts:
+            for record in (one for one in leased.rollouts if one.rollout.scoring is not Scoring.UNSCORABLE):
                 segments = record.trajectory.segments
                 there = {one.call_id for segment in segments for one in segment.turns}
                 missing = set(self.world.calls_of.get(record.rollout.session_id or "", ())) - there
