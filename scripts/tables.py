@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 from rolltap.cli.demo import plot, share
@@ -247,12 +247,26 @@ def bench_scale(report: dict[str, Any]) -> str:
         f"A call costs {workers['cpu_ms']['1']:.2f} ms with one worker on Postgres and {workers['cpu_ms']['2']:.2f} ms with two: "
         f"{workers['ratio']:.2f} times (goal 1.10).\n"
     )
+    if streams := report.get("streams"):
+        table += "\n| workers | streams, ms between frames | failed | first frame, p50 / p99 ms | frames later than 0.5 s | CPU µs a frame |\n"
+        table += "|---|---|---|---|---|---|\n" + "".join(_streams_of(streams, count) for count in (1, 4))
     if stores:
         table += (
             "\n| proxies on one Postgres | replies under way | calls/s that arrive | wait for both rows, p50 / p99 ms "
             "| CPU ms a call: log | CPU ms a call: Postgres |\n|---|---|---|---|---|---|\n" + stores
         )
     return f"{table}\n{_machine(report)}"
+
+
+def _streams_of(lines: list[dict[str, Any]], workers: int) -> str:
+    """A row with the medians of the rounds, and the sum of what failed or was late."""
+    of_workers = [line for line in lines if line["workers"] == workers]
+    first, last, frame_us = (
+        median(line[name] for line in of_workers) for name in ("first_ms", "first_p99_ms", "frame_us")
+    )
+    failed = sum(sum(line["errors"].values()) for line in of_workers)
+    late = sum(line["late"] for line in of_workers)
+    return f"| {workers} | 1,000 at 100 | {failed} | {first:.0f} / {last:.0f} | {late} | {frame_us:.0f} |\n"
 
 
 def offline(report: dict[str, Any]) -> str:

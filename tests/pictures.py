@@ -1,6 +1,8 @@
 """Takes the pictures of docs/viewer.md, in a real browser: `python -m tests.pictures STORE`.
 
 `python -m tests.pictures STORE TOKENIZER` takes those of examples/real-model: STORE is its grpo/data/rolltap.db.
+`python -m tests.pictures --killed-proxy` takes that of docs/operating.md, in some minutes: Prometheus of a deployment
+whose first proxy was killed. It shows expressions of deploy/monitoring's dashboard, as Grafana isn't to be had here.
 
 STORE is what `rolltap demo` left (demo-out/data/rolltap.db): lists, groups, runs and comparisons are of it, and so are
 a trainer's numbers, where it ran with ROLLTAP_TRAINER__REPORT__ANNOTATE=true. The conversation with thinking, tools,
@@ -14,20 +16,29 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 from selenium.webdriver.common.keys import Keys
 
 import rolltap
+from rolltap.deployment.description import PROXIES
+from rolltap.deployment.local import LocalDeployment, LocalOptions
 from rolltap.engine.scripted import Rule, Script, ScriptedReply, ToolUse
 from rolltap.engine.tiny import FOLDER
+from rolltap.harnesses.client import AdminClient
 
+from .faults import turns
+from .faults.clients import Clients, turn
+from .faults.local import free_ports, open_folder
 from .harnesses.house import House, house
 from .integration.browser import Browser, chromium
+from .soak.world import Front
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 TOOLS = [
@@ -227,6 +238,47 @@ def pictures_of_real_model(store: Path, tokenizer: Path) -> None:
         real_model_pictures(browser, first.id)
 
 
+async def killed_proxy_picture() -> None:
+    """`rolltap up --local` under a few agents, for as long as its alert needs; nobody starts the proxy again."""
+    with open_folder() as folder, chromium(folder / "profile") as driver, ExitStack() as stack:
+        options = LocalOptions(folder / "data", script=Path(turns.__file__), ports=free_ports())
+        deployment = LocalDeployment(options)
+        await asyncio.to_thread(deployment.start, print)
+        stack.callback(deployment.stop)
+        agents = [asyncio.create_task(talk(deployment, number)) for number in range(8)]
+        await asyncio.sleep(60)
+        killed = deployment.children[PROXIES[0]]
+        killed.wanted = False
+        killed.kill()
+        browser = Browser(driver, deployment.layout.url("prometheus"))
+        await asyncio.sleep(180)
+        for agent in agents:
+            agent.cancel()
+        await asyncio.gather(*agents, return_exceptions=True)
+        resize(browser, 1800)
+        shown = (
+            'up{job="rolltap"}',
+            'ALERTS{alertname="RolltapProxyDown"}',
+            "sum by (instance) (rolltap_calls_in_flight)",
+        )
+        graphs = [{f"g{at}.expr": text, f"g{at}.tab": 0, f"g{at}.range_input": "5m"} for at, text in enumerate(shown)]
+        browser.open("/classic/graph?" + "&".join(map(urlencode, graphs)))
+        browser.until(lambda: browser.count(".rickshaw_graph svg path") >= len(shown))
+        browser.driver.save_screenshot(str(IMAGES / "operating-killed-proxy.png"))
+
+
+async def talk(deployment: LocalDeployment, number: int) -> None:
+    """An agent that talks through nginx, and asks again where a proxy has gone."""
+    async with (
+        AdminClient(deployment.urls["admin"], deployment.secrets["admin"]) as admin,
+        aiohttp.ClientSession() as http,
+    ):
+        key = (await admin.open_session(policy="tiny")).endpoint.key
+        clients = Clients(Front(deployment), http)  # type: ignore[arg-type]
+        while True:
+            await clients.ask(key, [turn(f"agent {number} at {time.time()}", say="Yes.", delay_s=2.0)])
+
+
 async def main(store: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, chromium(Path(folder) / "profile") as driver:
         async with house(SCRIPT, Path(folder), top_logprobs=5) as home:
@@ -241,7 +293,9 @@ async def main(store: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
+    if sys.argv[1] == "--killed-proxy":
+        asyncio.run(killed_proxy_picture())
+    elif len(sys.argv) > 2:
         pictures_of_real_model(Path(sys.argv[1]), Path(sys.argv[2]))
     else:
         asyncio.run(main(Path(sys.argv[1])))

@@ -116,5 +116,6 @@ async def retried(
                     error.message = f"{error.message} (try {failures})"
                     error.args = (error.message,)
                 raise
-            log.warning("call %s: %s; trying engine %s again in %.2f s", call_id, error.message, name, wait)
+            # Each call and try of an engine that is away would have a warning; the pool has one for all.
+            log.debug("call %s: %s; trying engine %s again in %.2f s", call_id, error.message, name, wait)
         await asyncio.sleep(wait)

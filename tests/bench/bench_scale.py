@@ -1,7 +1,8 @@
 """What grows with scale: `python -m tests.bench.bench_scale`. Writes reports/bench_scale.json.
 
-Three tables. What a call costs at the 10th and at the 2,000th turn of one session, beside a bare forwarder that moves
-the same bytes. What a call costs with one and with two workers on Postgres. And how many calls one Postgres takes from
+Four tables. What a call costs at the 10th and at the 2,000th turn of one session, beside a bare forwarder that moves
+the same bytes. What a call costs with one and with two workers on Postgres. A thousand streams at once, over one worker
+and over four. And how many calls one Postgres takes from
 up to 50 proxies, with as many as 20,000 replies under way: the proxies are their call logs alone, each in a process,
 and calls arrive by the clock whether or not those before them have ended: a store that falls behind shows as waiting.
 """
@@ -48,6 +49,7 @@ EARLY, LATE = range(5, 16), range(1900, 2001)
 """The turns that stand for the 10th and for the 2,000th."""
 EARLY_SESSIONS = 40
 PROXIES_AND_STREAMS = ((1, 1_000), (10, 1_000), (10, 5_000), (50, 5_000), (50, 10_000), (50, 20_000))
+STREAMS, FRAMES, PACE_S = 1_000, 100, 0.1
 REPLY_S = 10.0
 STORE_S = 30.0
 
@@ -125,6 +127,39 @@ async def workers(launcher: Launcher, postgres: PostgresServer, rounds: int) -> 
     return {"rounds": figures, "cpu_ms": medians, "ratio": medians["2"] / medians["1"]}
 
 
+async def many_streams(launcher: Launcher, postgres: PostgresServer, rounds: int) -> list[dict[str, Any]]:
+    """`STREAMS` at once over one worker and over four, on all cores: one line a round, the workers in turn.
+
+    `late` counts frames that came more than half a second after the one before them.
+    """
+    engine, store, cores = await launcher.engine(), {"url": postgres.url()}, PROXY_CORES | OTHER_CORES
+    load = Load(STREAMS, FRAMES * PACE_S, stream=True, frames=FRAMES, stagger_s=FRAMES * PACE_S / 2)
+    targets = {
+        1: await launcher.rolltap("one reads", engine.url, store, cores=cores, sessions=STREAMS),
+        4: await launcher.rolltap("four read", engine.url, store, "four_workers", cores, sessions=STREAMS),
+    }
+    async with aiohttp.ClientSession() as http:
+        await http.post(f"{engine.url}/shape", json={**msgspec.to_builtins(Shape(FRAMES, pace_s=PACE_S))})
+    lines: list[dict[str, Any]] = []
+    for _ in range(rounds):
+        for count, target in targets.items():
+            before = target.cpu_s()
+            result = await Run(target.url, target.keys, load)()
+            lines.append(
+                {
+                    "workers": count,
+                    "replies": result.replies,
+                    "errors": +result.errors,
+                    "first_ms": 1e3 * quantile(result.firsts, 0.5),
+                    "first_p99_ms": 1e3 * quantile(result.firsts, 0.99),
+                    "gap_p99_ms": 1e3 * quantile(result.gaps, 0.99),
+                    "late": sum(gap > 0.5 for gap in result.gaps),
+                    "frame_us": 1e6 * (target.cpu_s() - before) / (result.replies * FRAMES),
+                }
+            )
+    return lines
+
+
 async def log_alone(url: str, rate: float, seconds: float) -> dict[str, Any]:
     """One proxy's call log: calls that arrive at random times, each with a reply of `REPLY_S`.
 
@@ -198,12 +233,13 @@ async def measure(launcher: Launcher, parts: list[str], rounds: int, console: Co
     if "turns" in parts:
         with console.status("turns"):
             figures["turns"] = await turns(launcher, rounds)
-    if "workers" in parts:
-        postgres = PostgresServer()
-        postgres.start()
-        launcher.stack.callback(postgres.remove)
-        with console.status("workers"):
-            figures["workers"] = await workers(launcher, postgres, rounds)
+    for name, part in (("workers", workers), ("streams", many_streams)):
+        if name in parts:
+            postgres = PostgresServer()
+            postgres.start()
+            launcher.stack.callback(postgres.remove)
+            with console.status(name):
+                figures[name] = await part(launcher, postgres, rounds)
     if "store" in parts:
         figures["store"] = []
         for proxies, streams in PROXIES_AND_STREAMS:
@@ -223,16 +259,17 @@ def show(figures: dict[str, Any], console: Console) -> None:
         for count, cpu_ms in figures["workers"]["cpu_ms"].items():
             table.add_row(count, f"{cpu_ms:.3f}")
         console.print(table)
-    if lines := figures.get("store"):
-        table = Table(*lines[0], title="one Postgres")
-        for line in lines:
-            table.add_row(*(f"{value:,.2f}" for value in line.values()))
-        console.print(table)
+    for name, title in (("streams", f"{STREAMS:,} streams"), ("store", "one Postgres")):
+        if lines := figures.get(name):
+            table = Table(*lines[0], title=title)
+            for line in lines:
+                table.add_row(*(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in line.values()))
+            console.print(table)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=["turns", "workers", "store"])
+    parser.add_argument("parts", nargs="*", default=["turns", "workers", "streams", "store"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--log-alone", nargs=2, metavar=("URL", "RATE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -133,6 +133,7 @@ class Launcher:
         mode: str = "serve",
         cores: set[int] = PROXY_CORES,
         checkout: Path | None = None,
+        sessions: int = SESSIONS,
     ) -> Target:
         """`rolltap serve`, of another `checkout` of the repository if one is given."""
         folder = self.folder / name.replace(" ", "")
@@ -140,7 +141,7 @@ class Launcher:
         config, ports = self._settings(folder, engine, store)
         agent, admin = (f"http://127.0.0.1:{ports[f'{plane}_port']}" for plane in ("agent", "admin"))
         target = await self._start(name, agent, cores, ("tests.bench.proxies", mode, str(config)), checkout)
-        return Target(name, agent, target.pid, admin, await open_sessions(admin, SESSIONS))
+        return Target(name, agent, target.pid, admin, await open_sessions(admin, sessions))
 
     async def _start(
         self, name: str, url: str, affinity: set[int], command: tuple[str, ...], checkout: Path | None = None
@@ -219,6 +220,7 @@ MODES = {
     "unlogged": serve_unlogged,
     "profiled": serve_profiled,
     "two_workers": partial(serve, workers=2),
+    "four_workers": partial(serve, workers=4),
 }
 
 if __name__ == "__main__":
