@@ -12,6 +12,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
+import aiohttp
+
 from rolltap.deployment.description import PLANES, PROXIES
 from rolltap.deployment.local import Child
 
@@ -72,6 +74,12 @@ async def engine_replaced(world: World, trainer: Trainer) -> None:
     """It comes back with its base weights, as after the eviction of a pod."""
     await world.collect()
     await _ended(world, world.child("engine"), signal.SIGKILL)
+    async with asyncio.timeout(UP_WITHIN_S):
+        while True:
+            with suppress(aiohttp.ClientError, TimeoutError):
+                await world.engine("GET", "/weight_info")
+                return
+            await asyncio.sleep(0.1)
 
 
 async def engine_given_other_weights(world: World, trainer: Trainer) -> None:
@@ -314,8 +322,6 @@ async def _ended(
 
 
 async def _answers(world: World, proxy: str) -> None:
-    import aiohttp
-
     url, said = world.deployment.layout.url(f"{proxy}.admin") + "/ready", "nothing"
     deadline = time.monotonic() + UP_WITHIN_S
     while time.monotonic() < deadline:
