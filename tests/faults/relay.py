@@ -19,9 +19,15 @@ class Relay:
     own_port: int = 0
     is_cut: bool = False
     is_silent: bool = False
+    flowing: asyncio.Event = field(default_factory=asyncio.Event)
+    """While it is cleared, what comes waits, as on a link whose packets are lost and sent again."""
+
     _generation: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.flowing.set()
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers = [one for one in self._writers if not one.is_closing()]
@@ -50,6 +56,7 @@ class Relay:
                     await asyncio.Event().wait()
                 if back and self.delay_s:
                     await asyncio.sleep(self.delay_s)
+                await self.flowing.wait()
                 writer.write(data)
                 await writer.drain()
         writer.close()

@@ -22,7 +22,7 @@ from rolltap.types import BreakReason, Outcome, RolloutStatus
 
 from ..faults import invariants
 from .people import POLICY, Trainer
-from .world import World
+from .world import World, named
 
 REFUSALS = frozenset({BreakReason.PARENT_NOT_READ})
 """Breaks that are counted and blame nobody: the store was silent for longer than a call may wait."""
@@ -44,7 +44,6 @@ WELL_WITHIN_S = 40.0
 async def check_running(world: World, trainer: Trainer) -> None:
     """Of the deployment while it runs, after the last client has gone: invariants, every proxy is well again, and all
     agree on the weights."""
-    world.begin("the end")
     await world.collect()
     try:
         await invariants.check(world.store_url, world.told, world.journal)
@@ -165,15 +164,16 @@ def _check_session(world: World, rows: Sequence[CallRow]) -> None:
             world.violations.append(f"call {row.intent.id} does not begin with what the engine had sampled")
     for row in rows[1:]:
         intent = row.intent
-        phase = world.phase_at(intent.created_at)
+        phases = world.phases_at(intent.created_at)
         world.totals["continuations"] += 1
         if intent.break_ is None:
             continue
-        phase.felt[f"broken: {intent.break_.reason}"] += 1
+        for phase in phases:
+            phase.felt[f"broken: {intent.break_.reason}"] += 1
         world.totals["broken"] += 1
         if intent.break_.reason in REFUSALS:
             world.totals["broken for want of the store"] += 1
         else:
             world.violations.append(
-                f"in {phase.name}: call {intent.id} breaks its conversation: {intent.break_.reason}"
+                f"in {named(phases)}: call {intent.id} breaks its conversation: {intent.break_.reason}"
             )

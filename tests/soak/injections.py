@@ -1,4 +1,7 @@
-"""What a soak breaks. Each injection returns when what it broke is whole again, or is being started again."""
+"""What a soak breaks. Each injection returns when what it broke is whole again, or is being started again.
+
+`LANES` go on side by side: those of one lane break the same things, and follow each other.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from rolltap.deployment.description import PROXIES
+import aiohttp
+
+from rolltap.deployment.description import PLANES, PROXIES
 from rolltap.deployment.local import Child
 
 from ..faults.processes import children_of, fake_clock
@@ -21,10 +26,6 @@ from .world import LINKS, World
 
 Inject = Callable[[World, Trainer], Awaitable[None]]
 UP_WITHIN_S = 120.0
-
-
-async def calm(world: World, trainer: Trainer) -> None:
-    await asyncio.sleep(4)
 
 
 async def proxy_killed(world: World, trainer: Trainer) -> None:
@@ -73,6 +74,12 @@ async def engine_replaced(world: World, trainer: Trainer) -> None:
     """It comes back with its base weights, as after the eviction of a pod."""
     await world.collect()
     await _ended(world, world.child("engine"), signal.SIGKILL)
+    async with asyncio.timeout(UP_WITHIN_S):
+        while True:
+            with suppress(aiohttp.ClientError, TimeoutError):
+                await world.engine("GET", "/weight_info")
+                return
+            await asyncio.sleep(0.1)
 
 
 async def engine_given_other_weights(world: World, trainer: Trainer) -> None:
@@ -152,9 +159,11 @@ def names_lost(fault: str) -> Inject:
 
     async def inject(world: World, trainer: Trainer) -> None:
         world.names.fault = fault
-        for relay in world.relays.values():
-            relay.cut()
-            relay.is_cut = False  # new connections are wanted
+        for proxy in PROXIES:
+            for link in LINKS:
+                relay = world.relays[proxy, link]
+                relay.cut()
+                relay.is_cut = False  # new connections are wanted
         await asyncio.sleep(world.rng.uniform(5, 8))
         world.names.fault = ""
 
@@ -208,30 +217,66 @@ def link_silent(link: str) -> Inject:
     return inject
 
 
-INJECTIONS: Sequence[Inject] = (
-    proxy_killed,
-    proxy_stopped_in_order,
-    proxy_halted,
-    postgres_killed,
-    postgres_restarted,
-    postgres_silent,
-    redis_killed,
-    engine_replaced,
-    engine_given_other_weights,
-    reading_process_killed,
-    nginx_restarted,
-    trainer_killed,
-    store_slow,
-    *(link_cut(link) for link in LINKS),
-    *(link_half_open(link) for link in LINKS),
-    *(link_silent(link) for link in LINKS),
-    *(failover(kind) for kind in KINDS),
-    *(disk_full(service) for service in ("proxy", "postgres", "redis")),
-    clock_stepped,
-    *(names_lost(fault) for fault in ("silent", "servfail", "nxdomain")),
-    node_killed,
-    node_halted,
-)
+async def link_from_nginx_cut(world: World, trainer: Trainer) -> None:
+    """nginx loses one of its proxies, which goes on."""
+    relays = _links_from_nginx(world)
+    for relay in relays:
+        relay.cut()
+    await asyncio.sleep(world.rng.uniform(2, 6))
+    for relay in relays:
+        relay.is_cut = False
+
+
+async def link_from_nginx_held(world: World, trainer: Trainer) -> None:
+    """What nginx and one of its proxies say to each other comes late, all of it."""
+    relays = _links_from_nginx(world)
+    for relay in relays:
+        relay.flowing.clear()
+    await asyncio.sleep(world.rng.uniform(4, 9))
+    for relay in relays:
+        relay.flowing.set()
+
+
+LANES: Mapping[str, Sequence[Inject]] = {
+    "proxies": (
+        proxy_killed,
+        proxy_stopped_in_order,
+        proxy_halted,
+        reading_process_killed,
+        disk_full("proxy"),
+        clock_stepped,
+    ),
+    "stores": (
+        postgres_killed,
+        postgres_restarted,
+        postgres_silent,
+        redis_killed,
+        store_slow,
+        *(failover(kind) for kind in KINDS),
+        *(disk_full(service) for service in ("postgres", "redis")),
+        *(names_lost(fault) for fault in ("silent", "servfail", "nxdomain")),
+    ),
+    "links": (
+        *(link_cut(link) for link in LINKS),
+        *(link_half_open(link) for link in LINKS),
+        *(link_silent(link) for link in LINKS),
+        link_from_nginx_cut,
+        link_from_nginx_held,
+    ),
+    "the rest": (
+        engine_replaced,
+        engine_given_other_weights,
+        nginx_restarted,
+        trainer_killed,
+        node_killed,
+        node_halted,
+    ),
+}
+
+PAUSES_S = {"proxies": 5.0, "stores": 8.0}
+"""After an injection of the lane, where not `PAUSE_S`: without the store, or any proxy, nothing goes on."""
+
+PAUSE_S = 2.0
 
 
 def needs_redis(inject: Inject) -> bool:
@@ -244,6 +289,12 @@ def _proxy(world: World) -> Child:
 
 def _link(world: World, link: str) -> Relay:
     return world.relays[world.rng.choice(PROXIES), link]
+
+
+def _links_from_nginx(world: World) -> list[Relay]:
+    """Those to one proxy."""
+    proxy = world.rng.choice(PROXIES)
+    return [world.relays["nginx", f"{proxy}.{plane}"] for plane in PLANES]
 
 
 def _send(pids: Sequence[int], number: signal.Signals) -> None:
@@ -271,8 +322,6 @@ async def _ended(
 
 
 async def _answers(world: World, proxy: str) -> None:
-    import aiohttp
-
     url, said = world.deployment.layout.url(f"{proxy}.admin") + "/ready", "nothing"
     deadline = time.monotonic() + UP_WITHIN_S
     while time.monotonic() < deadline:

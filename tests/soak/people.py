@@ -12,6 +12,7 @@ import random
 import sys
 import time
 import uuid
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rolltap.contract.trainer import Lease, LeaseOptions
 from rolltap.errors import LeaseLost, RateLimited, RolltapError
 from rolltap.harnesses.client import AdminClient, ClaimedRollout
 from rolltap.trainer_client.lease.client import AsyncTrainerClient
-from rolltap.types import RolloutStatus, Task
+from rolltap.types import RolloutStatus, Scoring, Task
 
 from ..faults.clients import Clients, Messages, Reply, turn
 from .world import World
@@ -28,7 +29,7 @@ from .world import World
 log = logging.getLogger("rolltap.soak")
 
 POLICY = "tiny"
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 SDK_RETRIES, HARNESS_RETRIES = 2, 8
 LONGEST_PAUSE_S = 8.0
 WORDS = ("a", "soak", "asks", "for", "many", "words", "that", "no", "two", "calls", "have", "in", "common")
@@ -62,7 +63,7 @@ class Agents:
                 await asyncio.sleep(1)
             except RolltapError as error:
                 self.world.totals["conversations that our client gave up"] += 1
-                self.world.violations.append(f"in {self.world.phase.name}: our client gave up: {error}")
+                self.world.violated(f"our client gave up: {error}")
 
     async def _group(self, admin: AdminClient, rng: random.Random) -> None:
         """A group of two rollouts with different rewards, one after the other."""
@@ -109,8 +110,16 @@ class Agents:
         self, clients: Clients, session_id: str, key: str, messages: Messages, rng: random.Random
     ) -> Reply | None:
         """The reply, however often it had to be asked for; None if the harness gave up."""
-        phase = self.world.phase
-        phase.felt["calls"] += 1
+        begun_in = self.world.phases_at(time.time())
+        felt = Counter[str](calls=1)
+        reply = await self._ask_patiently(clients, session_id, key, messages, rng, felt)
+        for phase in begun_in:
+            phase.felt.update(felt)
+        return reply
+
+    async def _ask_patiently(
+        self, clients: Clients, session_id: str, key: str, messages: Messages, rng: random.Random, felt: Counter[str]
+    ) -> Reply | None:
         for attempt in range(1 + SDK_RETRIES + HARNESS_RETRIES):
             marked = {"x-stainless-retry-count": str(attempt)} if attempt <= SDK_RETRIES else {}
             stream = rng.random() < 0.85
@@ -118,19 +127,17 @@ class Agents:
             if reply.ended:
                 return reply
             if attempt == 0:
-                phase.felt["failed a try"] += 1
+                felt["failed a try"] += 1
             elif attempt == SDK_RETRIES:
-                phase.felt["beyond an SDK's retries"] += 1
-            phase.felt[f"status {reply.status or 'none'}"] += 1
+                felt["beyond an SDK's retries"] += 1
+            felt[f"status {reply.status or 'none'}"] += 1
             if reply.status in (400, 401, 404, 409, 410):
-                self.world.violations.append(
-                    f"in {phase.name}: session {session_id}: {reply.status} {reply.body[:200]!r}"
-                )
+                self.world.violated(f"session {session_id}: {reply.status} {reply.body[:200]!r}")
                 break
             asked = reply.headers.get("retry-after", "")
             pause = float(asked) if asked.replace(".", "").isdigit() else min(LONGEST_PAUSE_S, 0.5 * 2**attempt)
             await asyncio.sleep(min(pause, LONGEST_PAUSE_S) * rng.uniform(0.75, 1))
-        phase.felt["given up"] += 1
+        felt["given up"] += 1
         return None
 
 
@@ -159,15 +166,15 @@ class Submitter:
                     while not self.stop.is_set() and not await self.is_over(admin, name):  # noqa: ASYNC110  polled
                         await asyncio.sleep(1)
                 except RolltapError as error:
-                    self.world.violations.append(f"in {self.world.phase.name}: the queue's client gave up: {error}")
+                    self.world.violated(f"the queue's client gave up: {error}")
                     await asyncio.sleep(5)
 
     async def is_over(self, admin: AdminClient, name: str) -> bool:
         rollouts = (await admin.get(f"/tasks/{name}"))["rollouts"]
-        return sum(rollouts.get(status, 0) for status in ("succeeded", "failed", "timed_out", "cancelled")) == ROLLOUTS
+        return sum(count for status, count in rollouts.items() if RolloutStatus(status).terminal) == ROLLOUTS
 
     async def finish(self, within: float) -> None:
-        """The node comes to the end of all that was submitted, and every rollout succeeded."""
+        """The node comes to the end of all that was submitted: rollouts under which it died too often are lost."""
         urls, secrets = self.world.deployment.urls, self.world.secrets
         deadline = time.monotonic() + within
         async with AdminClient(urls["admin"], secrets["admin"], patience=PATIENCE_S) as admin:
@@ -216,9 +223,7 @@ class Trainer:
         try:
             await self._learn()
         except RolltapError as error:
-            self.world.violations.append(
-                f"in {self.world.phase.name}: the trainer ended: {type(error).__name__}: {error}"
-            )
+            self.world.violated(f"the trainer ended: {type(error).__name__}: {error}")
 
     async def _learn(self) -> None:
         url, key = self.world.deployment.urls["trainer"], self.world.secrets["trainer"]
@@ -265,18 +270,19 @@ class Trainer:
         self.pushed = self.version
 
     def _look_for_missing_calls(self, lease: Lease) -> None:
-        """Every call that a client saw complete is in its rollout's trajectory, or the rollout says `late`."""
+        """Every call that a client saw complete is in its rollout's trajectory, or the rollout says `late`.
+
+        One whose agent gave up is unscorable, and has none.
+        """
         for leased in lease.groups:
-            for record in leased.rollouts:
+            for record in (one for one in leased.rollouts if one.rollout.scoring is not Scoring.UNSCORABLE):
                 segments = record.trajectory.segments
                 there = {one.call_id for segment in segments for one in segment.turns}
                 missing = set(self.world.calls_of.get(record.rollout.session_id or "", ())) - there
                 if record.rollout.reason.startswith("late"):
                     self.world.totals["rollouts late"] += 1
                 elif missing:
-                    self.world.violations.append(
-                        f"in {self.world.phase.name}: the lease of group {leased.group.id} lacks {len(missing)} calls"
-                    )
+                    self.world.violated(f"the lease of group {leased.group.id} lacks {len(missing)} calls")
 
     def _tell(self) -> None:
         """What is in effect now: after a rewind less than was acknowledged."""

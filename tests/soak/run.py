@@ -1,15 +1,16 @@
 """`make soak`: the whole deployment, broken for an hour, and checked. `python -m tests.soak.run --seconds N --seed N`.
 
 It runs in rounds of up to 150 seconds, each a deployment of its own: with and without stickiness and Redis in turn,
-with faults in an order that the seed decides. Rounds that `reports/soak.json` holds for the seed are not run again, so
-a soak that was stopped goes on; `--anew` forgets them. It fails if a round has a violation; the deployment's logs of
-such a round are kept beside the report.
+with faults of four lanes side by side, each lane's in an order that the seed decides. Rounds that `reports/soak.json`
+holds for the seed are not run again, so a soak that was stopped goes on; `--anew` forgets them. It fails if a round has
+a violation; the deployment's logs of such a round are kept beside the report.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import random
 import shutil
 import signal
@@ -25,14 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from .checker import check_running, check_stopped
-from .injections import INJECTIONS, Inject, calm, needs_redis
+from .injections import LANES, PAUSE_S, PAUSES_S, Inject, needs_redis
 from .people import Agents, Submitter, Trainer
 from .world import VARIANTS, Variant, World, a_world
 
 REPORT = Path(__file__).parents[2] / "reports" / "soak.json"
 ROUND_S = 150.0
-BETWEEN_S = 3.0
-"""After an injection: what it does to clients belongs to its phase."""
+CALM_S = 4.0
 
 
 class PhaseReport(msgspec.Struct):
@@ -54,11 +54,11 @@ class Round(msgspec.Struct):
     standstill_s: float = 0.0
 
 
-def order_of(seed: int, number: int, variant: Variant, only: str = "") -> list[Inject]:
-    """The injections of a round, those with `only` in their names. An even round and the next one begin with one half
-    of all each; those of Redis belong to the round that has one."""
-    order = [one for one in INJECTIONS if only in one.__name__]
-    random.Random(f"{seed} {number // 2}").shuffle(order)
+def order_of(lane: str, seed: int, number: int, variant: Variant, only: str = "") -> list[Inject]:
+    """The lane's injections in a round, those with `only` in their names. An even round and the next one begin with one
+    half of all each; those of Redis belong to the round that has one."""
+    order = [one for one in LANES[lane] if only in one.__name__]
+    random.Random(f"{lane} {seed} {number // 2}").shuffle(order)
     halves = order[: len(order) // 2], order[len(order) // 2 :]
     mine, others = halves[number % 2], halves[1 - number % 2]
     if variant.redis:
@@ -71,24 +71,29 @@ async def run_round(seed: int, number: int, seconds: float, agents: int, only: s
     variant = VARIANTS[number % len(VARIANTS)]
     async with a_world(variant, f"{seed} {number}") as world:
         trainer, people, queue = Trainer(world), Agents(world, agents), Submitter(world)
-        world.begin("calm")
         began = time.monotonic()
         trainer.start()
         working = asyncio.gather(people.run(), queue.run())
-        await calm(world, trainer)
-        await _break_things(world, trainer, order_of(seed, number, variant, only), began + seconds)
+        with world.phase("calm"):
+            await asyncio.sleep(CALM_S)
+        async with asyncio.TaskGroup() as lanes:
+            for lane in LANES:
+                order = order_of(lane, seed, number, variant, only)
+                pause_s = PAUSES_S.get(lane, PAUSE_S)
+                lanes.create_task(_break_things(world, trainer, order, pause_s, began + seconds))
         lasted = time.monotonic() - began
-        world.begin("after the last fault")
-        people.stop.set()
-        queue.stop.set()
-        try:
-            async with asyncio.timeout(180):
-                await working
-        except TimeoutError:
-            world.violations.append("conversations are stuck 180 s after the last fault")
-        await queue.finish(180)
-        await trainer.settle(60)
-        await check_running(world, trainer)
+        with world.phase("after the last fault"):
+            people.stop.set()
+            queue.stop.set()
+            try:
+                async with asyncio.timeout(180):
+                    await working
+            except TimeoutError:
+                world.violated("conversations are stuck 180 s after the last fault")
+            await queue.finish(180)
+            await trainer.settle(60)
+        with world.phase("the end"):
+            await check_running(world, trainer)
         await _stop_proxies(world)
         await check_stopped(world, trainer)
         _keep_logs(world, seed, number)
@@ -97,25 +102,26 @@ async def run_round(seed: int, number: int, seconds: float, agents: int, only: s
             number,
             str(variant),
             round(lasted, 1),
-            [PhaseReport(phase.name, dict(phase.felt)) for phase in world.phases],
+            [PhaseReport(phase.name, dict(phase.felt)) for phase in (*world.phases, world.between)],
             {**world.totals, "seen complete": len(world.told.calls), "groups in effect": len(world.told.acked)},
             world.violations,
             round(world.standstill_s, 1),
         )
 
 
-async def _break_things(world: World, trainer: Trainer, order: Sequence[Inject], until: float) -> None:
-    place = 0
-    while time.monotonic() < until:
-        inject = order[place % len(order)]
-        place += 1
-        world.begin(inject.__name__.replace("_", " "))
-        world.totals["faults"] += 1
-        try:
-            await inject(world, trainer)
-        except TimeoutError as error:
-            world.violations.append(f"{world.phase.name}: what was broken is not whole again: {error}")
-        await asyncio.sleep(BETWEEN_S)
+async def _break_things(world: World, trainer: Trainer, order: Sequence[Inject], pause_s: float, until: float) -> None:
+    """What an injection does to clients within the pause after it belongs to its phase."""
+    for inject in itertools.cycle(order):
+        if time.monotonic() > until:
+            break
+        name = inject.__name__.replace("_", " ")
+        with world.phase(name):
+            world.totals["faults"] += 1
+            try:
+                await inject(world, trainer)
+            except TimeoutError as error:
+                world.violated(f"what {name} broke is not whole again: {error}")
+            await asyncio.sleep(pause_s)
 
 
 async def _stop_proxies(world: World) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from . import run
-from .injections import INJECTIONS, needs_redis
+from .injections import LANES, needs_redis
 from .run import Round, order_of, soak
 from .world import VARIANTS
 
@@ -28,14 +28,19 @@ async def test_five_minutes_of_faults_leave_the_record_whole(tmp_path: Path, mon
     assert sum(one.totals["groups in effect"] for one in rounds) > 20
 
 
+@pytest.mark.parametrize("lane", LANES)
 @pytest.mark.parametrize("number", [0, 2])
-def test_two_rounds_have_every_injection_in_their_first_halves(number: int) -> None:
-    orders = [order_of(7, each, VARIANTS[each % len(VARIANTS)]) for each in (number, number + 1)]
-    of_redis = sum(map(needs_redis, INJECTIONS))
-    begun = [one for order in orders for one in order[: len(INJECTIONS) // 2 + of_redis]]
-    assert set(begun) == set(INJECTIONS)
-    assert orders[0] == order_of(7, number, VARIANTS[number]) != order_of(8, number, VARIANTS[number])
-    assert len({one.__name__ for one in INJECTIONS}) == len(INJECTIONS)
+def test_two_rounds_have_every_injection_of_a_lane_in_their_first_halves(lane: str, number: int) -> None:
+    orders = [order_of(lane, 7, each, VARIANTS[each % len(VARIANTS)]) for each in (number, number + 1)]
+    of_redis = sum(map(needs_redis, LANES[lane]))
+    begun = [one for order in orders for one in order[: len(LANES[lane]) // 2 + of_redis]]
+    assert set(begun) == set(LANES[lane])
+    assert orders[0] == order_of(lane, 7, number, VARIANTS[number]) != order_of(lane, 8, number, VARIANTS[number])
+
+
+def test_injections_have_names_of_their_own() -> None:
+    names = [one.__name__ for lane in LANES.values() for one in lane]
+    assert len(set(names)) == len(names)
 
 
 async def test_a_soak_that_was_stopped_goes_on_with_the_next_round(

@@ -1,4 +1,5 @@
-"""The deployment of a soak: `rolltap up --local`, with a relay on each link between a proxy and what it needs.
+"""The deployment of a soak: `rolltap up --local`, with a relay on each link between a proxy and what it needs,
+and between nginx and each proxy.
 
 Proxies reach the other services by names, which a name server of the soak's own answers. Each service that writes has a
 disk of its own, of a few hundred MB, in memory. A node takes the tasks of a queue. All this needs root.
@@ -8,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from rolltap.deployment.description import PROXIES
+from rolltap.deployment.description import PLANES, PROXIES
 from rolltap.deployment.local import Child, LocalDeployment, LocalOptions
 
 from ..faults import turns
@@ -33,6 +35,8 @@ from .names import DOMAIN, NameServer, asking, name_server
 LOOK_EVERY_S = 0.2
 COLLECT_EVERY_S = 1.0
 LINKS = ("postgres", "redis", "engine")
+"""Of a proxy."""
+
 POSTGRES_HOMES = ("postgres", "postgres-2")
 """After a failover the second is the primary's."""
 
@@ -55,10 +59,11 @@ VARIANTS = (Variant(False, True), Variant(True, False), Variant(False, False), V
 
 @dataclass
 class Phase:
-    """A stretch of a round with one fault, and what clients felt in it."""
+    """A stretch of a round with one fault, and what clients felt in it. Several may be under way at once."""
 
     name: str
-    began: float  # seconds since the epoch
+    began: float = -math.inf  # seconds since the epoch, as the end
+    ended: float = math.inf
     felt: Counter[str] = field(default_factory=Counter)
 
 
@@ -80,6 +85,10 @@ class SoakDeployment(LocalDeployment):
         super()._child("node", command, env={"ROLLTAP_RUNNER_KEY": self.secrets["runner"]})
 
 
+def named(phases: Sequence[Phase]) -> str:
+    return " + ".join(phase.name for phase in phases)
+
+
 class Front:
     """nginx, as `Clients` see a proxy."""
 
@@ -98,12 +107,13 @@ class World:
     folder: Path
     deployment: SoakDeployment
     names: NameServer
-    relays: dict[tuple[str, str], Relay]  # by proxy and what it reaches
+    relays: dict[tuple[str, str], Relay]  # by a proxy or nginx, and what it reaches
     http: aiohttp.ClientSession
     rng: random.Random
     told: Told = field(default_factory=Told)
     calls_of: dict[str, list[str]] = field(default_factory=dict)  # acknowledged calls, by session
     phases: list[Phase] = field(default_factory=list)
+    between: Phase = field(default_factory=lambda: Phase("between faults"))
     violations: list[str] = field(default_factory=list)
     totals: Counter[str] = field(default_factory=Counter)
     standstill_s: float = 0.0  # the longest time in which this process, which relays everything, got no processor
@@ -119,15 +129,26 @@ class World:
         """That of the first proxy, for a process that has the machine's names."""
         return self.deployment.store_url.replace(f"postgres.{DOMAIN}", "127.0.0.1")
 
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        phase = Phase(name, time.time())
+        self.phases.append(phase)
+        try:
+            yield
+        finally:
+            phase.ended = time.time()
+
+    def phases_at(self, moment: float) -> list[Phase]:
+        return [phase for phase in self.phases if phase.began <= moment < phase.ended] or [self.between]
+
     @property
-    def phase(self) -> Phase:
-        return self.phases[-1]
+    def now(self) -> str:
+        """The names of the phases that are under way."""
+        return named(self.phases_at(time.time()))
 
-    def begin(self, name: str) -> None:
-        self.phases.append(Phase(name, time.time()))
-
-    def phase_at(self, moment: float) -> Phase:
-        return next((phase for phase in reversed(self.phases) if phase.began <= moment), self.phases[0])
+    def violated(self, text: str) -> None:
+        """Notes a violation of this moment."""
+        self.violations.append(f"in {self.now}: {text}")
 
     def clients(self) -> Clients:
         clients = Clients(Front(self.deployment), self.http)  # type: ignore[arg-type]
@@ -179,10 +200,10 @@ async def a_world(variant: Variant, seed: str) -> AsyncIterator[World]:
         ports = free_ports()
         stack.enter_context(mounted({folder / "data" / name: size for name, size in DISKS_MB.items()}))
         names = await stack.enter_async_context(name_server())
+        ends = [(proxy, link) for proxy in PROXIES for link in LINKS]
+        ends += [("nginx", f"{proxy}.{plane}") for proxy in PROXIES for plane in PLANES]
         relays = {
-            (proxy, link): await stack.enter_async_context(relayed("127.0.0.1", ports[link]))
-            for proxy in PROXIES
-            for link in LINKS
+            (one, other): await stack.enter_async_context(relayed("127.0.0.1", ports[other])) for one, other in ends
         }
         options = LocalOptions(
             folder / "data",
@@ -191,7 +212,13 @@ async def a_world(variant: Variant, seed: str) -> AsyncIterator[World]:
             redis=variant.redis,
             pinned=variant.pinned,
             elsewhere={
-                proxy: {link: f"{link}.{DOMAIN}:{relays[proxy, link].own_port}" for link in LINKS} for proxy in PROXIES
+                **{
+                    proxy: {link: f"{link}.{DOMAIN}:{relays[proxy, link].own_port}" for link in LINKS}
+                    for proxy in PROXIES
+                },
+                "nginx": {
+                    other: f"127.0.0.1:{relay.own_port}" for (one, other), relay in relays.items() if one == "nginx"
+                },
             },
             environment={
                 "ROLLTAP_ENGINES__MAIN__FIRST_BYTE_S": "15",

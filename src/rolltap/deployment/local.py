@@ -69,8 +69,8 @@ http {{
 @dataclass(frozen=True, slots=True)
 class LocalOptions:
     """What may be chosen. `config`: settings with engines and policies of the user's; None: an engine of the
-    deployment's own, which answers from `script` if there is one. `elsewhere` has other addresses of services, by
-    proxy (a relay before the store, say), `environment` more variables of the proxies.
+    deployment's own, which answers from `script` if there is one. `elsewhere` has other addresses of what
+    a proxy or nginx reaches, by its name (a relay before the store, say), `environment` more variables of the proxies.
     """
 
     folder: Path
@@ -147,7 +147,7 @@ class LocalDeployment:
         self._processes.unlink(missing_ok=True)
 
     def proxy_environment(self, proxy: str) -> dict[str, str]:
-        layout = replace(self.layout, addresses={**self.layout.addresses, **self.options.elsewhere.get(proxy, {})})
+        layout = self._layout_of(proxy)
         own_engine = self.options.config is None
         environment = proxy_environment(
             layout, proxy, str(self.folder / proxy), self.secrets, redis=self.options.redis, engine=own_engine
@@ -155,6 +155,10 @@ class LocalDeployment:
         if own_engine and layout.addresses["engine"] != self.layout.addresses["engine"]:
             environment["ROLLTAP_ENGINES__MAIN__URL"] = layout.url("engine")
         return {**environment, **self.options.environment}
+
+    def _layout_of(self, process: str) -> DeploymentLayout:
+        """The layout with the addresses that this process has of the others."""
+        return replace(self.layout, addresses={**self.layout.addresses, **self.options.elsewhere.get(process, {})})
 
     # Files
 
@@ -285,7 +289,8 @@ class LocalDeployment:
 
     def _start_nginx(self, name: str) -> None:
         home = self.folder / "nginx"
-        (home / "rolltap.conf").write_text(nginx_settings(self.layout, pinned=self.options.pinned), encoding="utf-8")
+        settings = nginx_settings(self._layout_of(name), pinned=self.options.pinned)
+        (home / "rolltap.conf").write_text(settings, encoding="utf-8")
         user = "user root;" if os.geteuid() == 0 else ""
         (home / "nginx.conf").write_text(NGINX.format(folder=home, user=user), encoding="utf-8")
         command = [program("nginx"), "-p", str(home), "-c", str(home / "nginx.conf"), "-e", "stderr"]
