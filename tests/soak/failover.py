@@ -1,23 +1,30 @@
-"""A Postgres of a soak that fails over: a synchronous standby is made, promoted, and the old primary goes."""
+"""A Postgres or Redis of a soak that fails over: a standby is made and promoted, and the old primary goes.
+
+That of Postgres is synchronous. Redis has none: proxies keep what it may have lost in memory, until Postgres has it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import pwd
+import re
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import asyncpg
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from rolltap.deployment.description import PROXIES
 from rolltap.deployment.local import Child
 
 from ..conftest import free_port, program
-from .world import POSTGRES_HOMES, World
+from .world import HOMES, World
 
 UP_WITHIN_S = 60.0
 KINDS = ("killed", "read-only", "unfenced")
@@ -46,14 +53,70 @@ async def fail_over(world: World, kind: str) -> None:
     await asyncio.to_thread(old.wait, UP_WITHIN_S)
 
 
+async def fail_over_redis(world: World) -> None:
+    """Leads the proxies to a promoted replica; the old primary has been killed."""
+    old = world.child("redis")
+    new, old_port = _replica_of(world, old), world.relays[PROXIES[0], "redis"].port
+    async with Redis(port=_redis_port(new), password=world.secrets["redis_password"]) as client:
+        await _until_redis(client, "loading", 0)
+        await client.config_set("masterauth", world.secrets["redis_password"])
+        await client.replicaof("127.0.0.1", old_port)
+        await _until_redis(client, "master_link_status", "up")
+        await asyncio.sleep(2)
+        old.wanted = False
+        old.signal(signal.SIGKILL)
+        await client.replicaof("NO", "ONE")
+    for proxy in PROXIES:
+        world.relays[proxy, "redis"].port = _redis_port(new)
+    world.deployment.children["redis"] = world.deployment.children.pop("replica")
+    await asyncio.to_thread(old.wait, UP_WITHIN_S)
+
+
+def _replica_of(world: World, primary: Child) -> Child:
+    """Another Redis with the primary's settings on the other one of the two disks, started; not yet its replica."""
+    home = _other_home(world, "redis", primary)
+    for path in home.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    settings = Path(primary.command[-1]).read_text()
+    settings = re.sub(r"^port .*$", f'port "{free_port()}"', settings, flags=re.MULTILINE)
+    settings = re.sub(r"^dir .*$", f'dir "{home}"', settings, flags=re.MULTILINE)
+    (home / "redis.conf").write_text(settings)
+    replica = replace(primary, command=[primary.command[0], str(home / "redis.conf")], process=None)
+    world.deployment.children["replica"] = replica
+    replica.start()
+    return replica
+
+
+def _redis_port(child: Child) -> int:
+    found = re.search(r'^port "(\d+)"$', Path(child.command[-1]).read_text(), flags=re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+async def _until_redis(client: Redis, field: str, value: object) -> None:
+    async with asyncio.timeout(UP_WITHIN_S):
+        while True:
+            with suppress(RedisError, OSError):
+                if (await client.info())[field] == value:
+                    return
+            await asyncio.sleep(0.1)
+
+
 def home_of(child: Child) -> Path:
+    """The folder of a Postgres or a Redis."""
+    if child.name == "redis":
+        return Path(child.command[-1]).parent
     return Path(child.command[child.command.index("-D") + 1])
+
+
+def _other_home(world: World, service: str, primary: Child) -> Path:
+    return next(one for one in map(world.deployment.folder.joinpath, HOMES[service]) if one != home_of(primary))
 
 
 async def _standby_of(world: World, primary: Child) -> Child:
     """A streaming standby on the other one of the two disks, started."""
     port = free_port()
-    home = next(one for one in map(world.deployment.folder.joinpath, POSTGRES_HOMES) if one != home_of(primary))
+    home = _other_home(world, "postgres", primary)
     command = [program("pg_basebackup"), "-d", f"{_address(world, primary)} dbname=postgres", "-D", str(home)]
     await asyncio.to_thread(_copy, command, home, primary.user)
     own = [*primary.command]

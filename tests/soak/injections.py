@@ -20,7 +20,7 @@ from rolltap.deployment.local import Child
 from ..faults.processes import children_of, fake_clock
 from ..faults.relay import Relay
 from .disks import clear, fill
-from .failover import KINDS, fail_over, home_of
+from .failover import KINDS, fail_over, fail_over_redis, home_of
 from .people import Trainer
 from .world import LINKS, World
 
@@ -68,6 +68,11 @@ async def postgres_silent(world: World, trainer: Trainer) -> None:
 
 async def redis_killed(world: World, trainer: Trainer) -> None:
     await _ended(world, world.child("redis"), signal.SIGKILL, away_s=world.rng.uniform(0, 4))
+
+
+async def redis_failed_over(world: World, trainer: Trainer) -> None:
+    """What the old one acknowledged last may be in the proxies' memory only."""
+    await fail_over_redis(world)
 
 
 async def engine_replaced(world: World, trainer: Trainer) -> None:
@@ -126,7 +131,7 @@ def failover(kind: str) -> Inject:
 def disk_full(service: str) -> Inject:
     async def inject(world: World, trainer: Trainer) -> None:
         name = world.rng.choice(PROXIES) if service == "proxy" else service
-        home = home_of(world.child(name)) if service == "postgres" else world.deployment.folder / name
+        home = world.deployment.folder / name if service == "proxy" else home_of(world.child(name))
         await asyncio.to_thread(fill, home)
         await asyncio.sleep(world.rng.uniform(5, 9))
         await asyncio.to_thread(clear, home)
@@ -251,6 +256,7 @@ LANES: Mapping[str, Sequence[Inject]] = {
         postgres_restarted,
         postgres_silent,
         redis_killed,
+        redis_failed_over,
         store_slow,
         *(failover(kind) for kind in KINDS),
         *(disk_full(service) for service in ("postgres", "redis")),

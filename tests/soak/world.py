@@ -37,10 +37,14 @@ COLLECT_EVERY_S = 1.0
 LINKS = ("postgres", "redis", "engine")
 """Of a proxy."""
 
-POSTGRES_HOMES = ("postgres", "postgres-2")
+HOMES = {"postgres": ("postgres", "postgres-2"), "redis": ("redis", "redis-2")}
 """After a failover the second is the primary's."""
 
-DISKS_MB = {**dict.fromkeys(POSTGRES_HOMES, 384), "redis": 96, **dict.fromkeys(PROXIES, 128)}
+DISKS_MB = {
+    **dict.fromkeys(HOMES["postgres"], 384),
+    **dict.fromkeys(HOMES["redis"], 96),
+    **dict.fromkeys(PROXIES, 128),
+}
 
 
 @dataclass(frozen=True)
