@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import Response
+from dataclasses import dataclass
+from typing import Any
 
+from rolltap.contract.keys import Caller
+from rolltap.contract.planes import LeasePlane
 from rolltap.contract.trainer import (
     AckLease,
     AnnotateLease,
+    DeadLetterList,
     ExtendLease,
+    GroupRevived,
     LeaseAcknowledged,
     LeaseAnnotated,
     LeaseExtended,
@@ -20,71 +25,53 @@ from rolltap.contract.trainer import (
     Rewound,
 )
 from rolltap.ledger.leases import LeaseKey
-from rolltap.proxy.planes.answers import DeadLetterList, GroupRevived, packed
-from rolltap.proxy.planes.bodies import Limit
 from rolltap.proxy.planes.policies import policy_of
-from rolltap.proxy.planes.router import PlaneRouter
 from rolltap.proxy.planes.services import Services
 from rolltap.proxy.reading_process.questions import RemoteRebuilder
 
-LEASE = packed("a `Lease`") | {204: {"description": "no group was ready within `wait` seconds"}}
 
+@dataclass(frozen=True, slots=True)
+class LeaseRoutes(LeasePlane):
+    by: Caller
+    services: Services
 
-def router(services: Services) -> PlaneRouter:
-    routes = PlaneRouter(tags=["leases"])
-    trainers, packed = services.ledger.trainers, RemoteRebuilder(services.ask).packed_lease
+    async def lease(self, body: LeaseRequest) -> Any:
+        policy_of(self.services, body.policy)
+        packed = RemoteRebuilder(self.services.ask).packed_lease
+        lease = await self.services.ledger.trainers.built(body, packed)
+        return lease and lease.response()
 
-    @routes.post("/leases", response_class=Response, responses=LEASE)
-    async def lease(body: LeaseRequest) -> Response:
-        """Leases up to `groups` whole groups as soon as `at_least` are ready. 204 if none is within `wait` seconds.
+    async def extend(self, lease_id: str, body: ExtendLease) -> LeaseExtended:
+        return LeaseExtended(await self.services.ledger.trainers.extend(_key(lease_id, body), body.ttl))
 
-        The policy must be served here: its settings say which calls carry loss.
-        """
-        policy_of(services, body.policy)
-        lease = await trainers.built(body, packed)
-        return Response(status_code=204) if lease is None else lease.response()
+    async def acknowledge(self, lease_id: str, body: AckLease) -> LeaseAcknowledged:
+        return LeaseAcknowledged(await self.services.ledger.trainers.acknowledge(_key(lease_id, body), body.step))
 
-    @routes.post("/leases/{lease_id}/extend")
-    async def extend(lease_id: str, body: ExtendLease) -> LeaseExtended:
-        return LeaseExtended(await trainers.extend(_key(lease_id, body), body.ttl))
+    async def refuse(self, lease_id: str, body: NackLease) -> LeaseRefused:
+        key = _key(lease_id, body)
+        return LeaseRefused(await self.services.ledger.trainers.refuse(key, body.reason, body.blamed))
 
-    @routes.post("/leases/{lease_id}/ack")
-    async def acknowledge(lease_id: str, body: AckLease) -> LeaseAcknowledged:
-        return LeaseAcknowledged(await trainers.acknowledge(_key(lease_id, body), body.step))
-
-    @routes.post("/leases/{lease_id}/nack")
-    async def refuse(lease_id: str, body: NackLease) -> LeaseRefused:
-        return LeaseRefused(await trainers.refuse(_key(lease_id, body), body.reason, body.blamed))
-
-    @routes.post("/leases/{lease_id}/release")
-    async def release(lease_id: str, body: ReleaseLease) -> LeaseReleased:
-        await trainers.release(_key(lease_id, body))
+    async def release(self, lease_id: str, body: ReleaseLease) -> LeaseReleased:
+        await self.services.ledger.trainers.release(_key(lease_id, body))
         return LeaseReleased(lease_id)
 
-    @routes.post("/leases/{lease_id}/annotations")
-    async def annotate(lease_id: str, body: AnnotateLease) -> LeaseAnnotated:
-        """Stores the trainer's annotations of the lease's sampled tokens. `added` counts calls that had none before."""
-        policy, added = await trainers.annotate(_key(lease_id, body), body)
-        services.recorder.metrics.annotated(policy, added)
+    async def annotate(self, lease_id: str, body: AnnotateLease) -> LeaseAnnotated:
+        policy, added = await self.services.ledger.trainers.annotate(_key(lease_id, body), body)
+        self.services.recorder.metrics.annotated(policy, added)
         return LeaseAnnotated(len(added))
 
-    @routes.post("/trainers/{name}/rewind")
-    async def rewind(name: str, body: Rewind) -> Rewound:
-        rewound = await trainers.rewind(name, body)
-        for policy in set(body.versions).intersection(services.policies.names):
-            services.policies[policy].owned = True
+    async def rewind(self, name: str, body: Rewind) -> Rewound:
+        rewound = await self.services.ledger.trainers.rewind(name, body)
+        for policy in set(body.versions).intersection(self.services.policies.names):
+            self.services.policies[policy].owned = True
         return rewound
 
-    @routes.get("/dead-letters")
-    async def dead_letters(policy: str | None = None, limit: Limit = 100) -> DeadLetterList:
-        return DeadLetterList(await services.ledger.groups.dead_letters(policy, min(limit, 1000)))
+    async def dead_letters(self, policy: str | None = None, limit: int = 100) -> DeadLetterList:
+        return DeadLetterList(await self.services.ledger.groups.dead_letters(policy, min(limit, 1000)))
 
-    @routes.post("/dead-letters/{group_id}/revive")
-    async def revive(group_id: str) -> GroupRevived:
-        await services.ledger.groups.revive(group_id)
+    async def revive(self, group_id: str) -> GroupRevived:
+        await self.services.ledger.groups.revive(group_id)
         return GroupRevived(group_id)
-
-    return routes
 
 
 def _key(lease_id: str, body: ExtendLease | AckLease | NackLease | ReleaseLease | AnnotateLease) -> LeaseKey:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from rolltap.calllog.processes import PeersCheck
 from rolltap.calllog.sql import SqlCallLog
@@ -26,6 +27,11 @@ class Cast:
     policy: str
     roles: Mapping[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as they are."""
+    return {item.name: getattr(value, item.name) for item in fields(value)}
 
 
 CheckTask = Callable[[Task, Collection[str]], None]
