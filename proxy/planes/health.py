@@ -19,13 +19,12 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rolltap.contract.admin import Diagnosis
-from rolltap.contract.keys import Caller
 from rolltap.contract.planes import StatePlane
 from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.diagnosis import ServerDiagnosis
 from rolltap.proxy.metrics.scrape_state import StateCollector, engines_up, registry_of
 from rolltap.proxy.planes.router import answer
-from rolltap.proxy.planes.services import Services
+from rolltap.proxy.planes.services import Routes, Services
 
 SPOOL: dict[bool | None, Literal["ok", "full", "none"]] = {None: "none", True: "ok", False: "full"}
 
@@ -99,10 +98,8 @@ def _models(policies: Sequence[Policy]) -> Literal["served", "missing", "unknown
     return "served" if all(policy.up for policy in policies) else "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class StateRoutes(StatePlane):
-    by: Caller
-    services: Services
+@dataclass(frozen=True)
+class StateRoutes(Routes, StatePlane):
     collector: StateCollector
 
     async def metrics(self) -> Any:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rolltap.contract.keys import AuditPage, Caller, KeyList, KeyWithSecret, MintedKey, MintKey, RevokedKeys, RotateKey
+from rolltap.contract.keys import AuditPage, KeyList, KeyWithSecret, MintedKey, MintKey, RevokedKeys, RotateKey
 from rolltap.contract.planes import KeyPlane
 from rolltap.proxy.planes.policies import policy_of
-from rolltap.proxy.planes.services import Services, fields_of
+from rolltap.proxy.planes.services import Routes, fields_of
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.tenants import acting_for
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRoutes(KeyPlane):
-    by: Caller
-    services: Services
+@dataclass(frozen=True)
+class KeyRoutes(Routes, KeyPlane):
     keyring: Keyring
 
-    async def keys(self) -> KeyList:
+    async def list_keys(self) -> KeyList:
         return KeyList(await self.services.ledger.keys.list(self.by))
 
     async def mint_key(self, body: MintKey) -> KeyWithSecret:

@@ -5,28 +5,11 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from rolltap.contract import trainer
 from rolltap.contract.control import PolicyList, PolicyStatus, RolloutControl, SetControl
-from rolltap.contract.keys import Caller
 from rolltap.contract.planes import PolicyPlane, WeightPlane
-from rolltap.contract.trainer import (
-    LOST,
-    BeginUpdate,
-    EngineRanks,
-    FinishUpdate,
-    LeavePolicy,
-    OwnerRequest,
-    PolicyLeft,
-    PolicyPaused,
-    PolicyResumed,
-    PolicyScores,
-    PushWeights,
-    ScoreIds,
-    ServedVersion,
-    TokenScores,
-    Transfer,
-)
+from rolltap.contract.trainer import LOST
 from rolltap.errors import (
     EngineError,
     EngineRefused,
@@ -41,7 +24,7 @@ from rolltap.ids import new_id
 from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.engines.base import Scorer, ScoreRequest
 from rolltap.proxy.engines.receivers import Receiver
-from rolltap.proxy.planes.services import Services, fields_of
+from rolltap.proxy.planes.services import Routes, Services, fields_of
 
 SYSTEM_FOLDERS = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 
@@ -49,11 +32,7 @@ AT_ONCE = 16
 """Sequences of a request to score that an engine is asked for at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyRoutes(PolicyPlane):
-    by: Caller
-    services: Services
-
+class PolicyRoutes(Routes, PolicyPlane):
     async def policies(self) -> PolicyList:
         return PolicyList([await _status(self.services, policy) for policy in self.services.policies])
 
@@ -64,23 +43,19 @@ class PolicyRoutes(PolicyPlane):
         return await _set_control(self.services, name, body, None)
 
 
-@dataclass(frozen=True, slots=True)
-class WeightRoutes(WeightPlane):
-    by: Caller
-    services: Services
-
+class WeightRoutes(Routes, WeightPlane):
     async def policy(self, name: str) -> PolicyStatus:
         return await _status(self.services, policy_of(self.services, name))
 
-    async def begin_update(self, name: str, body: BeginUpdate) -> PolicyPaused:
+    async def begin_update(self, name: str, body: trainer.BeginUpdate) -> trainer.PolicyPaused:
         policies, policy = self.services.ledger.policies, policy_of(self.services, name)
         await policies.check_weights_owner(name, body)
         await policy.engine.pause(body.mode)
         if (await policies.get(name)).paused != LOST:
             await policies.set_paused(name, body.mode)
-        return PolicyPaused(name, body.mode)
+        return trainer.PolicyPaused(name, body.mode)
 
-    async def push(self, name: str, body: PushWeights) -> ServedVersion:
+    async def push(self, name: str, body: trainer.PushWeights) -> trainer.ServedVersion:
         policies, policy = self.services.ledger.policies, policy_of(self.services, name)
         check_weights_path(body.path, policy.settings.weights_roots)
         if body.adapter and (await policies.get(name)).paused == LOST:
@@ -90,10 +65,10 @@ class WeightRoutes(WeightPlane):
         await policy.engine.load_weights(body.path, body.version, adapter)
         return await serve_version(self.services, policy, body.version, body.path, adapter)
 
-    async def ranks(self, name: str) -> EngineRanks:
-        return EngineRanks(name, await _receiver(policy_of(self.services, name)).ranks())
+    async def ranks(self, name: str) -> trainer.EngineRanks:
+        return trainer.EngineRanks(name, await _receiver(policy_of(self.services, name)).ranks())
 
-    async def receive(self, name: str, body: Transfer) -> ServedVersion:
+    async def receive(self, name: str, body: trainer.Transfer) -> trainer.ServedVersion:
         policies, policy = self.services.ledger.policies, policy_of(self.services, name)
         receiver = _receiver(policy)
         await policies.assign_version(name, body.version, body.digest, body)
@@ -111,24 +86,24 @@ class WeightRoutes(WeightPlane):
             raise
         return await serve_version(self.services, policy, body.version)
 
-    async def finish_update(self, name: str, body: FinishUpdate) -> PolicyResumed:
+    async def finish_update(self, name: str, body: trainer.FinishUpdate) -> trainer.PolicyResumed:
         policies, policy = self.services.ledger.policies, policy_of(self.services, name)
         await policies.check_weights_owner(name, body)
         if (await policies.get(name)).paused == LOST:
             raise still_lost(name)
         await policy.engine.resume()
         await policies.set_paused(name, None)
-        return PolicyResumed(name)
+        return trainer.PolicyResumed(name)
 
-    async def leave(self, name: str, body: LeavePolicy) -> PolicyLeft:
+    async def leave(self, name: str, body: trainer.LeavePolicy) -> trainer.PolicyLeft:
         policy_of(self.services, name)
         await self.services.ledger.policies.leave(name, body)
-        return PolicyLeft(name)
+        return trainer.PolicyLeft(name)
 
     async def set_control(self, name: str, body: SetControl) -> RolloutControl:
         return await _set_control(self.services, name, body.control, body)
 
-    async def score(self, name: str, body: ScoreIds) -> PolicyScores:
+    async def score(self, name: str, body: trainer.ScoreIds) -> trainer.PolicyScores:
         """Nothing is sampled, so nothing of it is in the call log; it has counters of its own."""
         policies, policy = self.services.ledger.policies, policy_of(self.services, name)
         before = await policies.get(name)
@@ -136,7 +111,7 @@ class WeightRoutes(WeightPlane):
             raise still_lost(name)
         places = asyncio.Semaphore(AT_ONCE)
 
-        async def one(index: int) -> TokenScores:
+        async def one(index: int) -> trainer.TokenScores:
             async with places:
                 return await _score(policy, body, index)
 
@@ -148,7 +123,7 @@ class WeightRoutes(WeightPlane):
         self.services.recorder.metrics.scored(name, sum(len(each.token_ids) for each in body.sequences))
         after = await policies.get(name)
         same = before.version == after.version and before.paused is None and after.paused is None
-        return PolicyScores(name, after.version if same else None, [task.result() for task in scorings])
+        return trainer.PolicyScores(name, after.version if same else None, [task.result() for task in scorings])
 
 
 def check_weights_path(path: str, roots: Sequence[str]) -> None:
@@ -177,14 +152,14 @@ def policy_of(services: Services, name: str) -> Policy:
 
 async def serve_version(
     services: Services, policy: Policy, version: int, folder: str = "", adapter: str = ""
-) -> ServedVersion:
+) -> trainer.ServedVersion:
     """Records that the engines hold all of `version`, which they can load again from `folder` if there is one."""
     policies = services.ledger.policies
     state = await policies.set_version(policy.name, version, folder, adapter)
     policy.version, policy.wrong_weights = state.version, ""
     if state.paused == LOST:
         await policies.set_paused(policy.name, "keep")
-    return ServedVersion(policy.name, state.version)
+    return trainer.ServedVersion(policy.name, state.version)
 
 
 def still_lost(name: str) -> WeightsLost:
@@ -209,7 +184,7 @@ async def _status(services: Services, policy: Policy) -> PolicyStatus:
 
 
 async def _set_control(
-    services: Services, name: str, control: RolloutControl, by: OwnerRequest | None
+    services: Services, name: str, control: RolloutControl, by: trainer.OwnerRequest | None
 ) -> RolloutControl:
     policy = policy_of(services, name)
     if control.temperature is not None:
@@ -245,7 +220,7 @@ def _receiver(policy: Policy) -> Receiver:
     return receiver
 
 
-async def _score(policy: Policy, body: ScoreIds, index: int) -> TokenScores:
+async def _score(policy: Policy, body: trainer.ScoreIds, index: int) -> trainer.TokenScores:
     engine, sequence = policy.engine, body.sequences[index]
     if not isinstance(engine, Scorer):
         message = f"engine {engine.name} ({policy.settings.engine}) can't score given ids; vllm, sglang and rolltap do"

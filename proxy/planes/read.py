@@ -7,25 +7,19 @@ Bodies are `rolltap.reading.types` as JSON, made by the reading process and pass
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from rolltap.calllog.notes import append_note
 from rolltap.contract.admin import NewNote, Note
-from rolltap.contract.keys import Caller
 from rolltap.contract.operations import Operation
-from rolltap.proxy.planes.services import Services
+from rolltap.proxy.planes.services import Routes
 from rolltap.reading.operations import ReadPlane
 from rolltap.reading.reader import RecordReader
 
 
-@dataclass(frozen=True, slots=True)
-class ReadRoutes(ReadPlane):
-    by: Caller
-    services: Services
-
+class ReadRoutes(Routes, ReadPlane):
     async def perform(self, operation: Operation, arguments: Sequence[Any]) -> Any:
         if operation.own and self.by.only_own:
             await self._check_own(operation.own, arguments[0])

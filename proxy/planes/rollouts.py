@@ -7,28 +7,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from rolltap.contract.admin import (
-    AssignedRollouts,
-    AttemptKey,
-    ClaimRollouts,
-    FinishRollout,
-    ForkRollout,
-    GroupList,
-    Heartbeat,
-    HeldRollouts,
-    NewReward,
-    OpenGroup,
-    ReleasedRollouts,
-    StartRollout,
-    Submission,
-    SubmissionList,
-    SubmitTasks,
-    WorkWaits,
-    task_of,
-)
+from rolltap.contract import admin
 from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
 from rolltap.contract.planes import EventPlane, NodePlane, RolloutPlane, TaskPlane
@@ -38,20 +20,16 @@ from rolltap.ledger.groups import GroupSpec, parent_of
 from rolltap.ledger.submissions import SubmissionSpec
 from rolltap.proxy.planes.bodies import paused
 from rolltap.proxy.planes.policies import check_temperature, policy_of
-from rolltap.proxy.planes.services import Services
+from rolltap.proxy.planes.services import Routes, Services
 from rolltap.proxy.sessions.forking import origin_of
 from rolltap.types import EVALUATION, PURPOSE_TAG, Group, Reward, Rollout, RolloutParent, Task
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutRoutes(RolloutPlane):
-    by: Caller
-    services: Services
-
-    async def open_group(self, body: OpenGroup) -> Group:
-        cast, task = self.services.resolve_roles(body.policy), task_of(body.task)
+class RolloutRoutes(Routes, RolloutPlane):
+    async def open_group(self, body: admin.OpenGroup) -> Group:
+        cast, task = self.services.resolve_roles(body.policy), admin.task_of(body.task)
         spec = GroupSpec(cast.policy, body.n, task, tuple(body.tags), body.rule, body.priority, cast.roles, cast.also)
         await _check_fork(self.services, task, cast.policy)
         return await self.services.ledger.groups.open(spec, group_id=body.id)
@@ -59,10 +37,10 @@ class RolloutRoutes(RolloutPlane):
     async def cancel_group(self, group_id: str) -> Group:
         return await self.services.ledger.groups.cancel(group_id)
 
-    async def start_rollout(self, rollout_id: str, body: StartRollout) -> AttemptKey:
+    async def start_rollout(self, rollout_id: str, body: admin.StartRollout) -> admin.AttemptKey:
         return await _start(self.services, rollout_id, body, self.by)
 
-    async def fork_rollout(self, rollout_id: str, body: ForkRollout) -> Group:
+    async def fork_rollout(self, rollout_id: str, body: admin.ForkRollout) -> Group:
         ledger = self.services.ledger
         await ledger.rollouts.check_own(rollout_id, self.by)
         parent = RolloutParent(rollout_id, body.call, body.at, body.id or "")
@@ -70,10 +48,10 @@ class RolloutRoutes(RolloutPlane):
         await origin_of(self.services.call_log, self.services.policies, parent, policy)
         return await ledger.groups.fork(parent, body.n)
 
-    async def finish_rollout(self, rollout_id: str, body: FinishRollout) -> Rollout:
+    async def finish_rollout(self, rollout_id: str, body: admin.FinishRollout) -> Rollout:
         return await self.services.ledger.rollouts.finish(rollout_id, body, self.by)
 
-    async def append_reward(self, body: NewReward) -> Reward:
+    async def append_reward(self, body: admin.NewReward) -> Reward:
         return await self.services.ledger.rewards.append(body, self.by)
 
 
@@ -82,7 +60,7 @@ async def _check_fork(services: Services, task: Task, policy: str) -> None:
         await origin_of(services.call_log, services.policies, parent, policy)
 
 
-async def _start(services: Services, rollout_id: str, body: StartRollout, by: Caller) -> AttemptKey:
+async def _start(services: Services, rollout_id: str, body: admin.StartRollout, by: Caller) -> admin.AttemptKey:
     ledger = services.ledger
     await ledger.rollouts.check_own(rollout_id, by, body.node_token)
     group = await ledger.rollouts.group_of(rollout_id)
@@ -111,7 +89,7 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
     except (LedgerError, Forbidden):
         await services.sessions.close(session.id)
         raise
-    return AttemptKey(
+    return admin.AttemptKey(
         session_id=session.id,
         key=key,
         base_url=services.session_url(session.id),
@@ -144,15 +122,11 @@ def _can_train_at(services: Services, policy: str, temperature: float) -> bool:
 PAGE = 100
 
 
-@dataclass(frozen=True, slots=True)
-class TaskRoutes(TaskPlane):
-    by: Caller
-    services: Services
-
-    async def submit(self, body: SubmitTasks) -> Submission:
+class TaskRoutes(Routes, TaskPlane):
+    async def submit(self, body: admin.SubmitTasks) -> admin.Submission:
         cast = self.services.resolve_roles(body.policy)
         tasks: list[Task] = []
-        async for task in paused(task_of(submitted) for submitted in body.tasks):
+        async for task in paused(admin.task_of(submitted) for submitted in body.tasks):
             self.services.check_task(task, self.services.policies.names)
             await _check_fork(self.services, task, cast.policy)
             tasks.append(task)
@@ -160,18 +134,18 @@ class TaskRoutes(TaskPlane):
         spec = SubmissionSpec(cast.policy, body.n, *terms, cast.roles, cast.also)
         return await self.services.ledger.submissions.submit(spec, submission_id=body.id)
 
-    async def list_submissions(self, limit: int = 50) -> SubmissionList:
-        return SubmissionList(await self.services.ledger.submissions.list(limit=min(limit, 1000)))
+    async def list_submissions(self, limit: int = 50) -> admin.SubmissionList:
+        return admin.SubmissionList(await self.services.ledger.submissions.list(limit=min(limit, 1000)))
 
-    async def submission(self, id: str) -> Submission:
+    async def submission(self, id: str) -> admin.Submission:
         return await self.services.ledger.submissions.get(id)
 
-    async def submission_groups(self, id: str, after: str = "") -> GroupList:
+    async def submission_groups(self, id: str, after: str = "") -> admin.GroupList:
         submissions = self.services.ledger.submissions
         await submissions.get(id)
-        return GroupList(await submissions.groups(id, after=after, limit=PAGE))
+        return admin.GroupList(await submissions.groups(id, after=after, limit=PAGE))
 
-    async def cancel_submission(self, id: str) -> Submission:
+    async def cancel_submission(self, id: str) -> admin.Submission:
         return await self.services.ledger.submissions.cancel(id)
 
     async def submission_events(self, id: str) -> AsyncIterator[bytes]:
@@ -179,7 +153,7 @@ class TaskRoutes(TaskPlane):
         return _sse_events(self.services, await self.services.ledger.submissions.get(id), start)
 
 
-async def _sse_events(services: Services, first: Submission, start: int) -> AsyncIterator[bytes]:
+async def _sse_events(services: Services, first: admin.Submission, start: int) -> AsyncIterator[bytes]:
     ledger = services.ledger
     yield sse_event("progress", asdict(first), start)
     if first.ended:
@@ -210,30 +184,22 @@ def sse_event(kind: str, data: Any, id: int | None = None) -> bytes:
     return f"{numbered}event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-@dataclass(frozen=True, slots=True)
-class EventRoutes(EventPlane):
-    by: Caller
-    services: Services
-
+class EventRoutes(Routes, EventPlane):
     async def events(self, after: int | None = None) -> AsyncIterator[bytes]:
         events = self.services.ledger.events
         start = await events.last() if after is None else after
         return (sse_event(event.kind, asdict(event), event.seq) async for event in events.follow(start))
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRoutes(NodePlane):
-    by: Caller
-    services: Services
+class NodeRoutes(Routes, NodePlane):
+    async def work_waits(self, submission: str | None = None) -> admin.WorkWaits:
+        return admin.WorkWaits(await self.services.ledger.nodes.has_work(submission))
 
-    async def work_waits(self, submission: str | None = None) -> WorkWaits:
-        return WorkWaits(await self.services.ledger.nodes.has_work(submission))
+    async def claim_rollouts(self, node: str, body: admin.ClaimRollouts) -> admin.AssignedRollouts:
+        return admin.AssignedRollouts(await self.services.ledger.nodes.claim(node, body, self.by))
 
-    async def claim_rollouts(self, node: str, body: ClaimRollouts) -> AssignedRollouts:
-        return AssignedRollouts(await self.services.ledger.nodes.claim(node, body, self.by))
+    async def heartbeat(self, node: str, body: admin.Heartbeat) -> admin.HeldRollouts:
+        return admin.HeldRollouts(node, await self.services.ledger.nodes.heartbeat(body.tokens, body.ttl, self.by))
 
-    async def heartbeat(self, node: str, body: Heartbeat) -> HeldRollouts:
-        return HeldRollouts(node, await self.services.ledger.nodes.heartbeat(body.tokens, body.ttl, self.by))
-
-    async def release_rollouts(self, node: str) -> ReleasedRollouts:
-        return ReleasedRollouts(node, await self.services.ledger.nodes.release(node, self.by))
+    async def release_rollouts(self, node: str) -> admin.ReleasedRollouts:
+        return admin.ReleasedRollouts(node, await self.services.ledger.nodes.release(node, self.by))

@@ -9,6 +9,7 @@ from typing import Any
 from rolltap.calllog.processes import PeersCheck
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.contract.admin import PolicyOrRoles
+from rolltap.contract.keys import Caller
 from rolltap.ledger.ledger import Ledger
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.policies import Policies
@@ -69,3 +70,11 @@ class Services:
     def session_url(self, session_id: str) -> str:
         """The base URL of one session, for harnesses that can't carry a key everywhere."""
         return f"{self.base_url}/s/{session_id}"
+
+
+@dataclass(frozen=True)
+class Routes:
+    """A section of a plane for one caller: made for every request."""
+
+    by: Caller
+    services: Services

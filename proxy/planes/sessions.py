@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rolltap.contract.admin import ClosedSession, ForkSession, HarnessLog, OpenSession, SessionKey
-from rolltap.contract.keys import Caller
 from rolltap.contract.planes import SessionPlane
 from rolltap.contract.rules import rules_of
 from rolltap.contract.tags import ROLES, TURNS, ReplayedSession, inherited_tags, is_temperature_tag, roles_of
 from rolltap.decoding import from_json
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
 from rolltap.proxy.call.budget import cap_of
-from rolltap.proxy.planes.services import Services
+from rolltap.proxy.planes.services import Routes, Services
 from rolltap.proxy.reading_process.questions import SessionEnds
 from rolltap.proxy.sessions.forking import check_origin
 from rolltap.types import EVALUATION, PURPOSE_TAG, UNCHECKED, LogCheck, Origin, Session
@@ -24,11 +22,7 @@ def judged_rollout(tags: Mapping[str, str]) -> str:
     return tags.get("rollout", "") if tags.get("kind") == "judge" else ""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRoutes(SessionPlane):
-    by: Caller
-    services: Services
-
+class SessionRoutes(Routes, SessionPlane):
     async def open_session(self, body: OpenSession) -> SessionKey:
         services = self.services
         if self.by.only_own:

@@ -64,7 +64,7 @@ def mint(
 @one_line_errors
 def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOption = None) -> None:
     """Lists the minted keys, the newest first, without the settings' keys (keys.toml)."""
-    keys = connect("admin", config, url).ask(AdminPlane.keys).keys
+    keys = connect("admin", config, url).ask(AdminPlane.list_keys).keys
     if as_json:
         say(json_text(keys))
         return
@@ -108,7 +108,7 @@ def _whole_id(plane: PlaneClient, text: str) -> str:
     """The id of the one minted key that begins with `text`; ids of the settings' keys are their roles."""
     if len(text) >= ID_LENGTH or text in ROLES:
         return text
-    return one_that_begins(text, [key.id for key in plane.ask(AdminPlane.keys).keys], "keys")
+    return one_that_begins(text, [key.id for key in plane.ask(AdminPlane.list_keys).keys], "keys")
 
 
 def _count(number: float | None, option: str) -> int | None:
