@@ -13,9 +13,10 @@ import pytest
 from fastapi import Depends, FastAPI, Request
 
 from rolltap.contract.admin import FinishRollout, NewNote
+from rolltap.contract.keys import MintKey
 from rolltap.contract.operations import Operation, Plane, operations_of
 from rolltap.contract.planes import AdminPlane, TrainerPlane
-from rolltap.contract.trainer import AnnotateLease, CallAnnotation, Rewind
+from rolltap.contract.trainer import AnnotateLease, CallAnnotation, Rewind, ScoredIds, ScoreIds
 from rolltap.decoding import convert
 from rolltap.http_client import HttpClient, blocking
 from rolltap.proxy.planes.router import REFERENCE, routes_of
@@ -32,8 +33,10 @@ CASES = [
 WITH_RULES: dict[type, Any] = {
     AnnotateLease: AnnotateLease(1, 1, (CallAnnotation("c", (-1.0, None)),)),
     FinishRollout: FinishRollout(RolloutStatus.FAILED),
+    MintKey: MintKey("admin", "me"),
     NewNote: NewNote("comment", value="x", session_id="s"),
     Rewind: Rewind(1, {"p": 1}, "run"),
+    ScoreIds: ScoreIds((ScoredIds([5, 6], 1),)),
 }
 """Bodies that need more than their types say."""
 
@@ -109,7 +112,8 @@ async def test_a_request_and_its_reply_arrive_as_they_were_sent(plane: type[Plan
     else:
         assert (answer.status_code, answer.content) == (204, b"")  # tested with what it is: a lease, a stream
         assert not form.empty or request.read(b"") is None
-    assert asked == [(operation.name, arguments)]
+    ((name, received),) = asked
+    assert (name, msgspec.to_builtins(received)) == (operation.name, msgspec.to_builtins(arguments))
 
 
 @pytest.mark.parametrize("name", [name for name in vars(AsyncTrainerClient) if not name.startswith("_")])
