@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from rolltap.contract import admin
-from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
-from rolltap.contract.request import Request, no_content, read_as
+from rolltap.contract.planes import AdminPlane
+from rolltap.contract.request import Request
 from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.contract.tags import main_role
-from rolltap.decoding import convert
 from rolltap.harnesses.base import Endpoint
 from rolltap.http_client import AsyncHttpClient
 from rolltap.ids import new_id
-from rolltap.types import Group, Rollout, RolloutStatus, Task
-
-T = TypeVar("T")
+from rolltap.reading.operations import ReadPlane
+from rolltap.types import Group, LogCheck, Rollout, RolloutStatus, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +79,13 @@ class AdminClient(AsyncHttpClient):
 
         Raises `RateLimited` if too many groups are outstanding for the trainer.
         """
-        group = await self._post("/groups", admin.OpenGroup(policy, n, task, tags, id=group_id or new_id()), Group)
+        body = admin.OpenGroup(policy, n, task, tags, id=group_id or new_id())
+        group = await self.ask(AdminPlane.open_group, body)
         return OpenedGroup(group.id, tuple(rollout.id for rollout in group.rollouts))
 
     async def cancel_group(self, group_id: str) -> None:
         """Cancels the group's unfinished rollouts; their keys become invalid."""
-        await self._post_only(f"/groups/{group_id}/cancel")
+        await self.ask(AdminPlane.cancel_group, group_id)
 
     async def start_rollout(
         self, claim: ClaimedRollout, *, ttl: float, runner: str = "", turns: int = 0, rules: SessionRules = NO_RULES
@@ -96,7 +95,7 @@ class AdminClient(AsyncHttpClient):
         The session's turn cap is the lower of `turns` and the control's cap (0: none); `rules` are the task's.
         """
         body = admin.StartRollout(ttl, runner, claim.token, turns, rules)
-        key = await self._post(f"/rollouts/{claim.rollout_id}/start", body, admin.AttemptKey)
+        key = await self.ask(AdminPlane.start_rollout, claim.rollout_id, body)
         roles = {role: key.contexts.get(role, 0) for role in key.roles}
         endpoint = _endpoint(key, key.model, roles)
         return OpenedSession(key.session_id, endpoint, key.attempt, key.turns, key.reward_scopes)
@@ -105,26 +104,26 @@ class AdminClient(AsyncHttpClient):
         self, rollout_id: str, call: str, *, at: int | None = None, n: int = 1, id: str | None = None
     ) -> Group:
         """Adds `n` rollouts to this one's group that continue one of its calls (`ForkRollout`)."""
-        return await self._post(f"/rollouts/{rollout_id}/fork", admin.ForkRollout(call, at, n, id), Group)
+        return await self.ask(AdminPlane.fork_rollout, rollout_id, admin.ForkRollout(call, at, n, id))
 
     async def finish_rollout(self, rollout_id: str, end: admin.FinishRollout) -> AttemptStatus:
         """Ends the rollout and closes its session. Without `end.scoring` the ledger decides the scoring.
 
         After an infrastructure failure the rollout may be pending again, and needs a new attempt.
         """
-        return _attempt_status(await self._post(f"/rollouts/{rollout_id}/finish", end, Rollout))
+        return _attempt_status(await self.ask(AdminPlane.finish_rollout, rollout_id, end))
 
     async def attempt_status(self, rollout_id: str) -> AttemptStatus:
-        detail = await self.get(f"/read/rollouts/{rollout_id}")
-        return _attempt_status(convert(detail["rollout"], Rollout))
+        return _attempt_status((await self.ask(ReadPlane.rollout, rollout_id)).rollout)
 
     async def reward(self, reward: admin.NewReward) -> None:
         """Appends a reward. A reward for an earlier attempt is refused."""
-        await self._post_only("/rewards", reward if reward.id else msgspec.structs.replace(reward, id=new_id()))
+        body = reward if reward.id else msgspec.structs.replace(reward, id=new_id())
+        await self.ask(AdminPlane.append_reward, body)
 
     async def set_control(self, policy: str, control: RolloutControl) -> None:
         """Sets what holds for the policy's rollouts to come, in place of all that was set before."""
-        await self._post_only(f"/policies/{policy}/control", control)
+        await self.ask(AdminPlane.set_control, policy, control)
 
     async def open_session(
         self,
@@ -136,7 +135,7 @@ class AdminClient(AsyncHttpClient):
     ) -> OpenedSession:
         """Opens a session without a rollout, for manual work and for judges."""
         body = admin.OpenSession(policy or None, ttl=ttl, tags=dict(tags or {}), rules=rules)
-        key = await self._post("/sessions", body, admin.SessionKey)
+        key = await self.ask(AdminPlane.open_session, body)
         return OpenedSession(key.session_id, _endpoint(key, key.policy or policy))
 
     async def open_replay(
@@ -146,32 +145,30 @@ class AdminClient(AsyncHttpClient):
 
         `roles`: the recorded session's, each with its policy.
         """
-        key = await self._post(
-            "/sessions", admin.OpenSession(ttl=ttl, replay=session_id, replay_calls=calls), admin.SessionKey
-        )
-        served = (await self.get("/policies"))["policies"] if roles else []
-        contexts = {policy["name"]: policy["context"] for policy in served}
+        body = admin.OpenSession(ttl=ttl, replay=session_id, replay_calls=calls)
+        key = await self.ask(AdminPlane.open_session, body)
+        served = (await self.ask(AdminPlane.policies)).policies if roles else ()
+        contexts = {policy.name: policy.context for policy in served}
         model = main_role(roles, key.policy) if roles else key.policy
         endpoint = _endpoint(key, model, {role: contexts[policy] for role, policy in (roles or {}).items()})
         return OpenedSession(key.session_id, endpoint)
 
     async def fork_session(self, session_id: str, call: str, *, at: int | None = None) -> OpenedSession:
         """Opens a session that continues one of another session's calls (`ForkSession`)."""
-        key = await self._post(f"/sessions/{session_id}/fork", admin.ForkSession(call, at), admin.SessionKey)
+        key = await self.ask(AdminPlane.fork_session, session_id, admin.ForkSession(call, at))
         return OpenedSession(key.session_id, _endpoint(key, key.policy))
 
-    async def submit(self, work: admin.SubmitTasks) -> dict[str, Any]:
+    async def submit(self, work: admin.SubmitTasks) -> admin.Submission:
         """Queues `work.n` rollouts of each task for nodes. The same `work.id` again has no effect."""
-        return await self._post(
-            "/tasks", work if work.id else msgspec.structs.replace(work, id=new_id()), dict[str, Any]
-        )
+        return await self.ask(AdminPlane.submit, work if work.id else msgspec.structs.replace(work, id=new_id()))
 
-    async def submission_groups(self, submission_id: str) -> list[dict[str, Any]]:
+    async def submission_groups(self, submission_id: str) -> list[Group]:
         """A submission's groups with their rollouts and rewards, in the order in which they were opened."""
-        groups: list[dict[str, Any]] = []
-        path = f"/tasks/{submission_id}/groups"
-        while page := (await self.get(path, after=groups[-1]["id"] if groups else ""))["groups"]:
+        groups: list[Group] = []
+        last = ""
+        while page := (await self.ask(AdminPlane.submission_groups, submission_id, last)).groups:
             groups += page
+            last = groups[-1].id
         return groups
 
     async def claim_rollouts(
@@ -182,54 +179,39 @@ class AdminClient(AsyncHttpClient):
         Waits up to `wait` seconds for the first rollout. With `submission`, claims only that submission's rollouts.
         """
         body = admin.ClaimRollouts(capacity, ttl, wait, submission)
-        path = f"/nodes/{node}/claim"
-        reply = await self.send(
-            Request("POST", path, values_of(body), parse=read_as(admin.AssignedRollouts), wait=wait)
-        )
-        return [
-            ClaimedTask(ClaimedRollout(assigned.rollout_id, assigned.token), assigned.task)
-            for assigned in reply.rollouts
-        ]
+        claimed = (await self.ask(AdminPlane.claim_rollouts, node, body)).rollouts
+        return [ClaimedTask(ClaimedRollout(each.rollout_id, each.token), each.task) for each in claimed]
 
     async def has_work(self) -> bool:
         """True while unclaimed work exists, including work blocked by backpressure."""
-        return (await self.send(Request("GET", "/nodes/waiting", parse=read_as(admin.WorkWaits)))).waiting
+        return (await self.ask(AdminPlane.work_waits)).waiting
 
     async def heartbeat(self, node: str, tokens: Sequence[str], *, ttl: float) -> set[str]:
         """Extends the claims with `tokens` by `ttl` seconds. Returns the ids of the rollouts that are still claimed."""
-        return set(
-            (await self._post(f"/nodes/{node}/heartbeat", admin.Heartbeat(ttl, tokens), admin.HeldRollouts)).rollouts
-        )
+        return set((await self.ask(AdminPlane.heartbeat, node, admin.Heartbeat(ttl, tokens))).rollouts)
 
     async def release(self, node: str) -> None:
         """Releases all of the node's claims, so that other nodes can run the rollouts at once."""
-        await self._post_only(f"/nodes/{node}/release")
+        await self.ask(AdminPlane.release_rollouts, node)
 
     async def close_session(self, session_id: str) -> admin.ClosedSession:
         """Closes a session: later calls are refused."""
-        return await self._post(f"/sessions/{session_id}/close", None, admin.ClosedSession)
+        return await self.ask(AdminPlane.close_session, session_id)
 
-    async def check_log(self, session_id: str, log: admin.HarnessLog) -> dict[str, Any]:
-        """Compares the harness's own log with the closed session. Returns verdict and text. The first result counts."""
-        return await self._post(f"/sessions/{session_id}/log", log, dict[str, Any])
+    async def check_log(self, session_id: str, log: admin.HarnessLog) -> LogCheck:
+        """Compares the harness's own log with the closed session. The first result counts."""
+        return await self.ask(AdminPlane.check_log, session_id, log)
 
     async def answer(self, session_id: str) -> str:
         """The last recorded text of the main agent's model in the session; "" if there is none."""
-        turns = await self.get(f"/read/sessions/{session_id}/transcript")
-        replies = [turn["reply"] for turn in turns if turn["kind"] == "main" and not turn["agent"] and turn["reply"]]
-        texts = ["".join(part["text"] for part in reply["parts"] if part["kind"] == "text") for reply in replies]
+        turns = await self.ask(ReadPlane.transcript, session_id)
+        replies = [turn.reply for turn in turns if turn.kind == "main" and not turn.agent and turn.reply]
+        texts = ["".join(part.text for part in reply.parts if part.kind == "text") for reply in replies]
         return next((text for text in reversed(texts) if text.strip()), "")
 
     async def get(self, path: str, **query: str) -> Any:
         """A GET request to the admin plane: `get("/read/sessions/ID")`."""
         return await self.send(Request("GET", path, query=query))
-
-    async def _post(self, path: str, body: Any, kind: type[T]) -> T:
-        values = {} if body is None else values_of(body)
-        return await self.send(Request("POST", path, values, parse=read_as(kind)))
-
-    async def _post_only(self, path: str, body: Any = None) -> None:
-        await self.send(Request("POST", path, {} if body is None else values_of(body), parse=no_content))
 
 
 def _attempt_status(rollout: Rollout) -> AttemptStatus:

@@ -81,10 +81,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that stand in no file of docs/."""
     generated = {"index.md": _start(config.repo_url or ""), "reference/python.md": _python()}
     generated |= {f"harnesses/{name}.md": "\n".join(_harness(harness)) for name, harness in HARNESSES.items()}
-    for name, make, roles in (("admin", admin_app, ADMIN_PLANE), ("trainer", trainer_app, TRAINER_PLANE)):
+    for name, make, table in (("admin", admin_app, ADMIN_PLANE), ("trainer", trainer_app, TRAINER_PLANE)):
         schema = make(MagicMock(), MagicMock()).openapi()
         generated[f"reference/{name}.json"] = json.dumps(schema)
-        generated[f"reference/{name}.md"] = "\n".join(_plane(name, schema, roles))
+        generated[f"reference/{name}.md"] = "\n".join(_plane(name, schema, table))
     for path, content in generated.items():
         files.append(File.generated(config, path, content=content))
     return files
@@ -145,7 +145,7 @@ def _python() -> str:
     return "\n\n".join(parts)
 
 
-def _plane(name: str, schema: Mapping[str, Any], roles: Table) -> Iterator[str]:
+def _plane(name: str, schema: Mapping[str, Any], table: Table) -> Iterator[str]:
     """A plane's routes with their keys, what they take and answer, and the fields of every type that they name."""
     yield f"# {name.capitalize()} plane\n"
     yield f"The same as OpenAPI, for tools and generated clients: [{name}.json]({name}.json)."
@@ -155,7 +155,8 @@ def _plane(name: str, schema: Mapping[str, Any], roles: Table) -> Iterator[str]:
         for method, operation in operations.items():
             yield f"## {method.upper()} {path}\n"
             yield operation.get("description", operation.get("summary", "")) + "\n"
-            yield f"Keys: {', '.join(roles.get(f'{method.upper()} {path}', ())) or 'none needed'}.\n"
+            asked = table.get(f"{method.upper()} {path}")
+            yield f"Keys: {', '.join(asked.roles) if asked else 'none needed'}.\n"
             yield from _parameters(operation)
             if body := operation.get("requestBody"):
                 yield f"Takes {_content(body['content'])}.\n"

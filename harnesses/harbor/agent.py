@@ -31,14 +31,12 @@ from harbor.models.trial.config import AgentConfig
 from harbor.models.trial.result import AgentInfo
 from harbor.utils.trajectory_utils import format_trajectory_json
 
-from rolltap import wire
-from rolltap.contract.request import Request
-from rolltap.decoding import convert
 from rolltap.errors import ConfigError, RuntimeFailed
 from rolltap.harnesses.client import AdminClient, OpenedSession
 from rolltap.harnesses.harbor.environment import BubblewrapEnvironment
 from rolltap.harnesses.harbor.names import connection_to, harness_of
 from rolltap.harnesses.left_files import LeftFiles
+from rolltap.reading.operations import ReadPlane
 from rolltap.reading.types import CallTurn
 from rolltap.reconstructor.exporters.base import trained_spans
 from rolltap.types import Segment, Trajectory
@@ -155,11 +153,8 @@ class CapturedAgent(BaseAgent):
         async with self._connected() as client:
             closed = await client.close_session(session_id)
             self.capped, self.answered = closed.capped, closed.answered
-            path = f"/read/sessions/{session_id}"
-            self._trajectory = await client.send(
-                Request("GET", f"{path}/trajectory", parse=lambda body: wire.unpack(body, Trajectory))
-            )
-            self._turns = convert(await client.get(f"{path}/transcript"), tuple[CallTurn, ...])
+            self._trajectory = await client.ask(ReadPlane.trajectory, session_id)
+            self._turns = await client.ask(ReadPlane.transcript, session_id)
 
     def populate_context_post_run(self, context: AgentContext) -> None:
         """Copies the inner agent's context to `context` and adds the session's id and tokens, also to the ATIF file."""

@@ -61,7 +61,7 @@ async def check_log(
     except (InvalidRequest, BodyTooLarge) as error:  # an agent wrote what no harness writes
         problem = capped(f"the log has values of another form than known: {error.message}", PROBLEM_CHARS)
         check = await client.check_log(session.session_id, HarnessLog(problem=problem, complete=complete))
-    return f"{check['verdict']}: {check['text']}"
+    return f"{check.verdict}: {check.text}"
 
 
 def read_log(harness: str, home: Path, work: Path) -> HarnessLog | None:

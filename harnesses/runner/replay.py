@@ -6,19 +6,18 @@ judged, and the replay's own session is never trained.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from rolltap.contract.tags import ROLES, TURNS
-from rolltap.decoding import convert
+from rolltap.contract.tags import TURNS, roles_in
 from rolltap.errors import TaskInvalid
 from rolltap.harnesses.base import Exit, Job
 from rolltap.harnesses.client import AdminClient
 from rolltap.harnesses.runner.attempts import KEY_MARGIN_S
 from rolltap.harnesses.runner.lifecycle import Assignment
 from rolltap.harnesses.runner.specs import Defaults, build, check_installed
+from rolltap.reading.operations import ReadPlane
+from rolltap.reading.types import CallLine
 from rolltap.types import Outcome, Task
 
 
@@ -56,14 +55,12 @@ class RecordedRollout:
     @classmethod
     async def read(cls, client: AdminClient, rollout_id: str) -> RecordedRollout:
         """Raises `TaskInvalid` for a rollout without a session."""
-        detail: dict[str, Any] = (await client.get(f"/read/rollouts/{rollout_id}"))["rollout"]
-        if not detail["session_id"]:
+        rollout = (await client.ask(ReadPlane.rollout, rollout_id)).rollout
+        if not rollout.session_id:
             raise TaskInvalid(f"rollout {rollout_id} has no session: it was never started", param="rollout")
-        group = await client.get(f"/read/groups/{detail['group_id']}")
-        session = await client.get(f"/read/sessions/{detail['session_id']}")
-        tags = session["summary"]["tags"]
-        turns, roles = int(tags.get(TURNS, 0)), json.loads(tags.get(ROLES, "{}"))
-        return cls(convert(group["task"], Task), detail["session_id"], turns, roles)
+        group = await client.ask(ReadPlane.group, rollout.group_id)
+        tags = (await client.ask(ReadPlane.session, rollout.session_id)).summary.tags
+        return cls(group.task, rollout.session_id, int(tags.get(TURNS, 0)), roles_in(tags))
 
 
 async def replay(client: AdminClient, rollout_id: str, defaults: Defaults | None = None) -> ReplayReport:
@@ -91,8 +88,8 @@ async def replay_in(client: AdminClient, recorded: RecordedRollout, assignment: 
     finally:
         await workspace.close()
     ids = recorded.session_id, session.session_id
-    before, after = [(await client.get(f"/read/sessions/{each}"))["calls"] for each in ids]
-    refused = (call["error"] for call in after if call["outcome"] == Outcome.REFUSED)
+    before, after = [(await client.ask(ReadPlane.session, each)).calls for each in ids]
+    refused = (call.error for call in after if call.outcome == Outcome.REFUSED)
     return ReplayReport(
         session.session_id,
         sum(map(_is_answered, before)),
@@ -102,5 +99,5 @@ async def replay_in(client: AdminClient, recorded: RecordedRollout, assignment: 
     )
 
 
-def _is_answered(call: dict[str, Any]) -> bool:
-    return call["outcome"] == Outcome.COMPLETED and call["delivered"] is not False
+def _is_answered(call: CallLine) -> bool:
+    return call.outcome == Outcome.COMPLETED and call.delivered is not False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -11,67 +12,88 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from rolltap import __version__
+from rolltap.contract.operations import Plane
 from rolltap.errors import RolltapError
 from rolltap.proxy.front import access
 from rolltap.proxy.front.access import guard
-from rolltap.proxy.planes import health, keys, leases, policies, read, rollouts, sessions
-from rolltap.proxy.planes.answers import ErrorAnswer
+from rolltap.proxy.metrics.scrape_state import StateCollector
 from rolltap.proxy.planes.bodies import check_parameters
-from rolltap.proxy.planes.health import diagnosis_router, metrics_router
-from rolltap.proxy.planes.keys import audit_router
-from rolltap.proxy.planes.policies import score_router, transfer_router
+from rolltap.proxy.planes.health import Alive, Readiness, StateRoutes, probes
+from rolltap.proxy.planes.keys import KeyRoutes
+from rolltap.proxy.planes.leases import LeaseRoutes
+from rolltap.proxy.planes.policies import PolicyRoutes, WeightRoutes
 from rolltap.proxy.planes.policy_limits import limit_to_policies
-from rolltap.proxy.planes.rollouts import event_router, node_router, task_router
-from rolltap.proxy.planes.router import PlaneRouter, answer, describe
+from rolltap.proxy.planes.read import ReadRoutes
+from rolltap.proxy.planes.rollouts import EventRoutes, NodeRoutes, RolloutRoutes, TaskRoutes
+from rolltap.proxy.planes.router import answer, describe, routes_of
 from rolltap.proxy.planes.services import Services
+from rolltap.proxy.planes.sessions import SessionRoutes
 from rolltap.proxy.sessions.keys import Keyring
 
 NOT_FOUND = 404
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDetails:
+    """An error: a code of `rolltap.errors`, a message, and the part of the request that caused it."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """The body of every error response."""
+
+    error: ErrorDetails
+
+
 PROBLEMS: dict[int | str, dict[str, Any]] = {"default": answer("what went wrong", ErrorAnswer)}
+
+Parts = tuple[Any, ...]
 
 
 def trainer_app(services: Services, keyring: Keyring) -> FastAPI:
     """Leases, trajectories and weights."""
-    routers = (leases.router, policies.trainer_router, score_router, transfer_router)
+    sections: dict[type[Plane], Parts] = {LeaseRoutes: (services,), WeightRoutes: (services,)}
     own = Depends(limit_to_policies(services))
     guards = [Depends(_guard(services, keyring, access.TRAINER_PLANE)), own, Depends(check_parameters)]
-    return _app("trainer plane", [router(services) for router in routers], guards, health.router(services))
+    return _app("trainer plane", sections, guards, services)
 
 
 def admin_app(services: Services, keyring: Keyring) -> FastAPI:
     """Sessions, tasks, rollouts, rewards and keys."""
-    routers = (
-        audit_router,
-        sessions.router,
-        task_router,
-        rollouts.router,
-        node_router,
-        event_router,
-        metrics_router,
-        diagnosis_router,
-        read.router,
-        policies.admin_router,
-    )
+    parts = (services,)
+    sections: dict[type[Plane], Parts] = {
+        SessionRoutes: parts,
+        TaskRoutes: parts,
+        RolloutRoutes: parts,
+        NodeRoutes: parts,
+        EventRoutes: parts,
+        StateRoutes: (services, StateCollector(services)),
+        ReadRoutes: parts,
+        PolicyRoutes: parts,
+        KeyRoutes: (services, keyring),
+    }
     guards = [Depends(_guard(services, keyring, access.ADMIN_PLANE)), Depends(check_parameters)]
-    guarded = [*(router(services) for router in routers), keys.router(services, keyring)]
-    return _app("admin plane", guarded, guards, health.router(services))
+    return _app("admin plane", sections, guards, services)
 
 
 def _guard(services: Services, keyring: Keyring, table: access.Table) -> Any:
     return guard(keyring, services.ledger.audit, table, services.count_tampering)
 
 
-def _app(title: str, guarded: Sequence[PlaneRouter], guards: Sequence[Any], unguarded: PlaneRouter) -> FastAPI:
+def _app(title: str, sections: Mapping[type[Plane], Parts], guards: Sequence[Any], services: Services) -> FastAPI:
     app = FastAPI(title=f"rolltap {title}", version=__version__, openapi_url=None, responses=PROBLEMS)
     app.router.redirect_slashes = False  # a redirect would name whatever host the client sent
     app.add_exception_handler(RolltapError, _rolltap_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error(title))
-    for router in guarded:
-        app.include_router(router, dependencies=guards)
-    app.include_router(unguarded)
-    kinds = [ErrorAnswer, *(kind for router in (*guarded, unguarded) for kind in router.kinds)]
-    app.openapi = lambda: describe(app, kinds)  # type: ignore[method-assign]
+    for section, parts in sections.items():
+        app.include_router(routes_of(section, *parts), dependencies=guards)
+    app.include_router(probes(services))
+    app.openapi = lambda: describe(app, list(sections), [ErrorAnswer, Alive, Readiness])  # type: ignore[method-assign]
     return app
 
 

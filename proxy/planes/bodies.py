@@ -16,7 +16,7 @@ from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
-from fastapi import Query, Request
+from fastapi import Request
 from msgspec.inspect import EnumType, LiteralType, UnionType, type_info
 
 from rolltap.contract.base import MAX_DEPTH, RequestBody
@@ -36,9 +36,6 @@ MOST_VALUES = 1_000_000
 
 SLICE_S = 0.002
 """About how long the event loop is blocked at a time, and how long it is then free for others."""
-
-Limit = Annotated[int, Query(ge=1)]
-"""Maximum number of rows in a page."""
 
 NO_OBJECT = "the body must be a JSON object, sent with Content-Type: application/json"
 NUL = re.compile(r"(?<!\\)(?:\\\\)*+\\u0000")

@@ -11,31 +11,66 @@ with the status `stopping`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
-from fastapi import Response
+from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from rolltap.contract.admin import Diagnosis
+from rolltap.contract.planes import StatePlane
 from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.diagnosis import ServerDiagnosis
 from rolltap.proxy.metrics.scrape_state import StateCollector, engines_up, registry_of
-from rolltap.proxy.planes.answers import Alive, Readiness, content_of
-from rolltap.proxy.planes.router import PlaneRouter, answer
-from rolltap.proxy.planes.services import Services
+from rolltap.proxy.planes.router import answer
+from rolltap.proxy.planes.services import Routes, Services
 
 SPOOL: dict[bool | None, Literal["ok", "full", "none"]] = {None: "none", True: "ok", False: "full"}
 
 
-def router(services: Services) -> PlaneRouter:
-    routes = PlaneRouter()
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The process is running."""
 
-    @routes.get("/health")
-    async def health() -> Alive:
-        return Alive()
+    status: Literal["ok"] = "ok"
 
-    @routes.get("/ready", responses={503: answer("no new call could be taken", Readiness)}, response_model=Readiness)
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether a new call could be taken, and which part it waits for.
+
+    `models` is `missing` where an engine that is up did not list a policy's model, `unknown` where an engine is down.
+    `weights` is `wrong` while an engine has other weights than a policy's: that policy's calls are refused.
+    `tokenizers` is `differ` while an engine has another one than a policy, whose calls are refused then too.
+    `clock` is `off` if this machine's clock differs from the store's by over 2 s. `proxies` is `differ` while another
+    proxy of the store has other keys or policies.
+    """
+
+    status: Literal["ready", "not ready", "stopping"]
+    store: Literal["ok", "away"]
+    spool: Literal["ok", "full", "none"]
+    engines: Literal["up", "down"]
+    models: Literal["served", "missing", "unknown"]
+    weights: Literal["right", "wrong"] = "right"
+    tokenizers: Literal["same", "differ"] = "same"
+    clock: Literal["ok", "off"] = "ok"
+    proxies: Literal["same", "differ"] = "same"
+
+
+def probes(services: Services) -> APIRouter:
+    """The routes that need no key."""
+    routes = APIRouter()
+    readiness: dict[int | str, dict[str, Any]] = {
+        200: answer("Successful Response", Readiness),
+        503: answer("no new call could be taken", Readiness),
+    }
+
+    @routes.get("/health", response_model=None, responses={200: answer("Successful Response", Alive)})
+    async def health() -> Response:
+        return Response(msgspec.json.encode(Alive()), media_type="application/json")
+
+    @routes.get("/ready", response_model=None, responses=readiness)
     async def ready() -> Response:
         condition = await services.call_log.condition()
         engines = all(any(up for _, up in engines_up(policy)) for policy in services.policies.all)
@@ -63,25 +98,14 @@ def _models(policies: Sequence[Policy]) -> Literal["served", "missing", "unknown
     return "served" if all(policy.up for policy in policies) else "unknown"
 
 
-def metrics_router(services: Services) -> PlaneRouter:
-    routes = PlaneRouter(tags=["metrics"])
-    collector = StateCollector(services)
+@dataclass(frozen=True)
+class StateRoutes(Routes, StatePlane):
+    collector: StateCollector
 
-    @routes.get("/metrics", response_class=Response, responses=content_of("text/plain", "Prometheus' text format"))
-    async def metrics() -> Response:
-        """The counters of all processes of `--workers`, whichever of them answers."""
-        now = generate_latest(registry_of(await collector.collect()))
-        return Response(generate_latest(services.recorder.metrics.scraped) + now, media_type=CONTENT_TYPE_LATEST)
+    async def metrics(self) -> Any:
+        now = generate_latest(registry_of(await self.collector.collect()))
+        content = generate_latest(self.services.recorder.metrics.scraped) + now
+        return Response(content, media_type=CONTENT_TYPE_LATEST)
 
-    return routes
-
-
-def diagnosis_router(services: Services) -> PlaneRouter:
-    routes = PlaneRouter(tags=["metrics"])
-
-    @routes.get("/diagnosis")
-    async def diagnosis() -> Diagnosis:
-        """Asks the store, Redis, the disks and the engines now."""
-        return await ServerDiagnosis(services).run()
-
-    return routes
+    async def diagnosis(self) -> Diagnosis:
+        return await ServerDiagnosis(self.services).run()

@@ -2,90 +2,59 @@
 
 from __future__ import annotations
 
-from fastapi import Response
+from typing import Any
 
-from rolltap.contract.trainer import (
-    AckLease,
-    AnnotateLease,
-    ExtendLease,
-    LeaseAcknowledged,
-    LeaseAnnotated,
-    LeaseExtended,
-    LeaseRefused,
-    LeaseReleased,
-    LeaseRequest,
-    NackLease,
-    ReleaseLease,
-    Rewind,
-    Rewound,
-)
+from rolltap.contract import trainer
+from rolltap.contract.planes import LeasePlane
 from rolltap.ledger.leases import LeaseKey
-from rolltap.proxy.planes.answers import DeadLetterList, GroupRevived, packed
-from rolltap.proxy.planes.bodies import Limit
 from rolltap.proxy.planes.policies import policy_of
-from rolltap.proxy.planes.router import PlaneRouter
-from rolltap.proxy.planes.services import Services
+from rolltap.proxy.planes.services import Routes
 from rolltap.proxy.reading_process.questions import RemoteRebuilder
 
-LEASE = packed("a `Lease`") | {204: {"description": "no group was ready within `wait` seconds"}}
+OfLease = trainer.ExtendLease | trainer.AckLease | trainer.NackLease | trainer.ReleaseLease | trainer.AnnotateLease
 
 
-def router(services: Services) -> PlaneRouter:
-    routes = PlaneRouter(tags=["leases"])
-    trainers, packed = services.ledger.trainers, RemoteRebuilder(services.ask).packed_lease
+class LeaseRoutes(Routes, LeasePlane):
+    async def lease(self, body: trainer.LeaseRequest) -> Any:
+        policy_of(self.services, body.policy)
+        packed = RemoteRebuilder(self.services.ask).packed_lease
+        lease = await self.services.ledger.trainers.built(body, packed)
+        return lease and lease.response()
 
-    @routes.post("/leases", response_class=Response, responses=LEASE)
-    async def lease(body: LeaseRequest) -> Response:
-        """Leases up to `groups` whole groups as soon as `at_least` are ready. 204 if none is within `wait` seconds.
+    async def extend(self, lease_id: str, body: trainer.ExtendLease) -> trainer.LeaseExtended:
+        return trainer.LeaseExtended(await self.services.ledger.trainers.extend(_key(lease_id, body), body.ttl))
 
-        The policy must be served here: its settings say which calls carry loss.
-        """
-        policy_of(services, body.policy)
-        lease = await trainers.built(body, packed)
-        return Response(status_code=204) if lease is None else lease.response()
+    async def acknowledge(self, lease_id: str, body: trainer.AckLease) -> trainer.LeaseAcknowledged:
+        return trainer.LeaseAcknowledged(
+            await self.services.ledger.trainers.acknowledge(_key(lease_id, body), body.step)
+        )
 
-    @routes.post("/leases/{lease_id}/extend")
-    async def extend(lease_id: str, body: ExtendLease) -> LeaseExtended:
-        return LeaseExtended(await trainers.extend(_key(lease_id, body), body.ttl))
+    async def refuse(self, lease_id: str, body: trainer.NackLease) -> trainer.LeaseRefused:
+        key = _key(lease_id, body)
+        return trainer.LeaseRefused(await self.services.ledger.trainers.refuse(key, body.reason, body.blamed))
 
-    @routes.post("/leases/{lease_id}/ack")
-    async def acknowledge(lease_id: str, body: AckLease) -> LeaseAcknowledged:
-        return LeaseAcknowledged(await trainers.acknowledge(_key(lease_id, body), body.step))
+    async def release(self, lease_id: str, body: trainer.ReleaseLease) -> trainer.LeaseReleased:
+        await self.services.ledger.trainers.release(_key(lease_id, body))
+        return trainer.LeaseReleased(lease_id)
 
-    @routes.post("/leases/{lease_id}/nack")
-    async def refuse(lease_id: str, body: NackLease) -> LeaseRefused:
-        return LeaseRefused(await trainers.refuse(_key(lease_id, body), body.reason, body.blamed))
+    async def annotate(self, lease_id: str, body: trainer.AnnotateLease) -> trainer.LeaseAnnotated:
+        policy, added = await self.services.ledger.trainers.annotate(_key(lease_id, body), body)
+        self.services.recorder.metrics.annotated(policy, added)
+        return trainer.LeaseAnnotated(len(added))
 
-    @routes.post("/leases/{lease_id}/release")
-    async def release(lease_id: str, body: ReleaseLease) -> LeaseReleased:
-        await trainers.release(_key(lease_id, body))
-        return LeaseReleased(lease_id)
-
-    @routes.post("/leases/{lease_id}/annotations")
-    async def annotate(lease_id: str, body: AnnotateLease) -> LeaseAnnotated:
-        """Stores the trainer's annotations of the lease's sampled tokens. `added` counts calls that had none before."""
-        policy, added = await trainers.annotate(_key(lease_id, body), body)
-        services.recorder.metrics.annotated(policy, added)
-        return LeaseAnnotated(len(added))
-
-    @routes.post("/trainers/{name}/rewind")
-    async def rewind(name: str, body: Rewind) -> Rewound:
-        rewound = await trainers.rewind(name, body)
-        for policy in set(body.versions).intersection(services.policies.names):
-            services.policies[policy].owned = True
+    async def rewind(self, name: str, body: trainer.Rewind) -> trainer.Rewound:
+        rewound = await self.services.ledger.trainers.rewind(name, body)
+        for policy in set(body.versions).intersection(self.services.policies.names):
+            self.services.policies[policy].owned = True
         return rewound
 
-    @routes.get("/dead-letters")
-    async def dead_letters(policy: str | None = None, limit: Limit = 100) -> DeadLetterList:
-        return DeadLetterList(await services.ledger.groups.dead_letters(policy, min(limit, 1000)))
+    async def dead_letters(self, policy: str | None = None, limit: int = 100) -> trainer.DeadLetterList:
+        return trainer.DeadLetterList(await self.services.ledger.groups.dead_letters(policy, min(limit, 1000)))
 
-    @routes.post("/dead-letters/{group_id}/revive")
-    async def revive(group_id: str) -> GroupRevived:
-        await services.ledger.groups.revive(group_id)
-        return GroupRevived(group_id)
-
-    return routes
+    async def revive(self, group_id: str) -> trainer.GroupRevived:
+        await self.services.ledger.groups.revive(group_id)
+        return trainer.GroupRevived(group_id)
 
 
-def _key(lease_id: str, body: ExtendLease | AckLease | NackLease | ReleaseLease | AnnotateLease) -> LeaseKey:
+def _key(lease_id: str, body: OfLease) -> LeaseKey:
     return LeaseKey(lease_id, body.token, body.incarnation)

@@ -6,24 +6,10 @@ import asyncio
 import posixpath
 from collections.abc import Sequence
 
+from rolltap.contract import trainer
 from rolltap.contract.control import PolicyList, PolicyStatus, RolloutControl, SetControl
-from rolltap.contract.trainer import (
-    LOST,
-    BeginUpdate,
-    EngineRanks,
-    FinishUpdate,
-    LeavePolicy,
-    OwnerRequest,
-    PolicyLeft,
-    PolicyPaused,
-    PolicyResumed,
-    PolicyScores,
-    PushWeights,
-    ScoreIds,
-    ServedVersion,
-    TokenScores,
-    Transfer,
-)
+from rolltap.contract.planes import PolicyPlane, WeightPlane
+from rolltap.contract.trainer import LOST
 from rolltap.errors import (
     EngineError,
     EngineRefused,
@@ -38,92 +24,106 @@ from rolltap.ids import new_id
 from rolltap.proxy.call.policy import Policy
 from rolltap.proxy.engines.base import Scorer, ScoreRequest
 from rolltap.proxy.engines.receivers import Receiver
-from rolltap.proxy.planes.answers import fields_of
-from rolltap.proxy.planes.router import PlaneRouter
-from rolltap.proxy.planes.services import Services
+from rolltap.proxy.planes.services import Routes, Services, fields_of
 
 SYSTEM_FOLDERS = ("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/run", "/sbin", "/sys", "/usr")
 
-
-def admin_router(services: Services) -> PlaneRouter:
-    """The policies with their versions and counts, and their controls without a trainer."""
-    routes = PlaneRouter(tags=["policies"])
-
-    @routes.get("/policies")
-    async def list_policies() -> PolicyList:
-        return PolicyList([await _state(services, policy) for policy in services.policies])
-
-    @routes.get("/policies/{name}")
-    async def show_policy(name: str) -> PolicyStatus:
-        return await _state(services, policy_of(services, name))
-
-    @routes.post("/policies/{name}/control")
-    async def set_control(name: str, body: RolloutControl) -> RolloutControl:
-        """Sets what holds for rollouts to come, in place of all that was set before. Also on the trainer plane."""
-        return await _control(services, name, body, None)
-
-    return routes
+AT_ONCE = 16
+"""Sequences of a request to score that an engine is asked for at a time."""
 
 
-def trainer_router(services: Services) -> PlaneRouter:
-    """Weight updates: begin, push (or receive: `transfer_router`), finish; by the trainer that owns the policy.
+class PolicyRoutes(Routes, PolicyPlane):
+    async def policies(self) -> PolicyList:
+        return PolicyList([await _status(self.services, policy) for policy in self.services.policies])
 
-    A failed push leaves the old weights and the old version. After a transfer that broke off in the middle the policy
-    serves nothing (`paused` is `lost`) until a whole push.
-    """
-    routes = PlaneRouter(tags=["policies"])
-    policies = services.ledger.policies
+    async def policy(self, name: str) -> PolicyStatus:
+        return await _status(self.services, policy_of(self.services, name))
 
-    @routes.get("/policies/{name}")
-    async def show_policy(name: str) -> PolicyStatus:
-        return await _state(services, policy_of(services, name))
+    async def set_control(self, name: str, body: RolloutControl) -> RolloutControl:
+        return await _set_control(self.services, name, body, None)
 
-    @routes.post("/policies/{name}/begin_update")
-    async def begin_update(name: str, body: BeginUpdate) -> PolicyPaused:
-        policy = policy_of(services, name)
+
+class WeightRoutes(Routes, WeightPlane):
+    async def policy(self, name: str) -> PolicyStatus:
+        return await _status(self.services, policy_of(self.services, name))
+
+    async def begin_update(self, name: str, body: trainer.BeginUpdate) -> trainer.PolicyPaused:
+        policies, policy = self.services.ledger.policies, policy_of(self.services, name)
         await policies.check_weights_owner(name, body)
         await policy.engine.pause(body.mode)
         if (await policies.get(name)).paused != LOST:
             await policies.set_paused(name, body.mode)
-        return PolicyPaused(name, body.mode)
+        return trainer.PolicyPaused(name, body.mode)
 
-    @routes.post("/policies/{name}/push")
-    async def push(name: str, body: PushWeights) -> ServedVersion:
-        policy = policy_of(services, name)
+    async def push(self, name: str, body: trainer.PushWeights) -> trainer.ServedVersion:
+        policies, policy = self.services.ledger.policies, policy_of(self.services, name)
         check_weights_path(body.path, policy.settings.weights_roots)
         if body.adapter and (await policies.get(name)).paused == LOST:
             raise still_lost(name)
         await policies.assign_version(name, body.version, body.digest, body)
         adapter = (policy.settings.model or name) if body.adapter else ""
         await policy.engine.load_weights(body.path, body.version, adapter)
-        return await serve_version(services, policy, body.version, body.path, adapter)
+        return await serve_version(self.services, policy, body.version, body.path, adapter)
 
-    @routes.post("/policies/{name}/leave")
-    async def leave(name: str, body: LeavePolicy) -> PolicyLeft:
-        """The trainer has ended: no rollout waits for it any more. It is the policy's owner still."""
-        policy_of(services, name)
-        await policies.leave(name, body)
-        return PolicyLeft(name)
+    async def ranks(self, name: str) -> trainer.EngineRanks:
+        return trainer.EngineRanks(name, await _receiver(policy_of(self.services, name)).ranks())
 
-    @routes.post("/policies/{name}/control")
-    async def set_control(name: str, body: SetControl) -> RolloutControl:
-        """Sets what holds for rollouts to come, in place of all that was set before. Also on the admin plane.
+    async def receive(self, name: str, body: trainer.Transfer) -> trainer.ServedVersion:
+        policies, policy = self.services.ledger.policies, policy_of(self.services, name)
+        receiver = _receiver(policy)
+        await policies.assign_version(name, body.version, body.digest, body)
+        before = (await policies.get(name)).paused
+        if before is None:
+            raise LedgerError(f"policy {name!r} is not paused: begin_update comes first")
+        await receiver.join(body)
+        await policies.set_paused(name, LOST)  # before it starts: this process may crash in the middle
+        try:
+            await receiver.receive(body)
+        except WeightsLost:
+            raise
+        except EngineError:
+            await policies.set_paused(name, before)
+            raise
+        return await serve_version(self.services, policy, body.version)
 
-        The trainer must own the policy: a fenced one would control the rollouts of its successor.
-        """
-        return await _control(services, name, body.control, body)
-
-    @routes.post("/policies/{name}/finish_update")
-    async def finish_update(name: str, body: FinishUpdate) -> PolicyResumed:
-        policy = policy_of(services, name)
+    async def finish_update(self, name: str, body: trainer.FinishUpdate) -> trainer.PolicyResumed:
+        policies, policy = self.services.ledger.policies, policy_of(self.services, name)
         await policies.check_weights_owner(name, body)
         if (await policies.get(name)).paused == LOST:
             raise still_lost(name)
         await policy.engine.resume()
         await policies.set_paused(name, None)
-        return PolicyResumed(name)
+        return trainer.PolicyResumed(name)
 
-    return routes
+    async def leave(self, name: str, body: trainer.LeavePolicy) -> trainer.PolicyLeft:
+        policy_of(self.services, name)
+        await self.services.ledger.policies.leave(name, body)
+        return trainer.PolicyLeft(name)
+
+    async def set_control(self, name: str, body: SetControl) -> RolloutControl:
+        return await _set_control(self.services, name, body.control, body)
+
+    async def score(self, name: str, body: trainer.ScoreIds) -> trainer.PolicyScores:
+        """Nothing is sampled, so nothing of it is in the call log; it has counters of its own."""
+        policies, policy = self.services.ledger.policies, policy_of(self.services, name)
+        before = await policies.get(name)
+        if before.paused == LOST:
+            raise still_lost(name)
+        places = asyncio.Semaphore(AT_ONCE)
+
+        async def one(index: int) -> trainer.TokenScores:
+            async with places:
+                return await _score(policy, body, index)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                scorings = [tasks.create_task(one(index)) for index in range(len(body.sequences))]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        self.services.recorder.metrics.scored(name, sum(len(each.token_ids) for each in body.sequences))
+        after = await policies.get(name)
+        same = before.version == after.version and before.paused is None and after.paused is None
+        return trainer.PolicyScores(name, after.version if same else None, [task.result() for task in scorings])
 
 
 def check_weights_path(path: str, roots: Sequence[str]) -> None:
@@ -152,21 +152,21 @@ def policy_of(services: Services, name: str) -> Policy:
 
 async def serve_version(
     services: Services, policy: Policy, version: int, folder: str = "", adapter: str = ""
-) -> ServedVersion:
+) -> trainer.ServedVersion:
     """Records that the engines hold all of `version`, which they can load again from `folder` if there is one."""
     policies = services.ledger.policies
     state = await policies.set_version(policy.name, version, folder, adapter)
     policy.version, policy.wrong_weights = state.version, ""
     if state.paused == LOST:
         await policies.set_paused(policy.name, "keep")
-    return ServedVersion(policy.name, state.version)
+    return trainer.ServedVersion(policy.name, state.version)
 
 
 def still_lost(name: str) -> WeightsLost:
     return WeightsLost(f"policy {name!r}: its last transfer of weights broke off; push whole weights to continue")
 
 
-async def _state(services: Services, policy: Policy) -> PolicyStatus:
+async def _status(services: Services, policy: Policy) -> PolicyStatus:
     state = await services.ledger.policies.get(policy.name)
     stats = await services.ledger.policies.stats(policy.name)
     values = fields_of(state) | fields_of(stats)
@@ -183,7 +183,9 @@ async def _state(services: Services, policy: Policy) -> PolicyStatus:
     )
 
 
-async def _control(services: Services, name: str, control: RolloutControl, by: OwnerRequest | None) -> RolloutControl:
+async def _set_control(
+    services: Services, name: str, control: RolloutControl, by: trainer.OwnerRequest | None
+) -> RolloutControl:
     policy = policy_of(services, name)
     if control.temperature is not None:
         check_temperature(policy, control.temperature)
@@ -210,37 +212,6 @@ def check_temperature(policy: Policy, temperature: float) -> None:
         raise InvalidRequest(f"temperature {temperature} for policy {policy.name!r}: {problem}", param="temperature")
 
 
-def transfer_router(services: Services) -> PlaneRouter:
-    """Weights that a trainer sends to a process group. Replaces the push between `begin_update` and `finish_update`."""
-    routes = PlaneRouter(tags=["policies"])
-    policies = services.ledger.policies
-
-    @routes.get("/policies/{name}/ranks")
-    async def ranks(name: str) -> EngineRanks:
-        return EngineRanks(name, await _receiver(policy_of(services, name)).ranks())
-
-    @routes.post("/policies/{name}/receive")
-    async def receive(name: str, body: Transfer) -> ServedVersion:
-        policy = policy_of(services, name)
-        receiver = _receiver(policy)
-        await policies.assign_version(name, body.version, body.digest, body)
-        before = (await policies.get(name)).paused
-        if before is None:
-            raise LedgerError(f"policy {name!r} is not paused: begin_update comes first")
-        await receiver.join(body)
-        await policies.set_paused(name, LOST)  # before it starts: this process may crash in the middle
-        try:
-            await receiver.receive(body)
-        except WeightsLost:
-            raise
-        except EngineError:
-            await policies.set_paused(name, before)
-            raise
-        return await serve_version(services, policy, body.version)
-
-    return routes
-
-
 def _receiver(policy: Policy) -> Receiver:
     receiver = policy.engine.receiver
     if receiver is None:
@@ -249,45 +220,7 @@ def _receiver(policy: Policy) -> Receiver:
     return receiver
 
 
-AT_ONCE = 16
-"""Sequences of a request that an engine is asked for at a time."""
-
-
-def score_router(services: Services) -> PlaneRouter:
-    """What a teacher or judge says of tokens that another policy sampled, or nobody.
-
-    Nothing is sampled, so nothing of it is in the call log; it has counters of its own.
-    """
-    routes = PlaneRouter(tags=["policies"])
-    policies = services.ledger.policies
-
-    @routes.post("/policies/{name}/score")
-    async def score(name: str, body: ScoreIds) -> PolicyScores:
-        """The log-probs of the given ids, and the likeliest candidates. The caller need not own the policy."""
-        policy = policy_of(services, name)
-        before = await policies.get(name)
-        if before.paused == LOST:
-            raise still_lost(name)
-        places = asyncio.Semaphore(AT_ONCE)
-
-        async def one(index: int) -> TokenScores:
-            async with places:
-                return await _score(policy, body, index)
-
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                scorings = [tasks.create_task(one(index)) for index in range(len(body.sequences))]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        services.recorder.metrics.scored(name, sum(len(each.token_ids) for each in body.sequences))
-        after = await policies.get(name)
-        same = before.version == after.version and before.paused is None and after.paused is None
-        return PolicyScores(name, after.version if same else None, [task.result() for task in scorings])
-
-    return routes
-
-
-async def _score(policy: Policy, body: ScoreIds, index: int) -> TokenScores:
+async def _score(policy: Policy, body: trainer.ScoreIds, index: int) -> trainer.TokenScores:
     engine, sequence = policy.engine, body.sequences[index]
     if not isinstance(engine, Scorer):
         message = f"engine {engine.name} ({policy.settings.engine}) can't score given ids; vllm, sglang and rolltap do"

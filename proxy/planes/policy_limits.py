@@ -9,8 +9,8 @@ import msgspec
 from fastapi import Request
 
 from rolltap.contract.base import RequestBody
+from rolltap.contract.keys import Caller
 from rolltap.errors import InvalidRequest
-from rolltap.proxy.front.access import By
 from rolltap.proxy.planes.bodies import body_of
 from rolltap.proxy.planes.services import Services
 
@@ -18,7 +18,8 @@ from rolltap.proxy.planes.services import Services
 def limit_to_policies(services: Services) -> Callable[..., Awaitable[None]]:
     """A dependency that refuses requests for other policies than the key's. Does nothing for keys without a limit."""
 
-    async def dependency(request: Request, by: By) -> None:
+    async def dependency(request: Request) -> None:
+        by: Caller = request.state.caller
         if by.policies is not None:
             by.check_policies(sorted(await _concerned(services, request)))
 

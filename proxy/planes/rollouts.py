@@ -8,107 +8,51 @@ import json
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Query
-from fastapi.responses import StreamingResponse
-
-from rolltap.contract.admin import (
-    AssignedRollouts,
-    AttemptKey,
-    ClaimRollouts,
-    FinishRollout,
-    ForkRollout,
-    Heartbeat,
-    HeldRollouts,
-    NewReward,
-    OpenGroup,
-    ReleasedRollouts,
-    StartRollout,
-    SubmitTasks,
-    WorkWaits,
-    task_of,
-)
+from rolltap.contract import admin
 from rolltap.contract.control import MOST_TURNS
 from rolltap.contract.keys import Caller
+from rolltap.contract.planes import EventPlane, NodePlane, RolloutPlane, TaskPlane
 from rolltap.contract.tags import TURNS, main_role, role_tags, temperature_tag
 from rolltap.errors import EngineUnavailable, Forbidden, InvalidRequest, LedgerError
 from rolltap.ledger.groups import GroupSpec, parent_of
-from rolltap.ledger.submissions import Submission, SubmissionSpec
-from rolltap.proxy.front.access import By
-from rolltap.proxy.planes import answers
-from rolltap.proxy.planes.answers import GroupList, SubmissionList
-from rolltap.proxy.planes.bodies import Limit, paused
+from rolltap.ledger.submissions import SubmissionSpec
+from rolltap.proxy.planes.bodies import paused
 from rolltap.proxy.planes.policies import check_temperature, policy_of
-from rolltap.proxy.planes.router import PlaneRouter
-from rolltap.proxy.planes.services import Services
+from rolltap.proxy.planes.services import Routes, Services
 from rolltap.proxy.sessions.forking import origin_of
 from rolltap.types import EVALUATION, PURPOSE_TAG, Group, Reward, Rollout, RolloutParent, Task
 
 log = logging.getLogger(__name__)
 
 
-def router(services: Services) -> PlaneRouter:
-    """Groups, rollouts and rewards."""
-    routes = PlaneRouter(tags=["rollouts"])
-    _serve_groups(routes, services)
-    _serve_rollouts(routes, services)
-
-    @routes.post("/rewards")
-    async def append_reward(body: NewReward, by: By) -> Reward:
-        """Appends a reward. Repeating the same `id` with the same content changes nothing."""
-        return await services.ledger.rewards.append(body, by)
-
-    return routes
-
-
-def _serve_groups(routes: PlaneRouter, services: Services) -> None:
-    groups = services.ledger.groups
-
-    @routes.post("/groups")
-    async def open_group(body: OpenGroup) -> Group:
-        """Opens a group of `n` rollouts of a task. Idempotent by `id`. 429 while too many groups are outstanding.
-
-        Where several policies are trained, each has a group with these rollouts (`trains`). Returns the first one's.
-        """
-        cast, task = services.resolve_roles(body.policy), task_of(body.task)
+class RolloutRoutes(Routes, RolloutPlane):
+    async def open_group(self, body: admin.OpenGroup) -> Group:
+        cast, task = self.services.resolve_roles(body.policy), admin.task_of(body.task)
         spec = GroupSpec(cast.policy, body.n, task, tuple(body.tags), body.rule, body.priority, cast.roles, cast.also)
-        await _check_fork(services, task, cast.policy)
-        return await groups.open(spec, group_id=body.id)
+        await _check_fork(self.services, task, cast.policy)
+        return await self.services.ledger.groups.open(spec, group_id=body.id)
 
-    @routes.post("/groups/{group_id}/cancel")
-    async def cancel_group(group_id: str) -> Group:
-        return await groups.cancel(group_id)
+    async def cancel_group(self, group_id: str) -> Group:
+        return await self.services.ledger.groups.cancel(group_id)
 
+    async def start_rollout(self, rollout_id: str, body: admin.StartRollout) -> admin.AttemptKey:
+        return await _start(self.services, rollout_id, body, self.by)
 
-def _serve_rollouts(routes: PlaneRouter, services: Services) -> None:
-    rollouts = services.ledger.rollouts
-
-    @routes.post("/rollouts/{rollout_id}/start")
-    async def start_rollout(rollout_id: str, body: StartRollout, by: By) -> AttemptKey:
-        """Starts an attempt with its own session and key. The previous attempt's key becomes invalid.
-
-        `turns` is the task's cap (0: none). The answer's `turns` is the lower of the task's and the control's caps; the
-        proxy enforces it. `model` is the name that the harness requests: the policy's, or that of its main role.
-        """
-        return await _start(services, rollout_id, body, by)
-
-    @routes.post("/rollouts/{rollout_id}/fork")
-    async def fork_rollout(rollout_id: str, body: ForkRollout, by: By) -> Group:
-        """Adds `n` rollouts to this one's group, which is open, that continue call `call` of this one.
-
-        Idempotent by `id`.
-        """
-        await rollouts.check_own(rollout_id, by)
+    async def fork_rollout(self, rollout_id: str, body: admin.ForkRollout) -> Group:
+        ledger = self.services.ledger
+        await ledger.rollouts.check_own(rollout_id, self.by)
         parent = RolloutParent(rollout_id, body.call, body.at, body.id or "")
-        policy = (await rollouts.group_of(rollout_id)).policy
-        await origin_of(services.call_log, services.policies, parent, policy)
-        return await services.ledger.groups.fork(parent, body.n)
+        policy = (await ledger.rollouts.group_of(rollout_id)).policy
+        await origin_of(self.services.call_log, self.services.policies, parent, policy)
+        return await ledger.groups.fork(parent, body.n)
 
-    @routes.post("/rollouts/{rollout_id}/finish")
-    async def finish_rollout(rollout_id: str, body: FinishRollout, by: By) -> Rollout:
-        """Sets the final status and closes the session. After an infrastructure failure the rollout may be retried."""
-        return await rollouts.finish(rollout_id, body, by)
+    async def finish_rollout(self, rollout_id: str, body: admin.FinishRollout) -> Rollout:
+        return await self.services.ledger.rollouts.finish(rollout_id, body, self.by)
+
+    async def append_reward(self, body: admin.NewReward) -> Reward:
+        return await self.services.ledger.rewards.append(body, self.by)
 
 
 async def _check_fork(services: Services, task: Task, policy: str) -> None:
@@ -116,7 +60,7 @@ async def _check_fork(services: Services, task: Task, policy: str) -> None:
         await origin_of(services.call_log, services.policies, parent, policy)
 
 
-async def _start(services: Services, rollout_id: str, body: StartRollout, by: Caller) -> AttemptKey:
+async def _start(services: Services, rollout_id: str, body: admin.StartRollout, by: Caller) -> admin.AttemptKey:
     ledger = services.ledger
     await ledger.rollouts.check_own(rollout_id, by, body.node_token)
     group = await ledger.rollouts.group_of(rollout_id)
@@ -145,7 +89,7 @@ async def _start(services: Services, rollout_id: str, body: StartRollout, by: Ca
     except (LedgerError, Forbidden):
         await services.sessions.close(session.id)
         raise
-    return AttemptKey(
+    return admin.AttemptKey(
         session_id=session.id,
         key=key,
         base_url=services.session_url(session.id),
@@ -178,58 +122,38 @@ def _can_train_at(services: Services, policy: str, temperature: float) -> bool:
 PAGE = 100
 
 
-def task_router(services: Services) -> PlaneRouter:
-    routes = PlaneRouter(tags=["tasks"])
-    ledger = services.ledger
-
-    @routes.post("/tasks")
-    async def submit(body: SubmitTasks) -> Submission:
-        """Queues `n` rollouts of each task. Idempotent by `id`. Refuses a task that no node could run."""
-        cast = services.resolve_roles(body.policy)
+class TaskRoutes(Routes, TaskPlane):
+    async def submit(self, body: admin.SubmitTasks) -> admin.Submission:
+        cast = self.services.resolve_roles(body.policy)
         tasks: list[Task] = []
-        async for task in paused(task_of(submitted) for submitted in body.tasks):
-            services.check_task(task, services.policies.names)
-            await _check_fork(services, task, cast.policy)
+        async for task in paused(admin.task_of(submitted) for submitted in body.tasks):
+            self.services.check_task(task, self.services.policies.names)
+            await _check_fork(self.services, task, cast.policy)
             tasks.append(task)
         terms = (tuple(tasks), tuple(body.tags), body.rule, body.priority)
         spec = SubmissionSpec(cast.policy, body.n, *terms, cast.roles, cast.also)
-        return await ledger.submissions.submit(spec, submission_id=body.id)
+        return await self.services.ledger.submissions.submit(spec, submission_id=body.id)
 
-    @routes.get("/tasks")
-    async def list_submissions(limit: Limit = 50) -> SubmissionList:
-        """Lists submissions, newest first."""
-        return SubmissionList(await ledger.submissions.list(limit=min(limit, 1000)))
+    async def list_submissions(self, limit: int = 50) -> admin.SubmissionList:
+        return admin.SubmissionList(await self.services.ledger.submissions.list(limit=min(limit, 1000)))
 
-    @routes.get("/tasks/{id}")
-    async def show(id: str) -> Submission:
-        return await ledger.submissions.get(id)
+    async def submission(self, id: str) -> admin.Submission:
+        return await self.services.ledger.submissions.get(id)
 
-    @routes.get("/tasks/{id}/groups")
-    async def groups(id: str, after: str = "") -> GroupList:
-        """A page of the submission's groups by id. `after` is the last id of the previous page."""
-        await ledger.submissions.get(id)
-        return GroupList(await ledger.submissions.groups(id, after=after, limit=PAGE))
+    async def submission_groups(self, id: str, after: str = "") -> admin.GroupList:
+        submissions = self.services.ledger.submissions
+        await submissions.get(id)
+        return admin.GroupList(await submissions.groups(id, after=after, limit=PAGE))
 
-    @routes.post("/tasks/{id}/cancel")
-    async def cancel(id: str) -> Submission:
-        """Cancels queued and running rollouts. Complete groups stay."""
-        return await ledger.submissions.cancel(id)
+    async def cancel_submission(self, id: str) -> admin.Submission:
+        return await self.services.ledger.submissions.cancel(id)
 
-    @routes.get(
-        "/tasks/{id}/events",
-        response_class=StreamingResponse,
-        responses=answers.events("`progress`, what happens as `Event`, `ended`"),
-    )
-    async def events(id: str) -> StreamingResponse:
-        """Server-sent events: first `progress`, then the events of its groups and rollouts, last `ended`."""
-        start = await ledger.events.last()
-        first = await ledger.submissions.get(id)
-        return StreamingResponse(_sse_events(services, first, start), media_type="text/event-stream")
-
-    return routes
+    async def submission_events(self, id: str) -> AsyncIterator[bytes]:
+        start = await self.services.ledger.events.last()
+        return _sse_events(self.services, await self.services.ledger.submissions.get(id), start)
 
 
-async def _sse_events(services: Services, first: Submission, start: int) -> AsyncIterator[bytes]:
+async def _sse_events(services: Services, first: admin.Submission, start: int) -> AsyncIterator[bytes]:
     ledger = services.ledger
     yield sse_event("progress", asdict(first), start)
     if first.ended:
@@ -260,46 +184,22 @@ def sse_event(kind: str, data: Any, id: int | None = None) -> bytes:
     return f"{numbered}event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
 
 
-def event_router(services: Services) -> PlaneRouter:
-    routes = PlaneRouter(tags=["events"])
-    ledger = services.ledger
-
-    @routes.get("/events", response_class=StreamingResponse, responses=answers.events("what happens, as `Event`"))
-    async def events(after: Annotated[int | None, Query(ge=0, lt=2**63)] = None) -> StreamingResponse:
-        """Streams new events. With `after` (the number of the last event received), also those since then."""
-        start = await ledger.events.last() if after is None else after
-
-        async def sse_events() -> AsyncIterator[bytes]:
-            async for event in ledger.events.follow(start):
-                yield sse_event(event.kind, asdict(event), event.seq)
-
-        return StreamingResponse(sse_events(), media_type="text/event-stream")
-
-    return routes
+class EventRoutes(Routes, EventPlane):
+    async def events(self, after: int | None = None) -> AsyncIterator[bytes]:
+        events = self.services.ledger.events
+        start = await events.last() if after is None else after
+        return (sse_event(event.kind, asdict(event), event.seq) async for event in events.follow(start))
 
 
-def node_router(services: Services) -> PlaneRouter:
-    routes = PlaneRouter(tags=["nodes"])
-    nodes = services.ledger.nodes
+class NodeRoutes(Routes, NodePlane):
+    async def work_waits(self, submission: str | None = None) -> admin.WorkWaits:
+        return admin.WorkWaits(await self.services.ledger.nodes.has_work(submission))
 
-    @routes.get("/nodes/waiting")
-    async def waiting(submission: str | None = None) -> WorkWaits:
-        """True while unclaimed work exists, including work blocked by backpressure."""
-        return WorkWaits(await nodes.has_work(submission))
+    async def claim_rollouts(self, node: str, body: admin.ClaimRollouts) -> admin.AssignedRollouts:
+        return admin.AssignedRollouts(await self.services.ledger.nodes.claim(node, body, self.by))
 
-    @routes.post("/nodes/{node}/claim")
-    async def claim(node: str, body: ClaimRollouts, by: By) -> AssignedRollouts:
-        """Claims up to `capacity` rollouts for `ttl` seconds. Waits up to `wait` seconds for the first one."""
-        return AssignedRollouts(await nodes.claim(node, body, by))
+    async def heartbeat(self, node: str, body: admin.Heartbeat) -> admin.HeldRollouts:
+        return admin.HeldRollouts(node, await self.services.ledger.nodes.heartbeat(body.tokens, body.ttl, self.by))
 
-    @routes.post("/nodes/{node}/heartbeat")
-    async def heartbeat(node: str, body: Heartbeat, by: By) -> HeldRollouts:
-        """Extends the claims of `tokens` by `ttl` seconds. Returns the rollouts that are still claimed with them."""
-        return HeldRollouts(node, await nodes.heartbeat(body.tokens, body.ttl, by))
-
-    @routes.post("/nodes/{node}/release")
-    async def release(node: str, by: By) -> ReleasedRollouts:
-        """Releases all claims of the node, so that other nodes can run its rollouts at once."""
-        return ReleasedRollouts(node, await nodes.release(node, by))
-
-    return routes
+    async def release_rollouts(self, node: str) -> admin.ReleasedRollouts:
+        return admin.ReleasedRollouts(node, await self.services.ledger.nodes.release(node, self.by))

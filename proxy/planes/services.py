@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from rolltap.calllog.processes import PeersCheck
 from rolltap.calllog.sql import SqlCallLog
 from rolltap.contract.admin import PolicyOrRoles
+from rolltap.contract.keys import Caller
 from rolltap.ledger.ledger import Ledger
 from rolltap.protocols.handles import Handles
 from rolltap.proxy.call.policies import Policies
@@ -26,6 +28,11 @@ class Cast:
     policy: str
     roles: Mapping[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as they are."""
+    return {item.name: getattr(value, item.name) for item in fields(value)}
 
 
 CheckTask = Callable[[Task, Collection[str]], None]
@@ -63,3 +70,11 @@ class Services:
     def session_url(self, session_id: str) -> str:
         """The base URL of one session, for harnesses that can't carry a key everywhere."""
         return f"{self.base_url}/s/{session_id}"
+
+
+@dataclass(frozen=True)
+class Routes:
+    """A section of a plane for one caller: made for every request."""
+
+    by: Caller
+    services: Services

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
-import msgspec
 
 from rolltap.contract.admin import ClosedSession, ForkSession, HarnessLog, OpenSession, SessionKey
+from rolltap.contract.planes import SessionPlane
 from rolltap.contract.rules import rules_of
 from rolltap.contract.tags import ROLES, TURNS, ReplayedSession, inherited_tags, is_temperature_tag, roles_of
-from rolltap.decoding import convert
+from rolltap.decoding import from_json
 from rolltap.errors import Forbidden, InvalidRequest, LedgerError
 from rolltap.proxy.call.budget import cap_of
-from rolltap.proxy.front.access import By
-from rolltap.proxy.planes.router import PlaneRouter
-from rolltap.proxy.planes.services import Services
-from rolltap.proxy.reading_process.questions import P, Question, SessionEnds
+from rolltap.proxy.planes.services import Routes, Services
+from rolltap.proxy.reading_process.questions import SessionEnds
 from rolltap.proxy.sessions.forking import check_origin
 from rolltap.types import EVALUATION, PURPOSE_TAG, UNCHECKED, LogCheck, Origin, Session
 
@@ -26,20 +22,14 @@ def judged_rollout(tags: Mapping[str, str]) -> str:
     return tags.get("rollout", "") if tags.get("kind") == "judge" else ""
 
 
-def router(services: Services) -> PlaneRouter:
-    routes = PlaneRouter(tags=["sessions"])
-
-    @routes.post("/sessions")
-    async def open_session(body: OpenSession, by: By) -> SessionKey:
-        """Opens a session. Only this answer contains its key.
-
-        A runner's key opens only those in which a judge scores a rollout that it runs: tags `kind=judge`, `rollout=ID`.
-        """
-        if by.only_own:
+class SessionRoutes(Routes, SessionPlane):
+    async def open_session(self, body: OpenSession) -> SessionKey:
+        services = self.services
+        if self.by.only_own:
             judged = body.rollout_id is None and not body.replay and judged_rollout(body.tags)
             if not judged:
                 raise Forbidden("a runner's key opens only sessions of a judge: tags kind=judge, rollout=ID")
-            await services.ledger.rollouts.check_own(judged, by)
+            await services.ledger.rollouts.check_own(judged, self.by)
         if body.replay:
             session, key = await _open_replay(services, body)
         else:
@@ -48,15 +38,8 @@ def router(services: Services) -> PlaneRouter:
             )
         return _session_key(services, session, key)
 
-    @routes.post("/sessions/{session_id}/fork")
-    async def fork_session(session_id: str, body: ForkSession) -> SessionKey:
-        """Opens a session that begins where call `call` of this one ends, or inside its reply. Only this answer
-        contains its key.
-
-        The calls up to there are its context: what the harness re-sends of them is continued token for token, and never
-        trained in the fork, which has this one's rules. With `at`, the request of `call` is asked again; the reply
-        begins with the kept tokens.
-        """
+    async def fork_session(self, session_id: str, body: ForkSession) -> SessionKey:
+        services = self.services
         session = await services.sessions.get(session_id)
         origin = Origin(session.id, body.call, body.at)
         await check_origin(services.call_log, services.policies, session, origin)
@@ -66,30 +49,22 @@ def router(services: Services) -> PlaneRouter:
         )
         return _session_key(services, fork, key)
 
-    @routes.post("/sessions/{session_id}/close", response_model=ClosedSession)
-    async def close_session(session_id: str, by: By) -> dict[str, Any]:
-        """Closes the session: later calls are refused. `capped`: calls were refused because of the cap of turns.
-
-        `findings` are the session's current findings.
-        """
+    async def close_session(self, session_id: str) -> ClosedSession:
+        services = self.services
         session = await services.sessions.get(session_id)
-        if by.only_own and (judged := judged_rollout(session.tags)):
-            await services.ledger.rollouts.check_own(judged, by)
+        if self.by.only_own and (judged := judged_rollout(session.tags)):
+            await services.ledger.rollouts.check_own(judged, self.by)
         else:
-            await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
+            await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, self.by)
         await services.sessions.close(session_id)
         also = services.policies.trainable_in(roles_of(session).values())
-        ended = await _ask_json(services, SessionEnds.ended, session_id, cap_of(session) > 0, also)
-        return {"session_id": session_id, **ended}
+        ended = await services.ask(SessionEnds.ended, session_id, cap_of(session) > 0, also)
+        return from_json(await ended.read(), ClosedSession)
 
-    @routes.post("/sessions/{session_id}/log")
-    async def check_log(session_id: str, body: HarnessLog, by: By) -> LogCheck:
-        """Compares the harness's own log with the record of a closed session. Only the first comparison counts."""
-        session = await services.sessions.get(session_id)
-        await services.ledger.rollouts.check_own_session(session_id, session.rollout_id, by)
-        return await _checked(services, session, body)
-
-    return routes
+    async def check_log(self, session_id: str, body: HarnessLog) -> LogCheck:
+        session = await self.services.sessions.get(session_id)
+        await self.services.ledger.rollouts.check_own_session(session_id, session.rollout_id, self.by)
+        return await _checked(self.services, session, body)
 
 
 def _session_key(services: Services, session: Session, key: str) -> SessionKey:
@@ -130,9 +105,5 @@ async def _checked(services: Services, session: Session, log: HarnessLog) -> Log
     if session.rollout_id is not None and (await services.ledger.rollouts.get(session.rollout_id)).status.terminal:
         # What is trained was settled when the rollout ended.
         raise LedgerError(f"rollout {session.rollout_id} has ended; its harness's log is compared before")
-    check = await _ask_json(services, SessionEnds.compared, session.id, msgspec.to_builtins(log))
-    return await services.call_log.set_log_check(session.id, convert(check, LogCheck))
-
-
-async def _ask_json(services: Services, question: Question[P], *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
-    return msgspec.json.decode(await (await services.ask(question, *args, **kwargs)).read())
+    check = await services.ask(SessionEnds.compared, session.id, log)
+    return await services.call_log.set_log_check(session.id, from_json(await check.read(), LogCheck))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import asdict
 from inspect import isfunction
 from typing import Any, Concatenate, ParamSpec, Protocol
 
@@ -18,9 +17,9 @@ from starlette.responses import StreamingResponse
 
 from rolltap import wire
 from rolltap.calllog.facts import CallLog
-from rolltap.contract.admin import HarnessLog
+from rolltap.contract.admin import ClosedSession, HarnessLog
 from rolltap.contract.trainer import Lease, LeaseRequest
-from rolltap.decoding import convert, from_json
+from rolltap.decoding import from_json
 from rolltap.ledger.rebuilding import (
     BrokenGroups,
     LocalRebuilder,
@@ -134,30 +133,28 @@ class RemoteRebuilder:
 class SessionEnds:
     """What the admin plane asks of a session that ends: how it ended, and whether its harness's log agrees.
 
-    Every method takes the id of an existing session. `findings`: what is wrong or odd, the worst first.
+    Every method takes the id of an existing session.
     """
 
     def __init__(self, call_log: CallLog, trajectories: TrajectoriesOf) -> None:
         self._log = call_log
         self._trajectories = trajectories
 
-    async def ended(self, session_id: str, has_cap: bool, also: list[str]) -> dict[str, Any]:
-        """Returns whether the session's turn cap, if it has one, refused calls; if a model answered; the findings.
+    async def ended(self, session_id: str, has_cap: bool, also: list[str]) -> ClosedSession:
+        """Returns how the session ended. `has_cap`: it has a cap of turns, which may have refused calls.
 
         `also`: the policies that are trained in it beside its own.
         """
         rows = await self._log.rows(session_id) if has_cap else ()
         capped = any(REACHED in row.completion.error for row in rows if row.completion)
         (trajectory,) = await self._trajectories([session_id])
-        findings = [asdict(finding) for finding in trajectory.findings]
         others = [(await self._trajectories([session_id], policy))[0] for policy in also if not answered(trajectory)]
-        return {"capped": capped, "answered": any(map(answered, (trajectory, *others))), "findings": findings}
+        return ClosedSession(session_id, capped, any(map(answered, (trajectory, *others))), trajectory.findings)
 
-    async def compared(self, session_id: str, log: dict[str, Any]) -> LogCheck:
-        """Returns whether `log`, the fields of a `HarnessLog`, agrees with the record."""
+    async def compared(self, session_id: str, log: HarnessLog) -> LogCheck:
+        """Returns whether `log` agrees with the record."""
         rows, session = await self._log.rows(session_id), await self._log.session(session_id)
         if session is not None and session.origin is not None:
             rows = [*await self._log.chain(session.origin), *rows]
         (trajectory,) = await self._trajectories([session_id])
-        harness_log = convert(log, HarnessLog)
-        return await asyncio.to_thread(lambda: compare(harness_log, recorded_replies(rows, trajectory)))
+        return await asyncio.to_thread(lambda: compare(log, recorded_replies(rows, trajectory)))

@@ -29,9 +29,9 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from rolltap.contract.admin import NOTE_CHARS, NewNote, NoteKind
+from rolltap.contract.operations import READERS
 from rolltap.errors import Forbidden, InvalidRequest, NotFound, RolltapError
 from rolltap.ledger.views import GroupQuery
-from rolltap.proxy.front.access import READ
 from rolltap.proxy.reading_process.questions import Answer, AskRecord
 from rolltap.proxy.sessions.keys import Keyring
 from rolltap.proxy.viewer.listing import Selections, address_of
@@ -554,7 +554,7 @@ class Viewers:
                 f"the pages show the default tenant's record, and the key is of tenant {caller.tenant!r}: read by "
                 "`rolltap.open` or `GET /read/...`"
             )
-        return caller.id if caller is not None and caller.role in READ else None
+        return caller.id if caller is not None and caller.role in READERS else None
 
     async def go_on(self, key_id: str) -> bool:
         """True if the key still works; always for "", which stands for the server itself."""

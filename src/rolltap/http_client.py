@@ -1,6 +1,7 @@
 """HTTP to a rolltap server, for everything that talks to its planes: trainers, runners and commands.
 
-`HttpClient` (blocking) and `AsyncHttpClient` send a `Request` and return the parsed reply.
+`HttpClient` (blocking) and `AsyncHttpClient` send a `Request` and return the parsed reply; `ask` makes the request of
+an operation. A client of a plane is written for asyncio; its blocking twin is made of it (`blocking`).
 
 * An error reply is raised as the exception of its code (`rolltap.errors`).
 * A server that can't be reached, or whose store or engine can't, is asked again with growing pauses for `patience`
@@ -21,21 +22,26 @@ import os
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import wraps
 from http.client import responses
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import aiohttp
 import msgspec
 import tenacity
 
+from rolltap.contract.operations import request_of
 from rolltap.contract.request import Request, RequestTry
 from rolltap.errors import BY_CODE, EngineTimeout, EngineUnavailable, RolltapError, ServerUnreachable, StoreUnavailable
 from rolltap.ids import new_id
 from rolltap.network import sendable_key, server_url
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Asked = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
+"""An operation: a method of a plane."""
 
 WHOLE_BYTES = 1 << 20
 """A larger body is written in parts, or it would hold up the event loop."""
@@ -53,7 +59,7 @@ UNREACHABLE = (OSError, http.client.HTTPException, aiohttp.ClientError)
 """What a failing connection raises: a time-out is an `OSError`."""
 
 
-class _Target:
+class AnyHttpClient:
     """A server's address and key, and how long to try. `ConfigError` for what is not an http(s) URL, or no key."""
 
     def __init__(self, url: str, key: str, *, timeout: float, patience: float) -> None:
@@ -87,6 +93,10 @@ class _Target:
         id = new_id()
         return ({} if request.method == "GET" else RequestTry(id, number).header for number in itertools.count())
 
+    async def reply(self, operation: Asked[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The reply to an operation. An `HttpClient` never suspends in it, so that `blocking` can run its caller."""
+        raise NotImplementedError
+
     def unreachable(self, error: Exception) -> ServerUnreachable:
         cause = getattr(error, "os_error", None) or getattr(error, "reason", None) or error  # aiohttp's, urllib's
         reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
@@ -99,7 +109,7 @@ class _Target:
         )
 
 
-class HttpClient(_Target):
+class HttpClient(AnyHttpClient):
     """Blocking calls; threads may share it. `timeout` is how long one reply may take, in seconds."""
 
     def __init__(self, url: str, key: str, *, timeout: float = 60.0, patience: float = 15.0) -> None:
@@ -113,6 +123,13 @@ class HttpClient(_Target):
             raise self.unreachable(error) from error
         return request.read(body)
 
+    def ask(self, operation: Asked[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The reply to an operation of a plane: `client.ask(AdminPlane.policy, name)`."""
+        return self.send(request_of(operation, *args, **kwargs))
+
+    async def reply(self, operation: Asked[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.ask(operation, *args, **kwargs)
+
     def _once(self, request: Request[Any], tries: Iterator[dict[str, str]]) -> bytes:
         headers = {**self.headers, **next(tries)}
         outgoing = urllib.request.Request(
@@ -125,7 +142,7 @@ class HttpClient(_Target):
             raise error_of(error.code, error.read(), error.headers.get("retry-after"), self.url) from None
 
 
-class AsyncHttpClient(_Target):
+class AsyncHttpClient(AnyHttpClient):
     """The same calls over one pool of connections, in an `async with` block."""
 
     def __init__(self, url: str, key: str, *, timeout: float = 60.0, patience: float = 15.0) -> None:
@@ -158,6 +175,12 @@ class AsyncHttpClient(_Target):
         # A lease may hold hundreds of megabytes.
         return await asyncio.to_thread(request.read, body)
 
+    async def ask(self, operation: Asked[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The reply to an operation of a plane: `await client.ask(AdminPlane.policy, name)`."""
+        return await self.send(request_of(operation, *args, **kwargs))
+
+    reply = ask
+
     async def _once(
         self, session: aiohttp.ClientSession, request: Request[Any], tries: Iterator[dict[str, str]]
     ) -> bytes:
@@ -176,6 +199,20 @@ class AsyncHttpClient(_Target):
             if response.status >= 300:
                 raise error_of(response.status, body, response.headers.get("retry-after"), self.url)
             return body
+
+
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """The method of an `HttpClient` that does what a coroutine of its twin does, which waits only for `self.reply`."""
+
+    @wraps(method)
+    def block(self: HttpClient, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            method(self, *args, **kwargs).send(None)
+        except StopIteration as end:
+            return end.value
+        raise RuntimeError(f"{method.__qualname__} waits for more than replies")
+
+    return block
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

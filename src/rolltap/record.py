@@ -68,7 +68,7 @@ class ServerSource(ReadPlane):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerPlane:
+class TrainerAddress:
     """Where leases are taken."""
 
     url: str
@@ -97,7 +97,7 @@ class RecordedSession:
 class AsyncRecord(RecordPlane):
     """What is on record. `where` is the language of `rolltap export --where`, with fields of sessions."""
 
-    def __init__(self, source: ReadPlane, trainer: TrainerPlane | None = None) -> None:
+    def __init__(self, source: ReadPlane, trainer: TrainerAddress | None = None) -> None:
         self._source = source
         self._trainer = trainer
 
@@ -236,7 +236,7 @@ def _table(method: Callable[Concatenate[AsyncRecord, P], AsyncTable[T]]) -> Call
 class Record:
     """The blocking twin of `AsyncRecord`: `with rolltap.open(...) as record`, or close it at the end."""
 
-    def __init__(self, twin: AsyncRecord, loop: LoopThread, trainer: TrainerPlane | None = None) -> None:
+    def __init__(self, twin: AsyncRecord, loop: LoopThread, trainer: TrainerAddress | None = None) -> None:
         self._twin = twin
         self._loop = loop
         self._trainer = trainer
@@ -292,7 +292,7 @@ class Record:
         return self.trainer(lease.trainer).annotate(lease, calls, version=version)
 
 
-def _plane(trainer: TrainerPlane | None) -> tuple[str, str]:
+def _plane(trainer: TrainerAddress | None) -> tuple[str, str]:
     if trainer is None:
         raise ConfigError("leases are a server's: rolltap.open(URL, key=..., trainer_url=..., trainer_key=...)")
     return trainer.url, trainer.key
@@ -450,6 +450,6 @@ def _store(where: str | os.PathLike[str] | None) -> tuple[str, StepFiles]:
     return store_url(where), NO_FILES
 
 
-def _trainer(url: str | None, key: str | None) -> TrainerPlane | None:
+def _trainer(url: str | None, key: str | None) -> TrainerAddress | None:
     url, key = url or os.environ.get("ROLLTAP_TRAINER_URL"), key or os.environ.get("ROLLTAP_TRAINER_KEY")
-    return TrainerPlane(url, key) if url and key else None
+    return TrainerAddress(url, key) if url and key else None

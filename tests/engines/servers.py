@@ -18,9 +18,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rolltap.contract.trainer import PauseMode
 from rolltap.engine.tiny import FOLDER
 from rolltap.trainer_client.lease.client import TrainerClient
-from rolltap.trainer_client.lease.protocol import PauseMode
 from rolltap.trainer_client.lease.push import push_folder
 
 from ..conftest import ROOT, free_port

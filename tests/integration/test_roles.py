@@ -88,18 +88,19 @@ async def test_each_role_is_played_recorded_and_rewarded_under_its_name(
     app, client = home
     work = SubmitTasks(ROLES, 2, [debate()], rule=GroupRule(scopes=("rollout", "role:solver")), id="s")
     told = await client.submit(work)
-    assert (told["policy"], told["roles"]) == (POLICY, ROLES)
+    assert (told.policy, told.roles) == (POLICY, ROLES)
     assert await client.submit(work) == told
     node = NodeAgent(
         client, NodeSettings("n", wait=0.1), Defaults(runtime="process", workspaces=tmp_path / "workspaces")
     )
     await node.run(asyncio.Event(), until_idle=True)
     (group,) = await client.submission_groups("s")
-    assert group["status"] == "complete", group
-    assert group["roles"] == ROLES
-    rewards = [(one["scope"], one["value"]) for one in group["rollouts"][0]["rewards"]]
+    assert group.status == "complete", group
+    assert group.roles == ROLES
+    rewards = [(one.scope, one.value) for one in group.rollouts[0].rewards]
     assert sorted(rewards) == [("role:critic", 0.75), ("role:solver", 0.25), ("rollout", 1.0)]
-    session_id = group["rollouts"][0]["session_id"]
+    session_id = group.rollouts[0].session_id
+    assert session_id is not None
     rows = await app.call_log.rows(session_id)
     assert [(row.intent.policy, row.intent.agent, row.intent.kind) for row in rows] == [
         ("frozen", "referee", "auxiliary"),
@@ -123,11 +124,11 @@ async def test_two_policies_are_trained_in_the_same_rollouts(home: tuple[Rolltap
     told = await client.get("/tasks/s")
     assert (told["policy"], told["also"], told["groups"]) == (POLICY, ["other"], {"complete": 1})
     (group,) = await client.submission_groups("s")
-    assert list(group["trains"]) == [POLICY, "other"]
+    assert list(group.trains) == [POLICY, "other"]
     trained, rewards = {}, {}
     for policy in (POLICY, "other"):
         (leased,) = (await app.ledger.trainers.lease(LeaseRequest(policy, policy, 1))).groups
-        assert leased.group.id == group["trains"][policy]
+        assert leased.group.id == group.trains[policy]
         segments = leased.rollouts[0].trajectory.segments
         trained[policy] = {segment.agent for segment in segments if segment.loss_mask.any()}
         assert {segment.agent for segment in segments} == {"referee", "", "critic"}
@@ -138,17 +139,17 @@ async def test_two_policies_are_trained_in_the_same_rollouts(home: tuple[Rolltap
         state = await client.get(f"/policies/{policy}")
         assert (state["groups"], state["rollouts"]) == ({"leased": 1}, {"succeeded": 2})
     for policy in (POLICY, "other"):
-        shown = await client.get(f"/read/groups/{group['trains'][policy]}")
-        assert (shown["line"]["trains"], shown["line"]["rewards"]) == (group["trains"], [rewards[policy]] * 2)
+        shown = await client.get(f"/read/groups/{group.trains[policy]}")
+        assert (shown["line"]["trains"], shown["line"]["rewards"]) == (group.trains, [rewards[policy]] * 2)
         assert [one["reward"] for one in shown["rollouts"]] == [rewards[policy]] * 2
-    chosen = chosen_groups(app.call_log, READ, [rollout["session_id"] for rollout in group["rollouts"]], fail)
+    chosen = chosen_groups(app.call_log, READ, [rollout.session_id or "" for rollout in group.rollouts], fail)
     for read in (recorded_groups(app.call_log, READ, fail), chosen):
         exported = [item async for items in read for item in items]
         assert [item.session.policy for item in exported] == [POLICY, POLICY, "other", "other"]
         assert [item.reward for item in exported] == [0.25, 0.25, 0.75, 0.75]
         segments = [segment for item in exported for segment in item.trajectory.segments]
         assert [segment.agent for segment in segments if segment.loss_mask.any()] == ["", "", "critic", "critic"]
-        assert [item.group_id for item in exported] == [id for id in group["trains"].values() for _ in range(2)]
+        assert [item.group_id for item in exported] == [id for id in group.trains.values() for _ in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -175,12 +176,12 @@ async def test_a_check_that_scores_roles_only_leaves_no_group_open(
     settings, defaults = NodeSettings("n", wait=0.1), Defaults(runtime="process", workspaces=tmp_path / "workspaces")
     await NodeAgent(client, settings, defaults).run(asyncio.Event(), until_idle=True)
     (group,) = await client.submission_groups("s")
-    (rollout,) = group["rollouts"]
+    (rollout,) = group.rollouts
     if rewards is None:
-        assert (group["status"], rollout["status"], rollout["cause"]) == ("dropped", "failed", "evaluation")
-        assert "no reward of scope rollout" in rollout["reason"]
+        assert (group.status, rollout.status, rollout.cause) == ("dropped", "failed", "evaluation")
+        assert "no reward of scope rollout" in rollout.reason
         return
-    assert (group["status"], rollout["status"]) == ("complete", "succeeded")
+    assert (group.status, rollout.status) == ("complete", "succeeded")
     for policy, reward in rewards.items():
         (leased,) = (await app.ledger.trainers.lease(LeaseRequest(policy, policy, 1))).groups
         assert leased.rollouts[0].reward == reward

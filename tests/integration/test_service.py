@@ -59,7 +59,7 @@ async def statuses(home: Service, submission: str) -> dict[str, int]:
 async def attempts(home: Service, submission: str) -> list[int]:
     async with home.client() as client:
         groups = await client.submission_groups(submission)
-    return [rollout["attempt"] for group in groups for rollout in group["rollouts"]]
+    return [rollout.attempt for group in groups for rollout in group.rollouts]
 
 
 async def test_a_file_of_tasks_is_run_to_its_end_here(home: Service) -> None:
@@ -72,10 +72,10 @@ async def test_a_file_of_tasks_is_run_to_its_end_here(home: Service) -> None:
     assert "0 not succeeded" in told
     async with home.client() as client:
         groups = await client.submission_groups("here")
-        assert [group["status"] for group in groups] == ["complete"] * 2
-        rollouts = [rollout for group in groups for rollout in group["rollouts"]]
-        assert [reward["value"] for rollout in rollouts for reward in rollout["rewards"]] == [1.0] * 16
-        session = await client.get(f"/read/sessions/{rollouts[0]['session_id']}")
+        assert [group.status for group in groups] == ["complete"] * 2
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        assert [reward.value for rollout in rollouts for reward in rollout.rewards] == [1.0] * 16
+        session = await client.get(f"/read/sessions/{rollouts[0].session_id}")
         assert [call["outcome"] for call in session["calls"]] == ["completed"]
     status, told = await home.run("status", "here")
     assert status == 0
@@ -177,8 +177,8 @@ async def test_a_zombies_late_results_change_nothing(home: Service) -> None:
         await until(lambda: statuses(home, "afterwards"), {"succeeded": 1})  # it is well again
         assert await end(zombie) == 0
         assert await client.submission_groups("zombie") == before
-    (rollout,) = before[0]["rollouts"]
-    assert (rollout["attempt"], len(rollout["rewards"])) == (2, 1)
+    (rollout,) = before[0].rollouts
+    assert (rollout.attempt, len(rollout.rewards)) == (2, 1)
 
 
 @pytest.mark.acceptance

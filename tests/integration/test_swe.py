@@ -67,12 +67,12 @@ async def test_an_instance_becomes_a_trained_step(tmp_path: Path) -> None:
         assert status == 0, told
         async with home.client() as client:
             (group,) = await client.submission_groups("swe")
-        rewards = [reward for rollout in group["rollouts"] for reward in rollout["rewards"]]
-        assert sorted(reward["value"] for reward in rewards) == [0.0, 0.0, 1.0, 1.0]
+        rewards = [reward for rollout in group.rollouts for reward in rollout.rewards]
+        assert sorted(reward.value for reward in rewards) == [0.0, 0.0, 1.0, 1.0]
         for reward in rewards:
-            hacked = reward["value"] == 0.0
-            assert reward["detail"]["dropped_test_changes"] == (["test_calc.py"] if hacked else [])
-            assert reward["detail"]["failed"] == (["test_calc.py::test_add"] if hacked else [])
+            hacked = reward.value == 0.0
+            assert reward.detail["dropped_test_changes"] == (["test_calc.py"] if hacked else [])
+            assert reward.detail["failed"] == (["test_calc.py::test_add"] if hacked else [])
         out = tmp_path / "out"
         home.env["ROLLTAP_TRAINER__REPORT__MISMATCH_STOP"] = "0"  # the scripted engine makes its log-probs up
         options = ("--url", home.trainer_url, "--steps", "1", "--groups", "1", "--threads", "1")
@@ -81,5 +81,5 @@ async def test_an_instance_becomes_a_trained_step(tmp_path: Path) -> None:
         async with home.client() as client:
             (group,) = await client.submission_groups("swe")
             (policy,) = (await client.get("/policies"))["policies"]
-    assert group["status"] == "acknowledged"
+    assert group.status == "acknowledged"
     assert policy["version"] == 1

@@ -40,9 +40,9 @@ async def test_the_user_is_a_frozen_role_and_the_agent_is_trained(tmp_path: Path
         ):
             await client.submit(SubmitTasks({"agent": POLICY, "user": "frozen"}, 1, tasks, id="s"))
             await NodeAgent(client, NodeSettings("n", wait=0.1), defaults).run(asyncio.Event(), until_idle=True)
-            groups = {group["task_id"]: group["rollouts"][0] for group in await client.submission_groups("s")}
+            groups = {group.task_id: group.rollouts[0] for group in await client.submission_groups("s")}
             lease = await app.ledger.trainers.lease(LeaseRequest("t", POLICY, 2))
-    rewards = {task: [reward["value"] for reward in rollout["rewards"]] for task, rollout in groups.items()}
+    rewards = {task: [reward.value for reward in rollout.rewards] for task, rollout in groups.items()}
     assert rewards == {"cancel-desk": [1.0], "not-his": [0.0]}
     assert len(lease.groups) == 2
     for group in lease.groups:

@@ -80,7 +80,7 @@ MUTANTS = (
            "integration/test_tenants.py::test_sql_in_a_tenants_transaction_reaches_no_other_row"),
     Mutant(20, "proxy/engines/decode.py", "allow_pickle=False", "allow_pickle=True",
            "unit/engines/test_decode.py::test_arrays_are_never_unpickled"),
-    Mutant(21, "proxy/front/access.py", '"POST /tasks": ADMIN,', '"POST /tasks": RUN,',
+    Mutant(21, "src/rolltap/contract/planes.py", '@post("/tasks", roles=ADMIN,', '@post("/tasks", roles=RUN,',
            "unit/proxy/test_access.py::test_every_route_has_a_rule_and_keeps_to_it_with_every_key[admin]"),
     Mutant(22, "proxy/front/exposure.py", "if len(key) < MIN_KEY or len(set(key)) < MIN_KINDS:", "if False:",
            "unit/proxy/test_front.py::test_away_from_loopback_keys_are_chosen_and_long"),

@@ -1,4 +1,4 @@
-"""Typed clients of the trainer plane, blocking and asynchronous.
+"""Typed clients of the trainer plane, blocking and asynchronous: the second is written, the first is made of it.
 
 Our own trainer uses nothing else, so any other trainer can do what it does (docs/bring-your-own-trainer.md). Groups are
 delivered at least once and trained exactly once, if a trainer
@@ -19,29 +19,49 @@ repeated.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypedDict
 
-import rolltap.trainer_client.lease.protocol as protocol
-from rolltap.contract.control import PolicyStatus, RolloutControl
+import msgspec
+
+from rolltap.contract.control import PolicyStatus, RolloutControl, SetControl
+from rolltap.contract.planes import TrainerPlane
 from rolltap.contract.trainer import (
+    MAX_CALLS,
+    MAX_TOKENS,
+    AckLease,
+    AnnotateLease,
+    BeginUpdate,
     CallAnnotation,
+    ExtendLease,
+    FinishUpdate,
     Lease,
     LeaseOptions,
+    LeaseRequest,
+    LeavePolicy,
+    NackLease,
     PauseMode,
     PolicyScores,
     PushWeights,
+    ReleaseLease,
     Rewind,
     Rewound,
     ScoredIds,
     ScoreIds,
     Transfer,
 )
-from rolltap.http_client import AsyncHttpClient, HttpClient
-from rolltap.trainer_client.lease.protocol import TrainerCaller
+from rolltap.http_client import AnyHttpClient, AsyncHttpClient, HttpClient, blocking
 
 
-class TrainerClient(HttpClient):
-    """Blocking calls to one server in the name of `trainer`; threads may share it.
+class TrainerCaller(TypedDict):
+    """The caller: a trainer, and the incarnation that its last rewind returned."""
+
+    trainer: str
+    incarnation: int
+
+
+class TrainerIdentity(AnyHttpClient):
+    """A client in the name of `trainer`.
 
     `run` is an id that a restarted trainer keeps; without one, each client is a new run. `timeout` limits one reply,
     and `patience` the repeated calls to an unreachable server, in seconds.
@@ -54,38 +74,52 @@ class TrainerClient(HttpClient):
         self.run = run or uuid.uuid4().hex
         self.caller = TrainerCaller(trainer=trainer, incarnation=0)
 
-    def lease(self, policy: str, *, groups: int, options: LeaseOptions | None = None) -> Lease | None:
+
+class AsyncTrainerClient(TrainerIdentity, AsyncHttpClient):
+    """The calls for asyncio, over one connection pool: `async with AsyncTrainerClient(...) as client`."""
+
+    async def lease(self, policy: str, *, groups: int, options: LeaseOptions | None = None) -> Lease | None:
         """Up to `groups` whole groups; None if there are none within `options.wait` seconds."""
-        return self.send(protocol.lease(self.caller, policy, groups, options or LeaseOptions()))
+        terms = options or LeaseOptions()
+        fields = {**msgspec.structs.asdict(terms), "at_least": min(terms.at_least or groups, groups)}
+        request = LeaseRequest(policy=policy, groups=groups, **self.caller, **fields)
+        return await self.reply(TrainerPlane.lease, request)
 
-    def extend(self, lease: Lease, ttl: float = 600.0) -> float:
+    async def extend(self, lease: Lease, ttl: float = 600.0) -> float:
         """Extends the lease to `ttl` seconds from now; returns the seconds left. `LeaseLost` if it has ended."""
-        return self.send(protocol.extend(self.caller, lease, ttl)).expires_in
+        body = ExtendLease(lease.token, ttl, self.caller["incarnation"])
+        return (await self.reply(TrainerPlane.extend, lease.id, body)).expires_in
 
-    def ack(self, lease: Lease, step: int) -> int:
+    async def ack(self, lease: Lease, step: int) -> int:
         """Acknowledges the groups as part of `step`; returns how many. `LeaseLost`: do not train them."""
-        return self.send(protocol.ack(self.caller, lease, step)).groups
+        body = AckLease(lease.token, step, self.caller["incarnation"])
+        return (await self.reply(TrainerPlane.acknowledge, lease.id, body)).groups
 
-    def nack(self, lease: Lease, reason: str, blamed: tuple[str, ...] = ()) -> int:
+    async def nack(self, lease: Lease, reason: str, blamed: tuple[str, ...] = ()) -> int:
         """Refuses groups that can't be trained. The `blamed` ones (default: all) count a failure.
 
         Returns how many groups are dead now.
         """
-        return self.send(protocol.nack(self.caller, lease, reason, blamed)).dead
+        body = NackLease(lease.token, reason, blamed, self.caller["incarnation"])
+        return (await self.reply(TrainerPlane.refuse, lease.id, body)).dead
 
-    def release(self, lease: Lease) -> None:
+    async def release(self, lease: Lease) -> None:
         """Gives back groups that were not used: they can be leased again, and no failure is counted."""
-        self.send(protocol.release(self.caller, lease))
+        await self.reply(TrainerPlane.release, lease.id, ReleaseLease(lease.token, self.caller["incarnation"]))
 
-    def annotate(self, lease: Lease, calls: Sequence[CallAnnotation], *, version: int) -> int:
+    async def annotate(self, lease: Lease, calls: Sequence[CallAnnotation], *, version: int) -> int:
         """Adds what this trainer computed of the lease's sampled tokens with weights `version`. The viewer shows it.
 
         Returns how many calls had no annotation yet. A repeated call changes nothing; other values raise `LedgerError`.
         `InvalidRequest`: calls or lengths that do not match the lease. Acknowledged leases can be annotated, too.
         """
-        return sum(self.send(request).added for request in protocol.annotate(self.caller, lease, version, calls))
+        added = 0
+        for part in _parts(calls):
+            body = AnnotateLease(lease.token, version, part, self.caller["incarnation"])
+            added += (await self.reply(TrainerPlane.annotate, lease.id, body)).added
+        return added
 
-    def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
+    async def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
         """Reports that the checkpoint of `step` was restored, with the weight `versions` by policy.
 
         Groups acknowledged after it can be leased again, and later versions are abandoned. The reply has the version
@@ -93,122 +127,93 @@ class TrainerClient(HttpClient):
         owns one, unless told to `take_over`.
         """
         restored = Rewind(step, dict(versions), self.run, take_over)
-        rewound = self.send(protocol.rewind(self.caller["trainer"], restored))
+        rewound = await self.reply(TrainerPlane.rewind, self.caller["trainer"], restored)
         self.caller["incarnation"] = rewound.incarnation
         return rewound
 
-    def policy(self, name: str) -> PolicyStatus:
+    async def policy(self, name: str) -> PolicyStatus:
         """The policy's state, with its counts of groups and rollouts; `UnknownPolicy` lists the known ones."""
-        return self.send(protocol.policy(name))
+        return await self.reply(TrainerPlane.policy, name)
 
-    def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
+    async def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
         """Pauses the policy's engines."""
-        self.send(protocol.begin_update(self.caller, policy, mode))
+        await self.reply(TrainerPlane.begin_update, policy, BeginUpdate(mode, **self.caller))
 
-    def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
+    async def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
         """The engines load the safetensors folder `path` (a path on their machine): a model's, or a peft adapter's.
 
         If that fails, the old version stays in service. `digest` (`model/weights.py`) is kept with the version:
         `LedgerError` if the number stands for other weights.
         """
-        self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
+        await self.reply(TrainerPlane.push, policy, PushWeights(path, version, digest, adapter, **self.caller))
 
-    def set_control(self, policy: str, control: RolloutControl) -> None:
+    async def set_control(self, policy: str, control: RolloutControl) -> None:
         """Sets the control of the policy's future rollouts. It replaces the whole earlier control.
 
         `InvalidRequest` for a temperature at which the policy's calls could not be trained.
         """
-        self.send(protocol.set_control(self.caller, policy, control))
+        await self.reply(TrainerPlane.set_control, policy, SetControl(control=control, **self.caller))
 
-    def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
+    async def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
         """The log-probs of given ids under the policy's weights, and the likeliest candidates; nothing is sampled.
 
         `InvalidRequest` for ids outside the policy's vocabulary, `ContextOverflow` for a sequence that is too long.
         """
-        return self.send(protocol.score(policy, ScoreIds(tuple(sequences), top_logprobs)))
+        return await self.reply(TrainerPlane.score, policy, ScoreIds(tuple(sequences), top_logprobs))
 
-    def ranks(self, policy: str) -> int:
+    async def ranks(self, policy: str) -> int:
         """The number of processes of the policy's engines that would receive a transfer now."""
-        return self.send(protocol.ranks(policy)).ranks
+        return (await self.reply(TrainerPlane.ranks, policy)).ranks
 
-    def receive(self, policy: str, transfer: Transfer) -> None:
+    async def receive(self, policy: str, transfer: Transfer) -> None:
         """The engines join the group and receive the weights that the trainer sends; returns once they serve them.
 
         `WeightsLost`: no engine serves until a push of all weights. Any other error: the old version stays in service.
         """
-        self.send(protocol.receive(policy, transfer))
+        await self.reply(TrainerPlane.receive, policy, transfer)
 
-    def finish_update(self, policy: str) -> None:
+    async def finish_update(self, policy: str) -> None:
         """Resumes the policy's engines; `WeightsLost` if the last transfer of weights broke off."""
-        self.send(protocol.finish_update(self.caller, policy))
+        await self.reply(TrainerPlane.finish_update, policy, FinishUpdate(**self.caller))
 
-    def leave(self, policy: str) -> None:
+    async def leave(self, policy: str) -> None:
         """Tells that this trainer wants no more groups of the policy: rollouts that train others need not wait for it.
 
         It stays the owner. Its next lease asks again.
         """
-        self.send(protocol.leave(self.caller, policy))
+        await self.reply(TrainerPlane.leave, policy, LeavePolicy(**self.caller))
 
 
-class AsyncTrainerClient(AsyncHttpClient):
-    """The same calls for asyncio, over one connection pool: `async with AsyncTrainerClient(...) as client`."""
+class TrainerClient(TrainerIdentity, HttpClient):
+    """The same calls, blocking; threads may share it."""
 
-    def __init__(
-        self, url: str, key: str, trainer: str, *, run: str = "", timeout: float = 120.0, patience: float = 60.0
-    ) -> None:
-        super().__init__(url, key, timeout=timeout, patience=patience)
-        self.run = run or uuid.uuid4().hex
-        self.caller = TrainerCaller(trainer=trainer, incarnation=0)
+    lease = blocking(AsyncTrainerClient.lease)
+    extend = blocking(AsyncTrainerClient.extend)
+    ack = blocking(AsyncTrainerClient.ack)
+    nack = blocking(AsyncTrainerClient.nack)
+    release = blocking(AsyncTrainerClient.release)
+    annotate = blocking(AsyncTrainerClient.annotate)
+    rewind = blocking(AsyncTrainerClient.rewind)
+    policy = blocking(AsyncTrainerClient.policy)
+    begin_update = blocking(AsyncTrainerClient.begin_update)
+    push = blocking(AsyncTrainerClient.push)
+    set_control = blocking(AsyncTrainerClient.set_control)
+    score = blocking(AsyncTrainerClient.score)
+    ranks = blocking(AsyncTrainerClient.ranks)
+    receive = blocking(AsyncTrainerClient.receive)
+    finish_update = blocking(AsyncTrainerClient.finish_update)
+    leave = blocking(AsyncTrainerClient.leave)
 
-    async def lease(self, policy: str, *, groups: int, options: LeaseOptions | None = None) -> Lease | None:
-        """See `TrainerClient.lease`; the same holds for every method here."""
-        return await self.send(protocol.lease(self.caller, policy, groups, options or LeaseOptions()))
 
-    async def extend(self, lease: Lease, ttl: float = 600.0) -> float:
-        return (await self.send(protocol.extend(self.caller, lease, ttl))).expires_in
-
-    async def ack(self, lease: Lease, step: int) -> int:
-        return (await self.send(protocol.ack(self.caller, lease, step))).groups
-
-    async def nack(self, lease: Lease, reason: str, blamed: tuple[str, ...] = ()) -> int:
-        return (await self.send(protocol.nack(self.caller, lease, reason, blamed))).dead
-
-    async def release(self, lease: Lease) -> None:
-        await self.send(protocol.release(self.caller, lease))
-
-    async def annotate(self, lease: Lease, calls: Sequence[CallAnnotation], *, version: int) -> int:
-        requests = protocol.annotate(self.caller, lease, version, calls)
-        return sum([(await self.send(request)).added for request in requests])
-
-    async def rewind(self, step: int, versions: Mapping[str, int], *, take_over: bool = False) -> Rewound:
-        restored = Rewind(step, dict(versions), self.run, take_over)
-        rewound = await self.send(protocol.rewind(self.caller["trainer"], restored))
-        self.caller["incarnation"] = rewound.incarnation
-        return rewound
-
-    async def policy(self, name: str) -> PolicyStatus:
-        return await self.send(protocol.policy(name))
-
-    async def begin_update(self, policy: str, mode: PauseMode = "keep") -> None:
-        await self.send(protocol.begin_update(self.caller, policy, mode))
-
-    async def push(self, policy: str, path: str, version: int, *, digest: str, adapter: bool = False) -> None:
-        await self.send(protocol.push(policy, PushWeights(path, version, digest, adapter, **self.caller)))
-
-    async def set_control(self, policy: str, control: RolloutControl) -> None:
-        await self.send(protocol.set_control(self.caller, policy, control))
-
-    async def score(self, policy: str, sequences: Sequence[ScoredIds], *, top_logprobs: int = 0) -> PolicyScores:
-        return await self.send(protocol.score(policy, ScoreIds(tuple(sequences), top_logprobs)))
-
-    async def ranks(self, policy: str) -> int:
-        return (await self.send(protocol.ranks(policy))).ranks
-
-    async def receive(self, policy: str, transfer: Transfer) -> None:
-        await self.send(protocol.receive(policy, transfer))
-
-    async def finish_update(self, policy: str) -> None:
-        await self.send(protocol.finish_update(self.caller, policy))
-
-    async def leave(self, policy: str) -> None:
-        await self.send(protocol.leave(self.caller, policy))
+def _parts(calls: Sequence[CallAnnotation]) -> Iterator[tuple[CallAnnotation, ...]]:
+    """Yields the calls split by size; the server takes each part whole or not at all."""
+    part: list[CallAnnotation] = []
+    room = MAX_TOKENS
+    for call in calls:
+        if part and (call.tokens > room or len(part) == MAX_CALLS):
+            yield tuple(part)
+            part, room = [], MAX_TOKENS
+        part.append(call)
+        room -= call.tokens
+    if part:
+        yield tuple(part)

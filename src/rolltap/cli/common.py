@@ -215,13 +215,15 @@ def complete_session(incomplete: str) -> list[str]:
 
 def complete_policy(incomplete: str) -> list[str]:
     """The policies of the settings here, else those of the running server."""
-    from rolltap.cli.server_address import POLICIES
     from rolltap.settings import load_settings
 
     try:
         names = list(load_settings(config_path(None)).policies)
         if not names:
-            names = [policy.name for policy in connect("admin", config_path(None)).send(POLICIES).policies]
+            from rolltap.contract.planes import AdminPlane
+
+            served = connect("admin", config_path(None)).ask(AdminPlane.policies).policies
+            names = [policy.name for policy in served]
     except RolltapError:
         return []
     return [name for name in names if name.startswith(incomplete)]

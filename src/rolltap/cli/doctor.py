@@ -21,6 +21,7 @@ from rolltap.cli.harness import NOT_INSTALLED, TESTED_RELEASE, installed
 from rolltap.cli.screen import Screen
 from rolltap.cli.server_address import PlaneClient
 from rolltap.contract.admin import Diagnosis, Finding
+from rolltap.contract.planes import AdminPlane
 from rolltap.errors import (
     ConfigError,
     DatabaseInUse,
@@ -361,7 +362,7 @@ def _processes(plane: PlaneClient) -> list[Diagnosis]:
     found: dict[tuple[str, int], Diagnosis] = {}
     known = 0
     for _ in range(MOST_ASKED):
-        answer = plane.call("GET", "/diagnosis", Diagnosis)
+        answer = plane.ask(AdminPlane.diagnosis)
         known = known + 1 if (answer.host, answer.process) in found else 0
         found.setdefault((answer.host, answer.process), answer)
         if known == KNOWN_IN_A_ROW:

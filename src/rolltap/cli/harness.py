@@ -28,8 +28,8 @@ from rolltap.cli.common import (
     refuse_relayed,
 )
 from rolltap.cli.screen import Screen, say, working
-from rolltap.cli.server_address import POLICIES
-from rolltap.contract.admin import SessionKey
+from rolltap.contract.admin import OpenSession
+from rolltap.contract.planes import AdminPlane
 from rolltap.errors import ConfigError, TaskInvalid
 from rolltap.harnesses.agents.install import find, install, on_path
 from rolltap.harnesses.agents.registry import get_harness, harness_names, release_results
@@ -156,7 +156,7 @@ def env(
     if launch_type(harness) is PythonCall:
         raise TaskInvalid(f"{name} runs inside the runner; there is nothing to export")
     server = connect("admin", config, url)
-    served = server.send(POLICIES).policies
+    served = server.ask(AdminPlane.policies).policies
     if session:
         of = server.ask(ReadPlane.session, session).summary.policy
         refuse_relayed(served, [of])
@@ -165,8 +165,7 @@ def env(
         endpoint = Endpoint(f"{base.rstrip('/')}/s/{session}", key, of, context)
     else:
         refuse_relayed(served, [policy] if policy else [])
-        body = {"policy": policy or None, "tags": {"harness": name}}
-        opened = server.call("POST", "/sessions", SessionKey, body)
+        opened = server.ask(AdminPlane.open_session, OpenSession(policy or None, tags={"harness": name}))
         base = f"{agent_url.rstrip('/')}/s/{opened.session_id}" if agent_url else opened.base_url
         endpoint = Endpoint(base, opened.key, opened.policy, opened.context)
         say(comment(f"session {opened.session_id}, model {opened.policy}; the key is shown only now"))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from typing import Annotated
 
 import typer
 from rich.table import Column, Table
@@ -14,7 +13,8 @@ from rich.table import Column, Table
 from rolltap.cli.common import ConfigOption, JsonOption, UrlOption, connect, one_line_errors, one_that_begins
 from rolltap.cli.screen import Screen, json_text, say
 from rolltap.cli.server_address import PlaneClient
-from rolltap.contract.keys import ROLES, KeyList, KeyRecord, KeyWithSecret, RevokedKeys
+from rolltap.contract.keys import ROLES, KeyBudget, KeyRecord, KeyWithSecret, MintKey, RotateKey
+from rolltap.contract.planes import AdminPlane
 from rolltap.errors import ConfigError
 from rolltap.ids import ID_LENGTH
 
@@ -48,20 +48,23 @@ def mint(
     """Mints a key and prints it. It is not shown again."""
     if role not in ROLES:
         raise ConfigError(f"no role {role!r}; known: {', '.join(ROLES)}")
-    body = {"role": role, "name": name}
-    body |= {"tenant": tenant} if tenant else {}
-    limits = ({"ttl": seconds_of(ttl, "--ttl")} if ttl else {}) | ({"policies": policy} if policy else {})
-    amounts = {"calls": calls, "tokens": tokens, "mb": mb, "per_minute": per_minute}
-    budget = {name: amount for name, amount in amounts.items() if amount is not None}
-    limits |= {"budget": budget} if budget else {}
-    _print(connect("admin", config, url).call("POST", "/keys", KeyWithSecret, body | limits), as_json)
+    budget = KeyBudget(_count(calls, "--calls"), _count(tokens, "--tokens"), mb, per_minute)
+    body = MintKey(
+        role,
+        name,
+        ttl=seconds_of(ttl, "--ttl") if ttl else None,
+        policies=policy or None,
+        tenant=tenant or None,
+        budget=None if budget == KeyBudget() else budget,
+    )
+    _print(connect("admin", config, url).ask(AdminPlane.mint_key, body), as_json)
 
 
 @app.command("list")
 @one_line_errors
 def list_(as_json: JsonOption = False, url: UrlOption = None, config: ConfigOption = None) -> None:
     """Lists the minted keys, the newest first, without the settings' keys (keys.toml)."""
-    keys = connect("admin", config, url).call("GET", "/keys", KeyList).keys
+    keys = connect("admin", config, url).ask(AdminPlane.list_keys).keys
     if as_json:
         say(json_text(keys))
         return
@@ -83,10 +86,9 @@ def rotate(
     config: ConfigOption = None,
 ) -> None:
     """Adds a new secret to a key and prints it. The previous one stays valid for a while."""
-    body = {"overlap": seconds_of(overlap, "--overlap")} | ({"ttl": seconds_of(ttl, "--ttl")} if ttl else {})
+    body = RotateKey(seconds_of(overlap, "--overlap"), seconds_of(ttl, "--ttl") if ttl else None)
     plane = connect("admin", config, url)
-    path = f"/keys/{quote(_whole_id(plane, key), safe='')}/rotate"
-    _print(plane.call("POST", path, KeyWithSecret, body), as_json)
+    _print(plane.ask(AdminPlane.rotate_key, _whole_id(plane, key), body), as_json)
 
 
 @app.command()
@@ -95,7 +97,7 @@ def revoke(key: KeyArgument, url: UrlOption = None, config: ConfigOption = None)
     """Revokes a key and all keys that were minted with it."""
     plane = connect("admin", config, url)
     key = _whole_id(plane, key)
-    revoked = plane.call("POST", f"/keys/{quote(key, safe='')}/revoke", RevokedKeys).revoked
+    revoked = plane.ask(AdminPlane.revoke_key, key).revoked
     for id in revoked:
         say(f"key {id} is revoked")
     if not revoked:
@@ -106,7 +108,14 @@ def _whole_id(plane: PlaneClient, text: str) -> str:
     """The id of the one minted key that begins with `text`; ids of the settings' keys are their roles."""
     if len(text) >= ID_LENGTH or text in ROLES:
         return text
-    return one_that_begins(text, [key.id for key in plane.call("GET", "/keys", KeyList).keys], "keys")
+    return one_that_begins(text, [key.id for key in plane.ask(AdminPlane.list_keys).keys], "keys")
+
+
+def _count(number: float | None, option: str) -> int | None:
+    """A number that may be written like 1e6, as an integer. `ConfigError` for a fraction."""
+    if number is None or number.is_integer():
+        return None if number is None else int(number)
+    raise ConfigError(f"{option}: {number} is not a whole number")
 
 
 def seconds_of(text: str, option: str) -> float:
@@ -161,13 +170,12 @@ def audit(
     config: ConfigOption = None,
 ) -> None:
     """Shows the newest entries of the audit log, including refusals: time, key and request."""
-    query = urlencode({"limit": limit} | ({"key_id": key} if key else {}))
-    entries = connect("admin", config, url).call("GET", f"/audit?{query}", dict[str, Any])["entries"]
+    entries = connect("admin", config, url).ask(AdminPlane.audit, key or None, limit=limit).entries
     if as_json:
-        say(json.dumps(entries))
+        say(json_text(entries))
         return
     table = Table("at", "key", "role", "action", "detail")
     for entry in entries:
-        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["at"]))
-        table.add_row(at, entry["key_id"], entry["role"], entry["action"], json.dumps(entry["detail"]))
+        at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
+        table.add_row(at, entry.key_id, entry.role, entry.action, json.dumps(entry.detail))
     Screen().print(table)

@@ -27,9 +27,9 @@ from rolltap.cli.common import (
     refuse_relayed,
 )
 from rolltap.cli.screen import Screen, say, stopped
-from rolltap.cli.server_address import POLICIES, PlaneClient
+from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import RunRequest, bars, groups_table, only, policy_or_roles, print_failures, run_tasks
-from rolltap.contract.operations import request_of
+from rolltap.contract.planes import AdminPlane
 from rolltap.errors import RolltapError, TaskInvalid
 from rolltap.harnesses.agents.install import find
 from rolltap.harnesses.agents.registry import get_harness
@@ -139,7 +139,7 @@ async def run_one(plane: PlaneClient, harness: Harness, prompt: str, policy: str
     installation = find(harness.package) if harness.package else None
     runtime, notice = runtime_here(harness, installation, unsandboxed=unsandboxed)
     async with AdminClient(plane.url, plane.key) as client:
-        refuse_relayed((await client.send(POLICIES)).policies, [policy] if policy else [])
+        refuse_relayed((await client.ask(AdminPlane.policies)).policies, [policy] if policy else [])
         if notice:
             console.print(notice)
         workspace = await runtime.prepare(Empty())
@@ -251,7 +251,7 @@ async def _watch(client: AdminClient, session: OpenedSession, seen: dict[str, st
 
 async def _show_new_calls(client: AdminClient, session: OpenedSession, seen: dict[str, str]) -> None:
     with suppress(RolltapError):
-        detail = await client.send(request_of(ReadPlane.session, session.session_id))
+        detail = await client.ask(ReadPlane.session, session.session_id)
         for call in detail.calls:
             if call.id not in seen and call.outcome != OPEN:
                 seen[call.id] = call.outcome
@@ -299,7 +299,7 @@ async def run_harbor(plane: PlaneClient, order: TrialOrder) -> bool:
     player = Player(order.agent, order.dialect)
     works = await work_on(order.target, player, Grader(order.reward_key), runtime=order.runtime, jobs=jobs)
     async with AdminClient(plane.url, plane.key) as client:
-        served = (await client.send(POLICIES)).policies
+        served = (await client.ask(AdminPlane.policies)).policies
         names = [policy.name for policy in served]
         policy = policy_or_roles(order.policy) or only(names)
         refuse_relayed(served, [policy] if isinstance(policy, str) else list(policy.values()))
@@ -314,7 +314,7 @@ async def run_harbor(plane: PlaneClient, order: TrialOrder) -> bool:
                 progress=lambda step: shown.advance(bar) if step.stage is Stage.ENDED else None,
             )
             done = await run_groups(runner, works, policy=policy, n=order.n)
-        details = [await client.send(request_of(ReadPlane.group, group.group_id)) for group in done]
+        details = [await client.ask(ReadPlane.group, group.group_id) for group in done]
     groups = [(group.line.task_id, [each.rollout for each in group.rollouts]) for group in details]
     console.print(groups_table(groups))
     failed = print_failures(groups)

@@ -12,24 +12,18 @@ import os
 import shutil
 import time
 import tomllib
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-from rolltap.contract.control import PolicyList
-from rolltap.contract.operations import request_of
 from rolltap.contract.request import Request, read_as
 from rolltap.errors import ConfigError, Unauthenticated
 from rolltap.http_client import HttpClient
 from rolltap.settings import PlaneName
 
-P = ParamSpec("P")
 T = TypeVar("T")
-
-POLICIES: Request[PolicyList] = Request("GET", "/policies", parse=read_as(PolicyList))
-"""Asks a server's admin plane which policies it serves."""
 
 DEFAULT_URLS = {"admin": "http://127.0.0.1:8712", "trainer": "http://127.0.0.1:8711", "agent": "http://127.0.0.1:8710"}
 
@@ -51,15 +45,10 @@ class PlaneClient(HttpClient):
                 raise
             raise Unauthenticated(f"{self.url}: {error.message}; it is {self._origin}") from None
 
-    def call(self, method: str, path: str, kind: type[T], body: Any = None) -> T:
-        """Makes a call and returns the reply, a `kind`."""
-        return self.send(Request(method, path, body, parse=read_as(kind)))
-
-    def ask(
-        self, operation: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        """The reply to an operation of a plane: `plane.ask(ReadPlane.session, session_id)`."""
-        return self.send(request_of(operation, *args, **kwargs))
+    def view_link(self, page: str = "") -> str:
+        """A link that opens the viewer once, at `page`."""
+        query = {"page": page} if page else {}
+        return self.url + self.send(Request("POST", "/view/links", query=query, parse=read_as(dict[str, str])))["path"]
 
 
 def kept_key(role: str, data: Path | None) -> str:

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Annotated
-from urllib.parse import quote
 
 import typer
 from rich.table import Column, Table
@@ -29,8 +28,8 @@ from rolltap.cli.common import (
 from rolltap.cli.screen import Screen, json_text, say
 from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.tasks import tampering_lines
-from rolltap.contract.admin import ClosedSession, SessionKey
-from rolltap.contract.control import PolicyStatus
+from rolltap.contract.admin import ForkSession, OpenSession, SessionKey
+from rolltap.contract.planes import AdminPlane
 from rolltap.errors import ConfigError
 from rolltap.ids import ID_LENGTH
 from rolltap.reading.operations import ReadPlane
@@ -83,13 +82,12 @@ def open_(
         if "=" not in text:
             raise ConfigError(f"--tag: expected NAME=VALUE, not {text!r}")
     tags = dict(text.split("=", 1) for text in tag or [])
-    body = {"tags": tags} | ({"policy": policy} if policy else {})
     plane = connect("admin", config, url)
-    session = plane.call("POST", "/sessions", SessionKey, body)
+    session = plane.ask(AdminPlane.open_session, OpenSession(policy or None, tags=tags))
     if as_json:
         say(json_text(session))
         return
-    relayed = plane.call("GET", f"/policies/{quote(session.policy, safe='')}", PolicyStatus).relayed
+    relayed = plane.ask(AdminPlane.policy, session.policy).relayed
     for line in relayed_exports(session, relayed) if relayed else exports(session):
         say(line)
 
@@ -297,8 +295,7 @@ def fork(
     named = [call_id for call_id in calls if call_id.endswith(call)] if call else calls[-1:]
     if len(named) != 1:
         raise ConfigError(f"session {session} has {len(named)} calls that end with {call!r}")
-    body = {"call": named[0]} | ({} if at is None else {"at": at})
-    forked = plane.call("POST", f"/sessions/{session}/fork", SessionKey, body)
+    forked = plane.ask(AdminPlane.fork_session, session, ForkSession(named[0], at))
     if as_json:
         say(json_text(forked))
         return
@@ -313,7 +310,7 @@ def close(session: SessionArgument, url: UrlOption = None, config: ConfigOption 
     """Closes a session: later calls with its key get 409."""
     plane = connect("admin", config, url)
     session = whole_id(plane, session)
-    closed = plane.call("POST", f"/sessions/{session}/close", ClosedSession)
+    closed = plane.ask(AdminPlane.close_session, session)
     say(f"session {session} is closed")
     for finding in closed.findings:
         say(finding_line(finding))

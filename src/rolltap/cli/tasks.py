@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote, urlencode
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -28,10 +26,10 @@ from rolltap.cli.common import (
     refuse_relayed,
 )
 from rolltap.cli.screen import Screen, json_text, say, stopped
-from rolltap.cli.server_address import POLICIES, PlaneClient
+from rolltap.cli.server_address import PlaneClient
 from rolltap.cli.up import slots_of
-from rolltap.contract.admin import GroupRule, PolicyOrRoles, SubmitTasks
-from rolltap.decoding import convert
+from rolltap.contract.admin import GroupRule, PolicyOrRoles, Submission, SubmitTasks
+from rolltap.contract.planes import AdminPlane, TrainerPlane
 from rolltap.errors import TaskInvalid
 from rolltap.extras import page
 from rolltap.harnesses.client import AdminClient
@@ -75,7 +73,7 @@ class RunRequest:
 async def run_tasks(plane: PlaneClient, request: RunRequest, defaults: Defaults) -> bool:
     """Submits the tasks, runs or follows them with progress bars; True if a rollout did not succeed."""
     async with AdminClient(plane.url, plane.key) as client:
-        served = (await client.send(POLICIES)).policies
+        served = (await client.ask(AdminPlane.policies)).policies
         names = [policy.name for policy in served]
         policy = policy_or_roles(request.policy) or only(names)
         refuse_relayed(served, [policy] if isinstance(policy, str) else list(policy.values()))
@@ -126,7 +124,7 @@ async def _run_here(
 
 async def follow(client: AdminClient, submission_id: str, view: ProgressView) -> None:
     """Shows the submission's progress until it has ended."""
-    while not view.update_from_server(await client.get(f"/tasks/{submission_id}")):  # noqa: ASYNC110  the event is the server's
+    while not view.update_from_server(await client.ask(AdminPlane.submission, submission_id)):  # noqa: ASYNC110  the event is the server's
         await asyncio.sleep(POLL_S)
 
 
@@ -142,7 +140,7 @@ async def print_outcome(client: AdminClient, submission_id: str, seconds: float)
 
 async def rollouts_by_task(client: AdminClient, submission_id: str) -> list[TaskRollouts]:
     groups = await client.submission_groups(submission_id)
-    return [(group["task_id"], convert(group["rollouts"], list[Rollout])) for group in groups]
+    return [(group.task_id, group.rollouts) for group in groups]
 
 
 def print_failures(groups: Sequence[TaskRollouts]) -> int:
@@ -206,19 +204,19 @@ class ProgressView:
         stages = ", ".join(f"{now.count(stage)} {stage.value}" for stage in UNDER_WAY if stage in now)
         self._bars.update(self._bar, description=f"rollouts ({stages})" if stages else "rollouts")
 
-    def update_from_server(self, submission: dict[str, Any]) -> bool:
+    def update_from_server(self, submission: Submission) -> bool:
         """Updates the bars. Returns True if the submission has ended."""
         open_now, ended = _open_and_ended(submission)
-        waits = f"waits for {submission['waits_for']}" if submission["waits_for"] else ""
+        waits = f"waits for {submission.waits_for}" if submission.waits_for else ""
         self._bars.update(self._bar, total=open_now + ended, completed=ended, waits=waits)
-        return submission["ended"]
+        return submission.ended
 
 
-def _open_and_ended(submission: dict[str, Any]) -> tuple[int, int]:
+def _open_and_ended(submission: Submission) -> tuple[int, int]:
     """How many rollouts of the submission are still to end, those of queued tasks included, and how many have."""
-    counts: dict[str, int] = submission["rollouts"]
+    counts = submission.rollouts
     still = sum(counts.get(status, 0) for status in OPEN)
-    return still + submission["queued"] * submission["n"], sum(counts.values()) - still
+    return still + submission.queued * submission.n, sum(counts.values()) - still
 
 
 def groups_table(groups: Sequence[TaskRollouts]) -> Table:
@@ -249,12 +247,12 @@ def status(
     if id:
         asyncio.run(_status_of(plane, id, wait=follow))
         return
-    submissions = plane.call("GET", "/tasks", dict[str, Any])["submissions"]
+    submissions = plane.ask(AdminPlane.list_submissions).submissions
     if follow and submissions:
-        asyncio.run(_status_of(plane, submissions[0]["id"], wait=True))
+        asyncio.run(_status_of(plane, submissions[0].id, wait=True))
         return
     print_submissions(submissions)
-    for policy in plane.send(POLICIES).policies:
+    for policy in plane.ask(AdminPlane.policies).policies:
         if stale := policy.groups.get(GroupStatus.STALE, 0):
             console.print(f"{policy.name}: {counted(stale, 'group')} became stale before a trainer took them")
 
@@ -264,7 +262,7 @@ def cancel(
     id: Annotated[str, typer.Argument(help="a submission")], url: UrlOption = None, config: ConfigOption = None
 ) -> None:
     """Cancels a submission: what is queued or under way. What is complete stays."""
-    print_submissions([connect("admin", config, url).call("POST", f"/tasks/{id}/cancel", dict[str, Any], {})])
+    print_submissions([connect("admin", config, url).ask(AdminPlane.cancel_submission, id)])
 
 
 async def _status_of(plane: PlaneClient, id: str, *, wait: bool) -> None:
@@ -272,39 +270,39 @@ async def _status_of(plane: PlaneClient, id: str, *, wait: bool) -> None:
         if wait:
             with bars() as shown, suppress(asyncio.CancelledError):
                 await follow(client, id, ProgressView(shown))
-        submission = await client.get(f"/tasks/{id}")
+        submission = await client.ask(AdminPlane.submission, id)
         print_submissions([submission])
         groups = await rollouts_by_task(client, id)
         console.print(groups_table(groups))
         print_failures(groups)
 
 
-def print_submissions(submissions: Sequence[dict[str, Any]]) -> None:
+def print_submissions(submissions: Sequence[Submission]) -> None:
     """Prints the submissions' progress, and what they wait for."""
     console.print(submissions_table(submissions))
     for one in submissions:
-        if one["waits_for"]:
-            console.print(f"{one['id']} waits for {one['waits_for']}")
-        if late := one.get("late"):
+        if one.waits_for:
+            console.print(f"{one.id} waits for {one.waits_for}")
+        if one.late:
             console.print(
-                f"{one['id']}: {counted(late, 'rollout')} late: a proxy could not reach the store when they ended, so "
+                f"{one.id}: {counted(one.late, 'rollout')} late: a proxy could not reach the store when they ended, so "
                 f"calls there have no loss ({page('balancing')})"
             )
 
 
-def submissions_table(submissions: Sequence[dict[str, Any]]) -> Table:
+def submissions_table(submissions: Sequence[Submission]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)
-    table.add_column("submission", no_wrap=True, min_width=max((len(one["id"]) for one in submissions), default=0))
+    table.add_column("submission", no_wrap=True, min_width=max((len(one.id) for one in submissions), default=0))
     for name in ("policy", "tasks", "rollouts", "ended as", "reward"):
         table.add_column(name, min_width=len(name), overflow="fold")
     for one in submissions:
         open_now, ended = _open_and_ended(one)
-        counts = ", ".join(f"{n} {name}" for name, n in sorted(one["rollouts"].items()) if name not in OPEN)
-        mean = "" if one["reward_mean"] is None else f"{one['reward_mean']:.3f}"
-        tasks = f"{one['tasks']}, {one['queued']} queued" if one["queued"] else f"{one['tasks']}"
-        rollouts = "cancelled" if one["cancelled"] else f"{ended} of {open_now + ended}"
-        policies = ", ".join((one["policy"], *one.get("also", ())))
-        table.add_row(one["id"], policies, tasks, rollouts, counts, mean)
+        counts = ", ".join(f"{n} {name}" for name, n in sorted(one.rollouts.items()) if name not in OPEN)
+        mean = "" if one.reward_mean is None else f"{one.reward_mean:.3f}"
+        tasks = f"{one.tasks}, {one.queued} queued" if one.queued else f"{one.tasks}"
+        rollouts = "cancelled" if one.cancelled else f"{ended} of {open_now + ended}"
+        policies = ", ".join((one.policy, *one.also))
+        table.add_row(one.id, policies, tasks, rollouts, counts, mean)
     return table
 
 
@@ -364,15 +362,14 @@ def list_dead_letters(
     config: ConfigOption = None,
 ) -> None:
     """Lists dead groups, oldest first, with the last reason."""
-    query = urlencode({"limit": limit} | ({"policy": policy} if policy else {}))
-    letters = connect("trainer", config, url).call("GET", f"/dead-letters?{query}", dict[str, Any])["dead_letters"]
+    letters = connect("trainer", config, url).ask(TrainerPlane.dead_letters, policy or None, limit).dead_letters
     if as_json:
-        say(json.dumps(letters))
+        say(json_text(letters))
         return
     table = Table("group", "policy", "task", "failures", "reason")
     for letter in letters:
-        group = letter["group"]
-        table.add_row(group["id"], group["policy"], group["task_id"], str(group["failures"]), letter["reason"])
+        group = letter.group
+        table.add_row(group.id, group.policy, group.task_id, str(group.failures), letter.reason)
     Screen().print(table)
 
 
@@ -382,5 +379,5 @@ def revive_groups(groups: list[str], url: TrainerUrlOption = None, config: Confi
     """Offers dead groups to trainers again and resets their failures."""
     client = connect("trainer", config, url)
     for group in groups:
-        client.call("POST", f"/dead-letters/{quote(group, safe='')}/revive", dict[str, Any])
+        client.ask(TrainerPlane.revive, group)
         say(f"group {group} is ready again")

@@ -76,9 +76,9 @@ def try_(
             (session,) = plane.ask(ReadPlane.sessions, SessionQuery(limit=1)).sessions
             say(f"\nits folder: {work} ({', '.join(sorted(path.name for path in work.iterdir())) or 'empty'})")
             page = f"sessions/{session.id}/tokens"
-            link = plane.call("POST", f"/view/links?page={page}", dict[str, str])["path"]
+            link = plane.view_link(page)
             if not once and not failed:
-                say(f"its tokens: {plane.url}{link}")
+                say(f"its tokens: {link}")
                 say("the link works once, within 15 minutes; Ctrl-C ends the servers")
                 while all(server.child.poll() is None for server in servers):
                     time.sleep(0.5)

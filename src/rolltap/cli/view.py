@@ -68,7 +68,7 @@ def view(
         say("stopped", err=True)
     else:
         plane = connect("admin", config, url)
-        _show(plane.url + plane.call("POST", "/view/links", dict[str, str])["path"], browser)
+        _show(plane.view_link(), browser)
 
 
 def _show(link: str, browser: bool) -> None:

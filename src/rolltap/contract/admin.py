@@ -18,7 +18,7 @@ from rolltap.contract.base import Count, Integer, Long, RequestBody, Seconds, ch
 from rolltap.contract.rules import NO_RULES, SessionRules
 from rolltap.errors import InvalidRequest
 from rolltap.tampering import DETAIL_CHARS, MOST_ACTS, TamperingAct
-from rolltap.types import Cause, RolloutParent, RolloutStatus, Scoring, SessionFinding, Task
+from rolltap.types import Cause, Group, RolloutParent, RolloutStatus, Scoring, SessionFinding, Task
 
 PolicyOrRoles = str | Mapping[str, str]
 """A policy, or a policy for each role."""
@@ -123,6 +123,48 @@ class SubmitTasks(RequestBody, frozen=True):
     rule: GroupRule = GroupRule()
     priority: Integer = 0
     id: GivenId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A submission and its progress. `queued` tasks have no group yet. `groups` and `rollouts` are counts by status.
+
+    They are those of `policy`; each of the policies that are `also` trained has groups with the same rollouts. `late`
+    rollouts ended while a proxy could not reach the store, so calls may be missing from their leases.
+    `waits_for`: what the unclaimed work waits for, as text. `ended`: nothing is left to run or to score.
+    """
+
+    id: str
+    policy: str
+    roles: Mapping[str, str]
+    also: tuple[str, ...]
+    n: int
+    priority: int
+    tags: tuple[str, ...]
+    created_at: float
+    cancelled: bool
+    tasks: int
+    queued: int
+    groups: Mapping[str, int]
+    rollouts: Mapping[str, int]
+    reward_mean: float | None
+    waits_for: str
+    ended: bool
+    late: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionList:
+    """Submissions, newest first."""
+
+    submissions: Sequence[Submission]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupList:
+    """A page of groups with their rollouts and rewards."""
+
+    groups: Sequence[Group]
 
 
 class OpenSession(RequestBody, frozen=True):

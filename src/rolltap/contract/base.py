@@ -52,14 +52,18 @@ def check_free_form(value: Any, name: str) -> None:
     for _ in range(MAX_DEPTH - 2):  # the body and the field's object are levels, too
         inner: list[Any] = []
         for each in level:
-            if isinstance(each, Mapping):
-                inner += each.values()
+            if each is None or isinstance(each, str):
+                continue
+            if isinstance(each, int):
+                if each not in INTEGERS:
+                    raise InvalidRequest(f"{name}: an integer of more than 64 bits", param=name)
+            elif isinstance(each, float):
+                if not math.isfinite(each):
+                    raise InvalidRequest(f"{name}: not a finite number", param=name)
             elif isinstance(each, list | tuple):
                 inner += each
-            elif isinstance(each, int) and each not in INTEGERS:
-                raise InvalidRequest(f"{name}: an integer of more than 64 bits", param=name)
-            elif isinstance(each, float) and not math.isfinite(each):
-                raise InvalidRequest(f"{name}: not a finite number", param=name)
+            elif isinstance(each, Mapping):  # the slowest to ask
+                inner += each.values()
         level = inner
         if not level:
             return

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -191,3 +191,22 @@ class RevokedKeys:
     """The ids of the revoked keys."""
 
     revoked: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """`at` is in seconds since the epoch by the database's clock; `action` is a route, or a command's name."""
+
+    seq: int
+    at: float
+    key_id: str
+    role: str
+    action: str
+    detail: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Audit entries, newest first."""
+
+    entries: Sequence[AuditEntry]

@@ -1,9 +1,10 @@
 """The operations of a plane, each declared once: a typed method with its docstring.
 
 A plane is a class whose methods are marked with `get` or `post`. Of each of them are made the route with its roles and
-its text in OpenAPI (`rolltap.proxy.planes`), the request of every client (`request_of`), and the call that passes
-through an object which asks another one (`perform`). Arguments in the path are ids. Other arguments of a `get` are its
-query, the fields of an argument that is a dataclass among them; the argument of a `post` is its body.
+its text in OpenAPI (`rolltap.proxy.planes.router`), and the request of every client (`ask` of `rolltap.http_client`).
+A server is a subclass that overrides the methods; where it does not, `perform` is asked. Arguments in the path are ids.
+Another argument of a `post` is its body. Other arguments of a `get` are its query, the fields of an argument that is a
+dataclass among them.
 """
 
 from __future__ import annotations
@@ -12,14 +13,27 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property, wraps
 from inspect import Parameter, getdoc, signature
-from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, get_type_hints
+from types import NoneType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from urllib.parse import quote
 
+from rolltap.contract.base import RequestBody, values_of
 from rolltap.contract.keys import Role
 from rolltap.contract.request import Request
 from rolltap.decoding import from_json
-from rolltap.types import Trajectory
-from rolltap.wire import unpack
+from rolltap.wire import CONTENT_TYPE, unpack
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -29,7 +43,9 @@ READERS: tuple[Role, ...] = ("admin", "viewer")
 
 
 class Plane:
-    """A class of operations. Its methods, unless a subclass overrides them, ask `perform`."""
+    """A class of operations, or a section of one, with the `tag` of its routes in OpenAPI."""
+
+    tag: ClassVar[str]
 
     async def perform(self, operation: Operation, arguments: Sequence[Any]) -> Any:
         """Carries out an operation with its arguments, by position and complete."""
@@ -37,22 +53,49 @@ class Plane:
 
 
 @dataclass(frozen=True)
+class OtherThanJson:
+    """Stands in the annotation of a reply with another `media_type`. `empty`: what the status 204, None, means."""
+
+    media_type: str
+    about: str
+    format: str = ""
+    empty: str = ""
+
+
+def packed(about: str, *, empty: str = "") -> OtherThanJson:
+    """A reply as `rolltap.wire` packs it."""
+    return OtherThanJson(CONTENT_TYPE, about, "binary", empty)
+
+
+@dataclass(frozen=True)
 class Operation:
     """An operation. `title` is its name in OpenAPI.
 
-    `own`: the argument by which a runner's key is limited to what it runs itself; "" where runners may not call it.
+    `own`: the argument by which a runner's key is limited to what it runs itself; "" without such a limit.
+    `audited`: calls are in the audit log; refusals always are. `all_tenants`: it shows all of them, to keys of the
+    default tenant only. A client sends it `once`, or repeats it while the server can't be reached. The field `wait` of
+    its body is how many seconds the server may take on purpose.
     """
 
     method: Literal["GET", "POST"]
     path: str
     title: str
     roles: tuple[Role, ...]
-    own: str
     declared: Callable[..., Any]
+    own: str = ""
+    audited: bool = False
+    all_tenants: bool = False
+    once: bool = False
+    wait: str = ""
 
     @property
     def name(self) -> str:
         return self.declared.__name__
+
+    @property
+    def row(self) -> str:
+        """The method and the path."""
+        return f"{self.method} {self.path}"
 
     @property
     def about(self) -> str:
@@ -64,6 +107,15 @@ class Operation:
         return get_type_hints(self.declared, include_extras=True)
 
     @cached_property
+    def reply(self) -> tuple[Any, OtherThanJson | None]:
+        """The reply's type, and the form in which it is sent if that is not JSON."""
+        kind = self.types["return"]
+        if get_origin(kind) is Annotated:
+            kind, form = get_args(kind)
+            return next((each for each in get_args(kind) if each is not NoneType), kind) if form.empty else kind, form
+        return kind, None
+
+    @cached_property
     def parameters(self) -> Sequence[Parameter]:
         return list(signature(self.declared).parameters.values())[1:]
 
@@ -72,27 +124,34 @@ class Operation:
         """The names of the arguments in the path."""
         return [parameter.name for parameter in self.parameters if f"{{{parameter.name}}}" in self.path]
 
+    @property
+    def body(self) -> str:
+        """The name of the argument that is sent as the body; "" without one."""
+        if self.method == "GET":
+            return ""
+        return next((parameter.name for parameter in self.parameters if parameter.name not in self.ids), "")
+
     def arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         bound = signature(self.declared).bind(None, *args, **kwargs)
         bound.apply_defaults()
         return list(bound.arguments.values())[1:]
 
     def query(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yields the name, type and default of each value outside the path; without a default, `Parameter.empty`."""
+        """Yields the name, type and default of each value of the query; without a default, `Parameter.empty`."""
         for parameter in self.parameters:
             kind = self.types[parameter.name]
-            if is_dataclass(kind) and isinstance(kind, type):
+            if _is_of_fields(kind):
                 hints = get_type_hints(kind, include_extras=True)
                 yield from ((each.name, hints[each.name], each.default) for each in fields(kind))
-            elif parameter.name not in self.ids:
+            elif parameter.name not in (*self.ids, self.body):
                 yield parameter.name, kind, parameter.default
 
     def gathered(self, values: Mapping[str, Any]) -> list[Any]:
-        """Returns the arguments, given the values of a path and a query."""
+        """Returns the arguments, given the values of a path, a query and a body."""
         arguments = []
         for parameter in self.parameters:
             kind = self.types[parameter.name]
-            if is_dataclass(kind) and isinstance(kind, type):
+            if _is_of_fields(kind):
                 arguments.append(kind(**{each.name: values[each.name] for each in fields(kind)}))
             else:
                 arguments.append(values[parameter.name])
@@ -101,14 +160,8 @@ class Operation:
     def request(self, arguments: Sequence[Any]) -> Request[Any]:
         """Returns what a client sends."""
         named = dict(zip((parameter.name for parameter in self.parameters), arguments, strict=True))
-        path = self.path.format_map({name: quote(str(value), safe="") for name, value in named.items()})
-        reply = self.types["return"]
-        parse: Callable[[bytes], Any] = lambda body: from_json(body, reply)  # noqa: E731
-        if reply is Trajectory:
-            parse = lambda body: unpack(body, Trajectory)  # noqa: E731
-        if self.method == "POST":
-            (body,) = arguments
-            return Request("POST", path, body, parse=parse, once=True)
+        path = self.path.format_map({name: quote(str(named[name]), safe="") for name in self.ids})
+        body: RequestBody | None = named.get(self.body)
         values: dict[str, Any] = {}
         for name, value in named.items():
             values |= (
@@ -117,17 +170,35 @@ class Operation:
                 else {name: value}
             )
         given = {name: values[name] for name, _, default in self.query() if values[name] != default}
-        return Request("GET", path, query={name: _text(value) for name, value in given.items()}, parse=parse)
+        return Request(
+            self.method,
+            path,
+            None if body is None else values_of(body),
+            {name: _text(value) for name, value in given.items()},
+            self._parse,
+            wait=getattr(body, self.wait) if self.wait else 0.0,
+            once=self.once,
+        )
+
+    def _parse(self, body: bytes) -> Any:
+        kind, form = self.reply
+        if form is None:
+            return from_json(body, kind)
+        return unpack(body, kind) if body or not form.empty else None
 
 
-def get(path: str, title: str, *, roles: tuple[Role, ...] = READERS, own: str = "") -> Declare:
+def get(
+    path: str, title: str = "", *, roles: tuple[Role, ...] = READERS, own: str = "", all_tenants: bool = False
+) -> Declare:
     """Declares an operation that only reads."""
-    return _declare("GET", path, title, (*roles, "runner") if own else roles, own)
+    return _declare("GET", path, title, (*roles, "runner") if own else roles, own=own, all_tenants=all_tenants)
 
 
-def post(path: str, title: str, *, roles: tuple[Role, ...]) -> Declare:
-    """Declares an operation that changes something. A client sends it once."""
-    return _declare("POST", path, title, roles, "")
+def post(
+    path: str, title: str = "", *, roles: tuple[Role, ...], audited: bool = False, once: bool = False, wait: str = ""
+) -> Declare:
+    """Declares an operation that changes something, or has more to say than a query holds."""
+    return _declare("POST", path, title, roles, audited=audited, once=once, wait=wait)
 
 
 class Declare(Protocol):
@@ -138,7 +209,7 @@ class Declare(Protocol):
     ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]: ...
 
 
-def operations_of(plane: type) -> list[Operation]:
+def operations_of(plane: type[Plane]) -> list[Operation]:
     """Returns a plane's operations, in the order of their declarations."""
     methods = [method for kind in reversed(plane.__mro__) for method in vars(kind).values()]
     return [method.operation for method in methods if hasattr(method, "operation")]
@@ -152,11 +223,11 @@ def request_of(
     return operation.request(operation.arguments(args, kwargs))
 
 
-def _declare(method: Literal["GET", "POST"], path: str, title: str, roles: tuple[Role, ...], own: str) -> Declare:
+def _declare(method: Literal["GET", "POST"], path: str, title: str, roles: tuple[Role, ...], **more: Any) -> Declare:
     def declare(
         declared: Callable[Concatenate[S, P], Coroutine[Any, Any, T]],
     ) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
-        operation = Operation(method, path, title, roles, own, declared)
+        operation = Operation(method, path, title or declared.__name__, roles, declared, **more)
 
         @wraps(declared)
         async def perform(self: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -166,6 +237,10 @@ def _declare(method: Literal["GET", "POST"], path: str, title: str, roles: tuple
         return perform
 
     return declare
+
+
+def _is_of_fields(kind: Any) -> bool:
+    return is_dataclass(kind) and isinstance(kind, type)
 
 
 def _text(value: Any) -> str | list[str]:

@@ -49,10 +49,6 @@ def read_as(kind: type[T]) -> Callable[[bytes], T]:
     return lambda body: from_json(body, kind)
 
 
-def no_content(_: bytes) -> None:
-    """Reads nothing: the reply says only that the request was carried out."""
-
-
 @dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
     """One call. `body` is sent as JSON; `parse` reads the reply's body.

@@ -197,6 +197,28 @@ class LeaseReleased:
     lease_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A group that trainers refused too often, with the last reason."""
+
+    group: Group
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterList:
+    """Groups that failed too often."""
+
+    dead_letters: Sequence[DeadLetter]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRevived:
+    """The group is ready again."""
+
+    group_id: str
+
+
 class Rewind(RequestBody, frozen=True):
     """The trainer restored its checkpoint of `step`; `versions` are the weight versions in it, by policy.
 
@@ -443,7 +465,8 @@ class AnnotationLine:
 
 def _numbers(call_id: str, name: str, values: Sequence[float | None]) -> Float32:
     """The values that are there; `InvalidRequest` where one is not finite."""
-    numbers = np.array([value for value in values if value is not None], np.float64)
+    present = [value for value in values if value is not None] if None in values else values
+    numbers = np.fromiter(present, np.float64, len(present))  # half the time of `np.array`
     if not np.isfinite(numbers).all():
         raise InvalidRequest(
             f"call {call_id}: {name} has a value that is not a finite number; send null where there is none",

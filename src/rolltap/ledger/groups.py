@@ -10,6 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from rolltap.contract.admin import FORK, Fork, GroupRule
+from rolltap.contract.trainer import DeadLetter
 from rolltap.decoding import convert
 from rolltap.errors import InvalidRequest, LedgerError, RateLimited
 from rolltap.ids import new_id
@@ -45,14 +46,6 @@ class GroupSpec:
             raise InvalidRequest(f"a group has 1 to {MAX_ROLLOUTS} rollouts, not {self.n}", param="n")
         self.rule.check(self.n, self.roles)
         parent_of(self.task)
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A group that trainers refused too often, with the last reason."""
-
-    group: Group
-    reason: str
 
 
 class Groups:

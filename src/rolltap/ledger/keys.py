@@ -22,7 +22,6 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from rolltap.calllog.backend import database_clock
 from rolltap.calllog.schema import every_row, rows_of
 from rolltap.contract.keys import (
     MINTED,
+    AuditEntry,
     Caller,
     KeyBudget,
     KeyRecord,
@@ -254,18 +254,6 @@ def _working(tx: Tx) -> dict[str, tuple[Caller, float | None]]:
         budget = KeyBudget(**(row.budget or {}))
         callers[row.hash] = (Caller(row.id, row.role, policies, row.expires_at, row.tenant, budget), remaining_s)
     return callers
-
-
-@dataclass(frozen=True, slots=True)
-class AuditEntry:
-    """`at` is in seconds since the epoch by the database's clock; `action` is a route, or a command's name."""
-
-    seq: int
-    at: float
-    key_id: str
-    role: str
-    action: str
-    detail: Mapping[str, Any]
 
 
 class Audit:

@@ -18,7 +18,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from rolltap.contract.admin import LATE, GroupRule
+from rolltap.contract.admin import LATE, GroupRule, Submission
 from rolltap.errors import InvalidRequest, LedgerError, NotFound
 from rolltap.ids import new_id
 from rolltap.ledger.completion import drop_all, leave_out
@@ -72,34 +72,6 @@ class SubmissionSpec:
         policy = dict(self.roles) or self.policy
         content = [policy, self.n, [task_digest(task) for task in self.tasks], self.tags, rule_json(self.rule)]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=list).encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """A submission and its progress. `queued` tasks have no group yet. `groups` and `rollouts` are counts by status.
-
-    They are those of `policy`; each of the policies that are `also` trained has groups with the same rollouts. `late`
-    rollouts ended while a proxy could not reach the store, so calls may be missing from their leases.
-    `waits_for`: what the unclaimed work waits for, as text. `ended`: nothing is left to run or to score.
-    """
-
-    id: str
-    policy: str
-    roles: Mapping[str, str]
-    also: tuple[str, ...]
-    n: int
-    priority: int
-    tags: tuple[str, ...]
-    created_at: float
-    cancelled: bool
-    tasks: int
-    queued: int
-    groups: Mapping[str, int]
-    rollouts: Mapping[str, int]
-    reward_mean: float | None
-    waits_for: str
-    ended: bool
-    late: int
 
 
 class Submissions:

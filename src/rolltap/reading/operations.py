@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field
 
 from rolltap.contract.admin import NewNote, Note
-from rolltap.contract.operations import Plane, get, post
+from rolltap.contract.operations import Plane, get, packed, post
 from rolltap.reading.types import (
     NEWEST,
     BreakView,
@@ -44,6 +44,8 @@ MAX_TOKENS = 200_000
 class RecordPlane(Plane):
     """The questions whose answers a `Record` gives as they are."""
 
+    tag = "reading"
+
     @get("/read/sessions/{session_id}/transcript", "show_transcript", own="session_id")
     async def transcript(self, session_id: str) -> tuple[CallTurn, ...]:
         """The session's text without repetition: what each call added to its parent's conversation, and its reply.
@@ -52,7 +54,7 @@ class RecordPlane(Plane):
         """
 
     @get("/read/sessions/{session_id}/trajectory", "show_trajectory")
-    async def trajectory(self, session_id: str) -> Trajectory:
+    async def trajectory(self, session_id: str) -> Annotated[Trajectory, packed("a `Trajectory`")]:
         """The session's trajectory with all its arrays: a `rolltap.types.Trajectory` as `rolltap.wire` packs it."""
 
     @get("/read/calls/{call_id}", "show_call")
@@ -121,7 +123,7 @@ class ReadPlane(RecordPlane):
     async def session(self, session_id: str) -> SessionDetail:
         """The session with its calls as a forest (`parent_id`), its reconstruction's report and its notes."""
 
-    @post("/read/notes", "add_note", roles=("admin",))
+    @post("/read/notes", "add_note", roles=("admin",), once=True)
     async def note(self, note: NewNote) -> Note:
         """Appends a score, label, comment or changed tag to a session or call. Training data does not change.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from rolltap.contract.admin import Submission
 from rolltap.contract.control import PolicyStatus, RolloutControl
 
 
@@ -48,6 +49,13 @@ def served(
         control=RolloutControl(),
     )
     return msgspec.to_builtins(status, str_keys=True)
+
+
+def submission(id: str = "one", **fields: Any) -> Submission:
+    """A submission of one task."""
+    nothing = {"roles": {}, "also": (), "priority": 0, "tags": (), "created_at": 0.0, "cancelled": False, "late": 0}
+    progress = {"queued": 0, "groups": {}, "rollouts": {}, "reward_mean": None, "waits_for": "", "ended": False}
+    return Submission(**{"id": id, "policy": "p", "n": 1, "tasks": 1} | nothing | progress | fields)
 
 
 def call_line(id: str, **fields: Any) -> dict[str, Any]:

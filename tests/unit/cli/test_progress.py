@@ -19,13 +19,15 @@ from rolltap.cli.tasks import ProgressView, bars
 from rolltap.harnesses.agents.install import Installation
 from rolltap.harnesses.base import Package
 
+from .plane import submission
+
 
 def test_it_says_what_the_work_waits_for_while_it_waits() -> None:
     shown = bars()
     view = ProgressView(shown)
 
     def line(waits_for: str) -> str:
-        view.update_from_server({"rollouts": {}, "queued": 2, "n": 1, "ended": False, "waits_for": waits_for})
+        view.update_from_server(submission(queued=2, waits_for=waits_for))
         console = Console(width=200)
         with console.capture() as captured:
             console.print(shown.get_renderable())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
@@ -26,7 +27,7 @@ from rolltap.harnesses.runner.tasks import read_tasks
 from rolltap.reading.types import RolloutDetail
 from rolltap.types import Cause, Reward, Rollout, RolloutStatus, Scoring
 
-from ..cli.plane import served, stub_plane
+from ..cli.plane import served, stub_plane, submission
 
 
 def test_a_policy_or_roles() -> None:
@@ -43,11 +44,11 @@ def test_what_is_neither(given: str) -> None:
 
 def test_a_narrow_terminal_still_shows_whole_ids() -> None:
     """They are what `rolltap cancel` and `rolltap run --id` take."""
-    one = {"id": "01m7yzs0t8kqv89pmhs7", "policy": "tiny", "tasks": 1, "queued": 0, "n": 4, "reward_mean": 0.5}
+    one = submission("01m7yzs0t8kqv89pmhs7", policy="tiny", n=4, reward_mean=0.5, rollouts={"succeeded": 4})
     console = Console(width=80)
     with console.capture() as shown:
-        console.print(submissions_table([{**one, "cancelled": False, "rollouts": {"succeeded": 4}}]))
-    assert one["id"] in shown.get()
+        console.print(submissions_table([one]))
+    assert one.id in shown.get()
 
 
 @pytest.mark.parametrize("status", list(RolloutStatus))
@@ -107,7 +108,7 @@ async def test_a_run_that_is_interrupted_says_how_it_goes_on(
     tasks.write_text('{"id": "t", "instruction": "Go.", "evaluator": {"kind": "command", "command": "true"}}\n')
     defaults = Defaults(harness="command", argv=("true",), runtime="process")
     request = RunRequest([resolve_paths(task, defaults) for task in read_tasks(tasks)], 1, 1, id="one", here=here)
-    replies = {"GET /policies": {"policies": [served("p")]}, "POST /tasks": {"id": "one"}}
+    replies = {"GET /policies": {"policies": [served("p")]}, "POST /tasks": msgspec.to_builtins(submission())}
     with stub_plane(replies) as plane, pytest.raises(asyncio.CancelledError):
         await run_tasks(PlaneClient("admin", plane.url, "k"), request, defaults)
     assert f"{state}; the same command with --id one goes on, rolltap cancel one ends it" in capsys.readouterr().err

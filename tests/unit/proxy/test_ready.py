@@ -43,7 +43,7 @@ async def probe(
     app = FastAPI()
     peers = SimpleNamespace(differences={})
     services: Any = SimpleNamespace(call_log=Log(condition), policies=policies, stopping=False, peers=peers)
-    app.include_router(health.router(services))
+    app.include_router(health.probes(services))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy") as client:
         response = await client.get(path)
     return response.status_code, response.json()

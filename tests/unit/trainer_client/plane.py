@@ -212,6 +212,7 @@ class Plane:
             raise EngineUnavailable("engine e has not answered yet")
         elif verb == ["control"]:
             self.controls.append({name: value for name, value in body["control"].items() if value})
+            return body["control"]
         elif verb:
             self.paused = body.get("mode")
         self.changed.notify_all()
