@@ -42,6 +42,9 @@ class LeaseRoutes(Routes, LeasePlane):
         self.services.recorder.metrics.annotated(policy, added)
         return trainer.LeaseAnnotated(len(added))
 
+    async def trainer(self, name: str) -> trainer.TrainerStatus:
+        return await self.services.ledger.trainers.status(name)
+
     async def rewind(self, name: str, body: trainer.Rewind) -> trainer.Rewound:
         rewound = await self.services.ledger.trainers.rewind(name, body)
         for policy in set(body.versions).intersection(self.services.policies.names):

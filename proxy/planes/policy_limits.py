@@ -45,6 +45,8 @@ async def _concerned(services: Services, request: Request) -> Collection[str]:
             return {body.policy, *await trainers.policies_of_trainer(body.trainer)}
         case ["leases", *_], {"lease_id": lease_id}:
             return await trainers.policies_of_lease(lease_id)
+        case ["trainers", _], {"name": name}:
+            return await trainers.policies_of_trainer(name)
         case ["trainers", *_], {"name": name}:
             return {*(await body_of(NamedPolicies)(request)).versions, *await trainers.policies_of_trainer(name)}
         case ["dead-letters"], _ if (policy := request.query_params.get("policy")) is not None:

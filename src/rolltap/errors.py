@@ -31,6 +31,7 @@
     │   ├── UnknownPolicy        404
     │   ├── LeaseLost            409   expired, foreign, or fenced by a newer lease
     │   ├── TrainerFenced        409   another trainer, or a newer incarnation, owns the policy
+    │   │   └── RewindOvertaken        a rewind that may come from a process that is gone
     │   ├── VersionTaken         409   the version number is assigned to other weights
     │   └── StepRegression       409   an acknowledged step that goes backwards
     ├── RolloutError             running a rollout
@@ -289,6 +290,12 @@ class TrainerFenced(LedgerError):
     """Another trainer, or a newer incarnation of this one, owns the policy: stop this process."""
 
     code = "trainer_fenced"
+
+
+class RewindOvertaken(TrainerFenced):
+    """Another process with the trainer's name rewound after this one had asked for the incarnation."""
+
+    code = "rewind_overtaken"
 
 
 class VersionTaken(LedgerError):

@@ -1,9 +1,10 @@
-"""A try of a request that comes late, out of a proxy that stood still, undoes nothing of what a later one did."""
+"""What comes late, out of a proxy that stood still or a process that is gone, undoes nothing of what came after."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.request import RequestTry, current_try
 from rolltap.contract.trainer import BeginUpdate, Rewind
-from rolltap.errors import LedgerError
+from rolltap.errors import LedgerError, RewindOvertaken
 from rolltap.ledger.schema import attempts, controls, policies, trainers
 
 from ..unit.ledger.world import World
@@ -86,3 +87,39 @@ async def test_tries_in_order_and_requests_without_one_are_carried_out(operation
         with a_try(number):
             await again()
     await again()
+
+
+async def test_a_rewind_out_of_a_process_that_is_gone_fences_nobody(world: World) -> None:
+    """Processes of one trainer start, some die with their rewind under way, and what they sent comes at any time."""
+    chance = random.Random(7)
+    trainers_ = world.ledger.trainers
+    for _ in range(60):
+        late: list[Rewind] = []
+        for _ in range(chance.randint(0, 3)):  # they die before they hear anything
+            late.append(await _rewind_of(world))
+            if chance.random() < 0.4:
+                with suppress(RewindOvertaken):
+                    await trainers_.rewind("trainer", late.pop(chance.randrange(len(late))))
+        mine, sent = None, await _rewind_of(world)
+        while mine is None:
+            if late and chance.random() < 0.3:
+                with suppress(RewindOvertaken):
+                    await trainers_.rewind("trainer", late.pop())
+            try:
+                mine = await trainers_.rewind("trainer", sent)
+            except RewindOvertaken:
+                sent = await _rewind_of(world)
+        before = await state(world)
+        for one in late:
+            with pytest.raises(RewindOvertaken, match="is in incarnation"):
+                await trainers_.rewind("trainer", one)
+        assert await state(world) == before
+        assert (await trainers_.status("trainer")).incarnation == mine.incarnation
+        with pytest.raises(RewindOvertaken):
+            await trainers_.rewind("trainer", sent)  # its own, once more
+
+
+async def _rewind_of(world: World) -> Rewind:
+    """What a process sends that starts now."""
+    known = await world.ledger.trainers.status("trainer")
+    return Rewind(0, {"policy": 0}, "run", after=known.incarnation)

@@ -202,6 +202,7 @@ async def _played(admin: CheckedPlane, home: House) -> str:
 async def _leases(admin: CheckedPlane, trainer: CheckedPlane, home: House) -> None:
     start = {"step": 0, "versions": {POLICY: 0}, "run": "r"}
     caller = {"incarnation": (await trainer.post("/trainers/{name}/rewind", start, name="t"))["incarnation"]}
+    assert (await trainer.get("/trainers/{name}", name="t"))["incarnation"] == caller["incarnation"]
     ask = {"trainer": "t", "policy": POLICY, "groups": 1, **caller}
     assert await trainer.post("/leases", ask, status=204) == b""
     group = await _played(admin, home)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TypedDict
 
 import msgspec
@@ -50,6 +51,7 @@ from rolltap.contract.trainer import (
     ScoreIds,
     Transfer,
 )
+from rolltap.errors import RewindOvertaken
 from rolltap.http_client import AnyHttpClient, AsyncHttpClient, HttpClient, blocking
 
 
@@ -126,10 +128,15 @@ class AsyncTrainerClient(TrainerIdentity, AsyncHttpClient):
         numbers of the restored weights. From now on this client owns the policies. `TrainerFenced` if another trainer
         owns one, unless told to `take_over`.
         """
-        restored = Rewind(step, dict(versions), self.run, take_over)
-        rewound = await self.reply(TrainerPlane.rewind, self.caller["trainer"], restored)
-        self.caller["incarnation"] = rewound.incarnation
-        return rewound
+        name = self.caller["trainer"]
+        while True:
+            # A rewind that a process which is gone has sent may come before this one, but not behind it.
+            after = (await self.reply(TrainerPlane.trainer, name)).incarnation
+            with suppress(RewindOvertaken):
+                restored = Rewind(step, dict(versions), self.run, take_over, after)
+                rewound = await self.reply(TrainerPlane.rewind, name, restored)
+                self.caller["incarnation"] = rewound.incarnation
+                return rewound
 
     async def policy(self, name: str) -> PolicyStatus:
         """The policy's state, with its counts of groups and rollouts; `UnknownPolicy` lists the known ones."""

@@ -256,6 +256,9 @@ class LeasePlane(Plane):
     async def annotate(self, lease_id: str, body: trainer.AnnotateLease) -> trainer.LeaseAnnotated:
         """Stores the trainer's annotations of the lease's sampled tokens. `added` counts calls that had none before."""
 
+    @get("/trainers/{name}", "trainer", roles=LOOK_AT_TRAINING)
+    async def trainer(self, name: str) -> trainer.TrainerStatus: ...
+
     @post("/trainers/{name}/rewind", roles=TRAIN, audited=True)
     async def rewind(self, name: str, body: trainer.Rewind) -> trainer.Rewound: ...
 

@@ -224,18 +224,31 @@ class Rewind(RequestBody, frozen=True):
 
     `run` is an id of the trainer's folder of checkpoints, the same at every start. With `take_over` the trainer gets
     policies that are another trainer's, and a name that is another run's.
+
+    `after`: the trainer's incarnation (`TrainerStatus`) as this process has read it. Behind a newer one the rewind is
+    refused (`RewindOvertaken`): it may come late, from a process that is gone, and would fence the one after that.
     """
 
     step: Long
     versions: dict[str, Integer]
     run: Annotated[str, Meta(min_length=1, max_length=200)]
     take_over: bool = False
+    after: Incarnation | None = None
 
     def __post_init__(self) -> None:
         if not self.versions:
             raise InvalidRequest(
                 "versions names the policies of the restored checkpoint with their weight versions", param="versions"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStatus:
+    """`incarnation` is how often a trainer with this name has rewound; `step`, the last one that it acknowledged."""
+
+    incarnation: int = 0
+    run: str | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,16 @@ from rolltap.calllog.annotations import AnnotationSource, append_annotations
 from rolltap.calllog.schema import sessions
 from rolltap.contract.base import check_ttl
 from rolltap.contract.request import current_try
-from rolltap.contract.trainer import AnnotateLease, AnnotationLine, Lease, LeaseRequest, Replay, Rewind, Rewound
+from rolltap.contract.trainer import (
+    AnnotateLease,
+    AnnotationLine,
+    Lease,
+    LeaseRequest,
+    Replay,
+    Rewind,
+    Rewound,
+    TrainerStatus,
+)
 from rolltap.errors import InvalidRequest, LeaseLost, StepRegression, StoreError
 from rolltap.ids import new_id
 from rolltap.ledger.count_triggers import NOTHING_TO_TRAIN
@@ -183,6 +192,13 @@ class Trainers:
     async def annotate(self, key: LeaseKey, posted: AnnotateLease) -> tuple[str, Sequence[AnnotationLine]]:
         """Appends annotations of the lease's calls; returns the policy and the new annotations."""
         return await self._uow.transact(lambda tx: annotate(tx, key, posted))
+
+    async def status(self, trainer: str) -> TrainerStatus:
+        """The trainer's incarnation, run and step; those of a new one if the name is unknown."""
+        columns = (trainers.c.incarnation, trainers.c.run, trainers.c.step)
+        named = sa.select(*columns).where(trainers.c.name == trainer)
+        row = await self._uow.query(lambda tx: tx.first(named))
+        return TrainerStatus() if row is None else TrainerStatus(*row)
 
     async def rewind(self, trainer: str, restored: Rewind) -> Rewound:
         """Rewinds to a restored checkpoint: later groups become available again, and the trainer owns its policies."""

@@ -31,7 +31,7 @@ from rolltap.contract.base import values_of
 from rolltap.contract.control import RolloutControl
 from rolltap.contract.rules import parse_rules
 from rolltap.contract.trainer import OwnerRequest, PolicyState, Rewind
-from rolltap.errors import ConfigError, LedgerError, TrainerFenced, UnknownPolicy, VersionTaken
+from rolltap.errors import ConfigError, LedgerError, RewindOvertaken, TrainerFenced, UnknownPolicy, VersionTaken
 from rolltap.ledger.counts import counted
 from rolltap.ledger.schema import (
     OWNER,
@@ -492,8 +492,17 @@ def check_weights_owner(policy: Any, trainer: str) -> None:
 
 
 def new_incarnation(tx: Tx, name: str, rewind: Rewind) -> Any:
-    """Starts a new incarnation; returns the trainer's row. Raises `TrainerFenced` if another run has the name."""
+    """Starts a new incarnation; returns the trainer's row.
+
+    Raises `TrainerFenced` if another run has the name, `RewindOvertaken` if there was one after `rewind.after`.
+    """
     row = lock_trainer(tx, name)
+    if rewind.after not in (None, row.incarnation):
+        raise RewindOvertaken(
+            f"trainer {name!r} is in incarnation {row.incarnation}{_since(row.started_at)}, and this process read "
+            f"{rewind.after}: it reads it again if it is the newer one",
+            param="after",
+        )
     if row.run not in (None, rewind.run) and not rewind.take_over:
         raise TrainerFenced(
             f"the name {name!r} belongs to another run{_since(row.started_at)}, with other checkpoints: give this "

@@ -17,9 +17,11 @@ from rolltap.errors import (
     ConfigError,
     InvalidRequest,
     LeaseLost,
+    RewindOvertaken,
     RolltapError,
     ServerUnreachable,
     StepRegression,
+    StoreUnavailable,
     TrainerFenced,
     Unauthenticated,
     UnknownPolicy,
@@ -211,7 +213,8 @@ def test_every_call_carries_the_incarnation_of_the_last_rewind(plane: Plane) -> 
         lease = first.lease("policy", groups=1, options=LeaseOptions(wait=0))
         assert lease is not None
         second.rewind(0, {"policy": 0}, take_over=True)
-        assert plane.calls[-1][1] == {"step": 0, "versions": {"policy": 0}, "run": "run", "take_over": True}
+        rewind = {"step": 0, "versions": {"policy": 0}, "run": "run", "take_over": True, "after": 1}
+        assert plane.calls[-1][1] == rewind
         for refused in (
             lambda: first.lease("policy", groups=1),
             lambda: first.extend(lease),
@@ -226,6 +229,26 @@ def test_every_call_carries_the_incarnation_of_the_last_rewind(plane: Plane) -> 
                 refused()
         second.begin_update("policy")
         second.finish_update("policy")
+
+
+def test_a_rewind_behind_another_one_reads_the_incarnation_again(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One try of this client was carried out, and its reply was lost."""
+    served = Plane.serve
+    unheard = ["first", "second"]
+
+    def serve(plane: Plane, method: str, path: str, body: dict[str, Any]) -> bytes:
+        if path.endswith("/rewind") and body["after"] != plane.incarnation:
+            raise RewindOvertaken("another one came before")
+        reply = served(plane, method, path, body)
+        if path.endswith("/rewind") and unheard:
+            raise StoreUnavailable(unheard.pop())
+        return reply
+
+    monkeypatch.setattr(Plane, "serve", serve)
+    with running(plane) as url:
+        client = TrainerClient(url, KEY, "trainer", run="run", patience=5)
+        assert client.rewind(0, {"policy": 0}).incarnation == plane.incarnation == 3
+        client.begin_update("policy")
 
 
 def test_a_client_without_a_run_is_a_run_of_its_own() -> None:
