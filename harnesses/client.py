@@ -114,9 +114,11 @@ class AdminClient(AsyncHttpClient):
         """
         return _attempt_status(await self._post(f"/rollouts/{rollout_id}/finish", end, Rollout))
 
+    async def rollout(self, rollout_id: str) -> Rollout:
+        return convert((await self.get(f"/read/rollouts/{rollout_id}"))["rollout"], Rollout)
+
     async def attempt_status(self, rollout_id: str) -> AttemptStatus:
-        detail = await self.get(f"/read/rollouts/{rollout_id}")
-        return _attempt_status(convert(detail["rollout"], Rollout))
+        return _attempt_status(await self.rollout(rollout_id))
 
     async def reward(self, reward: admin.NewReward) -> None:
         """Appends a reward. A reward for an earlier attempt is refused."""
