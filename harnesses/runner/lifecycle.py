@@ -23,6 +23,7 @@ from rolltap.errors import (
     Unreadable,
 )
 from rolltap.harnesses.base import (
+    Command,
     Ending,
     Endpoint,
     Evaluator,
@@ -178,7 +179,7 @@ class RolloutRunner(AttemptRunner[Assignment]):
             if is_prompted:
                 raise RuntimeFailed(f"there is no snapshot of the files behind call {parent.call_id} on this machine")
             return harness.launch
-        if not snapshot.fits(workspace):
+        if assignment.runtime.launches is Command and not snapshot.fits(workspace):
             raise TaskInvalid(
                 f"the fork's origin ran in {snapshot.workdir}, and this runtime has another folder for each rollout; "
                 "use 'bubblewrap'",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,3 +198,38 @@ async def test_paths_that_no_other_workspace_has_are_refused(played: Played) -> 
     assert forked.status == "failed"
     assert "use 'bubblewrap'" in forked.reason
     await played.run(second, TASK)
+
+
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+def works(prompt: Prompt) -> ScriptedReply:
+    """What mini-swe-agent is to run: three steps for each of its user's messages."""
+    steps = prompt.text.rpartition("Go")[2].count("<returncode>")
+    command = "od -An -N8 -tx8 /dev/urandom >> found.txt" if steps < 3 else SUBMIT
+    return ScriptedReply(call=(ToolUse(tool="bash", arguments={"command": command}),))
+
+
+async def test_mini_swe_agent_goes_on_by_its_own_trajectory(tmp_path: Path) -> None:
+    async with house(works, tmp_path) as home:  # type: ignore[arg-type]
+        played = Played(home, tmp_path, MiniSweAgentInProcess(), ThreadRuntime(tmp_path / "workspaces"))
+        first, second = await played.open(TASK, n=2)
+        summary, found = await played.run(first, TASK)
+        assert (summary.status, len(found)) == ("succeeded", 3), summary
+        calls = await played.calls(summary.session_id)
+        for number, at in ((0, 0), (0, None), (2, 1), (2, None)):
+            kept = number if at is not None else number + 1
+            group = await home.client.fork_rollout(first, calls[number]["id"], at=at, id=f"{number}-{at}")
+            rollout = next(each.id for each in group.rollouts if each.parent and each.parent.fork == f"{number}-{at}")
+            forked, now = await played.run(rollout, TASK)
+            assert (forked.status, now[:kept], len(now)) == ("succeeded", found[:kept], 3), forked
+            own = await played.calls(forked.session_id)
+            assert (len(own), own[0]["parent_id"]) == (4 - kept, calls[number]["id"])
+            assert [each["break_"] for each in own] == [None] * len(own)
+        await played.run(second, TASK)
+        later = Task("more", "Go on.", {"fork": {"rollout": first, "call": calls[-1]["id"]}})
+        (prompted,) = await played.open(later)
+        forked, now = await played.run(prompted, later)
+        assert (forked.status, now[:3], len(now)) == ("succeeded", found, 6)
+        own = await played.calls(forked.session_id)
+        assert (len(own), own[0]["parent_id"], own[0]["break_"]) == (4, calls[-1]["id"], None)
