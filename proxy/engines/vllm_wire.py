@@ -177,7 +177,7 @@ def _extra(request: SampleRequest) -> dict[str, Any]:
     if (grammar := extra.pop("grammar", None)) is not None:
         extra["structured_outputs"] = {"grammar": grammar}
     if more:
-        extra["structured_outputs"] |= more
+        extra["structured_outputs"] = extra.get("structured_outputs", {}) | more
     return extra
 
 

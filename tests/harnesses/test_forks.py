@@ -48,7 +48,7 @@ class ForkedModel:
             return ScriptedReply(say="Fine.")
         self._first = self._first or prompt.session
         if "PARTTWO" in prompt.text:
-            return ScriptedReply(say="Bye.")
+            return self._tools.end("Bye.")
         if "STEP1" not in prompt.text:
             return ScriptedReply(say="STEP1: I create it.", call=(self._tools.run("echo hi > out.txt"),))
         if "STEP2" not in prompt.text:
@@ -172,5 +172,4 @@ async def test_a_rollout_begins_with_the_files_of_its_fork(
             own = (await home.client.get(f"/read/sessions/{session}"))["calls"]
             main = [each for each in own if each["kind"] == "main"]
             assert (main[0]["parent_id"], main[0]["break_"]) == (call["id"], None)
-            said = (await home.client.get(f"/read/sessions/{session}/transcript"))[-1]
-            assert "PARTTWO" in str(said["messages"][-1])
+            assert "PARTTWO" in str((await home.client.get(f"/read/calls/{main[0]['id']}"))["messages"][-1])
