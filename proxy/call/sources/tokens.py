@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -220,7 +220,7 @@ class TokenSource:
     def open(self, arrival: Arrival, plan: PromptPlan, call_ids: Sequence[str]) -> list[OpenCall]:
         prompt = self.prompts.make(call_ids[0], plan.prompt_ids, plan.parent and plan.parent.call_id)
         urls = self.continuation.images.urls(arrival.request.messages) if plan.images else {}
-        images = tuple(SentImage(image.start, image.end, urls[image.digest]) for image in plan.images)
+        images = self._sent_images(plan, urls) if plan.images else ()
         calls: list[OpenCall] = []
         for index, call_id in enumerate(call_ids):
             if index and plan.break_ is not None:
@@ -335,6 +335,14 @@ class TokenSource:
             extra=extra,
             # The parser finds stop strings and surplus tool calls; streaming lets it end the engine's request there.
             stream=arrival.request.stream or bool(requested.stop) or not arrival.request.tool_choice.parallel,
+        )
+
+    def _sent_images(self, plan: PromptPlan, urls: Mapping[str, str]) -> tuple[SentImage, ...]:
+        assert self.continuation.images.reader is not None
+        rule = self.continuation.images.reader.rule
+        return tuple(
+            SentImage(image.start - len(rule.before), image.end + len(rule.after), urls[image.digest], rule.token)
+            for image in plan.images
         )
 
     @property
