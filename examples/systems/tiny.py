@@ -200,8 +200,7 @@ EXAMPLES = {
 
 
 async def complete_groups(home: Home) -> int:
-    groups = (await home.client.get("/read/groups"))["groups"]
-    return sum(each["status"] == "complete" for each in groups)
+    return sum(each["status"] == "complete" for each in await home.client.get("/read/groups"))
 
 
 def train(stack: Stack, example: Example, groups: int) -> dict[str, Any]:

@@ -157,14 +157,17 @@ class RolloutsOf:
 async def test_a_rollout_begins_with_the_files_of_its_fork(
     name: str, release: Callable[[str], Installation], tmp_path: Path
 ) -> None:
-    """Behind its last call, and behind the first, when it had only made its file; the record and the log agree."""
+    """Behind its last call, and behind the first, when it had only made its file; the record and the log agree.
+
+    Claude Code, resumed in the middle of its work, puts an assistant message of its own there.
+    """
     async with house(ForkedModel(TOOLS[name]), tmp_path, history_thinking="keep") as home:  # type: ignore[arg-type]
         rollouts = RolloutsOf(home, name, release(name), tmp_path / "snapshots")
         task = Task("one", PROMPT)
         (first,) = (await home.client.open_group(task, policy=POLICY, n=1)).rollout_ids
         found, calls = await rollouts.play(task, first)
         assert found.startswith("hi\n")
-        for call in (calls[-1], calls[0]):
+        for call in (calls[-1], *(calls[:1] if name != "claude-code" else ())):
             later = Task("two", SECOND_PROMPT, {"fork": {"rollout": first, "call": call["id"]}})
             (forked,) = (await home.client.open_group(later, policy=POLICY, n=1)).rollout_ids
             assert (await rollouts.play(later, forked))[0].startswith("hi\n")

@@ -282,6 +282,23 @@ async def test_trace_gives_attempts_to_what_may_go_either_way(home: Any, example
     assert (kinds.count(True), kinds.count(False)) == (example.FORKS * example.ROUNDS, 4 * example.ROUNDS)
 
 
+@of("tree_grpo")
+async def test_tree_grpo_grows_trees_whose_branches_are_paid_within_them(home: Any, example: Any) -> None:
+    """Two roots, and twice two branches of each tree; a branch samples the drawn turn anew."""
+    found = await example.main(home)
+    grown = example.TREES * example.BRANCHES * example.ROUNDS
+    assert (found["rollouts"], len(found["turns"])) == (example.TREES + grown, grown)
+    leased = (await home.trainers.lease(LeaseRequest("t", "tiny", 1))).groups
+    step = view(leased)
+    roots = {rollout.root or rollout.id for rollout in step.rollouts}
+    assert len(roots) == example.TREES
+    turns = sum(turn.rollout == number for number in range(len(step.rollouts)) for turn in step.turns)
+    assert turns == example.TREES * len(example.SUMS) + sum(len(example.SUMS) - turn for turn in found["turns"])
+    for name in ("tree_grpo", "branch_grpo"):
+        assert make_recipe(name, {}).credit(step).advantages
+    assert [len(tree) for tree in found["trees"]] == [1 + example.BRANCHES * example.ROUNDS] * example.TREES
+
+
 @of("unity_mas")
 async def test_unity_mas_trains_two_models_of_three_roles(home: Any, example: Any) -> None:
     """Each model is leased its own roles' calls, paid by them; a role without a reward gets the rollout's."""

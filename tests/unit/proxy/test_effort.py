@@ -74,7 +74,7 @@ async def findings(plane: Any) -> list[tuple[str, int]]:
 async def test_every_protocols_effort_is_said(qwen: Any, path: str, low: Any, unsaid: Any) -> None:
     assert LOW in await prompt_of(qwen, path, low)
     assert XHIGH in await prompt_of(qwen, path, unsaid)
-    assert await findings(qwen) == [("system_changed", 1)]
+    assert [one for one in await findings(qwen) if one[0] != "thinking_budget_not_kept"] == [("system_changed", 1)]
     assert [one.mask for one in reconstruct([row.call() for row in await qwen.rows()]).classifications] == ["", ""]
 
 
