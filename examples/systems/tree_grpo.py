@@ -45,16 +45,16 @@ class Sums:
 
 @dataclass
 class Attempt:
-    """An attempt, by turn: the history before it, its call and what it earned. Those before a fork are the origin's."""
+    """An attempt, by turn: the history before it, its rollout and call, what it earned. Those before a fork are the
+    origin's."""
 
-    rollout: str
     tree: int
     histories: list[list[dict]] = field(default_factory=list)
-    calls: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
     earned: list[float] = field(default_factory=list)
 
-    def until(self, turn: int, rollout: str) -> "Attempt":
-        return Attempt(rollout, self.tree, self.histories[:turn], self.calls[:turn], self.earned[:turn])
+    def until(self, turn: int) -> "Attempt":
+        return Attempt(self.tree, self.histories[:turn], self.calls[:turn], self.earned[:turn])
 
 
 async def main(home: Home, game: Sums | None = None, seed: int = 0) -> dict[str, object]:
@@ -64,18 +64,18 @@ async def main(home: Home, game: Sums | None = None, seed: int = 0) -> dict[str,
     attempts: list[Attempt] = []
     depths: list[int] = []
 
-    async def play(attempt: Attempt, session: Session, history: Sequence[dict]) -> float:
+    async def play(attempt: Attempt, rollout: str, session: Session, history: Sequence[dict]) -> float:
         session.history = list(history)
         for number in range(len(attempt.calls), game.turns):
             attempt.histories.append(list(session.history))
             attempt.earned.append(await game.turn(session, number))
-            attempt.calls.append(session.calls[-1])
+            attempt.calls.append((rollout, session.calls[-1]))
         attempts.append(attempt)
         return sum(attempt.earned) / game.turns
 
     async def root(rollout: str, tree: int) -> None:
         async def plays(session: Session) -> float:
-            earned = await play(Attempt(rollout, tree), session, ())
+            earned = await play(Attempt(tree), rollout, session, ())
             await played.wait()
             await grown.wait()  # the group takes forks as long as an attempt is under way
             return earned
@@ -83,10 +83,11 @@ async def main(home: Home, game: Sums | None = None, seed: int = 0) -> dict[str,
         await home.attempt(rollout, plays)
 
     async def branch(origin: Attempt, turn: int, mark: str) -> None:
-        forked = await home.client.fork_rollout(origin.rollout, origin.calls[turn], at=0, id=mark)
+        of, call = origin.calls[turn]
+        forked = await home.client.fork_rollout(of, call, at=0, id=mark)
         rollout = next(one.id for one in forked.rollouts if one.parent and one.parent.fork == mark)
-        attempt = origin.until(turn, rollout)
-        await home.attempt(rollout, lambda session: play(attempt, session, origin.histories[turn]))
+        attempt = origin.until(turn)
+        await home.attempt(rollout, lambda session: play(attempt, rollout, session, origin.histories[turn]))
 
     async def grow() -> None:
         try:
