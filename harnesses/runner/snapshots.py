@@ -30,7 +30,6 @@ from rolltap.harnesses.left_files import (
     COPIED_MODE,
     DEEPEST,
     MOST_BYTES,
-    MOST_FILES,
     MOST_STEPS,
     CopyBudget,
     FileState,
@@ -43,6 +42,8 @@ from rolltap.harnesses.threads import in_thread
 log = logging.getLogger("rolltap.runner")
 
 INDEX = "index.json"
+MOST_ENTRIES = 2_000_000
+"""The most files, links and folders of all snapshots of an attempt."""
 SETTLED_NS = 1_000_000_000
 """A file that changed less than this before a snapshot is copied again for the next one: a second change may come
 within one tick of the file system's clock."""
@@ -50,10 +51,11 @@ within one tick of the file system's clock."""
 
 class SnapshotIndex(msgspec.Struct):
     """The numbers of the snapshots of one attempt: by call, in the order in which they were asked, and of the one at
-    the end of the run (0: it goes on). `workdir` and `home`: the paths that the agent saw."""
+    the end of the run (0: it goes on). `workdir` and `home`: the paths that the agent saw. `bytes`: of all copies."""
 
     workdir: str
     home: str
+    bytes: int = 0
     calls: dict[str, int] = {}
     end: int = 0
 
@@ -103,17 +105,19 @@ class SnapshotStore:
         return SessionSnapshots(self.folder / rollout_id / session_id, workspace)
 
     def _make_room(self) -> None:
-        """Removes the oldest rollouts, until the others have no more than `most_bytes`."""
+        """Removes the oldest attempts, until the others have no more than `most_bytes`."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        rollouts = list[tuple[float, int, Path]]()
-        for path in self.folder.iterdir():
+        attempts = list[tuple[float, int, Path]]()
+        for path in self.folder.glob(f"*/*/{INDEX}"):
             with suppress(OSError):  # another node removes it
-                rollouts.append((path.stat().st_mtime, _data_below(path), path))
+                attempts.append((path.stat().st_mtime, _index(path.parent).bytes, path.parent))
         left = self.most_bytes
-        for _, size, path in sorted(rollouts, reverse=True):
+        for _, size, path in sorted(attempts, reverse=True):
             left -= size
             if left < 0:
                 remove(path)
+                with suppress(OSError):  # another attempt's are there
+                    path.parent.rmdir()
 
 
 def snapshot_in(folder: Path, call_id: str, next_calls: Collection[str] | None) -> Snapshot | None:
@@ -132,18 +136,6 @@ def _index(folder: Path) -> SnapshotIndex:
     return msgspec.json.decode((folder / INDEX).read_bytes(), type=SnapshotIndex)
 
 
-def _data_below(folder: Path) -> int:
-    """The bytes that a removal would free. A file of several snapshots counts once."""
-    seen, size = set[int](), 0
-    for path, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                status = os.lstat(os.path.join(path, name))
-                size += status.st_blocks * 512 * (status.st_ino not in seen)
-                seen.add(status.st_ino)
-    return size
-
-
 class SessionSnapshots:
     """The snapshots of one attempt, which are taken one after another."""
 
@@ -153,19 +145,20 @@ class SessionSnapshots:
         self._index = SnapshotIndex(str(workspace.workdir), str(workspace.home))
         self._states: dict[str, dict[str, FileState]] = {}
         self._taken = 0
-        self._bytes = MOST_BYTES
+        self._budget = CopyBudget(MOST_BYTES, MOST_ENTRIES)
+        self._over = False
         self._one_at_a_time = asyncio.Lock()
 
     async def take(self) -> int:
         """Takes a snapshot and returns its number; 0 if there are no more. Never raises for what the agent left."""
         async with self._one_at_a_time:
-            if self._bytes < 0:
+            if self._over:
                 return 0
             number = self._taken + 1
             try:
                 await in_thread(self._save, number)
             except (OSError, Unreadable) as error:
-                self._bytes = -1
+                self._over = True
                 reason = error.message if isinstance(error, Unreadable) else str(error)
                 log.warning("no more snapshots in %s: %s", self._folder, reason)
                 await in_thread(remove, self._folder / str(number))
@@ -187,16 +180,20 @@ class SessionSnapshots:
 
     def _write_index(self) -> None:
         draft = self._folder / f"{INDEX}.new"
-        draft.write_bytes(msgspec.json.encode(self._index))
-        draft.replace(self._folder / INDEX)
+        try:
+            draft.write_bytes(msgspec.json.encode(self._index))
+            draft.replace(self._folder / INDEX)
+        except OSError as error:  # the disk is full, or another node has removed them
+            self._over = True
+            log.warning("no more snapshots in %s: %s", self._folder, error)
 
     def _save(self, number: int) -> None:
         target, last = self._folder / str(number), self._folder / str(number - 1)
         target.mkdir(parents=True, mode=0o700)
-        budget, states = CopyBudget(self._bytes, MOST_FILES), dict[str, dict[str, FileState]]()
+        states = dict[str, dict[str, FileState]]()
         for name, folder in (("work", self._workspace.folder), ("home", self._workspace.home_folder)):
-            states[name] = save(LeftFiles(folder), target / name, last / name, self._states.get(name, {}), budget)
-        self._states, self._bytes = states, budget.bytes
+            states[name] = save(LeftFiles(folder), target / name, last / name, self._states.get(name, {}), self._budget)
+        self._states, self._index.bytes = states, MOST_BYTES - self._budget.bytes
 
 
 def save(
@@ -205,7 +202,8 @@ def save(
     """Copies all files, folders and links of `left` to the new folder `target`. What has still one of the `states` is
     linked from the copy in `last`. Returns the states by which the next copy can tell what has changed.
 
-    The folder may change meanwhile. Raises `Unreadable` for more than `budget`, `MOST_STEPS` or `DEEPEST`.
+    The folder may change meanwhile. Raises `Unreadable` for more than `budget`, in which links and folders count as
+    files, `MOST_STEPS` or `DEEPEST`.
     """
     settled, steps = time.time_ns() - SETTLED_NS, 0
     found, waiting = dict[str, FileState](), [("", stat.S_IRWXU)]
@@ -215,7 +213,9 @@ def save(
         for path, status in left.entries(folder):
             copy, state = target / path[1:], (status.st_ino, status.st_ctime_ns, status.st_size)
             steps += path.count("/")
-            if steps > MOST_STEPS or path.count("/") > DEEPEST:
+            is_copied = stat.S_ISREG(status.st_mode) and states.get(path) != state
+            budget.files -= not is_copied  # a copy counts itself
+            if budget.files < 0 or steps > MOST_STEPS or path.count("/") > DEEPEST:
                 raise Unreadable("the folders have too many files, or lie too deep")
             if stat.S_ISDIR(status.st_mode):
                 waiting.append((path, status.st_mode))
@@ -223,8 +223,7 @@ def save(
                 with suppress(OSError):  # it is gone, or something else by now
                     copy.symlink_to(left.link(path))
             elif stat.S_ISREG(status.st_mode):
-                if states.get(path) == state:
-                    budget.files -= 1
+                if not is_copied:
                     os.link(last / path[1:], copy)
                 else:
                     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rolltap.harnesses.left_files import MOST_BYTES
+from rolltap.harnesses.left_files import MOST_BYTES, remove
 from rolltap.harnesses.runner import snapshots
 from rolltap.harnesses.runner.snapshots import SessionSnapshots, SnapshotStore, snapshot_in
 from rolltap.harnesses.runtimes.folders import FolderWorkspace, make_folders
@@ -140,13 +140,33 @@ async def test_what_is_too_large_ends_the_snapshots_and_nothing_else(
     assert [path.name for path in (tmp_path / "snapshots/rollout/session").iterdir() if path.is_dir()] == ["1"]
 
 
+async def test_a_run_goes_on_whose_snapshots_another_node_removes(workspace: FolderWorkspace, tmp_path: Path) -> None:
+    taken = await SnapshotStore(tmp_path / "snapshots").begin("rollout", "session", workspace)
+    number = await taken.take()
+    remove(tmp_path / "snapshots" / "rollout")
+    taken.asked("call", number)
+    assert await taken.take() == 0
+    await taken.end()
+
+
+async def test_entries_are_limited_over_all_snapshots(
+    workspace: FolderWorkspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent can leave many files, links and folders, and ask often."""
+    monkeypatch.setattr(snapshots, "MOST_ENTRIES", 10)
+    taken = await SnapshotStore(tmp_path / "snapshots").begin("rollout", "session", workspace)
+    for name in "abc":
+        (workspace.folder / name).mkdir()
+    assert [await taken.take() for _ in range(5)] == [1, 2, 3, 0, 0]
+
+
 async def test_the_oldest_rollouts_are_removed_above_the_limit(workspace: FolderWorkspace, tmp_path: Path) -> None:
     (workspace.folder / "data").write_bytes(os.urandom(100_000))
     store = SnapshotStore(tmp_path / "snapshots", most_bytes=250_000)
     for number in range(4):
         taken: SessionSnapshots = await store.begin(f"rollout-{number}", "session", workspace)
-        await taken.take()
-        os.utime(store.folder / f"rollout-{number}", (number, number))
+        taken.asked("call", await taken.take())
+        os.utime(store.folder / f"rollout-{number}" / "session" / "index.json", (number, number))
     await store.begin("last", "session", workspace)
     assert sorted(path.name for path in store.folder.iterdir()) == ["rollout-2", "rollout-3"]
     assert SnapshotStore().most_bytes > MOST_BYTES, "an attempt's own snapshots fit"
