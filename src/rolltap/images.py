@@ -335,6 +335,12 @@ def pixels_of(data: bytes) -> Any:
     return image.convert("RGB")
 
 
+def unknown_processor(folder: Path) -> str:
+    """Why images of the model in `folder` can't be shown, if it has an image processor; empty if it has none."""
+    name = _processor_class(folder) or _processor(folder).get("image_processor_type")
+    return f"rolltap does not know how many tokens {name} puts for an image" if name else ""
+
+
 def lacks_pillow() -> str:
     """What to install before images can be read; empty if they can."""
     if find_spec("PIL") is not None:

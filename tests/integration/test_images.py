@@ -254,6 +254,19 @@ async def test_an_image_between_other_words_is_another_request(tmp_path: Path):
         assert second.prompt_ids.tolist() != first.prompt_ids.tolist()
 
 
+async def test_an_unknown_image_processor_is_named(tmp_path: Path):
+    model = vision_folder("internvl", tmp_path / "internvl")
+    for path in (model / "preprocessor_config.json", model / "processor_config.json"):
+        path.write_text(path.read_text().replace("InternVLProcessor", "Idefics3Processor"))
+    async with (
+        ScriptedEngine(say("Hi."), model) as engine,
+        opened(engine, tmp_path, tokenizer=model, family="") as home,
+    ):
+        client = await talker(home)
+        status, answer = await client.post(*chat_body(RED))
+        assert (status, "Idefics3Processor" in answer["error"]["message"]) == (400, True), answer
+
+
 async def test_what_the_model_cannot_be_shown_is_refused_or_a_line(tmp_path: Path):
     remote = {"type": "image_url", "image_url": {"url": "https://example.com/x.png"}}
     broken = {"type": "image_url", "image_url": {"url": data_url(RED[: len(RED) // 2])}}
