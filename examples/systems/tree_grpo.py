@@ -10,6 +10,7 @@ paper, among turns; a branch of a branch is in the same tree.
 
 import asyncio
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,7 +25,7 @@ SUMS = {"1 + 1": "2", "2 + 3": "5", "4 + 4": "8"}
 def reply(prompt):
     """The stand-in: it errs in each third sum."""
     reply.asked += 1
-    first, second = prompt.last.rstrip("= ").split(" + ")
+    first, second = re.findall(r"(\d+) \+ (\d+) =", prompt.last)[-1]
     return str(int(first) + int(second) + (reply.asked % 3 == 0))
 
 

@@ -48,7 +48,6 @@ ALLOWED = {
     "snapshots.py:SessionSnapshots._write_index": "the same",
     "snapshots.py:SnapshotStore._make_room": "folders that no agent sees",
     "snapshots.py:SnapshotStore.find": "the same",
-    "snapshots.py:_data_below": "the same; links are not followed",
     "snapshots.py:_index": "a file that no agent sees",
     "snapshots.py:_replace": "a workspace before its agent",
     "snapshots.py:save": "its target, which no agent sees",
