@@ -125,10 +125,10 @@ class Home:
         async with AsyncTrainerClient(os.environ.get("ROLLTAP_TRAINER_URL", TRAINER), key, "example") as trainer:
             return (await trainer.score(policy, [ScoredIds(tuple(ids), start)])).sequences[0].logprobs
 
-    async def export(self, out: Path, form: str, where: str) -> Path:
-        """`rolltap export` of the record that the settings here name, as JSON lines."""
+    async def export(self, out: Path, form: str, where: str, reader: str = "") -> Path:
+        """`rolltap export` of the record that the settings here name, as JSON lines, as `reader` reads tool calls."""
         command = [sys.executable, "-m", "rolltap", "export", str(out), "--format", form]
-        command += ["--where", where, "--container", "jsonl"]
+        command += ["--where", where, "--container", "jsonl", *(["--for", reader] if reader else [])]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         printed, _ = await process.communicate()
         if process.returncode:

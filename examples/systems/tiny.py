@@ -12,13 +12,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from home import Home, Session
+from safetensors.torch import load_file, save_file
 
 from rolltap.demo.learn import PENALISED
 from rolltap.demo.stack import Process, Stack
@@ -146,6 +147,15 @@ class Office:
         return await self.shell.do(session, wish)
 
 
+def sharper(folder: Path) -> Path:
+    """A teacher: the model with twice its logits, so that what it finds likely is likelier."""
+    shutil.copytree(FOLDER, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] *= 2
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 Play = Callable[[Home, Shell], Awaitable[Any]]
 
 
@@ -183,17 +193,17 @@ async def play_user_dialogue(home: Home, shell: Shell) -> Any:
 
 @dataclass(frozen=True)
 class Example:
-    """How an example is played, and the recipe that trains on what it leaves."""
+    """How an example is played, and the recipe that trains on what it leaves. `teaches`: the recipe has a teacher."""
 
     play: Play
     recipe: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    teaches: bool = False
 
 
 EXAMPLES = {
     "trace": Example(play_trace, "arpo"),
     "appo": Example(play_appo, "appo"),
-    "tcod": Example(play_tcod, "tcod", {"ROLLTAP_TRAINER__OPTIONS__TEACHER": str(FOLDER)}),
+    "tcod": Example(play_tcod, "tcod", teaches=True),
     "tree_grpo": Example(play_tree_grpo, "tree_grpo"),
     "user_dialogue": Example(play_user_dialogue, "grpo"),
 }
@@ -207,8 +217,9 @@ def train(stack: Stack, example: Example, groups: int) -> dict[str, Any]:
     """One step on all complete groups, and its metrics."""
     arguments = {"policy": "tiny", "model": FOLDER, "out": stack.folder / "run", "steps": 1, "groups": groups}
     arguments |= {"recipe": example.recipe, "lr": 2e-4, "threads": 1}
+    options = {"ROLLTAP_TRAINER__OPTIONS__TEACHER": str(sharper(stack.folder / "teacher"))} if example.teaches else {}
     trainer: Process = stack.start_trainer(
-        [word for name, value in arguments.items() for word in (f"--{name}", str(value))], dict(example.options)
+        [word for name, value in arguments.items() for word in (f"--{name}", str(value))], options
     )
     trainer.child.wait()
     trainer.check()

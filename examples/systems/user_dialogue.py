@@ -61,7 +61,7 @@ async def main(
 
     spec = {"fork": {"rollout": one.rollout, "call": calls[1]["id"]}}
     (other, *_) = await home.group(Task("evening", "Serve the guest.", spec), again, n=n)
-    await home.export(out, "sft", "policy=tiny and reward>=1")
+    await home.export(out, "sft", "policy=tiny and reward>=1", reader="trl")
     return {"first": one.reward, "again": other.reward, "goes on": other.rollout}
 
 

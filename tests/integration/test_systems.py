@@ -73,7 +73,7 @@ def exporting_here(home: type[Any], store: str) -> type[Any]:
     """The examples' home, with the export run in this process: the command takes seconds to start."""
 
     class Here(home):
-        async def export(self, out: Path, form: str, where: str) -> Path:
+        async def export(self, out: Path, form: str, where: str, reader: str = "") -> Path:
             query = Query(where=parse_where([where]), container="jsonl")
             rules = partial(session_rules, train=())
             await run_export(ExportJob(store, out, exporter_named(form, {}), query, rules))
